@@ -1,0 +1,148 @@
+"""The broker: topics, queues and their poison, the schedule, and the window of recent publications."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from faregate.broker.consumer import QueueConsumer
+from faregate.broker.delivery import BrokerDelivery
+from faregate.broker.entry import Entry
+from faregate.broker.flight import Flight
+from faregate.broker.queue import Queue
+from faregate.broker.schedule import Schedule
+from faregate.broker.selector import Selector
+from faregate.broker.topics import Topics
+from faregate.errors import ConfigurationError, QueueNotFound, Unroutable
+from faregate.message import Envelope
+from faregate.ports.clock import Clock
+from faregate.ports.queue import Binding, Poisoned, poison_queue
+
+DUPLICATE_WINDOW = 100_000
+"""How many recent publications are remembered to recognise a repeated one."""
+
+
+class Broker:
+    def __init__(self, clock: Clock, *, duplicate_window: int = DUPLICATE_WINDOW) -> None:
+        self.topics = Topics()
+        self.flight = Flight()
+        self.duplicates = 0
+        self._clock = clock
+        self._schedule = Schedule(clock)
+        self._queues: dict[str, Queue] = {}
+        self._bindings: dict[str, Binding] = {}
+        self._recent: set[tuple[str, int]] = set()
+        self._recent_order: deque[tuple[str, int]] = deque()
+        self._window = duplicate_window
+
+    def bind(self, binding: Binding) -> Queue:
+        """The binding's queue, made with its poison queue if it is not there yet."""
+        known = self._bindings.get(binding.queue)
+        if known is not None and known != binding:
+            raise ConfigurationError(f"the queue {binding.queue} is bound already, with other properties")
+        if known is None:
+            queue = self._make(
+                binding.queue,
+                flight=self.flight,
+                key_of=binding.key_of,
+                strict=binding.strict,
+                lock_seconds=binding.lock_seconds,
+                max_deliveries=binding.max_deliveries,
+                expires=binding.expires,
+                on_abandoned=binding.on_abandoned,
+            )
+            self._bindings[binding.queue] = binding
+            self.topics.add(binding, queue)
+            if poison_queue(binding.node) not in self._queues:
+                self._make(poison_queue(binding.node))
+        return self._queues[binding.queue]
+
+    def _make(self, name: str, **properties: object) -> Queue:
+        queue = self._queues[name] = Queue(
+            name,
+            clock=self._clock,
+            schedule=self._schedule,
+            give_up=self._give_up,
+            **properties,  # type: ignore[arg-type]
+        )
+        return queue
+
+    def queue(self, name: str) -> Queue:
+        try:
+            return self._queues[name]
+        except KeyError:
+            names = ", ".join(sorted(self._queues)) or "none"
+            raise QueueNotFound(f"there is no queue {name!r}; there are: {names}") from None
+
+    def browse(self, name: str) -> Iterable[Entry]:
+        """The entries of a queue in order; nothing when there is no such queue."""
+        queue = self._queues.get(name)
+        return () if queue is None else queue.browse()
+
+    def queues(self) -> Iterable[Queue]:
+        return self._queues.values()
+
+    def append(self, envelopes: Sequence[Envelope]) -> None:
+        """Take all publications or none: every route is found before the first entry is made."""
+        routes = [self.topics.route(envelope) for envelope in envelopes]
+        for envelope, route in zip(envelopes, routes, strict=True):
+            if not route.queues and envelope.kind == "command":
+                raise Unroutable(
+                    f"no node {envelope.destination!r} handles the command {envelope.type} "
+                    f"({envelope.publication_id}): subscribe to it there, or send it elsewhere"
+                )
+        for envelope, route in zip(envelopes, routes, strict=True):
+            envelope.recipients = route.recipients
+            if self._first_time(envelope):
+                for queue in route.queues:
+                    queue.enqueue(envelope)
+
+    def _first_time(self, envelope: Envelope) -> bool:
+        if not envelope.publication_id:
+            return True
+        identity = (envelope.publication_id, envelope.replay)
+        if identity in self._recent:
+            self.duplicates += 1
+            return False
+        self._recent.add(identity)
+        self._recent_order.append(identity)
+        if len(self._recent_order) > self._window:
+            self._recent.discard(self._recent_order.popleft())
+        return True
+
+    def consume(
+        self,
+        name: str,
+        deliver: Callable[[BrokerDelivery], None],
+        *,
+        prefetch: int,
+        selector: str | None = None,
+        exclusive: bool = False,
+    ) -> QueueConsumer:
+        parsed = None if selector is None else Selector(selector)
+        return self.queue(name).attach(
+            deliver, credit=prefetch, window=True, selector=parsed, exclusive=exclusive
+        )
+
+    def poison(self, record: Poisoned) -> None:
+        """Put a record among its node's poison."""
+        name = poison_queue(record.node)
+        queue = self._queues.get(name) or self._make(name)
+        queue.enqueue(record.envelope, poisoned=record)
+
+    def _give_up(self, queue: Queue, entry: Entry, reason: str, error: str) -> None:
+        self.poison(
+            Poisoned(
+                node=self._bindings[queue.name].node,
+                queue=queue.name,
+                reason=reason,
+                error=error,
+                tries=entry.tries,
+                redeliveries=entry.redeliveries,
+                at=self._clock.time(),
+                envelope=entry.envelope,
+            )
+        )
+
+    def close(self) -> None:
+        for queue in self._queues.values():
+            queue.close()
+        self._schedule.close()

@@ -1,0 +1,88 @@
+"""A consumer of a queue: its credit, its selector, and what it holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from faregate.broker.entry import AVAILABLE, Entry, Line
+from faregate.broker.selector import Selector
+
+if TYPE_CHECKING:
+    from faregate.broker.delivery import BrokerDelivery
+    from faregate.broker.queue import Queue
+
+
+class QueueConsumer:
+    """Gets at most as many deliveries as it has credit. Made by `Queue.attach`."""
+
+    __slots__ = (
+        "_drained",
+        "credit",
+        "deliver",
+        "exclusive",
+        "held",
+        "line",
+        "paused",
+        "queue",
+        "selector",
+        "single_active",
+        "window",
+    )
+
+    def __init__(
+        self,
+        queue: Queue,
+        deliver: Callable[[BrokerDelivery], None],
+        *,
+        window: bool,
+        selector: Selector | None,
+        exclusive: bool,
+        single_active: bool,
+    ) -> None:
+        self.queue = queue
+        self.deliver = deliver
+        self.window = window
+        self.selector = selector
+        self.line = None if selector is None else Line(AVAILABLE, fresh_epoch=1)
+        """A selector's own line of entries that it has not examined yet in their present availability."""
+        self.exclusive = exclusive
+        self.single_active = single_active
+        self.credit = 0
+        self.paused = False
+        self.held: dict[int, Entry] = {}
+        self._drained: asyncio.Future[None] | None = None
+
+    def grant(self, credit: int) -> None:
+        """Allow that many more deliveries."""
+        if credit < 0:
+            raise ValueError(f"credit cannot be taken back; got {credit}")
+        self.credit += credit
+        self.queue.signal()
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+        self.queue.signal()
+
+    def forget(self, lock: int) -> None:
+        """The delivery with this lock has ended."""
+        self.held.pop(lock, None)
+        if self.window:
+            self.credit += 1
+            self.queue.signal()
+        if self._drained is not None and not self.held and not self._drained.done():
+            self._drained.set_result(None)
+
+    async def drain(self) -> None:
+        self.paused = True
+        if self.held:
+            if self._drained is None or self._drained.done():
+                self._drained = asyncio.get_running_loop().create_future()
+            await self._drained
+
+    async def close(self) -> None:
+        self.queue.detach(self)

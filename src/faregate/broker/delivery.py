@@ -1,0 +1,63 @@
+"""One acquisition of one entry by one consumer: the queue transport port's `Delivery` on the embedded broker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from faregate.broker.entry import Entry
+from faregate.message import Envelope
+from faregate.ports.queue import Outcome
+
+if TYPE_CHECKING:
+    from faregate.broker.queue import Queue
+
+
+class BrokerDelivery:
+    """Carries the lock token of its acquisition, so that ending it late is refused by the queue."""
+
+    __slots__ = ("_entry", "_lock", "_queue", "envelope", "redelivered")
+
+    def __init__(self, queue: Queue, entry: Entry, redelivered: bool) -> None:
+        self._queue = queue
+        self._entry = entry
+        self._lock = entry.lock
+        self.envelope: Envelope = entry.envelope
+        self.redelivered = redelivered
+
+    @property
+    def key(self) -> str | None:
+        return self._entry.key
+
+    @property
+    def redeliveries(self) -> int:
+        return self._entry.redeliveries
+
+    @property
+    def tries(self) -> int:
+        return self._entry.tries
+
+    @property
+    def position(self) -> int:
+        return self._entry.position
+
+    @property
+    def lock_seconds(self) -> float:
+        return self._queue.lock_seconds
+
+    def start(self) -> None:
+        self._entry.tries += 1
+
+    def renew(self) -> None:
+        self._queue.renew(self._entry, self._lock)
+
+    async def settle(self, outcome: Outcome) -> None:
+        self._queue.settle(self._entry, self._lock, outcome)
+
+    async def release(self) -> None:
+        self._queue.release(self._entry, self._lock, forgive=True)
+
+    async def redeliver(self, delay: float, *, counted: bool = True) -> None:
+        self._queue.redeliver(self._entry, self._lock, delay, counted=counted)
+
+    async def poison(self, reason: str, error: str) -> None:
+        self._queue.poison(self._entry, self._lock, reason, error)

@@ -1,0 +1,113 @@
+"""An entry of a queue, and the ordered lines that entries wait in.
+
+States and who moves an entry between them (all in `queue.py`):
+
+    SCHEDULED  waits for a time            --due-->      WITHHELD or AVAILABLE
+    WITHHELD   waits behind its key        --its turn--> AVAILABLE
+    AVAILABLE  may be acquired             --acquire-->  ACQUIRED
+    ACQUIRED   held by one consumer        --release-->  AVAILABLE or SCHEDULED
+    ARCHIVED   done; nothing leaves this state
+
+The design's three states are AVAILABLE, ACQUIRED and ARCHIVED; the other two are kinds of "not yet available".
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from faregate.broker.schedule import Alarm
+from faregate.message import Envelope
+from faregate.ports.queue import Poisoned
+
+if TYPE_CHECKING:
+    from faregate.broker.consumer import QueueConsumer
+
+AVAILABLE, ACQUIRED, ARCHIVED, WITHHELD, SCHEDULED = range(5)
+STATE_NAMES = ("available", "acquired", "archived", "withheld", "scheduled")
+
+
+class Entry(msgspec.Struct, gc=False, eq=False):
+    """One message in one queue. Its position never changes.
+
+    A struct without garbage-collector tracking: a million waiting entries must not be walked by every full
+    collection. The only cycle, entry -> consumer -> entry, is broken whenever the entry leaves ACQUIRED.
+    """
+
+    position: int
+    envelope: Envelope
+    key: str | None = None
+    state: int = WITHHELD
+    epoch: int = 0
+    """How often it became available; a reference from an earlier availability is stale."""
+    lock: int = 0
+    """The token of the current acquisition."""
+    lock_until: float = 0.0
+    consumer: QueueConsumer | None = None
+    tries: int = 0
+    redeliveries: int = 0
+    delivered: bool = False
+    redelivering: bool = False
+    """Waits for redelivery, as opposed to a first delivery scheduled for later."""
+    expires_at: float | None = None
+    expiry: Alarm | None = None
+    wake: Alarm | None = None
+    poisoned: Poisoned | None = None
+
+    @property
+    def in_flight(self) -> bool:
+        """Not done, and not merely scheduled for a first delivery later."""
+        return self.state != ARCHIVED and (self.state != SCHEDULED or self.redelivering)
+
+
+class Line:
+    """Entries in order of position, with O(1) append at the end and cheap return to the own position.
+
+    Entries are not taken out when they leave by another door; a stale reference is recognised when it comes up:
+    its entry is in another state, or became available again since (another epoch).
+    """
+
+    __slots__ = ("_fresh", "_fresh_epoch", "_returned", "_state")
+
+    def __init__(self, state: int, fresh_epoch: int) -> None:
+        self._state = state
+        self._fresh_epoch = fresh_epoch
+        self._fresh: deque[Entry] = deque()
+        self._returned: list[tuple[int, int, Entry]] = []
+
+    def __len__(self) -> int:
+        """How many references there are, stale ones included."""
+        return len(self._fresh) + len(self._returned)
+
+    def append(self, entry: Entry) -> None:
+        """Add an entry that is later than all that were appended before it."""
+        self._fresh.append(entry)
+
+    def put_back(self, entry: Entry) -> None:
+        """Add an entry at its own position, wherever that is."""
+        heappush(self._returned, (entry.position, entry.epoch, entry))
+
+    def pop(self) -> Entry | None:
+        """Take the first entry that still belongs here."""
+        state, fresh, returned = self._state, self._fresh, self._returned
+        while fresh and (fresh[0].state != state or fresh[0].epoch != self._fresh_epoch):
+            fresh.popleft()
+        if returned:
+            while returned and (returned[0][2].state != state or returned[0][2].epoch != returned[0][1]):
+                heappop(returned)
+            if returned and (not fresh or returned[0][0] < fresh[0].position):
+                return heappop(returned)[2]
+        return fresh.popleft() if fresh else None
+
+    def drop_stale(self) -> None:
+        """Forget references to entries that left by another door, so that memory follows what really waits."""
+        self._fresh = deque(
+            entry for entry in self._fresh if entry.state == self._state and entry.epoch == self._fresh_epoch
+        )
+        self._returned = [
+            item for item in self._returned if item[2].state == self._state and item[2].epoch == item[1]
+        ]
+        heapify(self._returned)

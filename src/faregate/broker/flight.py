@@ -1,0 +1,27 @@
+"""How many messages are in flight: published, not scheduled for later, and not yet handled, skipped or dead."""
+
+import asyncio
+
+
+class Flight:
+    __slots__ = ("_waiters", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def land(self) -> None:
+        """One of them is done."""
+        self.count -= 1
+        if not self.count and self._waiters:
+            for waiter in self._waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self._waiters.clear()
+
+    async def landed(self) -> None:
+        """Return once nothing is in flight."""
+        while self.count:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter

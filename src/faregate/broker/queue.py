@@ -1,0 +1,418 @@
+"""A queue: entries in order, acquired, released to their own position, archived.
+
+Rules kept here (each has a regression test that fails without it):
+- Single-loop ownership: no method awaits, so no method sees another half-done.
+- Ending an acquisition carries its lock token; a stale one is refused and changes nothing. An archived entry
+  never comes back.
+- Expiry takes an entry only while nobody holds it; a held one is looked at again when it is released.
+- Per key, only the first living entry can be available or acquired; the others wait behind it.
+- The pump forgets that it was woken *before* it looks, so a signal while it runs wakes it again; and it ends
+  when a whole round over the consumers delivered nothing, so it never spins.
+- Cost does not depend on length: enqueue, acquire and settle touch the ends of lines only, and references that
+  went stale are dropped once they outnumber the living.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from faregate.broker.consumer import QueueConsumer
+from faregate.broker.delivery import BrokerDelivery
+from faregate.broker.entry import ACQUIRED, ARCHIVED, AVAILABLE, SCHEDULED, WITHHELD, Entry, Line
+from faregate.broker.flight import Flight
+from faregate.broker.schedule import Schedule
+from faregate.broker.selector import Selector
+from faregate.errors import ConfigurationError, ConsumerRefused, StaleLock
+from faregate.message import Envelope
+from faregate.ports.clock import Clock, Timer
+from faregate.ports.queue import Outcome, Poisoned
+
+log = logging.getLogger("faregate.broker")
+
+_DELIVERIES_PER_TURN = 256
+"""How much one pump run delivers before it lets the rest of the event loop go on."""
+
+GiveUp = Callable[["Queue", Entry, str, str], None]
+
+
+class Queue:
+    def __init__(
+        self,
+        name: str,
+        *,
+        clock: Clock,
+        schedule: Schedule,
+        give_up: GiveUp,
+        flight: Flight | None = None,
+        key_of: Callable[[Envelope], str | None] | None = None,
+        strict: bool = True,
+        lock_seconds: float = 60.0,
+        max_deliveries: int | None = None,
+        expires: float | None = None,
+        on_abandoned: Callable[[], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.lock_seconds = lock_seconds
+        self.settled: dict[str, int] = {"handled": 0, "skipped": 0, "dead": 0}
+        self._clock = clock
+        self._schedule = schedule
+        self._give_up = give_up
+        self._flight = flight if flight is not None else Flight()
+        self._key_of = key_of
+        self._strict = strict
+        self._max_deliveries = max_deliveries
+        self._expires = expires
+        self._on_abandoned = on_abandoned
+
+        self._entries: dict[int, Entry] = {}
+        self._next_position = 0
+        self._next_lock = 0
+        self._available = Line(AVAILABLE, fresh_epoch=1)
+        self._available_count = 0
+        self._holders: dict[str, Entry] = {}
+        """Per key, the one entry that may be available, acquired or (strict) waiting for redelivery."""
+        self._behind: dict[str, Line] = {}
+        self._acquired: dict[int, Entry] = {}
+        self._lock_timer: Timer | None = None
+        self._consumers: deque[QueueConsumer] = deque()
+        self._selective: list[QueueConsumer] = []
+        self._awake = False
+        self._closed = False
+
+    def __len__(self) -> int:
+        """How many entries are not archived."""
+        return len(self._entries)
+
+    @property
+    def activity(self) -> int:
+        """A number that grows with every enqueue and every acquisition."""
+        return self._next_position + self._next_lock
+
+    # --- entries come in ----------------------------------------------------------------------------------
+
+    def enqueue(self, envelope: Envelope, poisoned: Poisoned | None = None) -> Entry:
+        """Add an entry at the end. A poisoned one waits for people: no time in its envelope applies any more."""
+        position = self._next_position
+        self._next_position = position + 1
+        entry = Entry(position, envelope, redeliveries=envelope.redeliveries, poisoned=poisoned)
+        if self._key_of is not None:
+            entry.key = self._key_of(envelope)
+        self._entries[position] = entry
+        if poisoned is None:
+            if envelope.expires_at is not None or self._expires is not None:
+                self._watch_expiry(entry)
+            if envelope.deliver_at is not None and envelope.deliver_at > self._clock.time():
+                entry.state = SCHEDULED
+                entry.wake = self._schedule.at(envelope.deliver_at, self._due, entry)
+                return entry
+        self._flight.count += 1
+        self._admit(entry)
+        return entry
+
+    def _admit(self, entry: Entry) -> None:
+        """The entry may be delivered as far as time goes; its key decides whether it is its turn."""
+        key = entry.key
+        if key is not None:
+            holder = self._holders.setdefault(key, entry)
+            if holder is not entry:
+                entry.state = WITHHELD
+                behind = self._behind.get(key)
+                if behind is None:
+                    behind = self._behind[key] = Line(WITHHELD, fresh_epoch=0)
+                if entry.epoch or entry.position != self._next_position - 1:
+                    behind.put_back(entry)
+                else:
+                    behind.append(entry)
+                return
+        self._expose(entry)
+
+    def _expose(self, entry: Entry) -> None:
+        entry.state = AVAILABLE
+        entry.epoch += 1
+        self._available_count += 1
+        newest = entry.epoch == 1 and entry.position == self._next_position - 1
+        lines = [self._available, *(c.line for c in self._selective if c.line)] if self._selective else None
+        for line in lines or (self._available,):
+            if newest:
+                line.append(entry)
+            else:
+                line.put_back(entry)
+            if len(line) > 64 and len(line) > 2 * self._available_count:
+                line.drop_stale()
+        if not self._awake:
+            self.signal()
+
+    def _due(self, entry: Entry) -> None:
+        """The time that a scheduled entry waited for has come."""
+        entry.wake = None
+        if entry.state != SCHEDULED:
+            return
+        if entry.redelivering:
+            entry.redelivering = False
+            if entry.key is not None and self._holders.get(entry.key) is entry:
+                self._expose(entry)
+                return
+        else:
+            self._flight.count += 1
+        self._admit(entry)
+
+    # --- entries go out -----------------------------------------------------------------------------------
+
+    def acquire(self, consumer: QueueConsumer) -> Entry | None:
+        """The first available entry that this consumer may have, now locked by it."""
+        line = self._available if consumer.line is None else consumer.line
+        while True:
+            entry = line.pop()
+            if entry is None:
+                return None
+            if entry.expires_at is not None and entry.expires_at <= self._clock.time():
+                self._expire(entry)
+            elif consumer.selector is None or consumer.selector.matches(entry.envelope.headers):
+                break
+        self._available_count -= 1
+        self._next_lock = lock = self._next_lock + 1
+        entry.state = ACQUIRED
+        entry.lock = lock
+        entry.lock_until = self._clock.monotonic() + self.lock_seconds
+        entry.consumer = consumer
+        consumer.held[lock] = self._acquired[lock] = entry
+        if self._lock_timer is None:
+            self._lock_timer = self._clock.call_later(self.lock_seconds, self._check_locks)
+        return entry
+
+    def settle(self, entry: Entry, lock: int, outcome: Outcome) -> None:
+        """The holder is done with it."""
+        self._give_back(entry, lock)
+        self.settled[outcome] += 1
+        self._archive(entry)
+
+    def release(self, entry: Entry, lock: int, *, forgive: bool = False) -> None:
+        """Back to its own position, available at once. `forgive`: the try does not count."""
+        self._give_back(entry, lock)
+        if forgive and entry.tries:
+            entry.tries -= 1
+        self._return(entry, 0.0)
+
+    def redeliver(self, entry: Entry, lock: int, delay: float, *, counted: bool = True) -> None:
+        """Back to its own position after a while. Settling and rescheduling are this one step."""
+        self._give_back(entry, lock)
+        if counted:
+            entry.redeliveries += 1
+        elif entry.tries:
+            entry.tries -= 1
+        self._return(entry, delay)
+
+    def poison(self, entry: Entry, lock: int, reason: str, error: str) -> None:
+        """The holder gives up on it."""
+        self._give_back(entry, lock)
+        self._bury(entry, reason, error)
+
+    def renew(self, entry: Entry, lock: int) -> None:
+        """The holder keeps it for another lock period."""
+        self._check_lock(entry, lock)
+        entry.lock_until = self._clock.monotonic() + self.lock_seconds
+
+    def _check_lock(self, entry: Entry, lock: int) -> None:
+        if entry.state != ACQUIRED or entry.lock != lock:
+            raise StaleLock(
+                f"{entry.envelope} in {self.name} is no longer held by this delivery: "
+                "its lock expired, its consumer went away, or it was ended already"
+            )
+
+    def _give_back(self, entry: Entry, lock: int) -> None:
+        """End the acquisition; the caller decides at once what becomes of the entry."""
+        self._check_lock(entry, lock)
+        del self._acquired[lock]
+        consumer, entry.consumer = entry.consumer, None
+        if consumer is not None:
+            consumer.forget(lock)
+
+    def _return(self, entry: Entry, delay: float) -> None:
+        entry.delivered = True
+        now = self._clock.time()
+        if self._max_deliveries is not None and entry.tries >= self._max_deliveries:
+            self._abandon(entry, "max-deliveries", f"delivered {entry.tries} times without being settled")
+        elif entry.expires_at is not None and entry.expires_at <= now:
+            self._abandon(entry, "expired", "expired while it was being handled, and came back")
+        elif delay > 0:
+            entry.state = SCHEDULED
+            entry.redelivering = True
+            entry.wake = self._schedule.at(now + delay, self._due, entry)
+            if not self._strict:
+                self._pass_key_on(entry)
+        else:
+            self._expose(entry)
+
+    def _archive(self, entry: Entry) -> None:
+        counted = entry.in_flight
+        if entry.state == AVAILABLE:
+            self._available_count -= 1
+        entry.state = ARCHIVED
+        del self._entries[entry.position]
+        if entry.expiry is not None or entry.wake is not None:
+            self._schedule.cancel(entry.expiry)
+            self._schedule.cancel(entry.wake)
+        if entry.key is not None:
+            self._pass_key_on(entry)
+        if counted:
+            self._flight.land()
+
+    def _pass_key_on(self, entry: Entry) -> None:
+        """The entry no longer holds its key; the next of that key takes its turn."""
+        key = entry.key
+        if key is None or self._holders.get(key) is not entry:
+            return
+        behind = self._behind.get(key)
+        if behind is None:
+            del self._holders[key]
+            return
+        following = behind.pop()
+        if not behind:
+            del self._behind[key]
+        if following is None:
+            del self._holders[key]
+        else:
+            self._holders[key] = following
+            self._expose(following)
+
+    def _abandon(self, entry: Entry, reason: str, error: str) -> None:
+        """The queue itself gives up on an entry that nobody holds."""
+        log.warning("%s: %s is given up (%s): %s", self.name, entry.envelope, reason, error)
+        if self._on_abandoned is not None:
+            self._on_abandoned()
+        self._bury(entry, reason, error)
+
+    def _bury(self, entry: Entry, reason: str, error: str) -> None:
+        self._give_up(self, entry, reason, error)
+        self.settled["dead"] += 1
+        self._archive(entry)
+
+    # --- time ---------------------------------------------------------------------------------------------
+
+    def _watch_expiry(self, entry: Entry) -> None:
+        limits = [entry.envelope.expires_at]
+        if self._expires is not None:
+            limits.append(max(self._clock.time(), entry.envelope.deliver_at or 0.0) + self._expires)
+        entry.expires_at = min(limit for limit in limits if limit is not None)
+        entry.expiry = self._schedule.at(entry.expires_at, self._expire, entry)
+
+    def _expire(self, entry: Entry) -> None:
+        if entry.state in (ACQUIRED, ARCHIVED):
+            return
+        self._abandon(entry, "expired", "nobody took it before it expired")
+
+    def _check_locks(self) -> None:
+        """Return what was held too long. Walks only what is held, which credit bounds."""
+        self._lock_timer = None
+        now = self._clock.monotonic()
+        for entry in [entry for entry in self._acquired.values() if entry.lock_until <= now]:
+            log.warning("%s: the lock on %s expired; it is available again", self.name, entry.envelope)
+            self.release(entry, entry.lock)
+        if self._acquired:
+            earliest = min(entry.lock_until for entry in self._acquired.values())
+            self._lock_timer = self._clock.call_later(max(0.0, earliest - now), self._check_locks)
+
+    # --- consumers and the pump ---------------------------------------------------------------------------
+
+    def attach(
+        self,
+        deliver: Callable[[BrokerDelivery], None],
+        *,
+        credit: int = 0,
+        window: bool = False,
+        selector: Selector | None = None,
+        exclusive: bool = False,
+        single_active: bool = False,
+    ) -> QueueConsumer:
+        """Add a consumer with that many deliveries of credit.
+
+        With `window`, credit comes back when a delivery ends: at most `credit` are out at a time. An exclusive
+        consumer is alone; of single-active ones only the first attached gets deliveries.
+        """
+        if self._consumers and (exclusive or self._consumers[0].exclusive):
+            raise ConsumerRefused(
+                f"{self.name} is consumed exclusively or has consumers; close the other first"
+            )
+        if self._consumers and self._consumers[0].single_active != single_active:
+            raise ConfigurationError(
+                f"{self.name} has consumers that are not all single-active; choose one mode"
+            )
+        consumer = QueueConsumer(
+            self,
+            deliver,
+            window=window,
+            selector=selector,
+            exclusive=exclusive,
+            single_active=single_active,
+        )
+        if consumer.line is not None:
+            for entry in self._entries.values():
+                if entry.state == AVAILABLE:
+                    consumer.line.put_back(entry)
+            self._selective.append(consumer)
+        self._consumers.append(consumer)
+        consumer.grant(credit)
+        return consumer
+
+    def detach(self, consumer: QueueConsumer) -> None:
+        """Remove a consumer; what it holds is available again at once."""
+        if consumer not in self._consumers:
+            return
+        self._consumers.remove(consumer)
+        consumer.paused = True
+        if consumer in self._selective:
+            self._selective.remove(consumer)
+        for lock, entry in list(consumer.held.items()):
+            self.release(entry, lock)
+        self.signal()
+
+    def signal(self) -> None:
+        """Something changed that may allow a delivery: wake the pump."""
+        if not self._awake and self._available_count and self._consumers and not self._closed:
+            self._awake = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Deliver round-robin until no consumer wants or nothing is left."""
+        self._awake = False
+        consumers = self._consumers
+        if consumers and consumers[0].single_active:
+            consumers = deque([consumers[0]])
+        delivered = idle = 0
+        while idle < len(consumers):
+            if delivered == _DELIVERIES_PER_TURN:
+                self.signal()
+                return
+            consumer = consumers[0]
+            consumers.rotate(-1)
+            entry = None
+            if consumer.credit > 0 and not consumer.paused:
+                entry = self.acquire(consumer)
+            if entry is None:
+                idle += 1
+                continue
+            idle = 0
+            delivered += 1
+            consumer.credit -= 1
+            try:
+                consumer.deliver(BrokerDelivery(self, entry, entry.delivered))
+            except Exception:
+                log.exception("%s: a consumer failed to take %s and is detached", self.name, entry.envelope)
+                self.detach(consumer)
+            entry.delivered = True
+
+    # --- looking without taking ---------------------------------------------------------------------------
+
+    def browse(self) -> Iterator[Entry]:
+        """The living entries in order of position, whatever their state. Do not change the queue meanwhile."""
+        return iter(self._entries.values())
+
+    def close(self) -> None:
+        """Detach everybody and stop all timers."""
+        self._closed = True
+        for consumer in list(self._consumers):
+            self.detach(consumer)
+        if self._lock_timer is not None:
+            self._lock_timer.cancel()
+            self._lock_timer = None

@@ -1,0 +1,169 @@
+"""What a handler and its middlewares see of the message they work on. Read-only for both."""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from types import MappingProxyType
+from typing import Any, Literal
+
+from faregate.bus.outgoing import RECORDED, Outgoing, Recorded, publish, send
+from faregate.errors import ConfigurationError
+from faregate.ids import message_id
+from faregate.message import Envelope
+from faregate.ports.queue import Delivery
+
+Settled = Literal["handled", "skipped", "redelivered", "dead", "lost"]
+"""How a delivery ended; `lost`: its lock had expired, so the message is someone else's now."""
+
+
+class Context:
+    __slots__ = (
+        "_attempt",
+        "_completed",
+        "_delivery",
+        "_envelope",
+        "_message_id",
+        "_node",
+        "_outcome",
+        "_outputs",
+        "_resources",
+        "error",
+        "message",
+    )
+
+    def __init__(self, node: str, delivery: Delivery, message: Any) -> None:
+        self.message = message
+        """The decoded message."""
+        self.error: BaseException | None = None
+        """What went wrong, for middlewares that run after the core."""
+        self._node = node
+        self._delivery = delivery
+        self._envelope = delivery.envelope
+        self._message_id: str | None = None
+        self._attempt = 0
+        self._completed = False
+        self._outcome: Settled | None = None
+        self._outputs: list[Outgoing] = []
+        self._resources: dict[type, Any] | None = None
+
+    # --- identity -----------------------------------------------------------------------------------------
+
+    @property
+    def node(self) -> str:
+        return self._node
+
+    @property
+    def message_id(self) -> str:
+        """What this node deduplicates the message by."""
+        if self._message_id is None:
+            self._message_id = message_id(self._envelope.publication_id, self._node)
+        return self._message_id
+
+    @property
+    def publication_id(self) -> str:
+        return self._envelope.publication_id
+
+    @property
+    def correlation_id(self) -> str:
+        """The root of the saga this message belongs to."""
+        return self._envelope.correlation_id or self._envelope.publication_id
+
+    @property
+    def causation_id(self) -> str | None:
+        """The message whose handling published this one; None for a root."""
+        return self._envelope.causation_id
+
+    @property
+    def marker(self) -> int:
+        """The depth in the saga, 0 for a root."""
+        return self._envelope.marker
+
+    @property
+    def type(self) -> str:
+        return self._envelope.type
+
+    @property
+    def source(self) -> str:
+        return self._envelope.source
+
+    @property
+    def key(self) -> str | None:
+        return self._delivery.key
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return MappingProxyType(self._envelope.headers)
+
+    @property
+    def sent_at(self) -> float:
+        """Seconds since the epoch."""
+        return self._envelope.sent_at
+
+    @property
+    def envelope(self) -> Envelope:
+        return self._envelope
+
+    # --- how often ----------------------------------------------------------------------------------------
+
+    @property
+    def attempt(self) -> int:
+        """The try within this delivery, from 1 on."""
+        return self._attempt
+
+    @property
+    def redeliveries(self) -> int:
+        """Delayed redeliveries so far."""
+        return self._delivery.redeliveries
+
+    @property
+    def redelivered(self) -> bool:
+        """Whether this message was delivered before, for whatever reason."""
+        return self._delivery.redelivered
+
+    @property
+    def outcome(self) -> Settled | None:
+        """How the message ended; known to `after` middlewares only."""
+        return self._outcome
+
+    # --- doing --------------------------------------------------------------------------------------------
+
+    @property
+    def db(self) -> Any:
+        """The connection inside the unit of work."""
+        raise ConfigurationError(
+            f"node {self._node!r} has no store, so there is no ctx.db: stores are not part of this version"
+        )
+
+    def publish(
+        self,
+        event: Any,
+        *,
+        id_key: str | None = None,
+        delay: float | timedelta | None = None,
+        at: float | datetime | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Recorded:
+        """Record an event to be published when the handler has succeeded."""
+        self._outputs.append(publish(event, id_key=id_key, delay=delay, at=at, headers=headers))
+        return RECORDED
+
+    def send(
+        self,
+        command: Any,
+        *,
+        to: str,
+        id_key: str | None = None,
+        delay: float | timedelta | None = None,
+        at: float | datetime | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Recorded:
+        """Record a command to be sent when the handler has succeeded."""
+        self._outputs.append(send(command, to=to, id_key=id_key, delay=delay, at=at, headers=headers))
+        return RECORDED
+
+    def __str__(self) -> str:
+        """How logs and errors name the work at hand."""
+        key = f" key {self.key}" if self.key is not None else ""
+        return (
+            f"{self._envelope.type} {self.message_id} at {self._node} "
+            f"(from {self._envelope.source}, correlation {self.correlation_id}{key})"
+        )

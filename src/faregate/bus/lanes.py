@@ -1,0 +1,132 @@
+"""Lanes: how many deliveries of one subscription are worked on at a time, and in which order.
+
+Rules kept here:
+- At most `size` deliveries run at once.
+- Of one key at most one runs, in the order in which they were submitted; different keys do not wait for each
+  other, and a key that has its turn never waits while a lane is free.
+- What waits for its key is bounded: over the limit it goes back to its transport, and so does everything of that
+  key that arrives before the key is idle, so that nothing overtakes.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from faregate.ports.queue import Delivery
+
+log = logging.getLogger("faregate.bus")
+
+Run = Callable[[Delivery], Awaitable[None]]
+
+_RUNS_PER_TURN = 64
+"""A lane whose handler never really waits lets the rest of the event loop go on after this many."""
+
+
+class Lanes:
+    def __init__(self, size: int, run: Run, *, by_key: bool, waiting_limit: int) -> None:
+        self._size = size
+        self._run = run
+        self._by_key = by_key
+        self._limit = waiting_limit
+        self._ready: deque[Delivery] = deque()
+        self._keys: dict[str, deque[Delivery]] = {}
+        """The keys that are ready or running, with what waits behind each."""
+        self._waiting = 0
+        self._overflowed: set[str] = set()
+        self._idle: list[asyncio.Future[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._returns: set[asyncio.Task[None]] = set()
+        self._closing = False
+        self.busy = 0
+
+    def submit(self, delivery: Delivery) -> None:
+        """Take a delivery from the transport."""
+        key = delivery.key if self._by_key else None
+        if key is not None:
+            behind = self._keys.get(key)
+            if behind is not None:
+                if self._waiting >= self._limit or key in self._overflowed:
+                    self._overflowed.add(key)
+                    self._return(delivery)
+                else:
+                    behind.append(delivery)
+                    self._waiting += 1
+                return
+            self._keys[key] = deque()
+        self._ready.append(delivery)
+        self._wake()
+
+    def _wake(self) -> None:
+        """See to it that someone takes what is ready."""
+        while self._idle:
+            idle = self._idle.pop()
+            if not idle.done():
+                idle.set_result(None)
+                return
+        if len(self._tasks) < self._size:
+            task = asyncio.create_task(self._lane(), name=f"lane-{len(self._tasks)}")
+            self._tasks.add(task)
+            task.add_done_callback(self._lane_ended)
+
+    def _lane_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.critical("a lane died; its message will be redelivered", exc_info=error)
+
+    async def _lane(self) -> None:
+        runs = 0
+        while not self._closing:
+            while self._ready and not self._closing:
+                delivery = self._ready.popleft()
+                self.busy += 1
+                try:
+                    await self._run(delivery)
+                finally:
+                    self.busy -= 1
+                    if self._by_key:
+                        self._next_of_key(delivery)
+                runs += 1
+                if runs == _RUNS_PER_TURN:
+                    runs = 0
+                    await asyncio.sleep(0)
+            if self._closing:
+                return
+            idle = asyncio.get_running_loop().create_future()
+            self._idle.append(idle)
+            await idle
+
+    def _next_of_key(self, delivery: Delivery) -> None:
+        key = delivery.key
+        if key is None:
+            return
+        behind = self._keys.get(key)
+        if behind is None:
+            return
+        if behind:
+            self._waiting -= 1
+            self._ready.append(behind.popleft())
+            self._wake()
+        else:
+            del self._keys[key]
+            self._overflowed.discard(key)
+
+    def _return(self, delivery: Delivery) -> None:
+        task = asyncio.ensure_future(delivery.release())
+        self._returns.add(task)
+        task.add_done_callback(self._returns.discard)
+
+    async def close(self, deadline: float) -> None:
+        """Start nothing more; let what runs finish for that many seconds, then cancel it."""
+        self._closing = True
+        self._ready.clear()
+        self._keys.clear()
+        for idle in self._idle:
+            if not idle.done():
+                idle.set_result(None)
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=deadline)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)

@@ -1,0 +1,129 @@
+"""What a handler returns to have something sent, and how it says more than the message itself."""
+
+from collections.abc import Generator, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from faregate.errors import BareCommand, ConfigurationError, check_delay
+from faregate.message import Kind, MessageType, check_name, describe, known
+
+
+class Outgoing:
+    """A message on its way out, with its options. Made by `fg.publish` and `fg.send`."""
+
+    __slots__ = ("at", "delay", "destination", "headers", "id_key", "message", "message_type")
+
+    def __init__(
+        self,
+        message: Any,
+        message_type: MessageType,
+        *,
+        destination: str | None = None,
+        id_key: str | None = None,
+        delay: float | timedelta | None = None,
+        at: float | datetime | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        if delay is not None and at is not None:
+            raise ConfigurationError("give delay= or at=, not both")
+        if id_key is not None and (not isinstance(id_key, str) or not id_key):
+            raise ConfigurationError(f"id_key must be a non-empty text; got {id_key!r}")
+        self.message = message
+        self.message_type = message_type
+        self.destination = destination
+        self.id_key = id_key
+        self.delay = None if delay is None else _seconds(delay)
+        self.at = None if at is None else _epoch(at)
+        self.headers = check_headers(headers) if headers else None
+
+    @property
+    def kind(self) -> Kind:
+        return self.message_type.kind
+
+    def __repr__(self) -> str:
+        where = f" to {self.destination}" if self.destination else ""
+        return f"<outgoing {self.kind} {self.message_type.wire}{where}>"
+
+
+def publish(
+    event: Any,
+    *,
+    id_key: str | None = None,
+    delay: float | timedelta | None = None,
+    at: float | datetime | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Outgoing:
+    """Return this from a handler to publish an event with options.
+
+    `id_key` names this publication within the handler's run, where its position may vary between two runs.
+    """
+    return Outgoing(event, describe(type(event), "event"), id_key=id_key, delay=delay, at=at, headers=headers)
+
+
+def send(
+    command: Any,
+    *,
+    to: str,
+    id_key: str | None = None,
+    delay: float | timedelta | None = None,
+    at: float | datetime | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Outgoing:
+    """Return this from a handler to send a command to the node that handles it."""
+    return Outgoing(
+        command,
+        describe(type(command), "command"),
+        destination=check_name(to, "the destination node"),
+        id_key=id_key,
+        delay=delay,
+        at=at,
+        headers=headers,
+    )
+
+
+def as_outgoing(value: Any) -> Outgoing | None:
+    """What `value`, returned by a handler, sends; None when it is no message. A bare command raises."""
+    if isinstance(value, Outgoing):
+        return value
+    message_type = known(type(value))
+    if message_type is None:
+        return None
+    if message_type.kind == "command":
+        raise bare_command(message_type.cls)
+    return Outgoing(value, message_type)
+
+
+def bare_command(cls: type) -> BareCommand:
+    return BareCommand(
+        f"{cls.__name__} is a command and needs a destination: return fg.send({cls.__name__}(…), to='a node')"
+    )
+
+
+class Recorded:
+    """What `ctx.publish` and `ctx.send` give back: awaiting it is allowed and does nothing."""
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return
+        yield
+
+
+RECORDED = Recorded()
+
+
+def check_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str) or not name:
+            raise ConfigurationError(f"headers are texts by name; got {name!r}: {value!r}")
+    return dict(headers)
+
+
+def _seconds(delay: float | timedelta) -> float:
+    return check_delay(delay.total_seconds() if isinstance(delay, timedelta) else delay, "delay")
+
+
+def _epoch(at: float | datetime) -> float:
+    if not isinstance(at, datetime):
+        return check_delay(at, "at (seconds since the epoch, or a datetime)")
+    if at.tzinfo is None:
+        raise ConfigurationError(f"at={at!r} has no time zone: use an aware datetime, for example in UTC")
+    return at.timestamp()

@@ -1,0 +1,178 @@
+"""The incoming pipeline of one subscription, compiled once:
+
+    resources -> `use` middlewares -> core (in-memory retries around the handler)
+
+What follows the core (publish the outputs, settle, or redeliver and poison, then the `after` middlewares) is the
+same for every subscription and stands in `worker.py`. Each step is a plain function that returns the next
+awaitable, so a message costs one coroutine per middleware and one for the core, and nothing is looked up.
+
+A step takes the context twice so that a middleware may write `await call_next()` or `await call_next(ctx)`.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from concurrent.futures import Executor
+from functools import partial
+from typing import Any
+
+from faregate.bus.context import Context
+from faregate.bus.handler import Invoke, compile_handler
+from faregate.bus.node import Node
+from faregate.bus.policy import Retry
+from faregate.bus.signature import Signature
+from faregate.bus.subscription import Subscription
+from faregate.errors import ConfigurationError, Permanent, RetryAfter, Unavailable, WrongSignature
+from faregate.ports import faults
+from faregate.ports.clock import Clock
+
+Step = Callable[..., Awaitable[None]]
+
+NOT_RETRIED_IN_MEMORY = (Permanent, ConfigurationError, RetryAfter, Unavailable)
+
+
+def compile_pipeline(subscription: Subscription, node: Node, clock: Clock, pool: Executor) -> Step:
+    """The chain that a context goes through; it raises what the last try raised."""
+    invoke = compile_handler(subscription.handler, node.interpreters, pool)
+    step = _core(invoke, subscription.retry, clock)
+    for middleware in reversed(node.middlewares):
+        step = _around(middleware, step)
+    users = [subscription.handler, *node.middlewares, *node.interpreters.values()]
+    for cls in reversed(_needed(users, node)):
+        step = _provide(cls, node.providers[cls], step)
+    return step
+
+
+def compile_after(node: Node) -> Step | None:
+    """The `after` middlewares, or None when there are none."""
+    if not node.after_middlewares:
+        return None
+    step: Step = _end
+    for middleware in reversed(node.after_middlewares):
+        if middleware.resources:
+            raise WrongSignature(
+                f"a middleware of node {node.name!r} that runs after the core takes (ctx, call_next) only: "
+                "the message's resources are released by then"
+            )
+        step = _around(middleware, step)
+    return step
+
+
+async def _end(ctx: Context, again: Context | None = None) -> None:
+    pass
+
+
+def _core(invoke: Invoke, retry: Retry, clock: Clock) -> Step:
+    async def core(ctx: Context, again: Context | None = None) -> None:
+        attempt = 1
+        while True:
+            ctx._attempt = attempt
+            ctx._completed = False
+            ctx._outputs.clear()
+            try:
+                if faults.hook is not None:
+                    await faults.hook("bus.before-handler")
+                await invoke(ctx)
+                ctx._completed = True
+                return
+            except Exception as exc:
+                if (
+                    attempt > retry.times
+                    or isinstance(exc, NOT_RETRIED_IN_MEMORY)
+                    or hasattr(exc, "retry_after")
+                ):
+                    raise
+            except asyncio.CancelledError:
+                # Someone cancelled what the handler awaited; our own lane being cancelled is another matter.
+                task = asyncio.current_task()
+                if attempt > retry.times or task is None or task.cancelling():
+                    raise
+            await clock.sleep(retry.wait(attempt))
+            attempt += 1
+
+    return core
+
+
+def _around(middleware: Signature, following: Step) -> Step:
+    function, extra = middleware.function, middleware.extra
+    if not extra:
+        return lambda ctx, again=None: function(ctx, partial(following, ctx))
+
+    def step(ctx: Context, again: Context | None = None) -> Any:
+        resources = ctx._resources or {}
+        more = [ctx if slot is Context else resources[slot] for slot in extra]
+        return function(ctx, partial(following, ctx), *more)
+
+    return step
+
+
+def _needed(users: list[Signature], node: Node) -> list[type]:
+    """The resources that the pipeline uses, each behind the ones it is made from."""
+    order: list[type] = []
+
+    def need(cls: type, path: tuple[type, ...]) -> None:
+        if cls in order:
+            return
+        if cls in path:
+            names = " -> ".join(step.__name__ for step in (*path, cls))
+            raise ConfigurationError(f"node {node.name!r} provides resources that need each other: {names}")
+        provider = node.providers.get(cls)
+        if provider is None:
+            raise WrongSignature(
+                f"node {node.name!r} asks for a {cls.__name__} in a parameter but provides none: "
+                f"add an async generator with @{node.name}.provides that yields it"
+            )
+        for other in provider.resources:
+            need(other, (*path, cls))
+        order.append(cls)
+
+    for user in users:
+        for cls in user.resources:
+            need(cls, ())
+    return order
+
+
+def _provide(cls: type, provider: Signature, following: Step) -> Step:
+    function, extra = provider.function, provider.extra
+
+    def open_generator(ctx: Context) -> AsyncGenerator[Any, None]:
+        resources = ctx._resources or {}
+        generator: AsyncGenerator[Any, None] = function(
+            *[ctx if slot is Context else resources[slot] for slot in extra]
+        )
+        return generator
+
+    make = open_generator if extra else lambda ctx: function()
+
+    async def provide(ctx: Context, again: Context | None = None) -> None:
+        generator = make(ctx)
+        resource = await anext(generator)
+        if ctx._resources is None:
+            ctx._resources = {cls: resource}
+        else:
+            ctx._resources[cls] = resource
+        try:
+            await following(ctx)
+        except BaseException as exc:
+            await _throw(generator, exc)
+            raise
+        if await anext(generator, _RELEASED) is not _RELEASED:
+            await generator.aclose()
+            raise ConfigurationError(f"the provider of {cls.__name__} yields more than once")
+
+    return provide
+
+
+_RELEASED = object()
+
+
+async def _throw(generator: AsyncGenerator[Any, None], exc: BaseException) -> None:
+    """Let the provider clean up after a failure. It cannot hide the failure; it may replace it with its own."""
+    try:
+        await generator.athrow(exc)
+    except StopAsyncIteration:
+        return
+    except BaseException as raised:
+        if raised is not exc:
+            raise
+    else:
+        await generator.aclose()

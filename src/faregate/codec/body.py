@@ -1,0 +1,75 @@
+"""Bodies of envelopes: encode, compress and bound on the way out; bound, decompress and decode on the way in."""
+
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+from faregate.codec.compression import GZIP, compress, decompress
+from faregate.codec.json import JsonCodec
+from faregate.codec.msgpack import MsgpackCodec
+from faregate.codec.port import Codec, Decode, Encode
+from faregate.errors import MessageTooLarge, Undecodable
+from faregate.message import Envelope
+
+_READERS: tuple[Codec, ...] = (JsonCodec(), MsgpackCodec())
+
+
+class Body(NamedTuple):
+    """An encoded message: its bytes, how they were compressed, and the digest of the plain bytes."""
+
+    data: bytes
+    encoding: str | None
+    digest: bytes
+
+
+class BodyWriter:
+    """Encodes with one codec; one function per class is kept."""
+
+    def __init__(self, codec: Codec, *, limit: int, compress_above: int | None = None) -> None:
+        self.content_type = codec.content_type
+        self._codec = codec
+        self._limit = limit
+        self._compress_above = limit if compress_above is None else compress_above
+        self._encoders: dict[type, Encode] = {}
+
+    def write(self, message: Any) -> Body:
+        """Raises `MessageTooLarge`, or the codec's `TypeError` for a value that it cannot encode."""
+        cls = type(message)
+        encode = self._encoders.get(cls)
+        if encode is None:
+            encode = self._encoders[cls] = self._codec.encoder(cls)
+        plain = encode(message)
+        if len(plain) > self._limit:
+            raise MessageTooLarge(
+                f"{cls.__name__} is {len(plain)} bytes when encoded and the limit is {self._limit}: "
+                "send a reference to the data instead, or raise max_message_bytes of the bus"
+            )
+        digest = sha256(plain).digest()[:16]
+        if len(plain) > self._compress_above:
+            return Body(compress(plain), GZIP, digest)
+        return Body(plain, None, digest)
+
+
+class BodyReader:
+    """Decodes bodies into one class, whatever codec the publisher chose."""
+
+    def __init__(self, cls: type, *, limit: int) -> None:
+        self._name = cls.__name__
+        self._limit = limit
+        self._decoders: dict[str, Decode] = {codec.content_type: codec.decoder(cls) for codec in _READERS}
+
+    def read(self, envelope: Envelope) -> Any:
+        """The message. Raises `Undecodable`, which names what is wrong with it."""
+        body = envelope.body
+        if envelope.content_encoding is not None:
+            body = decompress(body, envelope.content_encoding, self._limit)
+        elif len(body) > self._limit:
+            raise Undecodable(f"the body is {len(body)} bytes, over the limit of {self._limit}")
+        decode = self._decoders.get(envelope.content_type)
+        if decode is None:
+            raise Undecodable(
+                f"the content type {envelope.content_type!r} is not known; known are {', '.join(self._decoders)}"
+            )
+        try:
+            return decode(body)
+        except (ValueError, RecursionError) as exc:
+            raise Undecodable(f"the body is not a {self._name}: {exc}") from exc

@@ -1,0 +1,154 @@
+"""The error tree, branched by what the caller must do.
+
+- `ConfigurationError`: fix the code or the configuration; found at declaration wherever that is possible.
+- `Transient`: try again later; the failure policy of a subscription does that by itself.
+- `Permanent`: give up; a handler that raises one sends its message straight to poison.
+- `OutcomeUnknown`: it may or may not have happened; repeat with the same identity.
+
+Every text says what happened, to what, and what to change.
+"""
+
+
+class FaregateError(Exception):
+    """Root of all errors that Faregate raises on purpose."""
+
+
+# --- fix the configuration --------------------------------------------------------------------------------
+
+
+class ConfigurationError(FaregateError):
+    """The code or configuration is wrong; trying again does not help."""
+
+
+class InvalidName(ConfigurationError):
+    """A node, a wire name or a handler name has characters that a broker cannot carry."""
+
+
+class UnknownMessage(ConfigurationError):
+    """A class was used as a message that is none, or as the wrong kind of message."""
+
+
+class WrongSignature(ConfigurationError):
+    """A handler, middleware, interpreter or provider does not take the parameters it must take."""
+
+
+class HandlerConflict(ConfigurationError):
+    """Two handlers for one (type, source), or two providers or interpreters for one class."""
+
+
+class UnknownKey(ConfigurationError):
+    """`key=` or `identity=` names a field that the message does not have."""
+
+
+class BareCommand(ConfigurationError):
+    """A command was returned without saying where it goes."""
+
+
+class DuplicateIdKey(ConfigurationError):
+    """The same `id_key` was used twice for one message type in one unit of work."""
+
+
+class MissingExtra(ConfigurationError):
+    """A backend needs an optional dependency that is not installed."""
+
+
+class QueueNotFound(ConfigurationError):
+    """A queue was named that nobody declared."""
+
+
+class InvalidSelector(ConfigurationError):
+    """A selector does not follow the documented grammar."""
+
+
+# --- retry later ------------------------------------------------------------------------------------------
+
+
+class Transient(FaregateError):
+    """It may work later."""
+
+
+class Unavailable(Transient):
+    """Raised by a handler whose dependency is down: the message waits without using up a try."""
+
+    def __init__(self, *args: object, retry_after: float = 10.0) -> None:
+        super().__init__(*args)
+        self.retry_after = check_delay(retry_after, "retry_after")
+
+
+class RetryAfter(Transient):
+    """Raised by a handler that knows when to try again; does not use up a try."""
+
+    def __init__(self, seconds: float, *args: object) -> None:
+        super().__init__(*(args or (f"try again after {seconds} s",)))
+        self.seconds = check_delay(seconds, "seconds")
+
+
+class StaleLock(Transient):
+    """A delivery was settled, released or renewed by someone who no longer holds it."""
+
+
+class ConsumerRefused(Transient):
+    """A queue does not take this consumer now: another one has it exclusively."""
+
+
+class IdleTimeout(Transient, TimeoutError):
+    """`bus.idle(timeout=…)` ran out while messages were still in flight."""
+
+
+# --- give up ----------------------------------------------------------------------------------------------
+
+
+class Permanent(FaregateError):
+    """Trying again does not help; a handler raising this sends its message to poison at once."""
+
+    reason = "permanent"
+
+
+class Undecodable(Permanent):
+    """The body is not what its content type and class promise."""
+
+    reason = "undecodable"
+
+
+class UnknownType(Permanent):
+    """A message arrived at a queue whose subscription does not handle its type."""
+
+    reason = "unknown-type"
+
+
+class MissingProperties(Permanent):
+    """A message lacks a property without which it has no identity or address."""
+
+    reason = "missing-properties"
+
+
+class Unroutable(Permanent):
+    """A command was sent to a node that does not handle it."""
+
+    reason = "unroutable"
+
+
+class MessageTooLarge(Permanent):
+    """The encoded message is over the limit of the bus."""
+
+    reason = "too-large"
+
+
+class UninterpretedEffect(Permanent):
+    """A handler returned something that is neither a message nor an effect with an interpreter."""
+
+    reason = "uninterpreted-effect"
+
+
+# --- outcome unknown --------------------------------------------------------------------------------------
+
+
+class OutcomeUnknown(FaregateError):
+    """A publish was neither confirmed nor refused in time; repeat it with the same identity."""
+
+
+def check_delay(seconds: float, name: str) -> float:
+    """A duration in seconds as given by a user: finite and not negative."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
+        raise ConfigurationError(f"{name} must be seconds >= 0, as a number; got {seconds!r}")
+    return float(seconds)

@@ -1,0 +1,214 @@
+"""Messages and the envelope they travel in.
+
+Rules kept here:
+- A message class has one wire name and one kind: an event (0..n recipients) or a command (one destination).
+- `Event` and `Command` subclasses are frozen msgspec structs. Dataclasses, attrs and pydantic classes join
+  through `@event`, `@command`, or by being named in a subscription.
+- Contracts are tolerant: a class may declare fewer fields than the publisher sent under the same wire name.
+- An envelope is immutable in practice: what changes on the way makes a new one with `msgspec.structs.replace`.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, dataclass_transform, overload
+
+import msgspec
+
+from faregate.errors import InvalidName, UnknownMessage
+
+Kind = Literal["event", "command"]
+C = TypeVar("C", bound=type)
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
+
+
+def check_name(name: object, what: str) -> str:
+    """Names go into queue names and routing keys, so they are letters, digits, `_` and `-` only."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidName(
+            f"{what} {name!r} is not a valid name: use 1 to 100 letters, digits, '_' or '-', for example 'billing'"
+        )
+    return name
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MessageType:
+    """What is known of a message class."""
+
+    cls: type
+    wire: str
+    kind: Kind
+    fields: frozenset[str]
+    declared: bool = True
+    """False when the class was never declared but only used as a message."""
+
+    def __str__(self) -> str:
+        return self.wire
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
+class MessageMeta(msgspec.StructMeta):
+    """Takes `wire="name"` as a class keyword and registers the class as a message."""
+
+    def __new__(
+        mcls,
+        name: str,
+        bases: tuple[type, ...],
+        namespace: dict[str, Any],
+        *,
+        wire: str | None = None,
+        **config: Any,
+    ) -> "MessageMeta":
+        cls = super().__new__(mcls, name, bases, namespace, **config)
+        kind = next((base.__dict__["__kind__"] for base in cls.__mro__ if "__kind__" in base.__dict__), None)
+        if kind is not None and "__kind__" not in namespace:
+            _register(cls, kind, wire)
+        return cls
+
+
+class Event(msgspec.Struct, frozen=True, metaclass=MessageMeta):
+    """Base of events: something happened; anyone may subscribe, the publisher does not care."""
+
+    __kind__ = "event"
+
+
+class Command(msgspec.Struct, frozen=True, metaclass=MessageMeta):
+    """Base of commands: one destination node shall do something."""
+
+    __kind__ = "command"
+
+
+@overload
+def event(cls: C) -> C: ...
+@overload
+def event(*, wire: str | None = None) -> Callable[[C], C]: ...
+def event(cls: C | None = None, *, wire: str | None = None) -> C | Callable[[C], C]:
+    """Declare a dataclass, attrs class or pydantic model as an event."""
+    return _declare("event", cls, wire)
+
+
+@overload
+def command(cls: C) -> C: ...
+@overload
+def command(*, wire: str | None = None) -> Callable[[C], C]: ...
+def command(cls: C | None = None, *, wire: str | None = None) -> C | Callable[[C], C]:
+    """Declare a dataclass, attrs class or pydantic model as a command."""
+    return _declare("command", cls, wire)
+
+
+def _declare(kind: Kind, cls: C | None, wire: str | None) -> C | Callable[[C], C]:
+    def declare(cls: C) -> C:
+        _register(cls, kind, wire)
+        return cls
+
+    return declare if cls is None else declare(cls)
+
+
+def known(cls: type) -> MessageType | None:
+    """What was declared for exactly this class; a subclass of a declared class is a class of its own."""
+    found: MessageType | None = cls.__dict__.get("__faregate__")
+    return found
+
+
+def _implied(cls: type, kind: Kind) -> MessageType:
+    """A class that nobody declared is what it is used as; what it was used as first is what it is known as."""
+    found = _message_type(cls, kind, None)
+    if known(cls) is None:
+        type.__setattr__(cls, "__faregate__", dataclasses.replace(found, declared=False))
+    return found
+
+
+def describe(cls: object, kind: Kind) -> MessageType:
+    """The message type of `cls` when it is used as `kind`.
+
+    Raises `UnknownMessage` when the class cannot be a message or was declared as the other kind.
+    """
+    if not isinstance(cls, type):
+        raise UnknownMessage(
+            f"{cls!r} is not a message class: pass the class itself, for example OrderPlaced, "
+            "declared as a subclass of fg.Event or fg.Command"
+        )
+    found = known(cls)
+    if found is None or not found.declared:
+        return _implied(cls, kind)
+    if found.kind != kind:
+        raise UnknownMessage(
+            f"{cls.__name__} is {_ARTICLE[found.kind]}, not {_ARTICLE[kind]}: {_HINT[found.kind]}"
+        )
+    return found
+
+
+_ARTICLE = {"event": "an event", "command": "a command"}
+_HINT = {
+    "event": "publish it, and subscribe to it with on(…, source='the publishing node')",
+    "command": "send it with fg.send(…, to='the node that handles it'), and subscribe to it without source=",
+}
+
+
+def _register(cls: type, kind: Kind, wire: str | None) -> None:
+    type.__setattr__(cls, "__faregate__", _message_type(cls, kind, wire))
+
+
+def _message_type(cls: type, kind: Kind, wire: str | None) -> MessageType:
+    fields = None if "__kind__" in cls.__dict__ else _field_names(cls)
+    if fields is None:
+        raise UnknownMessage(
+            f"{cls.__name__} is not a message class: make it a subclass of fg.Event or fg.Command, "
+            "or a dataclass, an attrs class or a pydantic model"
+        )
+    return MessageType(
+        cls, check_name(wire or cls.__name__, f"the wire name of {cls.__name__}"), kind, fields
+    )
+
+
+def _field_names(cls: type) -> frozenset[str] | None:
+    """The fields of a class by any of the supported ways to declare them, or None if it is none of these."""
+    if issubclass(cls, msgspec.Struct):
+        return frozenset(cls.__struct_fields__)
+    if dataclasses.is_dataclass(cls):
+        return frozenset(field.name for field in dataclasses.fields(cls))
+    attributes = getattr(cls, "__attrs_attrs__", None) or getattr(cls, "model_fields", None)
+    if attributes is None:
+        return None
+    return frozenset(getattr(attribute, "name", attribute) for attribute in attributes)
+
+
+class Envelope(msgspec.Struct, gc=False, omit_defaults=True):
+    """A publication's metadata and its encoded body as they travel.
+
+    `key_id` and `algorithm` are reserved for encryption, `attempt_id` for token deduplication. Times are
+    seconds since the epoch. A reader tolerates fields that it does not know.
+    """
+
+    publication_id: str = ""
+    type: str = ""
+    kind: Kind = "event"
+    source: str = ""
+    body: bytes = b""
+    recipients: tuple[str, ...] = ()
+    destination: str | None = None
+    correlation_id: str = ""
+    causation_id: str | None = None
+    marker: int = 0
+    key: str | None = None
+    attempt_id: str | None = None
+    sent_at: float = 0.0
+    deliver_at: float | None = None
+    expires_at: float | None = None
+    redeliveries: int = 0
+    replay: int = 0
+    content_type: str = "application/json"
+    content_encoding: str | None = None
+    key_id: str | None = None
+    algorithm: str | None = None
+    payload_ref: str | None = None
+    body_digest: bytes | None = None
+    traceparent: str | None = None
+    headers: dict[str, str] = {}
+
+    def __str__(self) -> str:
+        """How errors and logs name a message."""
+        return (
+            f"{self.type or 'untyped'} {self.publication_id or '(no id)'} from {self.source or '(no source)'}"
+        )

@@ -1,0 +1,181 @@
+"""The queue transport port: moves envelopes at least once, and lets a consumer hold one until it is settled.
+
+Rules every adapter keeps (and `faregate.testing.queue_suite` checks):
+- What `publish` confirmed is delivered until it is settled, poisoned or expired; never silently dropped.
+- A released message returns to its own position. A delivery ends once: a stale end raises `StaleLock`.
+- Within one key, a message is withheld while an earlier one of that key is out or waits for redelivery.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import msgspec
+
+from faregate.message import Envelope, Kind
+
+Outcome = Literal["handled", "skipped"]
+
+
+def poison_queue(node: str) -> str:
+    """Where a node's given-up messages wait for people."""
+    return f"{node}-poison"
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """What one subscription asks of a transport: a queue for (node, type, source) with these properties."""
+
+    node: str
+    type: str
+    kind: Kind
+    source: str | None = None
+    """The publishing node, for events; None for commands, which may come from any node."""
+    key_of: Callable[[Envelope], str | None] | None = None
+    """The ordering key of an envelope for this subscription; None when it asks for no order."""
+    strict: bool = True
+    """A message that waits for redelivery keeps its key waiting."""
+    lock_seconds: float = 60.0
+    """A delivery that is neither ended nor renewed for this long returns by itself."""
+    max_deliveries: int = 20
+    """Started deliveries after which a message that comes back is poisoned: it may be what kills the process."""
+    expires: float | None = None
+    """Seconds a message may wait in the queue before it is poisoned as expired."""
+    on_abandoned: Callable[[], None] | None = None
+    """Told when the transport itself gives up on a message: it expired, or its deliveries are used up."""
+
+    @property
+    def queue(self) -> str:
+        """Dots never occur in names, so two bindings cannot share a queue by accident."""
+        parts = (self.node, self.type) if self.source is None else (self.node, self.type, self.source)
+        return ".".join(parts)
+
+
+class Poisoned(msgspec.Struct, frozen=True):
+    """A message given up on, with everything a person needs to decide about it."""
+
+    node: str
+    queue: str
+    reason: str
+    error: str
+    tries: int
+    redeliveries: int
+    at: float
+    envelope: Envelope
+
+
+class Delivery(Protocol):
+    """One acquisition of one message by one consumer. Exactly one of settle, release, redeliver, poison ends it.
+
+    Ending or renewing a delivery whose lock was lost raises `StaleLock`; the message then belongs to another.
+    """
+
+    @property
+    def envelope(self) -> Envelope: ...
+    @property
+    def key(self) -> str | None:
+        """The ordering key, as the binding's `key_of` gave it."""
+        ...
+
+    @property
+    def redelivered(self) -> bool:
+        """Whether this message was handed out before."""
+        ...
+
+    @property
+    def redeliveries(self) -> int:
+        """How many counted redeliveries there were."""
+        ...
+
+    @property
+    def lock_seconds(self) -> float: ...
+
+    def start(self) -> None:
+        """The handler starts: this counts as a try."""
+        ...
+
+    def renew(self) -> None:
+        """Hold it for another lock period from now on."""
+        ...
+
+    async def settle(self, outcome: Outcome) -> None:
+        """It is done and never comes back."""
+        ...
+
+    async def release(self) -> None:
+        """Back to its own position, available at once; the try does not count."""
+        ...
+
+    async def redeliver(self, delay: float, *, counted: bool = True) -> None:
+        """Back to its own position after `delay` seconds. Uncounted: uses up neither a redelivery nor a try."""
+        ...
+
+    async def poison(self, reason: str, error: str) -> None:
+        """Into the node's poison queue, with the reason; one atomic move."""
+        ...
+
+
+class Consumer(Protocol):
+    def pause(self) -> None:
+        """No further deliveries until `resume`; what is out stays out."""
+        ...
+
+    def resume(self) -> None: ...
+
+    async def drain(self) -> None:
+        """No further deliveries; returns when everything handed out has been ended."""
+        ...
+
+    async def close(self) -> None:
+        """Go away; what is still out returns to its position at once. Closing twice does nothing."""
+        ...
+
+
+class QueueTransport(Protocol):
+    """All methods are called from one event loop. Errors of a driver are translated to `faregate.errors`."""
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None:
+        """Closes every consumer first. Closing twice does nothing."""
+        ...
+
+    async def bind(self, binding: Binding) -> None:
+        """Declare the subscription's queue and the node's poison queue. Idempotent; before `consume`."""
+        ...
+
+    async def publish(self, envelopes: Sequence[Envelope]) -> None:
+        """Append all of them, in order, or none; returns once they are as safe as this transport makes them.
+
+        Fills in each envelope's `recipients`. A publication id seen shortly before (with the same replay
+        number) is confirmed and not appended again. Raises `Unroutable` for a command that no queue takes; an
+        event that nobody wants is confirmed and gone.
+        """
+        ...
+
+    async def consume(
+        self,
+        queue: str,
+        on_delivery: Callable[[Delivery], None],
+        *,
+        prefetch: int,
+        selector: str | None = None,
+        exclusive: bool = False,
+    ) -> Consumer:
+        """Hand deliveries to the callback, at most `prefetch` of them out at a time.
+
+        Raises `QueueNotFound`, `InvalidSelector`, or `ConsumerRefused` when another has it exclusively.
+        """
+        ...
+
+    async def poison(self, node: str, envelope: Envelope, reason: str, error: str) -> None:
+        """Put a message that could not be sent among the node's poison, as a dead letter of its own."""
+        ...
+
+    async def poisoned(self, node: str, limit: int = 1000) -> list[Poisoned]:
+        """Look at a node's poison, oldest first, without taking it."""
+        ...
+
+    async def idle(self) -> None:
+        """Return once no bound queue holds anything but messages scheduled for later."""
+        ...

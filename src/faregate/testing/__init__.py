@@ -1,0 +1,28 @@
+"""For users' tests and ours: a bench with real broker semantics on a fake clock, fault points, and conformance
+suites. Nothing in here needs pytest.
+
+    async with fg.testing.bench(billing) as bench:
+        await bench.publish(OrderPlaced(order_id="17", total=40))
+        await bench.settle()
+        assert bench.sent(ChargeCard) == [ChargeCard(order_id="17", amount=40)]
+"""
+
+from faregate.testing.bench import Bench, BenchStuck, bench
+from faregate.testing.clock import FakeClock
+from faregate.testing.codec_suite import CODEC_CASES
+from faregate.testing.faults import crash_at, reached
+from faregate.testing.queue_suite import QUEUE_CASES, QueueSubject, memory_subject, run_queue_case
+
+__all__ = [
+    "CODEC_CASES",
+    "QUEUE_CASES",
+    "Bench",
+    "BenchStuck",
+    "FakeClock",
+    "QueueSubject",
+    "bench",
+    "crash_at",
+    "memory_subject",
+    "reached",
+    "run_queue_case",
+]

@@ -1,0 +1,299 @@
+"""A bench: nodes on a real broker in memory and a fake clock, with everything they send on record.
+
+Redelivery, delay, expiry and poison are the broker's own, not imitations; only time is made.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from typing import Any, TypeVar, overload
+
+from faregate.broker import Broker
+from faregate.bus.bus import Bus
+from faregate.bus.node import Node
+from faregate.bus.outgoing import Outgoing
+from faregate.codec import BodyReader
+from faregate.errors import ConfigurationError, FaregateError, Unroutable
+from faregate.message import Envelope, known
+from faregate.ports.clock import Clock
+from faregate.ports.queue import Poisoned, poison_queue
+from faregate.testing.clock import FakeClock
+from faregate.transports.memory import MemoryTransport
+
+T = TypeVar("T")
+
+_BODY_LIMIT = 1 << 30
+
+
+class BenchStuck(FaregateError):
+    """The bench waits for something that no passing of time brings about."""
+
+
+class RecordingTransport(MemoryTransport):
+    """Remembers what handlers send, and takes commands to nodes that are not on the bench."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock=clock)
+        self.recorded: dict[str, Envelope] = {}
+
+    async def publish(self, envelopes: Sequence[Envelope]) -> None:
+        caused = [envelope for envelope in envelopes if envelope.causation_id is not None]
+        known_here = [envelope for envelope in envelopes if self._routable(envelope)]
+        await super().publish(known_here)
+        for envelope in caused:
+            self.recorded.setdefault(envelope.publication_id, envelope)
+
+    def _routable(self, envelope: Envelope) -> bool:
+        if envelope.kind == "event" or self.broker.topics.route(envelope).queues:
+            return True
+        if envelope.causation_id is None:
+            raise Unroutable(f"no node {envelope.destination!r} on this bench handles {envelope.type}")
+        return False
+
+
+class Bench:
+    """Made by `bench(…)`. `bus` and `clock` are there to be used directly, too."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.clock = FakeClock()
+        self._nodes = list(nodes)
+        self._transport = RecordingTransport(self.clock)
+        names = {node.name for node in nodes}
+        sources = {
+            source for node in nodes for _, source in node.subscriptions if source and source not in names
+        }
+        self.bus = Bus(
+            self._transport,
+            nodes=[*nodes, *(Node(source) for source in sorted(sources))],
+            clock=self.clock,
+            drain_seconds=0,
+        )
+        self._threads = 0
+        self._count_threads()
+        self._classes: dict[str, type] = {}
+        self._remember_classes()
+
+    @property
+    def broker(self) -> Broker:
+        return self._transport.broker
+
+    # --- putting messages in ------------------------------------------------------------------------------
+
+    async def publish(
+        self,
+        event: Any,
+        *,
+        node: str | None = None,
+        idempotency_key: str | None = None,
+        delay: float | timedelta | None = None,
+        at: float | datetime | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> str:
+        """Publish as the node that the subscriptions name as the source of this type, unless told otherwise."""
+        return await self.bus.publish(
+            event,
+            node=node or self._source_of(event),
+            idempotency_key=idempotency_key,
+            delay=delay,
+            at=at,
+            headers=headers,
+        )
+
+    async def send(
+        self,
+        command: Any,
+        *,
+        to: str | None = None,
+        node: str | None = None,
+        idempotency_key: str | None = None,
+        delay: float | timedelta | None = None,
+        at: float | datetime | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> str:
+        """Send to the one node that handles this command, unless told otherwise."""
+        return await self.bus.send(
+            command,
+            to=to or self._handler_of(command),
+            node=node or self._nodes[0].name,
+            idempotency_key=idempotency_key,
+            delay=delay,
+            at=at,
+            headers=headers,
+        )
+
+    async def deliver(self, envelope: Envelope) -> None:
+        """Put an envelope on the bus as it is; if it has no way of its own, into the first subscription's queue."""
+        route = self.broker.topics.route(envelope)
+        queues = route.queues or [
+            self.broker.queue(worker.binding.queue)
+            for worker in self.bus._workers
+            if worker.subscription.node == (envelope.destination or self._nodes[0].name)
+        ]
+        if not queues:
+            raise ConfigurationError("no node on this bench has a subscription to deliver to")
+        for queue in queues if route.queues else queues[:1]:
+            queue.enqueue(envelope)
+
+    def _source_of(self, event: Any) -> str:
+        declared = known(type(event))
+        sources = {
+            source
+            for node in self._nodes
+            for wire, source in node.subscriptions
+            if source and declared and wire == declared.wire
+        }
+        if len(sources) > 1:
+            raise ConfigurationError(
+                f"several nodes publish {declared}: say which, node= one of {sorted(sources)}"
+            )
+        return sources.pop() if sources else self._nodes[0].name
+
+    def _handler_of(self, command: Any) -> str:
+        declared = known(type(command))
+        handlers = [
+            node.name for node in self._nodes if declared and (declared.wire, None) in node.subscriptions
+        ]
+        if len(handlers) != 1:
+            raise ConfigurationError(
+                f"{len(handlers)} nodes handle {type(command).__name__}: say which, with to="
+            )
+        return handlers[0]
+
+    # --- letting time pass --------------------------------------------------------------------------------
+
+    async def settle(self, timeout: float = 30.0) -> None:
+        """Run until every message is handled, skipped or poisoned, moving the clock over retries and redeliveries.
+
+        Messages scheduled for later are not waited for, nor what waits at a paused subscription. `timeout` is
+        real time. Raises `BenchStuck`.
+        """
+        give_up = time.monotonic() + timeout
+        while True:
+            await self._rest()
+            if self._at_rest():
+                return
+            if self._working() > 0:
+                # A handler waits for something real: a thread, a socket, an event of the test.
+                if time.monotonic() > give_up:
+                    raise BenchStuck(f"a handler still runs after {timeout} s: {self._where()}")
+                await asyncio.sleep(0.001)
+                continue
+            delay = self.clock.next_timer() if self._time_helps() else None
+            if delay is None:
+                raise BenchStuck(f"nothing moves any more, and time would not help: {self._where()}")
+            self.clock.jump(delay)
+
+    async def advance(self, seconds: float) -> None:
+        """Move the clock and let everything run that became due."""
+        await self.clock.advance(seconds, self._rest)
+
+    def _at_rest(self) -> bool:
+        if any(worker.busy for worker in self.bus._workers):
+            return False
+        paused = {worker.binding.queue for worker in self.bus._workers if worker.paused}
+        waiting = sum(
+            1
+            for queue in self.broker.queues()
+            if queue.name in paused
+            for entry in queue.browse()
+            if entry.in_flight
+        )
+        return self.broker.flight.count == waiting
+
+    def _working(self) -> int:
+        return sum(worker.busy for worker in self.bus._workers) - self.clock.sleepers
+
+    def _time_helps(self) -> bool:
+        return self.clock.sleepers > 0 or any(
+            entry.redelivering for queue in self.broker.queues() for entry in queue.browse()
+        )
+
+    def _where(self) -> str:
+        counts = [f"{len(queue)} in {queue.name}" for queue in self.broker.queues() if len(queue)]
+        return ", ".join(counts) or "no queue holds anything"
+
+    async def _rest(self) -> None:
+        """Go round the event loop until nothing changes any more and no thread works for a handler."""
+        unchanged = 0
+        before: object = None
+        while unchanged < 10:
+            await asyncio.sleep(0.0005 if self._threads else 0)
+            state = (self._fingerprint(), self._threads)
+            unchanged = unchanged + 1 if state == before and not self._threads else 0
+            before = state
+
+    def _fingerprint(self) -> tuple[object, ...]:
+        queues = [(queue.activity, len(queue)) for queue in self.broker.queues()]
+        outcomes = [tuple(worker.outcomes.values()) for worker in self.bus._workers]
+        return (tuple(queues), tuple(outcomes), self.clock.sleepers, self._working())
+
+    def _count_threads(self) -> None:
+        pool = self.bus._pool
+        submit = pool.submit
+
+        def counted(*args: Any, **kwargs: Any) -> Future[Any]:
+            self._threads += 1
+            future = submit(*args, **kwargs)
+            future.add_done_callback(self._thread_done)
+            return future
+
+        pool.submit = counted  # type: ignore[method-assign, assignment]
+
+    def _remember_classes(self) -> None:
+        """Note which class each wire name stands for in what is sent here."""
+        for sender in self.bus._senders.values():
+
+            def sealed(out: Outgoing, *args: Any, seal: Any = sender._seal) -> Envelope:
+                self._classes[out.message_type.wire] = out.message_type.cls
+                envelope: Envelope = seal(out, *args)
+                return envelope
+
+            sender._seal = sealed  # type: ignore[method-assign, assignment]
+
+    def _thread_done(self, _: Future[Any]) -> None:
+        self._threads -= 1
+
+    # --- looking at what happened -------------------------------------------------------------------------
+
+    @overload
+    def sent(self) -> list[Any]: ...
+    @overload
+    def sent(self, cls: type[T]) -> list[T]: ...
+    def sent(self, cls: type | None = None) -> list[Any]:
+        """The messages that handlers published or sent, in order; of one class, or all."""
+        found = []
+        for envelope in self.envelopes(cls):
+            reader = BodyReader(cls or self._classes[envelope.type], limit=_BODY_LIMIT)
+            found.append(reader.read(envelope))
+        return found
+
+    def envelopes(self, cls: type | None = None) -> list[Envelope]:
+        """The envelopes of what handlers published or sent, in order."""
+        declared = known(cls) if cls is not None else None
+        wire = declared.wire if declared else getattr(cls, "__name__", None)
+        recorded = self._transport.recorded.values()
+        return [envelope for envelope in recorded if wire is None or envelope.type == wire]
+
+    def poisoned(self, node: str | None = None) -> list[Poisoned]:
+        """The messages that were given up on, oldest first."""
+        names = [node] if node else list(self.bus.nodes)
+        queues = [queue for queue in self.broker.queues() if queue.name in map(poison_queue, names)]
+        found = [entry.poisoned for queue in queues for entry in queue.browse() if entry.poisoned]
+        return sorted(found, key=lambda record: record.at)
+
+    def outcomes(self) -> dict[str, int]:
+        """How many messages were handled, skipped, redelivered, dead."""
+        return self.bus.outcomes()
+
+
+@asynccontextmanager
+async def bench(*nodes: Node) -> AsyncIterator[Bench]:
+    """Run nodes on a fake clock; other nodes that they name exist as far as they must."""
+    if not nodes:
+        raise ConfigurationError("bench(…) takes the nodes to test")
+    made = Bench(nodes)
+    async with made.bus:
+        yield made

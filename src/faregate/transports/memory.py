@@ -1,0 +1,73 @@
+"""`memory:`: the embedded broker within one process. What it holds is gone with the process."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+from faregate.broker import Broker
+from faregate.errors import ConfigurationError
+from faregate.message import Envelope
+from faregate.ports.clock import Clock, SystemClock
+from faregate.ports.queue import Binding, Consumer, Delivery, Poisoned, poison_queue
+
+_APPENDS_PER_TURN = 128
+"""Publishing never waits here, so now and then it lets consumers run; else a busy publisher would starve them."""
+
+
+class MemoryTransport:
+    def __init__(self, rest: str = "", *, clock: Clock | None = None) -> None:
+        if rest:
+            raise ConfigurationError(f"memory: takes nothing behind the colon; got {rest!r}")
+        self._clock = clock or SystemClock()
+        self.broker = Broker(self._clock)
+        self._appended = 0
+
+    async def open(self) -> None:
+        """Nothing to open."""
+
+    async def close(self) -> None:
+        self.broker.close()
+
+    async def bind(self, binding: Binding) -> None:
+        self.broker.bind(binding)
+
+    async def publish(self, envelopes: Sequence[Envelope]) -> None:
+        self.broker.append(envelopes)
+        self._appended += len(envelopes)
+        if self._appended >= _APPENDS_PER_TURN:
+            self._appended = 0
+            await asyncio.sleep(0)
+
+    async def consume(
+        self,
+        queue: str,
+        on_delivery: Callable[[Delivery], None],
+        *,
+        prefetch: int,
+        selector: str | None = None,
+        exclusive: bool = False,
+    ) -> Consumer:
+        return self.broker.consume(
+            queue, on_delivery, prefetch=prefetch, selector=selector, exclusive=exclusive
+        )
+
+    async def poison(self, node: str, envelope: Envelope, reason: str, error: str) -> None:
+        self.broker.poison(
+            Poisoned(
+                node=node,
+                queue=node,
+                reason=reason,
+                error=error,
+                tries=0,
+                redeliveries=0,
+                at=self._clock.time(),
+                envelope=envelope,
+            )
+        )
+
+    async def poisoned(self, node: str, limit: int = 1000) -> list[Poisoned]:
+        entries = self.broker.browse(poison_queue(node))
+        return [entry.poisoned for entry in islice(entries, limit) if entry.poisoned is not None]
+
+    async def idle(self) -> None:
+        await self.broker.flight.landed()

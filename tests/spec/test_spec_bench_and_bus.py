@@ -1,0 +1,290 @@
+"""Spec: the bench itself, and the bus' life: pause and resume, idle, shutdown."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import faregate as fg
+
+LONG = 30  # seconds until a test that hangs is failed
+
+
+class Placed(fg.Event):
+    name: str
+
+
+class Other(fg.Event):
+    name: str
+
+
+class Charge(fg.Command):
+    name: str
+
+
+class Noted(fg.Event):
+    text: str
+
+
+def relay() -> fg.Node:
+    node = fg.Node("relay")
+
+    @node.on(Placed, source="shop", order=fg.Serial())
+    async def pass_on(placed: Placed) -> Any:
+        return [
+            fg.send(Charge(name=placed.name), to="payments"),
+            Noted(text=placed.name),
+        ]
+
+    return node
+
+
+async def test_a_bench_records_what_goes_to_nodes_that_are_not_on_it() -> None:
+    async with fg.testing.bench(relay()) as bench:
+        await bench.publish(Placed(name="1"))
+        await bench.publish(Placed(name="2"))
+        await bench.settle()
+        assert bench.sent(Charge) == [Charge(name="1"), Charge(name="2")]
+        assert bench.sent(Noted) == [Noted(text="1"), Noted(text="2")]
+        assert bench.sent() == [
+            Charge(name="1"),
+            Noted(text="1"),
+            Charge(name="2"),
+            Noted(text="2"),
+        ]
+        assert bench.sent(Placed) == [], "what the test itself published is not an output"
+        assert bench.poisoned() == []
+        assert bench.outcomes() == {"handled": 2, "skipped": 0, "redelivered": 0, "dead": 0}
+        assert [envelope.destination for envelope in bench.envelopes(Charge)] == ["payments"] * 2
+
+
+async def test_a_bench_sends_a_command_to_the_one_node_that_handles_it() -> None:
+    got: list[str] = []
+    payments = fg.Node("payments")
+
+    @payments.on(Charge)
+    async def charge(cmd: Charge) -> None:
+        got.append(cmd.name)
+
+    async with fg.testing.bench(relay(), payments) as bench:
+        await bench.send(Charge(name="by default"))
+        await bench.settle()
+        await bench.send(Charge(name="by name"), to="payments")
+        await bench.settle()
+        await bench.publish(Placed(name="through the relay"))
+        await bench.settle()
+    assert got == ["by default", "by name", "through the relay"]
+
+
+async def test_two_benches_of_one_node_share_nothing() -> None:
+    node = relay()
+    async with fg.testing.bench(node) as first, fg.testing.bench(node) as second:
+        await first.publish(Placed(name="1"), idempotency_key="same")
+        await first.settle()
+        await second.publish(Placed(name="1"), idempotency_key="same")
+        await second.settle()
+        assert len(first.sent(Noted)) == len(second.sent(Noted)) == 1
+    async with fg.testing.bench(node) as third:
+        await third.settle()
+        assert third.sent() == []
+
+
+async def test_the_bench_clock_moves_only_when_told_or_when_settling() -> None:
+    async with fg.testing.bench(relay()) as bench:
+        start = bench.clock.time()
+        await bench.publish(Placed(name="1"))
+        await bench.settle()
+        assert bench.clock.time() == start
+        await bench.advance(12.5)
+        assert bench.clock.time() == pytest.approx(start + 12.5)
+
+
+async def test_settling_does_not_take_the_time_it_pretends_to_take() -> None:
+    calls = 0
+    node = fg.Node("slow")
+
+    @node.on(Placed, source="shop", retry=None, redeliver=fg.Redeliver(*[86_400] * 30))
+    async def fail(placed: Placed) -> None:
+        nonlocal calls
+        calls += 1
+        raise ValueError("for a month")
+
+    async with asyncio.timeout(LONG), fg.testing.bench(node) as bench:
+        start = bench.clock.time()
+        await bench.publish(Placed(name="1"))
+        await bench.settle()
+        assert bench.clock.time() - start >= 30 * 86_400
+        assert len(bench.poisoned()) == 1
+    assert calls == 31
+
+
+async def test_a_paused_subscription_waits_and_the_others_go_on() -> None:
+    got: list[str] = []
+    others = asyncio.Event()
+    node = fg.Node("worker")
+
+    @node.on(Placed, source="shop", order=fg.Serial())
+    async def work(placed: Placed) -> None:
+        got.append(placed.name)
+
+    @node.on(Other, source="shop")
+    async def other(message: Other) -> None:
+        got.append(message.name)
+        others.set()
+
+    async with asyncio.timeout(LONG):
+        async with fg.Bus("memory:", nodes=[fg.Node("shop"), node]) as bus:
+            await bus.pause("worker", Placed)
+            await bus.publish(Placed(name="waits"), node="shop")
+            await bus.publish(Other(name="goes on"), node="shop")
+            await others.wait()
+            assert got == ["goes on"]
+            await bus.resume("worker", Placed)
+            await bus.idle()
+    assert got == ["goes on", "waits"]
+
+
+async def test_a_pause_with_a_length_ends_by_itself() -> None:
+    got: list[str] = []
+    node = fg.Node("worker")
+
+    @node.on(Placed, source="shop")
+    async def work(placed: Placed) -> None:
+        got.append(placed.name)
+
+    async with asyncio.timeout(LONG):
+        async with fg.Bus("memory:", nodes=[fg.Node("shop"), node]) as bus:
+            await bus.pause("worker", Placed, seconds=0.02)
+            await bus.publish(Placed(name="waits"), node="shop")
+            await bus.idle()
+    assert got == ["waits"]
+
+
+async def test_pausing_what_is_not_there_is_refused() -> None:
+    async with fg.Bus("memory:", nodes=[fg.Node("shop")]) as bus:
+        with pytest.raises(fg.FaregateError, match="stranger"):
+            await bus.pause("stranger", Placed)
+
+
+async def test_idle_gives_up_after_its_timeout() -> None:
+    release = asyncio.Event()
+    node = fg.Node("worker")
+
+    @node.on(Placed, source="shop")
+    async def work(placed: Placed) -> None:
+        await release.wait()
+
+    async with asyncio.timeout(LONG):
+        async with fg.Bus("memory:", nodes=[fg.Node("shop"), node]) as bus:
+            await bus.publish(Placed(name="1"), node="shop")
+            with pytest.raises(TimeoutError):
+                await bus.idle(timeout=0.01)
+            release.set()
+            await bus.idle()
+            assert bus.outcomes()["handled"] == 1
+
+
+async def test_idle_on_a_quiet_bus_returns_at_once() -> None:
+    async with asyncio.timeout(LONG):
+        async with fg.Bus("memory:", nodes=[relay()]) as bus:
+            await bus.idle()
+            assert bus.outcomes() == {"handled": 0, "skipped": 0, "redelivered": 0, "dead": 0}
+
+
+async def test_idle_waits_for_what_the_handlers_send_on() -> None:
+    hops: list[str] = []
+    node = fg.Node("shop")
+
+    @node.on(Placed, source="shop")
+    async def hop(placed: Placed) -> Any:
+        hops.append(placed.name)
+        await asyncio.sleep(0)
+        return Placed(name="x") if len(hops) < 50 else None
+
+    async with fg.Bus("memory:", nodes=[node]) as bus:
+        await bus.publish(Placed(name="x"), node="shop")
+        await bus.idle(timeout=LONG)
+        assert len(hops) == 50
+
+
+async def test_leaving_the_bus_lets_a_running_handler_finish() -> None:
+    started, release = asyncio.Event(), asyncio.Event()
+    finished: list[str] = []
+    node = fg.Node("worker")
+
+    @node.on(Placed, source="shop")
+    async def work(placed: Placed) -> None:
+        started.set()
+        await release.wait()
+        finished.append(placed.name)
+
+    async def live() -> None:
+        async with fg.Bus("memory:", nodes=[fg.Node("shop"), node]) as bus:
+            await bus.publish(Placed(name="1"), node="shop")
+            await started.wait()
+
+    async with asyncio.timeout(LONG):
+        life = asyncio.create_task(live())
+        await started.wait()
+        for _ in range(20):  # give the bus every chance to leave too early
+            await asyncio.sleep(0)
+        assert not life.done()
+        release.set()
+        await life
+    assert finished == ["1"]
+
+
+async def test_leaving_the_bus_does_not_wait_for_what_is_scheduled_or_redelivered_later() -> None:
+    failed = asyncio.Event()
+    node = fg.Node("worker")
+
+    @node.on(Placed, source="shop", retry=None, redeliver=fg.Redeliver(3_600))
+    async def work(placed: Placed) -> None:
+        failed.set()
+        raise ValueError("in an hour")
+
+    async with asyncio.timeout(LONG):
+        async with fg.Bus("memory:", nodes=[fg.Node("shop"), node]) as bus:
+            await bus.publish(Placed(name="1"), node="shop")
+            await bus.publish(Placed(name="2"), node="shop", delay=3_600)
+            await failed.wait()
+    assert failed.is_set()
+
+
+async def test_leaving_the_bus_leaves_no_task_behind() -> None:
+    before = asyncio.all_tasks()
+    async with fg.Bus("memory:", nodes=[fg.Node("shop"), relay()]) as bus:
+        await bus.publish(Placed(name="1"), node="shop")
+        await bus.publish(Placed(name="2"), node="shop", delay=3_600)
+    assert asyncio.all_tasks() == before
+
+
+async def test_an_error_in_the_body_closes_the_bus_and_comes_out() -> None:
+    before = asyncio.all_tasks()
+    with pytest.raises(ZeroDivisionError):
+        async with fg.Bus("memory:", nodes=[fg.Node("shop"), relay()]):
+            raise ZeroDivisionError
+    assert asyncio.all_tasks() == before
+
+
+async def test_a_closed_bus_refuses_to_publish() -> None:
+    async with fg.Bus("memory:", nodes=[fg.Node("shop")]) as bus:
+        await bus.publish(Placed(name="1"), node="shop")
+    with pytest.raises(fg.FaregateError):
+        await bus.publish(Placed(name="2"), node="shop")
+
+
+async def test_nodes_may_run_again_on_another_bus() -> None:
+    got: list[str] = []
+    shop, node = fg.Node("shop"), fg.Node("worker")
+
+    @node.on(Placed, source="shop")
+    async def work(placed: Placed) -> None:
+        got.append(placed.name)
+
+    for name in ("first", "second"):
+        async with fg.Bus("memory:", nodes=[shop, node]) as bus:
+            await bus.publish(Placed(name=name), node="shop")
+            await bus.idle(timeout=LONG)
+            assert bus.outcomes()["handled"] == 1
+    assert got == ["first", "second"]

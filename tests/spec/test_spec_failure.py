@@ -1,0 +1,325 @@
+"""Spec: failure (recovery.md, Failure): retry in memory, redeliver later, then poison with the reason."""
+
+import asyncio
+import itertools
+from typing import Any
+
+import pytest
+
+import faregate as fg
+
+
+class Job(fg.Event):
+    name: str
+
+
+class Noted(fg.Event):
+    text: str
+
+
+async def test_the_default_policy_is_three_tries_in_each_of_four_deliveries() -> None:
+    tries: list[tuple[float, int, int, bool]] = []
+    node = fg.Node("worker")
+    clock: dict[str, Any] = {}
+
+    @node.on(Job, source="boss")
+    async def work(job: Job, ctx: fg.Context) -> None:
+        tries.append((clock["now"](), ctx.attempt, ctx.redeliveries, ctx.redelivered))
+        raise ValueError(f"{job.name} fails")
+
+    async with fg.testing.bench(node) as bench:
+        clock["now"] = bench.clock.time
+        await bench.publish(Job(name="hopeless"))
+        await bench.settle()
+        [dead] = bench.poisoned()
+        outcomes = bench.outcomes()
+
+    assert [(attempt, redeliveries) for _, attempt, redeliveries, _ in tries] == [
+        (attempt, redeliveries) for redeliveries in range(4) for attempt in (1, 2, 3)
+    ]
+    assert [redelivered for *_, redelivered in tries] == [False] * 3 + [True] * 9
+    deliveries = [when for when, attempt, *_ in tries if attempt == 1]
+    waits = [later - earlier for earlier, later in itertools.pairwise(deliveries)]
+    for wait, designed in zip(waits, (10, 60, 600), strict=True):
+        assert designed <= wait < designed + 5
+    assert (dead.node, dead.reason) == ("worker", "failed")
+    assert "ValueError" in dead.error
+    assert "hopeless fails" in dead.error
+    assert (outcomes["redelivered"], outcomes["dead"], outcomes["handled"]) == (3, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("retry", "redeliver", "tries"),
+    [
+        (None, None, 1),
+        (fg.Retry(0), fg.Redeliver(), 1),
+        (fg.Retry(4, delay=1), None, 5),
+        (None, fg.Redeliver(1, 2), 3),
+        (fg.Retry(1, delay=1), fg.Redeliver(5), 4),
+    ],
+)
+async def test_the_policy_of_the_subscription_decides_how_often(
+    retry: Any, redeliver: Any, tries: int
+) -> None:
+    calls = 0
+    node = fg.Node("worker")
+
+    @node.on(Job, source="boss", retry=retry, redeliver=redeliver)
+    async def work(job: Job) -> None:
+        nonlocal calls
+        calls += 1
+        raise ValueError("no")
+
+    async with fg.testing.bench(node) as bench:
+        await bench.publish(Job(name="x"))
+        await bench.settle()
+        assert len(bench.poisoned()) == 1
+    assert calls == tries
+
+
+@pytest.mark.parametrize("succeeds_at", [1, 2, 3, 4, 6])
+async def test_a_message_that_succeeds_in_time_is_handled_once(succeeds_at: int) -> None:
+    calls = 0
+    node = fg.Node("worker")
+
+    @node.on(Job, source="boss", retry=fg.Retry(1, delay=1), redeliver=fg.Redeliver(5, 5))
+    def work(job: Job) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls < succeeds_at:
+            raise ValueError("not yet")
+        return Noted(text=str(calls))
+
+    async with fg.testing.bench(node) as bench:
+        await bench.publish(Job(name="x"))
+        await bench.settle()
+        assert bench.sent() == [Noted(text=str(succeeds_at))]
+        assert bench.poisoned() == []
+        assert bench.outcomes()["handled"] == 1
+        assert bench.outcomes()["redelivered"] == (succeeds_at - 1) // 2
+
+
+async def test_in_memory_retries_back_off_on_the_clock() -> None:
+    times: list[float] = []
+    node = fg.Node("worker")
+    clock: dict[str, Any] = {}
+
+    @node.on(Job, source="boss", retry=fg.Retry(3, delay=1, backoff=2, jitter=0), redeliver=None)
+    async def work(job: Job) -> None:
+        times.append(clock["now"]())
+        raise ValueError("no")
+
+    async with fg.testing.bench(node) as bench:
+        clock["now"] = bench.clock.time
+        await bench.publish(Job(name="x"))
+        await bench.settle()
+
+    waits = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert waits == pytest.approx([1, 2, 4], abs=0.01)
+
+
+async def test_a_permanent_error_is_poisoned_at_once_and_the_next_goes_on() -> None:
+    calls: list[str] = []
+    node = fg.Node("worker")
+
+    @node.on(Job, source="boss", order=fg.Serial())
+    async def work(job: Job) -> None:
+        calls.append(job.name)
+        if job.name == "bad":
+            raise fg.Permanent("the account is closed")
+
+    async with fg.testing.bench(node) as bench:
+        start = bench.clock.time()
+        await bench.publish(Job(name="bad"))
+        await bench.publish(Job(name="good"))
+        await bench.settle()
+        [dead] = bench.poisoned()
+        assert bench.clock.time() - start < 1
+        assert bench.outcomes() == {"handled": 1, "skipped": 0, "redelivered": 0, "dead": 1}
+
+    assert calls == ["bad", "good"]
+    assert (dead.node, dead.reason, dead.tries) == ("worker", "permanent", 1)
+    assert "the account is closed" in dead.error
+
+
+async def test_a_dead_message_keeps_its_envelope() -> None:
+    node = fg.Node("worker")
+
+    @node.on(Job, source="boss")
+    async def work(job: Job) -> None:
+        raise fg.Permanent("no")
+
+    async with fg.Bus("memory:", nodes=[fg.Node("boss"), node]) as bus:
+        root = await bus.publish(Job(name="keep me"), node="boss", headers={"tenant": "acme"})
+        await bus.idle(timeout=30)
+        [dead] = await bus.poisoned("worker")
+
+    envelope = dead.envelope
+    assert (envelope.publication_id, envelope.type, envelope.source) == (root, "Job", "boss")
+    assert b"keep me" in bytes(envelope.body)
+    assert envelope.headers["tenant"] == "acme"
+
+
+async def test_retry_after_waits_as_long_as_asked_and_uses_up_no_try() -> None:
+    calls: list[float] = []
+    node = fg.Node("worker")
+    clock: dict[str, Any] = {}
+
+    @node.on(Job, source="boss", retry=None, redeliver=None)
+    async def work(job: Job) -> None:
+        calls.append(clock["now"]())
+        if len(calls) <= 15:
+            raise fg.RetryAfter(40)
+
+    async with fg.testing.bench(node) as bench:
+        clock["now"] = bench.clock.time
+        await bench.publish(Job(name="x"))
+        await bench.settle()
+        assert bench.poisoned() == []
+        assert bench.outcomes()["handled"] == 1
+    waits = [later - earlier for earlier, later in itertools.pairwise(calls)]
+    assert len(waits) == 15
+    assert min(waits) >= 40
+    assert max(waits) < 45
+
+
+async def test_retry_after_is_not_retried_in_memory_and_keeps_the_tries_for_later() -> None:
+    attempts: list[tuple[str, int]] = []
+    node = fg.Node("worker")
+
+    @node.on(Job, source="boss", retry=fg.Retry(1, delay=1), redeliver=fg.Redeliver(5))
+    async def work(job: Job, ctx: fg.Context) -> None:
+        if len(attempts) < 3:
+            attempts.append(("later", ctx.attempt))
+            raise fg.RetryAfter(7)
+        attempts.append(("fails", ctx.attempt))
+        raise ValueError("no")
+
+    async with fg.testing.bench(node) as bench:
+        await bench.publish(Job(name="x"))
+        await bench.settle()
+        assert len(bench.poisoned()) == 1
+    assert attempts == [("later", 1)] * 3 + [("fails", 1), ("fails", 2)] * 2
+
+
+async def test_an_error_that_carries_a_retry_after_is_treated_alike() -> None:
+    class Throttled(Exception):
+        retry_after = 40
+
+    calls: list[float] = []
+    node = fg.Node("worker")
+    clock: dict[str, Any] = {}
+
+    @node.on(Job, source="boss", retry=None, redeliver=None)
+    async def work(job: Job) -> None:
+        calls.append(clock["now"]())
+        if len(calls) == 1:
+            raise Throttled
+
+    async with fg.testing.bench(node) as bench:
+        clock["now"] = bench.clock.time
+        await bench.publish(Job(name="x"))
+        await bench.settle()
+        assert bench.outcomes()["handled"] == 1
+    assert 40 <= calls[1] - calls[0] < 45
+
+
+async def test_a_message_that_finds_its_dependency_unavailable_is_not_lost() -> None:
+    calls = 0
+    node = fg.Node("worker")
+
+    @node.on(Job, source="boss", retry=None, redeliver=None)
+    async def work(job: Job) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise fg.Unavailable(retry_after=3)
+        return Noted(text="done")
+
+    async with fg.testing.bench(node) as bench:
+        await bench.publish(Job(name="x"))
+        await bench.settle()
+        assert bench.sent() == [Noted(text="done")]
+        assert bench.poisoned() == []
+
+
+async def test_a_handler_whose_own_task_was_cancelled_has_failed_like_any_other() -> None:
+    calls: list[str] = []
+    node = fg.Node("worker")
+
+    @node.on(Job, source="boss", order=fg.Serial(), retry=None, redeliver=None)
+    async def work(job: Job) -> None:
+        calls.append(job.name)
+        if job.name == "bad":
+            inner = asyncio.create_task(asyncio.Event().wait())
+            inner.cancel()
+            await inner
+
+    async with asyncio.timeout(30), fg.testing.bench(node) as bench:
+        await bench.publish(Job(name="bad"))
+        await bench.publish(Job(name="good"))
+        await bench.settle()
+        [dead] = bench.poisoned()
+        assert bench.outcomes()["handled"] == 1
+    assert calls == ["bad", "good"]
+    assert "CancelledError" in dead.error
+
+
+async def test_an_error_that_cannot_describe_itself_is_still_poisoned() -> None:
+    class Unspeakable(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("cannot say")
+
+    handled: list[str] = []
+    node = fg.Node("worker")
+
+    @node.on(Job, source="boss", order=fg.Serial(), retry=None, redeliver=None)
+    async def work(job: Job) -> None:
+        if job.name == "bad":
+            raise Unspeakable
+        handled.append(job.name)
+
+    async with asyncio.timeout(30), fg.testing.bench(node) as bench:
+        await bench.publish(Job(name="bad"))
+        await bench.publish(Job(name="good"))
+        await bench.settle()
+        [dead] = bench.poisoned()
+    assert "Unspeakable" in dead.error
+    assert handled == ["good"]
+
+
+async def test_redelivery_works_on_the_real_clock_and_idle_waits_for_it() -> None:
+    attempts: list[int] = []
+    node = fg.Node("worker")
+
+    @node.on(Job, source="boss", retry=None, redeliver=fg.Redeliver(0.01, 0.01))
+    async def work(job: Job, ctx: fg.Context) -> None:
+        attempts.append(ctx.redeliveries)
+        if ctx.redeliveries < 2:
+            raise ValueError("not yet")
+
+    async with fg.Bus("memory:", nodes=[fg.Node("boss"), node]) as bus:
+        await bus.publish(Job(name="x"), node="boss")
+        await bus.idle(timeout=30)
+        assert bus.outcomes() == {"handled": 1, "skipped": 0, "redelivered": 2, "dead": 0}
+    assert attempts == [0, 1, 2]
+
+
+async def test_nothing_is_lost_when_many_messages_fail_at_once() -> None:
+    handled: list[str] = []
+    failed: set[str] = set()
+    node = fg.Node("worker")
+
+    @node.on(Job, source="boss", order=fg.Parallel(8), retry=None, redeliver=fg.Redeliver(0.001))
+    async def work(job: Job) -> None:
+        await asyncio.sleep(0)
+        if job.name not in failed:
+            failed.add(job.name)
+            raise ValueError("first time")
+        handled.append(job.name)
+
+    names = [str(number) for number in range(300)]
+    async with fg.Bus("memory:", nodes=[fg.Node("boss"), node]) as bus:
+        await bus.publish_many([Job(name=name) for name in names], node="boss")
+        await bus.idle(timeout=60)
+    assert sorted(handled) == sorted(names)

@@ -1,0 +1,431 @@
+"""Spec: middlewares before, after and outgoing, and provided resources (recovery.md, Pipeline)."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+import faregate as fg
+
+
+class OrderPlaced(fg.Event):
+    order_id: str
+
+
+class Noted(fg.Event):
+    text: str
+
+
+class ChargeCard(fg.Command):
+    order_id: str
+
+
+class Session:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+async def test_middlewares_wrap_the_handler_in_the_order_they_were_added() -> None:
+    log: list[str] = []
+    billing = fg.Node("billing")
+
+    async def outer(ctx: fg.Context, call_next: Any) -> None:
+        log.append("outer in")
+        await call_next()
+        log.append("outer out")
+
+    async def inner(ctx: fg.Context, call_next: Any) -> None:
+        log.append("inner in")
+        await call_next(ctx)
+        log.append("inner out")
+
+    billing.use(outer)
+    billing.use(inner)
+
+    @billing.on(OrderPlaced, source="shop")
+    async def bill(order: OrderPlaced) -> None:
+        log.append("handler")
+
+    async with fg.testing.bench(billing) as bench:
+        await bench.publish(OrderPlaced(order_id="1"))
+        await bench.settle()
+        assert bench.outcomes()["handled"] == 1
+    assert log == ["outer in", "inner in", "handler", "inner out", "outer out"]
+
+
+async def test_a_middleware_that_does_not_call_on_settles_the_message_as_skipped() -> None:
+    handled: list[str] = []
+    settled: list[str] = []
+    billing = fg.Node("billing")
+
+    async def only_even(ctx: fg.Context, call_next: Any) -> None:
+        if int(ctx.headers["number"]) % 2 == 0:
+            await call_next()
+
+    async def note_outcome(ctx: fg.Context, call_next: Any) -> None:
+        settled.append(ctx.outcome)
+        await call_next()
+
+    billing.use(only_even)
+    billing.use(note_outcome, after=True)
+
+    @billing.on(OrderPlaced, source="shop", order=fg.Serial())
+    async def bill(order: OrderPlaced) -> Any:
+        handled.append(order.order_id)
+        return Noted(text=order.order_id)
+
+    async with fg.testing.bench(billing) as bench:
+        for number in range(4):
+            await bench.publish(OrderPlaced(order_id=str(number)), headers={"number": str(number)})
+        await bench.settle()
+        outcomes = bench.outcomes()
+        assert (outcomes["handled"], outcomes["skipped"], outcomes["dead"]) == (2, 2, 0)
+        assert bench.sent() == [Noted(text="0"), Noted(text="2")]
+        assert bench.poisoned() == []
+    assert handled == ["0", "2"]
+    assert settled == ["handled", "skipped", "handled", "skipped"]
+
+
+async def test_calling_on_again_runs_the_handler_again_and_keeps_the_last_outputs() -> None:
+    runs = 0
+    billing = fg.Node("billing")
+
+    async def twice(ctx: fg.Context, call_next: Any) -> None:
+        await call_next()
+        await call_next()
+
+    billing.use(twice)
+
+    @billing.on(OrderPlaced, source="shop")
+    async def bill(order: OrderPlaced) -> Any:
+        nonlocal runs
+        runs += 1
+        return Noted(text=f"run {runs}")
+
+    async with fg.testing.bench(billing) as bench:
+        await bench.publish(OrderPlaced(order_id="1"))
+        await bench.settle()
+        assert bench.sent() == [Noted(text="run 2")]
+        assert bench.outcomes()["handled"] == 1
+    assert runs == 2
+
+
+async def test_a_middleware_may_catch_the_handlers_error_and_try_again() -> None:
+    runs = 0
+    caught: list[str] = []
+    billing = fg.Node("billing")
+
+    async def again(ctx: fg.Context, call_next: Any) -> None:
+        try:
+            await call_next()
+        except RuntimeError as error:
+            caught.append(str(error))
+            await call_next()
+
+    billing.use(again)
+
+    @billing.on(OrderPlaced, source="shop", retry=fg.Retry(2, delay=1), redeliver=None)
+    async def bill(order: OrderPlaced, ctx: fg.Context) -> Any:
+        nonlocal runs
+        runs += 1
+        ctx.publish(Noted(text=f"run {runs}"))
+        if runs <= 3:
+            raise RuntimeError(f"run {runs} failed")
+
+    async with fg.testing.bench(billing) as bench:
+        await bench.publish(OrderPlaced(order_id="1"))
+        await bench.settle()
+        assert bench.sent() == [Noted(text="run 4")]
+        assert bench.outcomes()["handled"] == 1
+        assert bench.poisoned() == []
+    assert caught == ["run 3 failed"], "errors reach the middleware after the in-memory retries"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_middlewares_exception_aborts_the_unit_of_work(when: str) -> None:
+    billing = fg.Node("billing")
+
+    async def broken(ctx: fg.Context, call_next: Any) -> None:
+        if when == "after":
+            await call_next()
+        raise LookupError("middleware is broken")
+
+    billing.use(broken)
+
+    @billing.on(OrderPlaced, source="shop", retry=None, redeliver=None)
+    async def bill(order: OrderPlaced) -> Any:
+        return Noted(text="never sent")
+
+    async with fg.testing.bench(billing) as bench:
+        await bench.publish(OrderPlaced(order_id="1"))
+        await bench.settle()
+        assert bench.sent() == []
+        [dead] = bench.poisoned()
+        assert bench.outcomes()["handled"] == 0
+    assert "LookupError" in dead.error
+    assert "middleware is broken" in dead.error
+
+
+async def test_a_middlewares_exception_follows_the_failure_policy() -> None:
+    passes: list[int] = []
+    billing = fg.Node("billing")
+
+    async def shaky(ctx: fg.Context, call_next: Any) -> None:
+        passes.append(ctx.redeliveries)
+        if ctx.redeliveries == 0:
+            raise LookupError("not yet")
+        await call_next()
+
+    billing.use(shaky)
+
+    @billing.on(OrderPlaced, source="shop", retry=None, redeliver=fg.Redeliver(30))
+    async def bill(order: OrderPlaced) -> Any:
+        return Noted(text="sent")
+
+    async with fg.testing.bench(billing) as bench:
+        start = bench.clock.time()
+        await bench.publish(OrderPlaced(order_id="1"))
+        await bench.settle()
+        assert bench.sent() == [Noted(text="sent")]
+        assert bench.clock.time() - start >= 30
+    assert passes == [0, 1]
+
+
+async def test_an_after_middleware_sees_every_outcome() -> None:
+    seen: list[str] = []
+    billing = fg.Node("billing")
+
+    async def gate(ctx: fg.Context, call_next: Any) -> None:
+        if "skip" not in ctx.headers:
+            await call_next()
+
+    async def note(ctx: fg.Context, call_next: Any) -> None:
+        seen.append(ctx.outcome)
+        await call_next()
+
+    billing.use(gate)
+    billing.use(note, after=True)
+
+    @billing.on(OrderPlaced, source="shop", order=fg.Serial(), retry=None, redeliver=fg.Redeliver(10))
+    async def bill(order: OrderPlaced) -> None:
+        if order.order_id == "bad":
+            raise RuntimeError("bad")
+
+    async with fg.testing.bench(billing) as bench:
+        await bench.publish(OrderPlaced(order_id="good"))
+        await bench.settle()
+        await bench.publish(OrderPlaced(order_id="skipped"), headers={"skip": "yes"})
+        await bench.settle()
+        await bench.publish(OrderPlaced(order_id="bad"))
+        await bench.settle()
+        assert bench.outcomes() == {"handled": 1, "skipped": 1, "redelivered": 1, "dead": 1}
+    assert seen == ["handled", "skipped", "redelivered", "dead"]
+
+
+async def test_a_failing_after_middleware_cannot_undo_a_settled_message() -> None:
+    billing = fg.Node("billing")
+
+    async def broken(ctx: fg.Context, call_next: Any) -> None:
+        raise LookupError("too late to matter")
+
+    billing.use(broken, after=True)
+
+    @billing.on(OrderPlaced, source="shop", retry=None, redeliver=None)
+    async def bill(order: OrderPlaced) -> Any:
+        return Noted(text=order.order_id)
+
+    async with fg.testing.bench(billing) as bench:
+        for number in range(3):
+            await bench.publish(OrderPlaced(order_id=str(number)))
+        await bench.settle()
+        assert sorted(note.text for note in bench.sent(Noted)) == ["0", "1", "2"]
+        assert bench.outcomes()["handled"] == 3
+        assert bench.poisoned() == []
+
+
+async def test_an_outgoing_middleware_sees_and_marks_what_goes_on() -> None:
+    seen: list[tuple[Any, ...]] = []
+    billing = fg.Node("billing")
+
+    async def mark(out: Any, call_next: Any) -> None:
+        seen.append((out.message, out.type, out.kind, out.destination))
+        out.headers["tenant"] = "acme"
+        await call_next()
+
+    billing.use_outgoing(mark)
+
+    @billing.on(OrderPlaced, source="shop")
+    async def bill(order: OrderPlaced) -> Any:
+        return [Noted(text="a"), fg.send(ChargeCard(order_id="1"), to="payments")]
+
+    async with fg.testing.bench(billing) as bench:
+        await bench.publish(OrderPlaced(order_id="1"))
+        await bench.settle()
+        assert [envelope.headers["tenant"] for envelope in bench.envelopes()] == ["acme", "acme"]
+
+    assert [entry[:3] for entry in seen] == [
+        (Noted(text="a"), "Noted", "event"),
+        (ChargeCard(order_id="1"), "ChargeCard", "command"),
+    ]
+    assert not seen[0][3]
+    assert seen[1][3] == "payments"
+
+
+async def test_an_outgoing_middleware_that_does_not_call_on_drops_that_message_only() -> None:
+    billing = fg.Node("billing")
+
+    async def censor(out: Any, call_next: Any) -> None:
+        if out.message.text != "secret":
+            await call_next()
+
+    billing.use_outgoing(censor)
+
+    @billing.on(OrderPlaced, source="shop")
+    async def bill(order: OrderPlaced) -> Any:
+        return [Noted(text="a"), Noted(text="secret"), Noted(text="b")]
+
+    async with fg.testing.bench(billing) as bench:
+        await bench.publish(OrderPlaced(order_id="1"))
+        await bench.settle()
+        assert bench.sent() == [Noted(text="a"), Noted(text="b")]
+        assert bench.outcomes()["handled"] == 1
+
+
+async def test_an_outgoing_middleware_also_wraps_what_is_published_outside_handlers() -> None:
+    seen: list[str] = []
+    shop, billing = fg.Node("shop"), fg.Node("billing")
+
+    async def mark(out: Any, call_next: Any) -> None:
+        out.headers["tenant"] = "acme"
+        await call_next()
+
+    shop.use_outgoing(mark)
+
+    @billing.on(OrderPlaced, source="shop")
+    async def bill(order: OrderPlaced, ctx: fg.Context) -> None:
+        seen.append(ctx.headers["tenant"])
+
+    async with fg.Bus("memory:", nodes=[shop, billing]) as bus:
+        await bus.publish(OrderPlaced(order_id="1"), node="shop")
+        await bus.idle(timeout=30)
+    assert seen == ["acme"]
+
+
+def session_node(log: list[str]) -> fg.Node:
+    """A node whose messages each get a numbered session; `log` tells its life."""
+    billing = fg.Node("billing")
+    opened = 0
+
+    @billing.provides
+    async def session(ctx: fg.Context) -> AsyncIterator[Session]:
+        nonlocal opened
+        opened += 1
+        log.append(f"open {opened} for {ctx.source}")
+        number = opened
+        try:
+            yield Session(number)
+        except BaseException as error:
+            log.append(f"failed {number}: {error}")
+            raise
+        else:
+            log.append(f"close {number}")
+
+    return billing
+
+
+async def test_handler_and_middleware_of_one_message_share_one_resource() -> None:
+    log: list[str] = []
+    billing = session_node(log)
+
+    async def with_session(ctx: fg.Context, call_next: Any, session: Session) -> None:
+        log.append(f"middleware {session.number}")
+        await call_next()
+
+    billing.use(with_session)
+
+    @billing.on(OrderPlaced, source="shop", order=fg.Serial())
+    async def bill(order: OrderPlaced, ctx: fg.Context, session: Session) -> None:
+        log.append(f"handler {session.number}")
+
+    async with fg.testing.bench(billing) as bench:
+        await bench.publish(OrderPlaced(order_id="1"))
+        await bench.publish(OrderPlaced(order_id="2"))
+        await bench.settle()
+
+    assert log == [
+        "open 1 for shop",
+        "middleware 1",
+        "handler 1",
+        "close 1",
+        "open 2 for shop",
+        "middleware 2",
+        "handler 2",
+        "close 2",
+    ]
+
+
+async def test_a_plain_function_handler_gets_resources_too() -> None:
+    log: list[str] = []
+    billing = session_node(log)
+
+    @billing.on(OrderPlaced, source="shop")
+    def bill(order: OrderPlaced, session: Session) -> None:
+        log.append(f"handler {session.number}")
+
+    async with fg.testing.bench(billing) as bench:
+        await bench.publish(OrderPlaced(order_id="1"))
+        await bench.settle()
+    assert log == ["open 1 for shop", "handler 1", "close 1"]
+
+
+async def test_a_resource_is_told_of_the_failure_and_released() -> None:
+    log: list[str] = []
+    billing = session_node(log)
+
+    @billing.on(OrderPlaced, source="shop", retry=None, redeliver=None)
+    async def bill(order: OrderPlaced, session: Session) -> None:
+        raise RuntimeError("no luck")
+
+    async with fg.testing.bench(billing) as bench:
+        await bench.publish(OrderPlaced(order_id="1"))
+        await bench.settle()
+        assert len(bench.poisoned()) == 1
+    assert log == ["open 1 for shop", "failed 1: no luck"]
+
+
+async def test_a_resource_that_cannot_be_opened_follows_the_failure_policy() -> None:
+    opened = 0
+    billing = fg.Node("billing")
+
+    @billing.provides
+    async def session() -> AsyncIterator[Session]:
+        nonlocal opened
+        opened += 1
+        if opened < 3:
+            raise ConnectionError("no connection")
+        yield Session(opened)
+
+    @billing.on(OrderPlaced, source="shop", retry=None, redeliver=fg.Redeliver(10, 10, 10))
+    async def bill(order: OrderPlaced, session: Session) -> Any:
+        return Noted(text=f"session {session.number}")
+
+    async with fg.testing.bench(billing) as bench:
+        await bench.publish(OrderPlaced(order_id="1"))
+        await bench.settle()
+        assert bench.sent() == [Noted(text="session 3")]
+        assert bench.outcomes()["handled"] == 1
+
+
+async def test_a_handler_that_does_not_ask_opens_no_resource() -> None:
+    log: list[str] = []
+    billing = session_node(log)
+
+    @billing.on(OrderPlaced, source="shop")
+    async def bill(order: OrderPlaced) -> Any:
+        return Noted(text="done")
+
+    async with fg.testing.bench(billing) as bench:
+        await bench.publish(OrderPlaced(order_id="1"))
+        await bench.settle()
+        assert bench.sent() == [Noted(text="done")]
+    assert log == []

@@ -1,0 +1,328 @@
+"""Spec: lanes (recovery.md, Order; seed 002): order within a key, parallel across keys, bounded."""
+
+import asyncio
+from collections import Counter, defaultdict
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import faregate as fg
+
+LONG = 30  # seconds until a test that hangs is failed; never waited for when the code is right
+
+
+class Step(fg.Event):
+    key: str
+    number: int
+    pauses: int = 0
+    failures: int = 0
+
+
+class Watch:
+    """Follows handlers as they run: how many at once, in which order, which keys together."""
+
+    def __init__(self) -> None:
+        self.running: Counter[str] = Counter()
+        self.most = 0
+        self.overlapped: set[str] = set()
+        self.started: list[tuple[str, int]] = []
+        self.finished: list[tuple[str, int]] = []
+        self.tries: Counter[tuple[str, int]] = Counter()
+
+    async def run(self, step: Step) -> None:
+        name = (step.key, step.number)
+        self.started.append(name)
+        self.running[step.key] += 1
+        self.most = max(self.most, self.running.total())
+        if self.running[step.key] > 1:
+            self.overlapped.add(step.key)
+        try:
+            for _ in range(step.pauses):
+                await asyncio.sleep(0)
+            self.tries[name] += 1
+            if self.tries[name] <= step.failures:
+                raise RuntimeError("on purpose")
+        finally:
+            self.running[step.key] -= 1
+        self.finished.append(name)
+
+    def starts_by_key(self) -> dict[str, list[int]]:
+        by_key: dict[str, list[int]] = defaultdict(list)
+        for key, number in self.started:
+            by_key[key].append(number)
+        return by_key
+
+
+def numbered(keys: list[tuple[str, int, int]]) -> list[Step]:
+    counts: Counter[str] = Counter()
+    steps = []
+    for key, pauses, failures in keys:
+        steps.append(Step(key=key, number=counts[key], pauses=pauses, failures=failures))
+        counts[key] += 1
+    return steps
+
+
+plans = st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, 4), st.integers(0, 5)), max_size=30)
+
+
+@settings(max_examples=60, deadline=None)
+@given(plan=plans, lanes=st.integers(1, 4), prefetch=st.none() | st.integers(1, 8))
+def test_each_key_runs_strictly_in_order_whatever_fails(
+    plan: list[tuple[str, int, int]], lanes: int, prefetch: int | None
+) -> None:
+    steps = numbered(plan)
+    watch = Watch()
+
+    async def scenario() -> dict[str, int]:
+        node = fg.Node("worker")
+        options: dict[str, Any] = {} if prefetch is None else {"prefetch": prefetch}
+
+        @node.on(
+            Step,
+            source="feeder",
+            key="key",
+            order=fg.ByKey(lanes=lanes),
+            retry=fg.Retry(1, delay=0.5),
+            redeliver=fg.Redeliver(1),
+            **options,
+        )
+        async def work(step: Step) -> None:
+            await watch.run(step)
+
+        async with asyncio.timeout(LONG), fg.testing.bench(node) as bench:
+            for step in steps:
+                await bench.publish(step)
+            await bench.settle()
+            return bench.outcomes()
+
+    outcomes = asyncio.run(scenario())
+    allowed = 4  # two tries in each of two deliveries
+    doomed = [step for step in steps if step.failures >= allowed]
+    assert outcomes["dead"] == len(doomed)
+    assert outcomes["handled"] == len(steps) - len(doomed)
+    assert watch.most <= lanes
+    assert watch.overlapped == set()
+    for key, starts in watch.starts_by_key().items():
+        expected = [
+            step.number for step in steps if step.key == key for _ in range(min(step.failures + 1, allowed))
+        ]
+        assert starts == expected
+
+
+@settings(max_examples=40, deadline=None)
+@given(plan=plans)
+def test_a_serial_subscription_runs_one_at_a_time_in_publishing_order(
+    plan: list[tuple[str, int, int]],
+) -> None:
+    steps = numbered([(key, pauses, 0) for key, pauses, _ in plan])
+    watch = Watch()
+
+    async def scenario() -> None:
+        node = fg.Node("worker")
+
+        @node.on(Step, source="feeder", order=fg.Serial())
+        async def work(step: Step) -> None:
+            await watch.run(step)
+
+        async with asyncio.timeout(LONG), fg.testing.bench(node) as bench:
+            for step in steps:
+                await bench.publish(step)
+            await bench.settle()
+
+    asyncio.run(scenario())
+    assert watch.most <= 1
+    assert watch.finished == [(step.key, step.number) for step in steps]
+
+
+@settings(max_examples=40, deadline=None)
+@given(plan=plans, limit=st.integers(1, 5))
+def test_a_parallel_subscription_handles_all_and_never_exceeds_its_limit(
+    plan: list[tuple[str, int, int]], limit: int
+) -> None:
+    steps = numbered([(key, pauses, 0) for key, pauses, _ in plan])
+    watch = Watch()
+
+    async def scenario() -> None:
+        node = fg.Node("worker")
+
+        @node.on(Step, source="feeder", order=fg.Parallel(limit))
+        async def work(step: Step) -> None:
+            await watch.run(step)
+
+        async with asyncio.timeout(LONG), fg.testing.bench(node) as bench:
+            for step in steps:
+                await bench.publish(step)
+            await bench.settle()
+
+    asyncio.run(scenario())
+    assert watch.most <= limit
+    assert sorted(watch.finished) == sorted((step.key, step.number) for step in steps)
+
+
+@pytest.mark.parametrize(
+    ("order", "at_once"),
+    [(fg.Parallel(5), 5), (fg.ByKey(lanes=5), 5), (fg.Parallel(2), 2), (fg.ByKey(lanes=2), 2)],
+    ids=["parallel 5", "lanes 5", "parallel 2", "lanes 2"],
+)
+async def test_all_the_lanes_are_really_used(order: Any, at_once: int) -> None:
+    together = asyncio.Barrier(at_once)
+    node = fg.Node("worker")
+
+    @node.on(Step, source="feeder", key="key", order=order, redeliver=None, retry=None)
+    async def work(step: Step) -> None:
+        await together.wait()  # passes only when `at_once` handlers stand here
+
+    async with asyncio.timeout(LONG):
+        async with fg.Bus("memory:", nodes=[fg.Node("feeder"), node]) as bus:
+            for number in range(at_once * 3):
+                await bus.publish(Step(key=f"k{number}", number=number), node="feeder")
+            await bus.idle()
+            assert bus.outcomes()["handled"] == at_once * 3
+
+
+@pytest.mark.parametrize("prefetch", [None, 2, 10])  # fewer than the lanes would bound the lanes
+async def test_a_busy_key_does_not_hold_the_others(prefetch: int | None) -> None:
+    started, release, others = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    finished: list[tuple[str, int]] = []
+    node = fg.Node("worker")
+    options: dict[str, Any] = {} if prefetch is None else {"prefetch": prefetch}
+
+    @node.on(Step, source="feeder", key="key", order=fg.ByKey(lanes=2), **options)
+    async def work(step: Step) -> None:
+        if step.key == "busy" and step.number == 0:
+            started.set()
+            await release.wait()
+        finished.append((step.key, step.number))
+        if step == Step(key="other", number=4):
+            others.set()
+
+    async with asyncio.timeout(LONG):
+        async with fg.Bus("memory:", nodes=[fg.Node("feeder"), node]) as bus:
+            await bus.publish(Step(key="busy", number=0), node="feeder")
+            await started.wait()
+            for number in range(1, 200):
+                await bus.publish(Step(key="busy", number=number), node="feeder")
+            for number in range(5):
+                await bus.publish(Step(key="other", number=number), node="feeder")
+            await others.wait()
+            assert finished == [("other", number) for number in range(5)]
+            release.set()
+            await bus.idle()
+
+    assert finished[5:] == [("busy", number) for number in range(200)]
+
+
+async def test_a_key_alone_makes_the_order_by_key() -> None:
+    watch = Watch()
+    node = fg.Node("worker")
+
+    @node.on(Step, source="feeder", key="key")
+    async def work(step: Step) -> None:
+        await watch.run(step)
+
+    steps = numbered([(key, 200, 0) for key in "aabbabab"])
+    async with fg.testing.bench(node) as bench:
+        for step in steps:
+            await bench.publish(step)
+        await bench.settle()
+
+    assert watch.starts_by_key() == {"a": [0, 1, 2, 3], "b": [0, 1, 2, 3]}
+    assert watch.overlapped == set()
+    assert watch.most == 2
+
+
+async def finishing_order(order: Any) -> list[tuple[str, int]]:
+    """a0 fails once and waits ten seconds for its redelivery, with a1 behind it and b0 beside it."""
+    watch = Watch()
+    node = fg.Node("worker")
+
+    @node.on(Step, source="feeder", key="key", order=order, retry=None, redeliver=fg.Redeliver(10, 10))
+    async def work(step: Step) -> None:
+        await watch.run(step)
+
+    async with fg.testing.bench(node) as bench:
+        for step in numbered([("a", 0, 1), ("a", 0, 0), ("b", 0, 0)]):
+            await bench.publish(step)
+        await bench.settle()
+        assert bench.outcomes()["handled"] == 3
+    return watch.finished
+
+
+async def test_a_message_waiting_for_redelivery_keeps_its_key_waiting() -> None:
+    assert await finishing_order(fg.ByKey(lanes=2)) == [("b", 0), ("a", 0), ("a", 1)]
+
+
+async def test_without_strictness_later_messages_of_the_key_pass() -> None:
+    finished = await finishing_order(fg.ByKey(lanes=2, strict=False))
+    assert finished[-1] == ("a", 0)
+    assert sorted(finished[:2]) == [("a", 1), ("b", 0)]
+
+
+async def test_a_poisoned_message_lets_its_key_go_on() -> None:
+    watch = Watch()
+    node = fg.Node("worker")
+
+    @node.on(Step, source="feeder", key="key", retry=None, redeliver=fg.Redeliver(10))
+    async def work(step: Step) -> None:
+        await watch.run(step)
+
+    async with fg.testing.bench(node) as bench:
+        for step in numbered([("a", 0, 99), ("a", 0, 0), ("a", 0, 0)]):
+            await bench.publish(step)
+        await bench.settle()
+        assert len(bench.poisoned()) == 1
+    assert watch.started == [("a", 0), ("a", 0), ("a", 1), ("a", 2)]
+
+
+async def test_a_message_waiting_for_redelivery_frees_its_lane() -> None:
+    watch = Watch()
+    node = fg.Node("worker")
+
+    @node.on(
+        Step,
+        source="feeder",
+        key="key",
+        order=fg.ByKey(lanes=1),
+        prefetch=1,
+        retry=None,
+        redeliver=fg.Redeliver(1000),
+    )
+    async def work(step: Step) -> None:
+        await watch.run(step)
+
+    async with fg.testing.bench(node) as bench:
+        for step in numbered([("a", 0, 1), ("b", 0, 1), ("c", 0, 1), ("d", 0, 0)]):
+            await bench.publish(step)
+        await bench.settle()
+        assert bench.outcomes()["handled"] == 4
+    assert watch.finished[0] == ("d", 0)
+
+
+async def test_one_subscriptions_busy_lane_does_not_hold_another_subscription() -> None:
+    class Other(fg.Event):
+        number: int
+
+    started, release, passed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    node = fg.Node("worker")
+
+    @node.on(Step, source="feeder", order=fg.Serial())
+    async def work(step: Step) -> None:
+        started.set()
+        await release.wait()
+
+    async def note(other: Any) -> None:
+        passed.set()
+
+    node.on(Other, source="feeder", order=fg.Serial())(note)
+    async with asyncio.timeout(LONG):
+        async with fg.Bus("memory:", nodes=[fg.Node("feeder"), node]) as bus:
+            await bus.publish(Step(key="a", number=0), node="feeder")
+            await started.wait()
+            await bus.publish(Other(number=1), node="feeder")
+            await passed.wait()
+            assert bus.outcomes()["handled"] <= 1  # the first is still running
+            release.set()
+            await bus.idle()
+            assert bus.outcomes()["handled"] == 2

@@ -1,0 +1,225 @@
+"""Spec: scheduled delivery and expiry (broker.md, Queue) on the bench's clock and on the real one."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import faregate as fg
+
+
+class Reminder(fg.Event):
+    text: str
+
+
+class Noted(fg.Event):
+    text: str
+
+
+def reader(handled: list[str], **options: Any) -> fg.Node:
+    node = fg.Node("reader")
+
+    @node.on(Reminder, source="planner", **options)
+    async def read(reminder: Reminder) -> None:
+        handled.append(reminder.text)
+
+    return node
+
+
+async def test_a_delayed_message_comes_when_its_time_has_come_and_not_before() -> None:
+    handled: list[str] = []
+    async with fg.testing.bench(reader(handled)) as bench:
+        await bench.publish(Reminder(text="later"), delay=30)
+        await bench.settle()
+        assert handled == []
+        await bench.advance(29)
+        assert handled == []
+        await bench.advance(1)
+        assert handled == ["later"]
+        await bench.advance(1_000)
+        assert handled == ["later"]
+
+
+async def test_a_message_scheduled_for_a_wall_time_comes_then() -> None:
+    handled: list[str] = []
+    async with fg.testing.bench(reader(handled)) as bench:
+        await bench.publish(Reminder(text="at"), at=bench.clock.time() + 60)
+        await bench.advance(59)
+        assert handled == []
+        await bench.advance(2)
+        assert handled == ["at"]
+
+
+async def test_a_wall_time_in_the_past_means_now() -> None:
+    handled: list[str] = []
+    async with fg.testing.bench(reader(handled)) as bench:
+        await bench.publish(Reminder(text="past"), at=bench.clock.time() - 60)
+        await bench.settle()
+        assert handled == ["past"]
+
+
+async def test_scheduled_messages_come_in_the_order_of_their_times() -> None:
+    handled: list[str] = []
+    async with fg.testing.bench(reader(handled, order=fg.Serial())) as bench:
+        for delay in (50, 10, 40, 20, 30):
+            await bench.publish(Reminder(text=str(delay)), delay=delay)
+        await bench.publish(Reminder(text="now"))
+        await bench.advance(60)
+    assert handled == ["now", "10", "20", "30", "40", "50"]
+
+
+async def test_a_scheduled_message_does_not_hold_its_key() -> None:
+    handled: list[str] = []
+
+    class Keyed(fg.Event):
+        key: str
+        text: str
+
+    node = fg.Node("reader")
+
+    async def read(message: Any) -> None:
+        handled.append(message.text)
+
+    node.on(Keyed, source="planner", key="key")(read)
+    async with fg.testing.bench(node) as bench:
+        await bench.publish(Keyed(key="a", text="later"), delay=30)
+        await bench.publish(Keyed(key="a", text="now"))
+        await bench.settle()
+        assert handled == ["now"]
+        await bench.advance(30)
+    assert handled == ["now", "later"]
+
+
+async def test_an_output_may_be_delayed() -> None:
+    heard: list[str] = []
+    node = fg.Node("reader")
+
+    @node.on(Reminder, source="planner")
+    async def read(reminder: Reminder) -> Any:
+        return [
+            fg.publish(Noted(text="later"), delay=100),
+            fg.publish(Noted(text="now")),
+        ]
+
+    @node.on(Noted, source="reader")
+    async def hear(note: Noted) -> None:
+        heard.append(note.text)
+
+    async with fg.testing.bench(node) as bench:
+        await bench.publish(Reminder(text="go"))
+        await bench.settle()
+        assert heard == ["now"]
+        await bench.advance(100)
+        assert heard == ["now", "later"]
+
+
+async def test_scheduled_messages_do_not_count_as_in_flight() -> None:
+    handled: list[str] = []
+    async with fg.Bus("memory:", nodes=[fg.Node("planner"), reader(handled)]) as bus:
+        await bus.publish(Reminder(text="next week"), node="planner", delay=7 * 86_400)
+        await bus.publish(Reminder(text="now"), node="planner")
+        await bus.idle(timeout=30)
+        assert handled == ["now"]
+        assert bus.outcomes()["handled"] == 1
+
+
+async def test_a_short_delay_passes_on_the_real_clock() -> None:
+    came = asyncio.Event()
+    node = fg.Node("reader")
+
+    @node.on(Reminder, source="planner")
+    async def read(reminder: Reminder) -> None:
+        came.set()
+
+    async with asyncio.timeout(30):
+        async with fg.Bus("memory:", nodes=[fg.Node("planner"), node]) as bus:
+            await bus.publish(Reminder(text="soon"), node="planner", delay=0.02)
+            await came.wait()
+            await bus.idle()
+            assert bus.outcomes()["handled"] == 1
+
+
+async def test_a_message_that_nobody_takes_in_time_is_poisoned_as_expired() -> None:
+    handled: list[str] = []
+    node = reader(handled, expires=0.02)
+    async with asyncio.timeout(30):
+        async with fg.Bus("memory:", nodes=[fg.Node("planner"), node]) as bus:
+            await bus.pause("reader", Reminder)
+            await bus.publish(Reminder(text="stale"), node="planner")
+            await bus.idle()
+            [dead] = await bus.poisoned("reader")
+            assert bus.outcomes()["dead"] == 1
+    assert dead.reason == "expired"
+    assert handled == []
+
+
+async def test_a_foreign_message_that_is_already_expired_is_poisoned_unhandled() -> None:
+    handled: list[str] = []
+    async with fg.testing.bench(reader(handled)) as bench:
+        for text, left in (("stale", -1), ("fresh", 60)):
+            await bench.deliver(
+                fg.Envelope(
+                    publication_id=fg.ids.root_id(),
+                    type="Reminder",
+                    kind="event",
+                    source="planner",
+                    body=b'{"text": "%s"}' % text.encode(),
+                    expires_at=bench.clock.time() + left,
+                )
+            )
+        await bench.settle()
+        assert [dead.reason for dead in bench.poisoned()] == ["expired"]
+    assert handled == ["fresh"]
+
+
+async def test_a_message_that_is_being_handled_does_not_expire() -> None:
+    node = fg.Node("reader")
+    clock: dict[str, Any] = {}
+    seen: list[float] = []
+
+    @node.on(
+        Reminder,
+        source="planner",
+        expires=5,
+        retry=fg.Retry(1, delay=60),
+        redeliver=None,
+    )
+    async def read(reminder: Reminder) -> Any:
+        seen.append(clock["now"]())
+        if len(seen) == 1:
+            raise ValueError("wait a minute")  # in memory: the entry stays acquired meanwhile
+        return Noted(text="done")
+
+    async with fg.testing.bench(node) as bench:
+        clock["now"] = bench.clock.time
+        await bench.publish(Reminder(text="slow"))
+        await bench.settle()
+        assert bench.sent() == [Noted(text="done")]
+        assert bench.poisoned() == []
+    assert seen[1] - seen[0] >= 60
+
+
+async def test_a_message_waiting_for_redelivery_beyond_its_expiry_is_poisoned() -> None:
+    calls: list[str] = []
+    node = fg.Node("reader")
+
+    @node.on(Reminder, source="planner", expires=50, retry=None, redeliver=fg.Redeliver(100))
+    async def read(reminder: Reminder) -> None:
+        calls.append(reminder.text)
+        raise ValueError("no")
+
+    async with fg.testing.bench(node) as bench:
+        await bench.publish(Reminder(text="stale"))
+        await bench.settle()
+        [dead] = bench.poisoned()
+    assert dead.reason == "expired"
+    assert calls == ["stale"]
+
+
+async def test_a_delay_and_a_wall_time_together_are_refused() -> None:
+    handled: list[str] = []
+    async with fg.Bus("memory:", nodes=[fg.Node("planner"), reader(handled)]) as bus:
+        with pytest.raises((fg.FaregateError, ValueError, TypeError)):
+            await bus.publish(Reminder(text="both"), node="planner", delay=1, at=2)
+        await bus.idle(timeout=30)
+    assert handled == []
