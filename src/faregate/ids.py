@@ -47,9 +47,7 @@ def publication_id(
 ) -> str:
     """The id of what a handler publishes. `slot` is the ordinal of the output, or its explicit `id_key`."""
     place = f"#{slot}" if isinstance(slot, int) else f"={slot}"
-    return _derived(
-        correlation_id, _digest("publication", correlation_id, node, causation_id, handler, type, place)
-    )
+    return _derived(correlation_id, _digest("publication", correlation_id, node, causation_id, handler, type, place))
 
 
 def message_id(publication_id: str, recipient: str) -> str:

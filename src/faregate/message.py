@@ -133,9 +133,7 @@ def describe(cls: object, kind: Kind) -> MessageType:
     if found is None or not found.declared:
         return _implied(cls, kind)
     if found.kind != kind:
-        raise UnknownMessage(
-            f"{cls.__name__} is {_ARTICLE[found.kind]}, not {_ARTICLE[kind]}: {_HINT[found.kind]}"
-        )
+        raise UnknownMessage(f"{cls.__name__} is {_ARTICLE[found.kind]}, not {_ARTICLE[kind]}: {_HINT[found.kind]}")
     return found
 
 
@@ -157,9 +155,7 @@ def _message_type(cls: type, kind: Kind, wire: str | None) -> MessageType:
             f"{cls.__name__} is not a message class: make it a subclass of fg.Event or fg.Command, "
             "or a dataclass, an attrs class or a pydantic model"
         )
-    return MessageType(
-        cls, check_name(wire or cls.__name__, f"the wire name of {cls.__name__}"), kind, fields
-    )
+    return MessageType(cls, check_name(wire or cls.__name__, f"the wire name of {cls.__name__}"), kind, fields)
 
 
 def _field_names(cls: type) -> frozenset[str] | None:
@@ -209,6 +205,4 @@ class Envelope(msgspec.Struct, gc=False, omit_defaults=True):
 
     def __str__(self) -> str:
         """How errors and logs name a message."""
-        return (
-            f"{self.type or 'untyped'} {self.publication_id or '(no id)'} from {self.source or '(no source)'}"
-        )
+        return f"{self.type or 'untyped'} {self.publication_id or '(no id)'} from {self.source or '(no source)'}"

@@ -41,8 +41,9 @@ def rabbitmq_stream_url() -> str:
     return address("FAREGATE_TEST_RABBITMQ_STREAM")
 
 
-@pytest.fixture
-def spark(tmp_path: Path) -> Iterator[SparkSession]:
+# Starting Spark takes seconds, so one session serves all tests.
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     java_home = os.environ.get("JAVA_HOME")
     if not (java_home and Path(java_home, "bin/java").exists()) and shutil.which("java") is None:
         missing("there is no Java for Spark: run the tests with ./dev test, which installs it")
@@ -53,7 +54,7 @@ def spark(tmp_path: Path) -> Iterator[SparkSession]:
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.warehouse.dir", str(tmp_path / "warehouse"))
+        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
         .getOrCreate()
     )
     yield session

@@ -99,9 +99,7 @@ def test_a_missing_python_is_named_in_one_sentence(project: Path, tmp_path: Path
     tools = tmp_path / "bin"
     tools.mkdir()
     for tool in ("bash", "dirname", "flock", "grep", "readlink", "rm", "sha256sum"):
-        (tools / tool).symlink_to(
-            next(path for path in (Path("/usr/bin", tool), Path("/bin", tool)) if path.exists())
-        )
+        (tools / tool).symlink_to(next(path for path in (Path("/usr/bin", tool), Path("/bin", tool)) if path.exists()))
     result = run_copy(project, "demo", PATH=str(tools))
     assert result.returncode == 1
     assert result.stderr.count("\n") == 1
@@ -138,9 +136,7 @@ def test_lock_files_pin_every_package_by_hash_and_name_no_registry() -> None:
 
 def test_a_wider_lock_holds_the_narrower_at_the_same_versions() -> None:
     pins = {
-        name: set(
-            re.findall(r"^[a-z0-9.-]+==\S+", (ROOT / f"requirements/{name}.lock").read_text(), re.MULTILINE)
-        )
+        name: set(re.findall(r"^[a-z0-9.-]+==\S+", (ROOT / f"requirements/{name}.lock").read_text(), re.MULTILINE))
         for name in ("demo", "dev", "bench")
     }
     assert pins["demo"] < pins["dev"] < pins["bench"]

@@ -58,9 +58,7 @@ async def test_the_default_policy_is_three_tries_in_each_of_four_deliveries() ->
         (fg.Retry(1, delay=1), fg.Redeliver(5), 4),
     ],
 )
-async def test_the_policy_of_the_subscription_decides_how_often(
-    retry: Any, redeliver: Any, tries: int
-) -> None:
+async def test_the_policy_of_the_subscription_decides_how_often(retry: Any, redeliver: Any, tries: int) -> None:
     calls = 0
     node = fg.Node("worker")
 

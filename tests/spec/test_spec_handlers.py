@@ -1,4 +1,4 @@
-"""Spec: handlers and their outputs (issue 2, item 4): every shape of handler, effects, context, routing."""
+"""Spec: handlers and their outputs: every shape of handler, effects, context, routing."""
 
 import dataclasses
 import threading

@@ -105,9 +105,7 @@ def test_each_key_runs_strictly_in_order_whatever_fails(
     assert watch.most <= lanes
     assert watch.overlapped == set()
     for key, starts in watch.starts_by_key().items():
-        expected = [
-            step.number for step in steps if step.key == key for _ in range(min(step.failures + 1, allowed))
-        ]
+        expected = [step.number for step in steps if step.key == key for _ in range(min(step.failures + 1, allowed))]
         assert starts == expected
 
 

@@ -48,7 +48,7 @@ ensure_environment() {
 install_environment() {
     rm -f "$VENV/.project-stamp"
     if ! packages_are_current "$1"; then install_packages_of "$1"; fi
-    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-input \
+    "$VENV/bin/python" -m pip install --quiet --quiet --disable-pip-version-check --no-input \
         --no-deps --no-index --no-build-isolation --editable "$ROOT" ||
         die "the project could not be installed into .venv; pip says why above."
     project_stamp >"$VENV/.project-stamp"
@@ -94,7 +94,7 @@ find_python() {
 
 install_lock() {
     say "installing the pinned packages of requirements/$1.lock into .venv ..."
-    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-input \
+    "$VENV/bin/python" -m pip install --quiet --quiet --disable-pip-version-check --no-input \
         --require-hashes --no-build-isolation --requirement "$ROOT/requirements/$1.lock" ||
         die "the packages of requirements/$1.lock could not be installed; pip says why above."
 }
@@ -129,7 +129,7 @@ lock_dependencies() {
     if [[ ! -x $lock_env/bin/uv || $("$lock_env/bin/uv" --version) != "uv $UV_VERSION"* ]]; then
         rm -rf "$lock_env"
         "$python" -m venv "$lock_env"
-        "$lock_env/bin/python" -m pip install --quiet --disable-pip-version-check "uv==$UV_VERSION" ||
+        "$lock_env/bin/python" -m pip install --quiet --quiet --disable-pip-version-check "uv==$UV_VERSION" ||
             die "uv, which writes the lock files, could not be installed; pip says why above."
     fi
     cd "$ROOT"

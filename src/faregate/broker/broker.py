@@ -118,9 +118,7 @@ class Broker:
         exclusive: bool = False,
     ) -> QueueConsumer:
         parsed = None if selector is None else Selector(selector)
-        return self.queue(name).attach(
-            deliver, credit=prefetch, window=True, selector=parsed, exclusive=exclusive
-        )
+        return self.queue(name).attach(deliver, credit=prefetch, window=True, selector=parsed, exclusive=exclusive)
 
     def poison(self, record: Poisoned) -> None:
         """Put a record among its node's poison."""

@@ -107,7 +107,5 @@ class Line:
         self._fresh = deque(
             entry for entry in self._fresh if entry.state == self._state and entry.epoch == self._fresh_epoch
         )
-        self._returned = [
-            item for item in self._returned if item[2].state == self._state and item[2].epoch == item[1]
-        ]
+        self._returned = [item for item in self._returned if item[2].state == self._state and item[2].epoch == item[1]]
         heapify(self._returned)

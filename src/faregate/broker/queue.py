@@ -331,13 +331,9 @@ class Queue:
         consumer is alone; of single-active ones only the first attached gets deliveries.
         """
         if self._consumers and (exclusive or self._consumers[0].exclusive):
-            raise ConsumerRefused(
-                f"{self.name} is consumed exclusively or has consumers; close the other first"
-            )
+            raise ConsumerRefused(f"{self.name} is consumed exclusively or has consumers; close the other first")
         if self._consumers and self._consumers[0].single_active != single_active:
-            raise ConfigurationError(
-                f"{self.name} has consumers that are not all single-active; choose one mode"
-            )
+            raise ConfigurationError(f"{self.name} has consumers that are not all single-active; choose one mode")
         consumer = QueueConsumer(
             self,
             deliver,

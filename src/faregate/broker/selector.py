@@ -74,10 +74,10 @@ class _Parser:
             if match is None:
                 raise self._error(f"cannot read {self._text[position : position + 10]!r}", position)
             kind = str(match.lastgroup)
-            value = match[kind]
+            value, start = match[kind], match.start(kind)
             if kind == "word" and value.upper() in _KEYWORDS:
                 kind, value = "keyword", value.upper()
-            yield kind, value, match.start(kind)
+            yield kind, value, start
             position = match.end()
         yield "end", "", end
 
@@ -138,15 +138,15 @@ class _Parser:
             self._expect("NULL", "keyword", "NULL")
             return lambda headers: (name not in headers) is absent
         negated = self._next("keyword", "NOT")
-        test = self._predicate(name)
-        if test is None and negated is None:
+        found = self._predicate(name)
+        if found is None and negated is None:
             sign = self._expect("a comparison, IN, BETWEEN, LIKE or IS", "sign")
             if sign not in _COMPARE:
                 raise self._error(f"expected a comparison, found {sign!r}", self._tokens[self._at - 1][2])
             return _comparison(name, _COMPARE[sign], self._literal())
-        if test is None:
+        if found is None:
             raise self._error("expected IN, BETWEEN or LIKE after NOT", self._tokens[self._at][2])
-        return _negate(test) if negated else test
+        return _negate(found) if negated else found
 
     def _predicate(self, name: str) -> Test | None:
         if self._next("keyword", "IN"):

@@ -13,7 +13,8 @@ from faregate.bus.outgoing import Outgoing, publish, send
 from faregate.bus.policy import check_count
 from faregate.bus.sender import KeyFields, Sender
 from faregate.bus.worker import Worker
-from faregate.codec import BodyWriter, codec as find_codec
+from faregate.codec import BodyWriter
+from faregate.codec import codec as find_codec
 from faregate.errors import ConfigurationError, IdleTimeout, check_delay
 from faregate.message import known
 from faregate.ports.clock import Clock, SystemClock
@@ -103,14 +104,20 @@ class Bus:
         log.info("%d nodes with %d subscriptions run on %s", len(self.nodes), len(self._workers), self.url)
 
     async def stop(self, deadline: float | None = None) -> None:
-        """Stop fetching, let running handlers finish within the deadline, give the rest back, close."""
-        if self._state != "running":
+        """Stop fetching, let running handlers finish within the deadline, give the rest back, close.
+
+        `stop(0)` while another `stop` waits makes that one stop waiting, too.
+        """
+        if self._state == "running":
+            self._state = "stopping"
+        if self._state != "stopping":
             return
-        self._state = "stopped"
         limit = self._drain_seconds if deadline is None else deadline
         await asyncio.gather(*(worker.stop(limit) for worker in self._workers))
-        await self._transport.close()
-        self._pool.shutdown(wait=False)
+        if self._state == "stopping":
+            self._state = "stopped"
+            await self._transport.close()
+            self._pool.shutdown(wait=False)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -130,9 +137,7 @@ class Bus:
         try:
             await asyncio.wait_for(self._transport.idle(), timeout)
         except TimeoutError:
-            busy = (
-                ", ".join(f"{worker.subscription}" for worker in self._workers if worker.busy) or "no handler"
-            )
+            busy = ", ".join(f"{worker.subscription}" for worker in self._workers if worker.busy) or "no handler"
             raise IdleTimeout(f"messages were still in flight after {timeout} s; running: {busy}") from None
 
     # --- sending ------------------------------------------------------------------------------------------
@@ -175,9 +180,7 @@ class Bus:
         outgoing = send(command, to=destination, delay=delay, at=at, headers=headers)
         return (await self._root(node, [outgoing], idempotency_key))[0]
 
-    async def _root(
-        self, node: str | Node | None, outgoing: list[Outgoing], idempotency_key: str | None
-    ) -> list[str]:
+    async def _root(self, node: str | Node | None, outgoing: list[Outgoing], idempotency_key: str | None) -> list[str]:
         self._check_running()
         if idempotency_key is not None and (not isinstance(idempotency_key, str) or not idempotency_key):
             raise ConfigurationError(f"idempotency_key must be a non-empty text; got {idempotency_key!r}")
@@ -190,9 +193,7 @@ class Bus:
         sender = self._senders.get(name or "")
         if sender is None:
             names = ", ".join(self._senders)
-            told = (
-                f"there is no node {name!r} on this bus" if name else "say which node publishes, with node="
-            )
+            told = f"there is no node {name!r} on this bus" if name else "say which node publishes, with node="
             raise ConfigurationError(f"{told}; its nodes are: {names}")
         return sender
 

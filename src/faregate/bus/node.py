@@ -127,9 +127,7 @@ class Node:
 
         def declare(function: F) -> F:
             if cls in self.interpreters:
-                raise HandlerConflict(
-                    f"node {self.name!r} interprets {cls.__name__} already: one function each"
-                )
+                raise HandlerConflict(f"node {self.name!r} interprets {cls.__name__} already: one function each")
             what = f"the interpreter {_name_of(function)!r} of node {self.name!r}"
             self.interpreters[cls] = read_signature(function, what, 1, frame)
             return function
@@ -164,9 +162,7 @@ class Node:
         what = f"the {what} {_name_of(function)!r} of node {self.name!r}"
         signature = read_signature(function, what, 2, frame)
         if signature.shape != "coroutine":
-            raise WrongSignature(
-                f"{what} must be an 'async def' function with the parameters (ctx, call_next)"
-            )
+            raise WrongSignature(f"{what} must be an 'async def' function with the parameters (ctx, call_next)")
         return signature
 
     def _message_type(self, cls: type, source: "str | Node | None") -> tuple[MessageType, str | None]:
@@ -209,9 +205,7 @@ def _check_decodable(message_type: MessageType) -> None:
     try:
         BodyReader(message_type.cls, limit=0)
     except TypeError as exc:
-        raise UnknownMessage(
-            f"{message_type.cls.__name__} has a field that cannot be decoded: {exc}"
-        ) from exc
+        raise UnknownMessage(f"{message_type.cls.__name__} has a field that cannot be decoded: {exc}") from exc
 
 
 def _name_of(function: object) -> str:

@@ -75,11 +75,7 @@ def _core(invoke: Invoke, retry: Retry, clock: Clock) -> Step:
                 ctx._completed = True
                 return
             except Exception as exc:
-                if (
-                    attempt > retry.times
-                    or isinstance(exc, NOT_RETRIED_IN_MEMORY)
-                    or hasattr(exc, "retry_after")
-                ):
+                if attempt > retry.times or isinstance(exc, NOT_RETRIED_IN_MEMORY) or hasattr(exc, "retry_after"):
                     raise
             except asyncio.CancelledError:
                 # Someone cancelled what the handler awaited; our own lane being cancelled is another matter.

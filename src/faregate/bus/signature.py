@@ -44,9 +44,7 @@ def read_signature(function: object, what: str, fixed: int, locals_of: FrameType
     names: list[str] = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            raise WrongSignature(
-                f"{what} has the parameter {parameter}: use plain positional parameters only"
-            )
+            raise WrongSignature(f"{what} has the parameter {parameter}: use plain positional parameters only")
         names.append(parameter.name)
         if len(names) <= fixed:
             continue

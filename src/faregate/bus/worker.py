@@ -54,9 +54,7 @@ class Worker:
     ) -> None:
         self.subscription = subscription
         self.binding = replace(subscription.binding(body_limit), on_abandoned=self._abandoned)
-        self.outcomes: dict[Settled, int] = dict.fromkeys(
-            ("handled", "skipped", "redelivered", "dead", "lost"), 0
-        )
+        self.outcomes: dict[Settled, int] = dict.fromkeys(("handled", "skipped", "redelivered", "dead", "lost"), 0)
         self._node = node.name
         self._sender = sender
         self._transport = transport
@@ -98,7 +96,6 @@ class Worker:
             self._consumer.pause()
             await self._lanes.close(deadline)
             await self._consumer.close()
-            self._consumer = None
         if self._renewal is not None:
             self._renewal.cancel()
 
@@ -190,9 +187,7 @@ class Worker:
         """The decoded message, once everything is there that a message must have."""
         message_type = self.subscription.message_type
         if not envelope.publication_id:
-            raise MissingProperties(
-                "the message has no publication id, so it cannot be told from a repetition"
-            )
+            raise MissingProperties("the message has no publication id, so it cannot be told from a repetition")
         if not envelope.type:
             raise MissingProperties("the message does not say what type it is")
         if envelope.type != message_type.wire or envelope.kind != message_type.kind:

@@ -16,9 +16,7 @@ def open_transport(url: str, clock: Clock) -> QueueTransport:
     target = TRANSPORTS.get(scheme) if colon else None
     if target is None:
         known = ", ".join(f"{name}:" for name in TRANSPORTS)
-        raise ConfigurationError(
-            f"{hide_password(url)!r} names no transport that this version has; known: {known}"
-        )
+        raise ConfigurationError(f"{hide_password(url)!r} names no transport that this version has; known: {known}")
     module, _, name = target.partition(":")
     adapter: QueueTransport = getattr(import_module(module), name)(rest, clock=clock)
     return adapter

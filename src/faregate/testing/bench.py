@@ -62,9 +62,7 @@ class Bench:
         self._nodes = list(nodes)
         self._transport = RecordingTransport(self.clock)
         names = {node.name for node in nodes}
-        sources = {
-            source for node in nodes for _, source in node.subscriptions if source and source not in names
-        }
+        sources = {source for node in nodes for _, source in node.subscriptions if source and source not in names}
         self.bus = Bus(
             self._transport,
             nodes=[*nodes, *(Node(source) for source in sorted(sources))],
@@ -146,20 +144,14 @@ class Bench:
             if source and declared and wire == declared.wire
         }
         if len(sources) > 1:
-            raise ConfigurationError(
-                f"several nodes publish {declared}: say which, node= one of {sorted(sources)}"
-            )
+            raise ConfigurationError(f"several nodes publish {declared}: say which, node= one of {sorted(sources)}")
         return sources.pop() if sources else self._nodes[0].name
 
     def _handler_of(self, command: Any) -> str:
         declared = known(type(command))
-        handlers = [
-            node.name for node in self._nodes if declared and (declared.wire, None) in node.subscriptions
-        ]
+        handlers = [node.name for node in self._nodes if declared and (declared.wire, None) in node.subscriptions]
         if len(handlers) != 1:
-            raise ConfigurationError(
-                f"{len(handlers)} nodes handle {type(command).__name__}: say which, with to="
-            )
+            raise ConfigurationError(f"{len(handlers)} nodes handle {type(command).__name__}: say which, with to=")
         return handlers[0]
 
     # --- letting time pass --------------------------------------------------------------------------------
@@ -195,11 +187,7 @@ class Bench:
             return False
         paused = {worker.binding.queue for worker in self.bus._workers if worker.paused}
         waiting = sum(
-            1
-            for queue in self.broker.queues()
-            if queue.name in paused
-            for entry in queue.browse()
-            if entry.in_flight
+            1 for queue in self.broker.queues() if queue.name in paused for entry in queue.browse() if entry.in_flight
         )
         return self.broker.flight.count == waiting
 
@@ -240,7 +228,7 @@ class Bench:
             future.add_done_callback(self._thread_done)
             return future
 
-        pool.submit = counted  # type: ignore[method-assign, assignment]
+        pool.submit = counted  # type: ignore[method-assign]
 
     def _remember_classes(self) -> None:
         """Note which class each wire name stands for in what is sent here."""

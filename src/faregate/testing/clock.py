@@ -42,7 +42,7 @@ class FakeClock:
             await asyncio.sleep(0)
             return
         done = asyncio.get_running_loop().create_future()
-        timer = self.call_later(seconds, lambda: done.done() or done.set_result(None))
+        timer = self.call_later(seconds, lambda: None if done.done() else done.set_result(None))
         self.sleepers += 1
         try:
             await done

@@ -5,7 +5,7 @@ A case raises AssertionError when the promise is broken.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from decimal import Decimal
 from enum import Enum
 from typing import Any
@@ -63,7 +63,7 @@ SAMPLE = Sample(
     lines=[Line("a", 1), Line("b", 2)],
     by_name={"x": 1, "ü": 2},
     colour=Colour.RED,
-    when=datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=timezone.utc),
+    when=datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC),
     identity=UUID(int=2**127 + 5),
     price=Decimal("12.340"),
 )

@@ -133,7 +133,7 @@ class Inbox:
 
 async def open_inbox(subject: QueueSubject, *texts: str, prefetch: int = 10, **binding: object) -> Inbox:
     """A bound queue with these messages in it, and a consumer."""
-    await subject.transport.bind(noted(**binding))
+    await subject.transport.bind(noted("reader", **binding))
     await subject.transport.publish([event(text) for text in texts])
     return await Inbox(subject).open(prefetch=prefetch)
 
@@ -504,10 +504,10 @@ async def a_poisoned_message_keeps_its_reason_and_identity(subject: QueueSubject
 
 @case
 async def a_message_that_keeps_coming_back_is_poisoned(subject: QueueSubject) -> None:
-    inbox = await open_inbox(subject, "killer", max_deliveries=3, lock_seconds=2)
+    inbox = await open_inbox(subject, "killer", max_deliveries=3, lock_seconds=5)
     for _ in range(3):
         (await inbox.take()).start()
-        await subject.advance(3)
+        await subject.advance(6)
     await inbox.nothing("its deliveries are used up")
     [record] = await subject.transport.poisoned("reader")
     assert (record.reason, record.tries) == ("max-deliveries", 3), f"poisoned as {record}"
@@ -515,10 +515,10 @@ async def a_message_that_keeps_coming_back_is_poisoned(subject: QueueSubject) ->
 
 @case
 async def a_delivery_whose_handler_never_started_is_no_try(subject: QueueSubject) -> None:
-    inbox = await open_inbox(subject, "x", max_deliveries=2, lock_seconds=2)
+    inbox = await open_inbox(subject, "x", max_deliveries=2, lock_seconds=10)
     for _ in range(5):
         await inbox.take()
-        await subject.advance(3)
+        await subject.advance(11)
     assert len(await inbox.texts()) == 1, "it was given up although no handler ever saw it"
 
 

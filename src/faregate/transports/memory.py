@@ -47,9 +47,7 @@ class MemoryTransport:
         selector: str | None = None,
         exclusive: bool = False,
     ) -> Consumer:
-        return self.broker.consume(
-            queue, on_delivery, prefetch=prefetch, selector=selector, exclusive=exclusive
-        )
+        return self.broker.consume(queue, on_delivery, prefetch=prefetch, selector=selector, exclusive=exclusive)
 
     async def poison(self, node: str, envelope: Envelope, reason: str, error: str) -> None:
         self.broker.poison(

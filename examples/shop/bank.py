@@ -1,0 +1,30 @@
+"""A bank that is slow and sometimes does not answer: the dependency that every real system has."""
+
+import asyncio
+from hashlib import sha256
+
+
+class BankTimeout(Exception):
+    """The bank did not answer in time. Trying again may help."""
+
+
+class Bank:
+    """Fails the first calls for some orders; which ones depends on the order id only, so every run is alike."""
+
+    def __init__(self, latency: float = 0.02, failing_percent: int = 5) -> None:
+        self._latency = latency
+        self._failing_percent = failing_percent
+        self._calls: dict[str, int] = {}
+        self.timeouts = 0
+
+    async def charge(self, order_id: str) -> None:
+        await asyncio.sleep(self._latency)
+        calls = self._calls[order_id] = self._calls.get(order_id, 0) + 1
+        if calls <= self.failures_of(order_id):
+            self.timeouts += 1
+            raise BankTimeout(f"no answer about order {order_id} (call {calls})")
+
+    def failures_of(self, order_id: str) -> int:
+        """How many calls for this order fail before one succeeds."""
+        digest = sha256(order_id.encode()).digest()
+        return digest[1] % 4 + 1 if digest[0] % 100 < self._failing_percent else 0

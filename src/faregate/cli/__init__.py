@@ -1,0 +1,48 @@
+"""The command line: the composition root, where everything may be imported."""
+
+import sys
+
+import typer
+
+from faregate import __version__
+from faregate.cli.demo import demo
+from faregate.cli.output import fail
+from faregate.cli.publish import publish
+from faregate.cli.run import run
+from faregate.errors import FaregateError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Faregate: an exactly-once service bus for Python.",
+)
+app.command()(demo)
+app.command()(run)
+app.command()(publish)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"faregate {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: bool = typer.Option(
+        False, "--version", callback=_show_version, is_eager=True, help="Show the version and leave."
+    ),
+) -> None:
+    """Faregate: an exactly-once service bus for Python."""
+
+
+def main() -> None:
+    """Errors that Faregate raises on purpose become one sentence and an exit status; others keep their traceback."""
+    try:
+        app()
+    except FaregateError as exc:
+        sys.exit(fail(exc, as_json="--json" in sys.argv))
+
+
+__all__ = ["app", "main"]

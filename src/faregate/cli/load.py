@@ -1,0 +1,37 @@
+"""Finds the bus that a command line names as `module:attribute`."""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from faregate.bus.bus import Bus
+from faregate.errors import ConfigurationError
+
+EXAMPLE = "for example examples.shop.app:bus"
+
+
+def load_bus(target: str) -> Bus:
+    """Import the module (from the current folder, too) and take the bus; a function that makes one is called."""
+    module_name, colon, name = target.partition(":")
+    if not colon or not module_name or not name:
+        raise ConfigurationError(f"{target!r} does not name a bus: write module:attribute, {EXAMPLE}")
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as exc:
+        if exc.name is None or not module_name.startswith(exc.name):
+            raise
+        raise ConfigurationError(
+            f"there is no module {exc.name!r}: write the module as you would import it from this folder, {EXAMPLE}"
+        ) from exc
+    if not hasattr(module, name):
+        buses = [key for key, value in vars(module).items() if isinstance(value, Bus)]
+        told = f"it has: {', '.join(buses)}" if buses else "it has no fg.Bus at all"
+        raise ConfigurationError(f"the module {module_name} has no {name!r}; {told}")
+    found = getattr(module, name)
+    bus = found() if callable(found) and not isinstance(found, Bus) else found
+    if not isinstance(bus, Bus):
+        raise ConfigurationError(f"{target} is a {type(bus).__name__}, not an fg.Bus or a function that makes one")
+    return bus

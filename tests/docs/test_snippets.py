@@ -1,0 +1,35 @@
+"""The Python snippets of README and docs run as they stand; those of one page share their names, in order."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SNIPPET = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def snippets(page: Path) -> list[str]:
+    return SNIPPET.findall(page.read_text())
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if snippets(page)], ids=lambda page: page.name)
+def test_the_snippets_of_a_page_run(page: Path) -> None:
+    names: dict[str, object] = {"__name__": "snippet"}
+    for number, code in enumerate(snippets(page), 1):
+        exec(compile(code, f"{page.name}, snippet {number}", "exec"), names)
+
+
+def test_the_readme_shows_a_whole_program(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(snippets(ROOT / "README.md")[0], "README.md", "exec"), {"__name__": "snippet"})
+    assert capsys.readouterr().out == "charging 40 for order 17, attempt 1\n"
+
+
+LINK = re.compile(r"\]\((?!https?://)([^)#]+)")
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    missing = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
+    assert missing == []
