@@ -71,7 +71,7 @@ environment_is_usable() {
 create_environment() {
     local python
     python=$(find_python) ||
-        die "Python 3.11 or newer is missing: install it with 'sudo apt-get install python3' (or python3.11 where python3 is older)."
+        die "Python 3.11 or newer is missing: install it with 'sudo apt-get install python3.11'."
     if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
         local package
         package=$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')
@@ -105,7 +105,10 @@ ensure_java() {
     local package=openjdk-17-jre-headless
     if ! has_package "$package"; then package=default-jre-headless; fi
     install_packages "Java 17 or newer" "$package" || return 1
-    find_java || { say "Java 17 or newer is missing after the installation of $package: set JAVA_HOME to one."; return 1; }
+    if ! find_java; then
+        say "Java 17 or newer is missing after the installation of $package: set JAVA_HOME to one."
+        return 1
+    fi
 }
 
 find_java() {

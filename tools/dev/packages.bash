@@ -35,7 +35,7 @@ install_packages() {
     local what=$1
     shift
     if ! command -v apt-get >/dev/null; then
-        say "$what is missing and there is no apt-get here: install what Debian calls '$*' with the package manager of this system."
+        say "$what is missing and there is no apt-get here: install what Debian calls '$*'."
         return 1
     fi
     if ! can_be_root; then

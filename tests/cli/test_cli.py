@@ -1,0 +1,201 @@
+"""The command line as a user runs it: in a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SHOP = "examples.shop.app:bus"
+ORDER = '{"order_id": "17", "customer": "ann", "total": 40}'
+
+
+def faregate(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "faregate", *arguments],
+        cwd=ROOT,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+
+
+def test_the_version_is_shown() -> None:
+    assert faregate("--version").stdout.startswith("faregate 0.")
+
+
+@pytest.mark.parametrize("command", ["demo", "run", "publish"])
+def test_every_command_explains_itself(command: str) -> None:
+    shown = faregate(command, "--help")
+    assert shown.returncode == 0
+    assert "--json" in shown.stdout
+
+
+def test_the_demo_holds_and_says_so() -> None:
+    shown = faregate("demo", "--orders", "300")
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    assert "Every order was charged and shipped exactly once." in shown.stdout
+
+
+def test_the_demo_speaks_json() -> None:
+    result = json.loads(faregate("demo", "--orders", "200", "--json").stdout)
+    assert result["held"] is True
+    assert result["orders"] == 200
+    assert {check["what"]: check["found"] for check in result["checks"]}["messages lost"] == 0
+
+
+def test_an_event_is_published_and_followed_to_its_end() -> None:
+    result = json.loads(faregate("publish", SHOP, "OrderPlaced", ORDER, "--json").stdout)
+    assert result["outcomes"] == {"handled": 3, "skipped": 0, "redelivered": 0, "dead": 0}
+    assert result["dead"] == []
+
+
+def test_a_command_is_sent_from_standard_input() -> None:
+    shown = faregate("publish", SHOP, "charge-card", "-", stdin='{"order_id": "18", "amount": 5}')
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.startswith("published charge-card ")
+    assert "2 handled" in shown.stdout
+
+
+def test_the_same_idempotency_key_gives_the_same_publication() -> None:
+    ids = {
+        json.loads(faregate("publish", SHOP, "OrderPlaced", ORDER, "--idempotency-key", "o-17", "--json").stdout)[
+            "publication_id"
+        ]
+        for _ in range(2)
+    }
+    assert len(ids) == 1
+
+
+def test_a_message_that_is_given_up_makes_the_status_one_and_says_why() -> None:
+    shown = faregate("publish", SHOP, "OrderPlaced", ORDER.replace("40", "-1"))
+    assert shown.returncode == 1
+    assert "given up at billing (permanent): Permanent: order 17 has the impossible total -1" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["run", "nowhere:bus"], "there is no module 'nowhere'"),
+        (["run", "examples.shop.app"], "write module:attribute"),
+        (["run", "examples.shop.app:missing"], "it has: bus"),
+        (["run", "examples.shop.app:books"], "is a Books, not an fg.Bus"),
+        (["publish", SHOP, "Nonsense", "{}"], "the messages are: CardCharged, OrderPlaced, charge-card"),
+        (["publish", SHOP, "OrderPlaced", "{"], "the body is not a OrderPlaced"),
+        (["publish", SHOP, "OrderPlaced", '{"order_id": 17}'], "Expected `str`, got `int` - at `$.order_id`"),
+        (["publish", SHOP, "OrderPlaced", ORDER, "--header", "x"], "--header takes name=value; got 'x'"),
+        (["publish", SHOP, "OrderPlaced", ORDER, "--node", "nobody"], "its nodes are: shop, billing, payments"),
+        (["publish", SHOP, "OrderPlaced", ORDER, "--delay", "-1"], "delay must be seconds >= 0"),
+    ],
+)
+def test_a_mistake_is_one_clear_sentence(arguments: list[str], told: str) -> None:
+    shown = faregate(*arguments)
+    assert shown.returncode == 1
+    assert told in shown.stderr
+    assert "Traceback" not in shown.stderr
+
+
+def test_a_mistake_is_json_when_json_is_asked_for() -> None:
+    shown = faregate("publish", SHOP, "Nonsense", "{}", "--json")
+    assert json.loads(shown.stdout)["error"] == "ConfigurationError"
+
+
+# --- running until told to stop ---------------------------------------------------------------------------
+
+APP = """
+import asyncio, sys
+import faregate as fg
+
+class Tick(fg.Event):
+    number: int
+
+clock = fg.Node("clock")
+
+@clock.on(Tick, source="clock")
+async def work(tick: Tick):
+    print("started", flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+    print("finished", flush=True)
+
+class TickingBus(fg.Bus):
+    async def start(self):
+        await super().start()
+        await self.publish(Tick(number=1), node="clock")
+
+bus = TickingBus("memory:", nodes=[clock])
+"""
+
+
+@contextmanager
+def running(folder: Path, *arguments: str, app: str = APP) -> Iterator[subprocess.Popen[str]]:
+    (folder / "ticking.py").write_text(app)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "faregate", "run", "ticking:bus", *arguments],
+        cwd=folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_for(stream: IO[str] | None, text: str) -> str:
+    assert stream is not None
+    for line in stream:
+        if text in line:
+            return line
+    raise AssertionError(f"it ended without saying {text!r}")
+
+
+def test_ctrl_c_lets_running_handlers_finish(tmp_path: Path) -> None:
+    with running(tmp_path, "--json") as process:
+        wait_for(process.stdout, "started")
+        process.send_signal(signal.SIGINT)
+        wait_for(process.stderr, "draining")
+        assert process.stdin is not None
+        process.stdin.write("go on\n")
+        process.stdin.flush()
+        wait_for(process.stdout, "finished")
+        counts = json.loads(wait_for(process.stdout, "outcomes"))
+        assert counts["outcomes"]["handled"] == 1
+        assert process.wait(20) == 0
+
+
+def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
+    stuck = APP.replace(
+        "await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)", "await asyncio.Event().wait()"
+    )
+    with running(tmp_path, app=stuck) as process:
+        wait_for(process.stdout, "started")
+        process.send_signal(signal.SIGTERM)
+        wait_for(process.stderr, "draining")
+        process.send_signal(signal.SIGTERM)
+        wait_for(process.stderr, "stopping at once")
+        assert process.wait(20) == 0
+        assert process.stdout is not None
+        assert "finished" not in process.stdout.read()
+
+
+def test_reload_starts_again_when_a_file_changes(tmp_path: Path) -> None:
+    quick = APP.replace("await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)", "pass")
+    with running(tmp_path, "--reload", app=quick) as process:
+        wait_for(process.stdout, "finished")
+        (tmp_path / "ticking.py").write_text(quick.replace('"finished"', '"finished anew"'))
+        wait_for(process.stderr, "ticking.py changed; starting again")
+        wait_for(process.stdout, "finished anew")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
