@@ -101,7 +101,7 @@ def body_pair(name: str) -> Run:
     envelope = Envelope(content_type=CODECS[name].content_type)
 
     def encode(message: Any) -> Envelope:
-        envelope.body = write(message).data
+        envelope.body = write(message)[0]
         return envelope
 
     return pair(encode, read, OrderPlaced(**FIELDS))

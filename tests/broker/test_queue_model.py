@@ -6,7 +6,8 @@ credit and was not paused, the entry was the first available one it may have, no
 every step nothing deliverable is left, and states, credit, poison, counts and what is in flight agree.
 
 Times are chosen so that events of different kinds never fall on the same instant: operations happen at whole
-seconds, locks end at .125, lives at .25, redeliveries at .5 and scheduled deliveries at .75.
+seconds, locks end at .125, lives at .25 (or, counted from a scheduled delivery, at .0), redeliveries at .5 and
+scheduled deliveries at .75.
 """
 
 import asyncio
@@ -199,9 +200,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
     def begin(self, strict: bool, max_deliveries: int | None, expires: float | None) -> None:
         self.loop = asyncio.new_event_loop()
         self.model = Model(strict, max_deliveries, expires)
-        self.rig = PositionRig(
-            strict=strict, lock_seconds=LOCK_SECONDS, max_deliveries=max_deliveries, expires=expires
-        )
+        self.rig = PositionRig(strict=strict, lock_seconds=LOCK_SECONDS, max_deliveries=max_deliveries, expires=expires)
         self.queue = self.rig.queue
         self.takers: list[Taker] = []
         self.out: dict[BrokerDelivery, Item] = {}
@@ -257,7 +256,6 @@ class QueueAgainstModel(RuleBasedStateMachine):
         limits = [] if life is None else [self.now + life]
         if self.model.expires is not None:
             limits.append((item.due or self.now) + self.model.expires)
-        # A queue's limit on top of a scheduled delivery would end at .0; move it to where nothing else happens.
         item.expires = min(limits, default=None)
         self.model.enqueue(item, self.now)
         self.do(lambda: self.rig.put(f"{item.position}", key=key, ttl=life, after=delay, colour=colour) and None)

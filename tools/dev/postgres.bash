@@ -43,6 +43,7 @@ stop_postgres() {
     bin=$(find_postgres)
     # Fast: open sessions are ended, then a checkpoint. Immediate is for a server that hangs.
     (as_service postgres "$bin/pg_ctl" stop --pgdata "$home/data" --mode fast --timeout 30 ||
-        as_service postgres "$bin/pg_ctl" stop --pgdata "$home/data" --mode immediate --timeout 10) >/dev/null 2>&1 || true
+        as_service postgres "$bin/pg_ctl" stop --pgdata "$home/data" --mode immediate --timeout 10) \
+        >/dev/null 2>&1 || true
     wait_for_end "$pid" 5 || say "PostgreSQL (process $pid) did not stop."
 }

@@ -29,8 +29,8 @@ class Broker:
         self._schedule = Schedule(clock)
         self._queues: dict[str, Queue] = {}
         self._bindings: dict[str, Binding] = {}
-        self._recent: set[tuple[str, int]] = set()
-        self._recent_order: deque[tuple[str, int]] = deque()
+        self._recent: set[str] = set()
+        self._recent_order: deque[str] = deque()
         self._window = duplicate_window
 
     def bind(self, binding: Binding) -> Queue:
@@ -82,23 +82,28 @@ class Broker:
 
     def append(self, envelopes: Sequence[Envelope]) -> None:
         """Take all publications or none: every route is found before the first entry is made."""
-        routes = [self.topics.route(envelope) for envelope in envelopes]
-        for envelope, route in zip(envelopes, routes, strict=True):
+        find = self.topics.route
+        routes = []
+        for envelope in envelopes:
+            route = find(envelope)
             if not route.queues and envelope.kind == "command":
                 raise Unroutable(
                     f"no node {envelope.destination!r} handles the command {envelope.type} "
                     f"({envelope.publication_id}): subscribe to it there, or send it elsewhere"
                 )
-        for envelope, route in zip(envelopes, routes, strict=True):
-            envelope.recipients = route.recipients
+            routes.append(route)
+        for envelope, (queues, recipients) in zip(envelopes, routes, strict=True):
+            envelope.recipients = recipients
             if self._first_time(envelope):
-                for queue in route.queues:
+                for queue in queues:
                     queue.enqueue(envelope)
 
     def _first_time(self, envelope: Envelope) -> bool:
-        if not envelope.publication_id:
+        identity = envelope.publication_id
+        if not identity:
             return True
-        identity = (envelope.publication_id, envelope.replay)
+        if envelope.replay:
+            identity = f"{identity}/{envelope.replay}"
         if identity in self._recent:
             self.duplicates += 1
             return False

@@ -33,6 +33,9 @@ log = logging.getLogger("faregate.broker")
 _DELIVERIES_PER_TURN = 256
 """How much one pump run delivers before it lets the rest of the event loop go on."""
 
+_EXPOSURES_PER_CLEANING = 256
+"""How often lines are looked at for references that went stale."""
+
 GiveUp = Callable[["Queue", Entry, str, str], None]
 
 
@@ -70,13 +73,15 @@ class Queue:
         self._next_lock = 0
         self._available = Line(AVAILABLE, fresh_epoch=1)
         self._available_count = 0
+        self._lines = [self._available]
+        """The line for everybody, then one for each consumer with a selector."""
+        self._exposures = 0
         self._holders: dict[str, Entry] = {}
         """Per key, the one entry that may be available, acquired or (strict) waiting for redelivery."""
         self._behind: dict[str, Line] = {}
         self._acquired: dict[int, Entry] = {}
         self._lock_timer: Timer | None = None
         self._consumers: deque[QueueConsumer] = deque()
-        self._selective: list[QueueConsumer] = []
         self._awake = False
         self._closed = False
 
@@ -132,14 +137,16 @@ class Queue:
         entry.epoch += 1
         self._available_count += 1
         newest = entry.epoch == 1 and entry.position == self._next_position - 1
-        lines = [self._available, *(c.line for c in self._selective if c.line)] if self._selective else None
-        for line in lines or (self._available,):
+        for line in self._lines:
             if newest:
                 line.append(entry)
             else:
                 line.put_back(entry)
-            if len(line) > 64 and len(line) > 2 * self._available_count:
-                line.drop_stale()
+        self._exposures += 1
+        if not self._exposures % _EXPOSURES_PER_CLEANING:
+            for line in self._lines:
+                if len(line) > 2 * self._available_count:
+                    line.drop_stale()
         if not self._awake:
             self.signal()
 
@@ -346,7 +353,7 @@ class Queue:
             for entry in self._entries.values():
                 if entry.state == AVAILABLE:
                     consumer.line.put_back(entry)
-            self._selective.append(consumer)
+            self._lines.append(consumer.line)
         self._consumers.append(consumer)
         consumer.grant(credit)
         return consumer
@@ -357,8 +364,8 @@ class Queue:
             return
         self._consumers.remove(consumer)
         consumer.paused = True
-        if consumer in self._selective:
-            self._selective.remove(consumer)
+        if consumer.line is not None:
+            self._lines.remove(consumer.line)
         for lock, entry in list(consumer.held.items()):
             self.release(entry, lock)
         self.signal()

@@ -129,9 +129,11 @@ class Sender:
         message_type = out.message_type
         kind, wire = message_type.kind, message_type.wire
         body, encoding, digest = self._writer.write(out.message)
-        address = self._node if kind == "event" else out.destination
-        field = self._key_fields.get((kind, address, wire))
-        key = None if field is None else getattr(out.message, field, None)
+        key = None
+        if self._key_fields:
+            address = self._node if kind == "event" else out.destination
+            field = self._key_fields.get((kind, address, wire))
+            key = None if field is None else getattr(out.message, field, None)
         now = self._clock.time()
         return Envelope(
             publication_id=publication_id,

@@ -1,7 +1,7 @@
 """Bodies of envelopes: encode, compress and bound on the way out; bound, decompress and decode on the way in."""
 
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import Any
 
 from faregate.codec.compression import GZIP, compress, decompress
 from faregate.codec.json import JsonCodec
@@ -13,12 +13,8 @@ from faregate.message import Envelope
 _READERS: tuple[Codec, ...] = (JsonCodec(), MsgpackCodec())
 
 
-class Body(NamedTuple):
-    """An encoded message: its bytes, how they were compressed, and the digest of the plain bytes."""
-
-    data: bytes
-    encoding: str | None
-    digest: bytes
+Body = tuple[bytes, str | None, bytes]
+"""An encoded message: its bytes, how they were compressed, and the digest of the plain bytes."""
 
 
 class BodyWriter:
@@ -45,8 +41,8 @@ class BodyWriter:
             )
         digest = sha256(plain).digest()[:16]
         if len(plain) > self._compress_above:
-            return Body(compress(plain), GZIP, digest)
-        return Body(plain, None, digest)
+            return compress(plain), GZIP, digest
+        return plain, None, digest
 
 
 class BodyReader:

@@ -1,0 +1,140 @@
+"""The broker: all or nothing at publishing, repeated publications, bindings, and poison."""
+
+import pytest
+
+from faregate.broker import Broker
+from faregate.errors import ConfigurationError, InvalidSelector, QueueNotFound, Unroutable
+from faregate.message import Envelope
+from faregate.ports.queue import Binding
+from faregate.testing import FakeClock
+from faregate.testing.clock import rest
+
+NOTED = Binding(node="reader", type="Noted", kind="event", source="author")
+
+
+def event(identity: str, **more: object) -> Envelope:
+    return Envelope(publication_id=identity, type="Noted", source="author", body=identity.encode(), **more)  # type: ignore[arg-type]
+
+
+def held_by(broker: Broker, queue: str) -> list[str]:
+    return [entry.envelope.publication_id for entry in broker.browse(queue)]
+
+
+async def test_a_batch_with_an_unroutable_command_leaves_no_trace() -> None:
+    broker = Broker(FakeClock())
+    broker.bind(NOTED)
+    lost = Envelope(publication_id="c", type="Do", kind="command", destination="nobody")
+    with pytest.raises(Unroutable, match="'nobody'"):
+        broker.append([event("a"), lost])
+    assert held_by(broker, NOTED.queue) == []
+    broker.append([event("a")])
+    assert held_by(broker, NOTED.queue) == ["a"], "the refused publication was remembered as seen"
+
+
+async def test_a_batch_whose_key_cannot_be_read_is_refused_as_a_whole() -> None:
+    def key_of(envelope: Envelope) -> str:
+        return envelope.headers["key"]
+
+    broker = Broker(FakeClock())
+    queue = broker.bind(Binding(node="reader", type="Noted", kind="event", source="author", key_of=key_of))
+    good, bad = event("a", headers={"key": "k"}), event("b")
+    with pytest.raises(KeyError):
+        broker.append([good, bad])
+    assert held_by(broker, NOTED.queue) == [], "half of the batch was taken"
+    bad.headers = {"key": "k"}
+    broker.append([good, bad])
+    assert held_by(broker, NOTED.queue) == ["a", "b"]
+    assert len(queue) == broker.flight.count == 2
+
+
+async def test_a_publication_is_recognised_within_the_window_and_by_its_replay() -> None:
+    broker = Broker(FakeClock(), duplicate_window=3)
+    broker.bind(NOTED)
+    broker.append([event("a"), event("a"), event("a", replay=1), event("b")])
+    assert held_by(broker, NOTED.queue) == ["a", "a", "b"]
+    assert broker.duplicates == 1
+    broker.append([event("c"), event("a")])
+    assert held_by(broker, NOTED.queue) == ["a", "a", "b", "c", "a"], "the oldest has left the window"
+    assert len(broker._recent) == len(broker._recent_order) == 3
+
+
+async def test_publications_without_an_id_are_never_taken_for_each_other() -> None:
+    broker = Broker(FakeClock())
+    broker.bind(NOTED)
+    broker.append([event(""), event("")])
+    assert len(held_by(broker, NOTED.queue)) == 2
+
+
+async def test_binding_again_changes_nothing_and_binding_otherwise_is_an_error() -> None:
+    broker = Broker(FakeClock())
+    queue = broker.bind(NOTED)
+    version = broker.topics.version
+    assert broker.bind(Binding(node="reader", type="Noted", kind="event", source="author")) is queue
+    assert broker.topics.version == version
+    with pytest.raises(ConfigurationError, match="bound already"):
+        broker.bind(Binding(node="reader", type="Noted", kind="event", source="author", strict=False))
+
+
+async def test_every_subscriber_gets_its_own_entry_and_the_envelope_names_them() -> None:
+    broker = Broker(FakeClock())
+    for node in ("one", "two"):
+        broker.bind(Binding(node=node, type="Noted", kind="event", source="author"))
+    sent = event("a")
+    broker.append([sent])
+    assert sent.recipients == ("one", "two")
+    assert broker.flight.count == 2
+    assert {queue.name for queue in broker.queues() if len(queue)} == {"one.Noted.author", "two.Noted.author"}
+
+
+async def test_an_unknown_queue_is_named_with_those_there_are() -> None:
+    broker = Broker(FakeClock())
+    broker.bind(NOTED)
+    with pytest.raises(QueueNotFound, match=r"'other'.*reader-poison, reader\.Noted\.author"):
+        broker.consume("other", lambda delivery: None, prefetch=1)
+    assert list(broker.browse("other")) == []
+
+
+async def test_a_wrong_selector_is_refused_before_the_consumer_is_attached() -> None:
+    broker = Broker(FakeClock())
+    queue = broker.bind(NOTED)
+    with pytest.raises(InvalidSelector):
+        broker.consume(NOTED.queue, lambda delivery: None, prefetch=1, selector="no selector")
+    assert not queue._consumers
+
+
+async def test_poison_keeps_everything_a_person_needs_and_no_time_applies_to_it() -> None:
+    clock = FakeClock()
+    broker = Broker(clock)
+    broker.bind(NOTED)
+    broker.append([event("a", expires_at=clock.time() + 5)])
+    await clock.advance(5)
+    [entry] = broker.browse("reader-poison")
+    assert entry.poisoned is not None
+    assert (entry.poisoned.reason, entry.poisoned.queue, entry.poisoned.at) == (
+        "expired",
+        NOTED.queue,
+        clock.time(),
+    )
+    assert broker.flight.count == 0
+    await clock.advance(1000)
+    assert len(list(broker.browse("reader-poison"))) == 1
+
+
+async def test_a_message_in_the_poison_queue_is_not_lost_when_its_consumer_poisons_it() -> None:
+    broker = Broker(FakeClock())
+    broker.bind(NOTED)
+    broker.append([event("a")])
+    got: list[object] = []
+    broker.consume(NOTED.queue, got.append, prefetch=1)
+    await rest()
+    await got[0].poison("bad", "it is bad")  # type: ignore[attr-defined]
+    consumer = broker.consume("reader-poison", got.append, prefetch=1)
+    await rest()
+    try:
+        await got[1].poison("worse", "still bad")  # type: ignore[attr-defined]
+    except Exception:
+        pass
+    await consumer.close()
+    broker.consume("reader-poison", got.append, prefetch=1)
+    await rest()
+    assert len(got) == 3, "the dead letter is stuck: nobody holds it and nobody gets it"
