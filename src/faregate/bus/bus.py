@@ -156,13 +156,13 @@ class Bus:
 
         The same idempotency key (for one node and type) is the same publication.
         """
-        outgoing = publish(event, delay=delay, at=at, headers=headers)
-        return (await self._root(node, [outgoing], idempotency_key))[0]
+        sender = self._sender(node, idempotency_key)
+        return await sender.publish(publish(event, delay=delay, at=at, headers=headers), idempotency_key)
 
     async def publish_many(self, events: Iterable[Any], *, node: str | Node | None = None) -> list[str]:
         """Publish events, or `fg.publish(…)` and `fg.send(…)` with their options, together: all or none."""
         outgoing = [event if isinstance(event, Outgoing) else publish(event) for event in events]
-        return await self._root(node, outgoing, None)
+        return await self._sender(node, None).publish_many(outgoing)
 
     async def send(
         self,
@@ -177,16 +177,14 @@ class Bus:
     ) -> str:
         """Send a command to the node `to`; raises `Unroutable` when that node does not handle it."""
         destination = to.name if isinstance(to, Node) else to
+        sender = self._sender(node, idempotency_key)
         outgoing = send(command, to=destination, delay=delay, at=at, headers=headers)
-        return (await self._root(node, [outgoing], idempotency_key))[0]
+        return await sender.publish(outgoing, idempotency_key)
 
-    async def _root(self, node: str | Node | None, outgoing: list[Outgoing], idempotency_key: str | None) -> list[str]:
+    def _sender(self, node: str | Node | None, idempotency_key: str | None) -> Sender:
         self._check_running()
         if idempotency_key is not None and (not isinstance(idempotency_key, str) or not idempotency_key):
             raise ConfigurationError(f"idempotency_key must be a non-empty text; got {idempotency_key!r}")
-        return await self._sender(node).publish(outgoing, idempotency_key)
-
-    def _sender(self, node: str | Node | None) -> Sender:
         name = node.name if isinstance(node, Node) else node
         if name is None and len(self._senders) == 1:
             return next(iter(self._senders.values()))
