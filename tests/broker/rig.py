@@ -64,12 +64,12 @@ class Rig:
         ttl: float | None = None,
         after: float | None = None,
         **headers: str,
-    ) -> list[Entry]:
+    ) -> None:
         """Enqueue messages; `ttl` and `after` are seconds from now."""
         now = self.clock.time()
         if key is not None:
             headers["key"] = key
-        return [
+        for text in texts:
             self.queue.enqueue(
                 Envelope(
                     publication_id=text,
@@ -80,8 +80,6 @@ class Rig:
                     deliver_at=None if after is None else now + after,
                 )
             )
-            for text in texts
-        ]
 
     def inbox(self, credit: int = 10, *, window: bool = True, selector: str | None = None, **how: Any) -> Inbox:
         parsed = None if selector is None else Selector(selector)

@@ -58,6 +58,13 @@ async def test_a_publication_is_recognised_within_the_window_and_by_its_replay()
     assert len(broker._recent) == len(broker._recent_order) == 3
 
 
+async def test_an_id_is_not_taken_for_the_replay_of_another() -> None:
+    broker = Broker(FakeClock())
+    broker.bind(NOTED)
+    broker.append([event("a", replay=1), event("a/1"), event("b/1"), event("b", replay=1)])
+    assert held_by(broker, NOTED.queue) == ["a", "a/1", "b/1", "b"], "a confirmed publication was dropped"
+
+
 async def test_publications_without_an_id_are_never_taken_for_each_other() -> None:
     broker = Broker(FakeClock())
     broker.bind(NOTED)

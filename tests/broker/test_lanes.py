@@ -5,13 +5,14 @@ its window allows, and returns a released one to its position when the release h
 """
 
 import asyncio
+import gc
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from faregate.bus.lanes import Lanes
@@ -120,7 +121,13 @@ def waiting(lanes: Lanes) -> int:
 
 
 async def work_off(
-    plan: list[tuple[str | None, int]], *, size: int, limit: int, window: int, by_key: bool = True, release_turns: int = 0
+    plan: list[tuple[str | None, int]],
+    *,
+    size: int,
+    limit: int,
+    window: int,
+    by_key: bool = True,
+    release_turns: int = 0,
 ) -> tuple[FakeTransport, Watch]:
     """Run a plan of (key, turns of work) through lanes until everything is settled."""
     transport = FakeTransport([key for key, _ in plan], window=window, release_turns=release_turns)
@@ -163,12 +170,11 @@ def test_each_key_runs_in_order_and_one_at_a_time(
 
 @settings(max_examples=150, deadline=None)
 @given(plan=plans, size=sizes, limit=limits, window=windows, release_turns=st.integers(1, 6))
+@example(plan=[(None, 0)] * 7 + [("a", 0)] * 4, size=1, limit=1, window=5, release_turns=1)
 def test_each_key_runs_in_order_when_a_return_takes_its_time(
     plan: list[tuple[str | None, int]], size: int, limit: int, window: int, release_turns: int
 ) -> None:
-    transport, watch = asyncio.run(
-        work_off(plan, size=size, limit=limit, window=window, release_turns=release_turns)
-    )
+    transport, watch = asyncio.run(work_off(plan, size=size, limit=limit, window=window, release_turns=release_turns))
     assert sorted(transport.settled) == list(range(len(plan))), "lost or doubled"
     for key, positions in by_key(plan, watch.started).items():
         assert positions == sorted(positions), f"{key} ran as {positions}"
@@ -195,7 +201,7 @@ def test_without_keys_all_lanes_are_used(count: int, size: int, window: int) -> 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    others=st.lists(st.sampled_from(["b", "c", "d", None]), min_size=1, max_size=20),
+    others=st.lists(st.sampled_from([None, *"bcdefghij"]), min_size=1, unique=True),
     behind=st.integers(0, 6),
     size=st.integers(2, 4),
     limit=limits,
@@ -232,6 +238,32 @@ def test_a_busy_key_does_not_hold_the_others(others: list[str | None], behind: i
         assert started.count("slow") == 1 + behind
 
     asyncio.run(scenario())
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="a transport that withholds no keys hands the returned messages out again at once, before all others: "
+    "they go back and forth and keep the window full; needs a decision before the first such transport",
+)
+async def test_a_busy_key_with_more_messages_than_the_window_does_not_hold_the_others() -> None:
+    free = asyncio.Event()
+    started: list[str | None] = []
+
+    async def run(delivery: Any) -> None:
+        started.append(delivery.key)
+        if delivery.key == "slow":
+            await free.wait()
+        await delivery.settle()
+
+    transport = FakeTransport(["slow"] * 30 + ["b", "c", None], window=10)
+    transport.lanes = Lanes(4, run, by_key=True, waiting_limit=5)
+    transport.pump_soon()
+    await rest(500)
+    seen = started.copy()
+    free.set()
+    await asyncio.wait_for(transport.done.wait(), LONG)
+    await transport.lanes.close(LONG)
+    assert seen == ["slow", "b", "c", None], f"{transport.releases} returns in 500 turns"
 
 
 # --- examples ---------------------------------------------------------------------------------------------
@@ -297,6 +329,22 @@ async def test_over_the_limit_the_rest_of_that_key_goes_back_until_it_is_idle() 
     await lanes.close(LONG)
 
 
+async def test_nothing_overtakes_a_message_that_is_on_its_way_back() -> None:
+    gate, lanes, handed = gated(["a", "a", "a", "a"], limit=1)
+    transport = handed[0]._transport
+    transport.release_turns = 200
+    for delivery in handed[:3]:
+        lanes.submit(delivery)
+    await rest()
+    await gate.let(0)
+    await gate.let(1)
+    assert gate.finished == [0, 1]
+    lanes.submit(handed[3])
+    await rest()
+    assert gate.started == [0, 1], "the fourth runs while the third is still on its way back"
+    await lanes.close(LONG)
+
+
 async def test_busy_counts_what_runs() -> None:
     gate, lanes, handed = gated([None] * 3, size=2)
     for delivery in handed:
@@ -357,8 +405,6 @@ async def test_a_return_whose_lock_was_lost_is_no_unheard_error() -> None:
     for position in range(2):
         await gate.let(position)
     await lanes.close(LONG)
-    import gc
-
     gc.collect()
     await rest()
     assert [context["message"] for context in unheard] == []
@@ -390,7 +436,7 @@ async def test_closing_cancels_what_is_late() -> None:
         lanes.submit(delivery)
     await rest()
     await lanes.close(0)
-    assert gate.cancelled == [0, 1]
+    assert sorted(gate.cancelled) == [0, 1]
     assert lanes.busy == 0
 
 
@@ -418,15 +464,11 @@ async def test_closing_idle_lanes_returns_at_once_and_leaves_no_task() -> None:
 
 
 async def test_closing_waits_for_the_returns_that_are_under_way() -> None:
-    gate, lanes, handed = gated(["a", "a", "a"], limit=1)
+    _, lanes, handed = gated(["a", "a", "a"], limit=1)
     transport = handed[0]._transport
-    transport.release_turns = 5
+    transport.release_turns = 10
     for delivery in handed:
         lanes.submit(delivery)
     await asyncio.sleep(0)
-    await gate.let(0)
-    transport.release_turns = 5
-    returned = Handed(transport, 2)
-    lanes.submit(returned)
     await lanes.close(0)
-    assert transport.waiting.count(2) == 2, "closed while a message was on its way back"
+    assert transport.waiting == [2], "closed while a message was on its way back"

@@ -258,7 +258,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
             limits.append((item.due or self.now) + self.model.expires)
         item.expires = min(limits, default=None)
         self.model.enqueue(item, self.now)
-        self.do(lambda: self.rig.put(f"{item.position}", key=key, ttl=life, after=delay, colour=colour) and None)
+        self.do(lambda: self.rig.put(f"{item.position}", key=key, ttl=life, after=delay, colour=colour))
 
     # --- consumers
 

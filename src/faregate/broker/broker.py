@@ -1,6 +1,5 @@
 """The broker: topics, queues and their poison, the schedule, and the window of recent publications."""
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from faregate.broker.consumer import QueueConsumer
@@ -8,30 +7,25 @@ from faregate.broker.delivery import BrokerDelivery
 from faregate.broker.entry import Entry
 from faregate.broker.flight import Flight
 from faregate.broker.queue import Queue
+from faregate.broker.recent import DUPLICATE_WINDOW, RecentPublications
 from faregate.broker.schedule import Schedule
 from faregate.broker.selector import Selector
-from faregate.broker.topics import Topics
+from faregate.broker.topics import Route, Topics
 from faregate.errors import ConfigurationError, QueueNotFound, Unroutable
 from faregate.message import Envelope
 from faregate.ports.clock import Clock
 from faregate.ports.queue import Binding, Poisoned, poison_queue
-
-DUPLICATE_WINDOW = 100_000
-"""How many recent publications are remembered to recognise a repeated one."""
 
 
 class Broker:
     def __init__(self, clock: Clock, *, duplicate_window: int = DUPLICATE_WINDOW) -> None:
         self.topics = Topics()
         self.flight = Flight()
-        self.duplicates = 0
+        self.recent = RecentPublications(duplicate_window)
         self._clock = clock
         self._schedule = Schedule(clock)
         self._queues: dict[str, Queue] = {}
         self._bindings: dict[str, Binding] = {}
-        self._recent: set[str] = set()
-        self._recent_order: deque[str] = deque()
-        self._window = duplicate_window
 
     def bind(self, binding: Binding) -> Queue:
         """The binding's queue, made with its poison queue if it is not there yet."""
@@ -82,6 +76,13 @@ class Broker:
 
     def append(self, envelopes: Sequence[Envelope]) -> None:
         """Take all publications or none: every route is found before the first entry is made."""
+        for envelope, route in zip(envelopes, self.routes(envelopes), strict=True):
+            if self.recent.add(envelope.publication_id, envelope.replay):
+                for queue in route.queues:
+                    queue.enqueue(envelope)
+
+    def routes(self, envelopes: Sequence[Envelope]) -> list[Route]:
+        """Where each publication goes; fills in its recipients. Raises `Unroutable` for a command without a way."""
         find = self.topics.route
         routes = []
         for envelope in envelopes:
@@ -91,27 +92,9 @@ class Broker:
                     f"no node {envelope.destination!r} handles the command {envelope.type} "
                     f"({envelope.publication_id}): subscribe to it there, or send it elsewhere"
                 )
+            envelope.recipients = route.recipients
             routes.append(route)
-        for envelope, (queues, recipients) in zip(envelopes, routes, strict=True):
-            envelope.recipients = recipients
-            if self._first_time(envelope):
-                for queue in queues:
-                    queue.enqueue(envelope)
-
-    def _first_time(self, envelope: Envelope) -> bool:
-        identity = envelope.publication_id
-        if not identity:
-            return True
-        if envelope.replay:
-            identity = f"{identity}/{envelope.replay}"
-        if identity in self._recent:
-            self.duplicates += 1
-            return False
-        self._recent.add(identity)
-        self._recent_order.append(identity)
-        if len(self._recent_order) > self._window:
-            self._recent.discard(self._recent_order.popleft())
-        return True
+        return routes
 
     def consume(
         self,
@@ -132,17 +115,18 @@ class Broker:
         queue.enqueue(record.envelope, poisoned=record)
 
     def _give_up(self, queue: Queue, entry: Entry, reason: str, error: str) -> None:
-        self.poison(
-            Poisoned(
-                node=self._bindings[queue.name].node,
-                queue=queue.name,
-                reason=reason,
-                error=error,
-                tries=entry.tries,
-                redeliveries=entry.redeliveries,
-                at=self._clock.time(),
-                envelope=entry.envelope,
-            )
+        self.poison(self._describe(queue, entry, reason, error))
+
+    def _describe(self, queue: Queue, entry: Entry, reason: str, error: str) -> Poisoned:
+        return Poisoned(
+            node=self._bindings[queue.name].node,
+            queue=queue.name,
+            reason=reason,
+            error=error,
+            tries=entry.tries,
+            redeliveries=entry.redeliveries,
+            at=self._clock.time(),
+            envelope=entry.envelope,
         )
 
     def close(self) -> None:

@@ -15,12 +15,14 @@ Rules kept here (each has a regression test that fails without it):
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
+from faregate.broker.backlog import Backlog
 from faregate.broker.consumer import QueueConsumer
 from faregate.broker.delivery import BrokerDelivery
 from faregate.broker.entry import ACQUIRED, ARCHIVED, AVAILABLE, SCHEDULED, WITHHELD, Entry, Line
 from faregate.broker.flight import Flight
+from faregate.broker.recorder import QueueState, Recorder, Returning
 from faregate.broker.schedule import Schedule
 from faregate.broker.selector import Selector
 from faregate.errors import ConfigurationError, ConsumerRefused, StaleLock
@@ -35,6 +37,12 @@ _DELIVERIES_PER_TURN = 256
 
 _EXPOSURES_PER_CLEANING = 256
 """How often lines are looked at for references that went stale."""
+
+_LOADED_AT_ONCE = 256
+"""How many waiting entries are brought from the journal into memory at a time."""
+
+_MOST_RESIDENT = 100_000
+"""With that many in memory and none to be had (all behind busy keys), no more are brought."""
 
 GiveUp = Callable[["Queue", Entry, str, str], None]
 
@@ -54,6 +62,7 @@ class Queue:
         max_deliveries: int | None = None,
         expires: float | None = None,
         on_abandoned: Callable[[], None] | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.name = name
         self.lock_seconds = lock_seconds
@@ -67,6 +76,8 @@ class Queue:
         self._max_deliveries = max_deliveries
         self._expires = expires
         self._on_abandoned = on_abandoned
+        self._recorder = recorder
+        self._backlog = Backlog()
 
         self._entries: dict[int, Entry] = {}
         self._next_position = 0
@@ -87,7 +98,7 @@ class Queue:
 
     def __len__(self) -> int:
         """How many entries are not archived."""
-        return len(self._entries)
+        return len(self._entries) + len(self._backlog)
 
     @property
     def activity(self) -> int:
@@ -96,24 +107,52 @@ class Queue:
 
     # --- entries come in ----------------------------------------------------------------------------------
 
-    def enqueue(self, envelope: Envelope, poisoned: Poisoned | None = None) -> Entry:
-        """Add an entry at the end. A poisoned one waits for people: no time in its envelope applies any more."""
+    def enqueue(self, envelope: Envelope, poisoned: Poisoned | None = None, offset: int = -1) -> None:
+        """Add an entry at the end. A poisoned one waits for people: no time in its envelope applies any more.
+
+        With a journal behind it, a plain entry that memory has no room for waits there.
+        """
         position = self._next_position
         self._next_position = position + 1
-        entry = Entry(position, envelope, redeliveries=envelope.redeliveries, poisoned=poisoned)
+        timed = envelope.expires_at is not None or envelope.deliver_at is not None or self._expires is not None
+        recorder = self._recorder
+        if recorder is not None and not poisoned and not timed:
+            if self._backlog or not recorder.may_stay(envelope):
+                self._flight.count += 1
+                self._backlog.append(position, offset)
+                self.signal()
+                return
+        elif recorder is not None:
+            recorder.may_stay(envelope)
+        self._insert(Entry(position, envelope, redeliveries=envelope.redeliveries, poisoned=poisoned, offset=offset))
+
+    def _insert(self, entry: Entry) -> None:
+        """The entry is in memory from now on; see when it may be delivered."""
+        envelope = entry.envelope
         if self._key_of is not None:
             entry.key = self._key_of(envelope)
-        self._entries[position] = entry
-        if poisoned is None:
+        self._entries[entry.position] = entry
+        if entry.poisoned is None:
             if envelope.expires_at is not None or self._expires is not None:
                 self._watch_expiry(entry)
             if envelope.deliver_at is not None and envelope.deliver_at > self._clock.time():
                 entry.state = SCHEDULED
                 entry.wake = self._schedule.at(envelope.deliver_at, self._due, entry)
-                return entry
+                return
         self._flight.count += 1
         self._admit(entry)
-        return entry
+
+    def _refill(self) -> bool:
+        """Bring the next waiting entries from the journal into memory; whether there were any."""
+        if not self._backlog or self._recorder is None or len(self._entries) >= _MOST_RESIDENT:
+            return False
+        position, offsets = self._backlog.take(_LOADED_AT_ONCE)
+        for envelope in self._recorder.load(offsets):
+            self._recorder.may_stay(envelope)
+            self._flight.count -= 1  # counted when it was put into the backlog
+            self._insert(Entry(position, envelope, redeliveries=envelope.redeliveries, offset=offsets.pop(0)))
+            position += 1
+        return True
 
     def _admit(self, entry: Entry) -> None:
         """The entry may be delivered as far as time goes; its key decides whether it is its turn."""
@@ -188,10 +227,18 @@ class Queue:
             self._lock_timer = self._clock.call_later(self.lock_seconds, self._check_locks)
         return entry
 
+    def started(self, entry: Entry) -> None:
+        """A handler starts on it."""
+        entry.tries += 1
+        if self._recorder is not None:
+            self._recorder.started(self, entry)
+
     def settle(self, entry: Entry, lock: int, outcome: Outcome) -> None:
         """The holder is done with it."""
         self._give_back(entry, lock)
         self.settled[outcome] += 1
+        if self._recorder is not None:
+            self._recorder.ended(self, entry, outcome)
         self._archive(entry)
 
     def release(self, entry: Entry, lock: int, *, forgive: bool = False) -> None:
@@ -246,6 +293,8 @@ class Queue:
             entry.state = SCHEDULED
             entry.redelivering = True
             entry.wake = self._schedule.at(now + delay, self._due, entry)
+            if self._recorder is not None:
+                self._recorder.waits(self, entry, now + delay)
             if not self._strict:
                 self._pass_key_on(entry)
         else:
@@ -256,6 +305,8 @@ class Queue:
         if entry.state == AVAILABLE:
             self._available_count -= 1
         entry.state = ARCHIVED
+        if self._recorder is not None:
+            self._recorder.leaves(entry.envelope)
         del self._entries[entry.position]
         if entry.expiry is not None or entry.wake is not None:
             self._schedule.cancel(entry.expiry)
@@ -293,6 +344,8 @@ class Queue:
     def _bury(self, entry: Entry, reason: str, error: str) -> None:
         self._give_up(self, entry, reason, error)
         self.settled["dead"] += 1
+        if self._recorder is not None:
+            self._recorder.ended(self, entry, "dead")
         self._archive(entry)
 
     # --- time ---------------------------------------------------------------------------------------------
@@ -372,7 +425,9 @@ class Queue:
 
     def signal(self) -> None:
         """Something changed that may allow a delivery: wake the pump."""
-        if not self._awake and self._available_count and self._consumers and not self._closed:
+        if self._awake or self._closed or not self._consumers:
+            return
+        if self._available_count or self._backlog:
             self._awake = True
             asyncio.get_running_loop().call_soon(self._pump)
 
@@ -392,6 +447,8 @@ class Queue:
             entry = None
             if consumer.credit > 0 and not consumer.paused:
                 entry = self.acquire(consumer)
+                while entry is None and self._refill():
+                    entry = self.acquire(consumer)
             if entry is None:
                 idle += 1
                 continue
@@ -408,8 +465,76 @@ class Queue:
     # --- looking without taking ---------------------------------------------------------------------------
 
     def browse(self) -> Iterator[Entry]:
-        """The living entries in order of position, whatever their state. Do not change the queue meanwhile."""
+        """The living entries in memory in order of position, whatever their state.
+
+        Do not change the queue meanwhile.
+        """
         return iter(self._entries.values())
+
+    def state(self) -> QueueState:
+        """What waits here, in terms of the journal."""
+        pieces = [(entry.position, entry.offset, entry.offset, 1) for entry in self._entries.values()]
+        for position, first, last, count in self._backlog.runs():
+            pieces.append((position, first, last, count))
+        pieces.sort()
+        runs: list[tuple[int, int]] = []
+        following = -1
+        for position, first, last, count in pieces:
+            if position == following:
+                runs[-1] = (runs[-1][0], last)
+            else:
+                runs.append((first, last))
+            following = position + count
+        returning = [
+            Returning(entry.offset, entry.tries, entry.redeliveries, entry.due)
+            for entry in self._entries.values()
+            if entry.tries or entry.redeliveries or entry.redelivering
+        ]
+        return QueueState(runs, returning)
+
+    def restore(self, offsets: Iterable[int]) -> None:
+        """Plain entries that wait in the journal, in order, behind what is here already."""
+        before = len(self._backlog)
+        self._backlog.extend(self._next_position, offsets)
+        added = len(self._backlog) - before
+        self._next_position += added
+        self._flight.count += added
+
+    def restore_entry(self, envelope: Envelope, found: Returning, poisoned: Poisoned | None = None) -> None:
+        """An entry with a past or with a time of its own, behind what is here already."""
+        position = self._next_position
+        self._next_position = position + 1
+        entry = Entry(
+            position,
+            envelope,
+            tries=found.tries,
+            redeliveries=found.redeliveries,
+            delivered=found.tries > 0,
+            offset=found.offset,
+            poisoned=poisoned,
+        )
+        if self._recorder is not None:
+            self._recorder.may_stay(envelope)
+        if self._max_deliveries is not None and entry.tries >= self._max_deliveries:
+            self._entries[position] = entry
+            self._flight.count += 1
+            self._abandon(entry, "max-deliveries", f"delivered {entry.tries} times without being settled")
+        elif found.due is None:
+            self._insert(entry)
+        else:
+            self._wait_again(entry, found.due)
+
+    def _wait_again(self, entry: Entry, due: float) -> None:
+        """It waited for redelivery when the journal was closed, and goes on waiting, holding its key if strict."""
+        if self._key_of is not None:
+            entry.key = self._key_of(entry.envelope)
+        self._entries[entry.position] = entry
+        self._flight.count += 1
+        entry.state = SCHEDULED
+        entry.redelivering = True
+        if entry.key is not None and self._strict:
+            self._holders.setdefault(entry.key, entry)
+        entry.wake = self._schedule.at(due, self._due, entry)
 
     def close(self) -> None:
         """Detach everybody and stop all timers."""

@@ -15,9 +15,11 @@ class Route(NamedTuple):
 
     queues: tuple[Queue, ...]
     recipients: tuple[str, ...]
+    number: int
+    """Given once; another set of queues is another number."""
 
 
-NOWHERE = Route((), ())
+NOWHERE = Route((), (), -1)
 
 
 class Topics:
@@ -29,9 +31,9 @@ class Topics:
         """Lead the binding's topic to its queue as well."""
         address = binding.source if binding.kind == "event" else binding.node
         topic = (binding.kind, address, binding.type)
-        queues, recipients = self._routes.get(topic, NOWHERE)
+        queues, recipients, _ = self._routes.get(topic, NOWHERE)
         if queue not in queues:
-            self._routes[topic] = Route((*queues, queue), (*recipients, binding.node))
+            self._routes[topic] = Route((*queues, queue), (*recipients, binding.node), self.version)
             self.version += 1
 
     def route(self, envelope: Envelope) -> Route:

@@ -16,34 +16,26 @@ Settled = Literal["handled", "skipped", "redelivered", "dead", "lost"]
 
 
 class Context:
-    __slots__ = (
-        "_attempt",
-        "_completed",
-        "_delivery",
-        "_envelope",
-        "_message_id",
-        "_node",
-        "_outcome",
-        "_outputs",
-        "_resources",
-        "error",
-        "message",
-    )
+    # One is made for every message, so it sets only what differs; the rest are defaults of the class.
+    error: BaseException | None = None
+    """What went wrong, for middlewares that run after the core."""
+    _message_id: str | None = None
+    _attempt = 0
+    _completed = False
+    _outcome: Settled | None = None
+    _outputs: list[Outgoing] | None = None
+    _resources: tuple[Any, ...] = ()
+    """What the node provides to this message, in the order in which the pipeline was compiled."""
 
     def __init__(self, node: str, delivery: Delivery, message: Any) -> None:
-        self.message = message
-        """The decoded message."""
-        self.error: BaseException | None = None
-        """What went wrong, for middlewares that run after the core."""
         self._node = node
         self._delivery = delivery
-        self._envelope = delivery.envelope
-        self._message_id: str | None = None
-        self._attempt = 0
-        self._completed = False
-        self._outcome: Settled | None = None
-        self._outputs: list[Outgoing] = []
-        self._resources: dict[type, Any] | None = None
+        self.message = message
+        """The decoded message."""
+
+    @property
+    def _envelope(self) -> Envelope:
+        return self._delivery.envelope
 
     # --- identity -----------------------------------------------------------------------------------------
 
@@ -143,7 +135,7 @@ class Context:
         headers: Mapping[str, str] | None = None,
     ) -> Recorded:
         """Record an event to be published when the handler has succeeded."""
-        self._outputs.append(publish(event, id_key=id_key, delay=delay, at=at, headers=headers))
+        self._send(publish(event, id_key=id_key, delay=delay, at=at, headers=headers))
         return RECORDED
 
     def send(
@@ -157,8 +149,13 @@ class Context:
         headers: Mapping[str, str] | None = None,
     ) -> Recorded:
         """Record a command to be sent when the handler has succeeded."""
-        self._outputs.append(send(command, to=to, id_key=id_key, delay=delay, at=at, headers=headers))
+        self._send(send(command, to=to, id_key=id_key, delay=delay, at=at, headers=headers))
         return RECORDED
+
+    def _send(self, outgoing: Outgoing) -> None:
+        if self._outputs is None:
+            self._outputs = []
+        self._outputs.append(outgoing)
 
     def __str__(self) -> str:
         """How logs and errors name the work at hand."""

@@ -1,4 +1,4 @@
-"""Compiles a handler into one function `invoke(ctx)`: call it, and turn what it gives back into outputs.
+"""Compiles a handler into a function to call, and one that turns what it gives back into outputs.
 
 decode -> handle -> interpret: what the handler returns or yields is either a message, recorded to be sent, or an
 effect, executed by the node's interpreter for its class within the same unit of work.
@@ -6,7 +6,7 @@ effect, executed by the node's interpreter for its class within the same unit of
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from typing import Any
 
@@ -15,49 +15,50 @@ from faregate.bus.outgoing import as_outgoing
 from faregate.bus.signature import Signature
 from faregate.errors import UninterpretedEffect
 
-Invoke = Callable[[Context], Awaitable[None]]
+Call = Callable[[Context, Any], Any]
+"""(context, first argument) -> an awaitable of the result"""
 Collect = Callable[[Context, Any], Awaitable[None]]
+Places = Mapping[type, int]
+"""Where in `ctx._resources` each provided type stands."""
 
 
-def compile_handler(handler: Signature, interpreters: dict[type, Signature], pool: Executor) -> Invoke:
-    """The handler's call and the interpretation of its results."""
-    call = _caller(handler, pool)
-    collect = _collector(interpreters, pool)
+def compile_call(handler: Signature, collect: Collect, places: Places, pool: Executor) -> Call:
+    """The handler's call. An async generator is exhausted, and what it yields collected on the way."""
+    call = _caller(handler, places, pool)
+    if handler.shape != "async generator":
+        return call
 
-    if handler.shape == "async generator":
+    async def exhaust(ctx: Context, first: Any) -> None:
+        async for item in call(ctx, first):
+            await collect(ctx, item)
 
-        async def invoke(ctx: Context) -> None:
-            async for item in call(ctx, ctx.message):
-                await collect(ctx, item)
-
-    else:
-
-        async def invoke(ctx: Context) -> None:
-            result = await call(ctx, ctx.message)
-            if result is not None:
-                await collect(ctx, result)
-
-    return invoke
+    return exhaust
 
 
-def _caller(signature: Signature, pool: Executor) -> Callable[[Context, Any], Any]:
+def fill(signature: Signature, places: Places) -> Callable[[Context], list[Any]]:
+    """What to pass for the parameters behind the fixed ones."""
+    slots = [None if slot is Context else places[slot] for slot in signature.extra]
+    return lambda ctx: [ctx if slot is None else ctx._resources[slot] for slot in slots]
+
+
+def _caller(signature: Signature, places: Places, pool: Executor) -> Call:
     """A function of (ctx, first argument) that fills the other parameters.
 
     Its result is awaited, or iterated for an async generator. Plain functions run in a thread, so that blocking
-    code does not hold the event loop; a generator is exhausted there too.
+    code does not hold the event loop; a generator is exhausted there too. The usual signatures have a way of their own.
     """
     function, extra = signature.function, signature.extra
-    bound: Callable[[Context, Any], Any]
+    bound: Call
     if not extra:
         bound = lambda ctx, first: function(first)  # noqa: E731
     elif extra == (Context,):
         bound = lambda ctx, first: function(first, ctx)  # noqa: E731
+    elif len(extra) == 1:
+        place = places[extra[0]]
+        bound = lambda ctx, first: function(first, ctx._resources[place])  # noqa: E731
     else:
-
-        def bound(ctx: Context, first: Any) -> Any:
-            resources = ctx._resources or {}
-            return function(first, *[ctx if slot is Context else resources[slot] for slot in extra])
-
+        rest = fill(signature, places)
+        bound = lambda ctx, first: function(first, *rest(ctx))  # noqa: E731
     if signature.shape in ("coroutine", "async generator"):
         return bound
     exhaust = signature.shape == "generator"
@@ -73,8 +74,9 @@ def _caller(signature: Signature, pool: Executor) -> Callable[[Context, Any], An
     return in_thread
 
 
-def _collector(interpreters: dict[type, Signature], pool: Executor) -> Collect:
-    interpret = {cls: _caller(signature, pool) for cls, signature in interpreters.items()}
+def compile_collect(interpreters: Mapping[type, Signature], places: Places, pool: Executor) -> Collect:
+    """What becomes of a handler's result."""
+    interpret = {cls: _caller(signature, places, pool) for cls, signature in interpreters.items()}
     generating = {cls for cls, signature in interpreters.items() if signature.shape == "async generator"}
 
     async def collect(ctx: Context, result: Any) -> None:
@@ -82,7 +84,7 @@ def _collector(interpreters: dict[type, Signature], pool: Executor) -> Collect:
             return
         outgoing = as_outgoing(result)
         if outgoing is not None:
-            ctx._outputs.append(outgoing)
+            ctx._send(outgoing)
         elif isinstance(result, list | tuple | Iterator) and type(result) not in interpret:
             for item in result:
                 await collect(ctx, item)

@@ -12,11 +12,11 @@ A step takes the context twice so that a middleware may write `await call_next()
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import Executor
-from functools import partial
+from types import MethodType
 from typing import Any
 
 from faregate.bus.context import Context
-from faregate.bus.handler import Invoke, compile_handler
+from faregate.bus.handler import Call, Collect, Places, compile_call, compile_collect, fill
 from faregate.bus.node import Node
 from faregate.bus.policy import Retry
 from faregate.bus.signature import Signature
@@ -32,13 +32,14 @@ NOT_RETRIED_IN_MEMORY = (Permanent, ConfigurationError, RetryAfter, Unavailable)
 
 def compile_pipeline(subscription: Subscription, node: Node, clock: Clock, pool: Executor) -> Step:
     """The chain that a context goes through; it raises what the last try raised."""
-    invoke = compile_handler(subscription.handler, node.interpreters, pool)
-    step = _core(invoke, subscription.retry, clock)
+    needed = _needed([subscription.handler, *node.middlewares, *node.interpreters.values()], node)
+    places = {cls: place for place, cls in enumerate(needed)}
+    collect = compile_collect(node.interpreters, places, pool)
+    step = _core(compile_call(subscription.handler, collect, places, pool), collect, subscription.retry, clock)
     for middleware in reversed(node.middlewares):
-        step = _around(middleware, step)
-    users = [subscription.handler, *node.middlewares, *node.interpreters.values()]
-    for cls in reversed(_needed(users, node)):
-        step = _provide(cls, node.providers[cls], step)
+        step = _around(middleware, step, places)
+    for cls in reversed(needed):
+        step = _provide(cls, node.providers[cls], step, places)
     return step
 
 
@@ -53,7 +54,7 @@ def compile_after(node: Node) -> Step | None:
                 f"a middleware of node {node.name!r} that runs after the core takes (ctx, call_next) only: "
                 "the message's resources are released by then"
             )
-        step = _around(middleware, step)
+        step = _around(middleware, step, {})
     return step
 
 
@@ -61,17 +62,20 @@ async def _end(ctx: Context, again: Context | None = None) -> None:
     pass
 
 
-def _core(invoke: Invoke, retry: Retry, clock: Clock) -> Step:
+def _core(call: Call, collect: Collect, retry: Retry, clock: Clock) -> Step:
     async def core(ctx: Context, again: Context | None = None) -> None:
         attempt = 1
         while True:
             ctx._attempt = attempt
-            ctx._completed = False
-            ctx._outputs.clear()
+            if ctx._completed or ctx._outputs:  # an earlier run of the handler, which no longer counts
+                ctx._completed = False
+                ctx._outputs = None
             try:
                 if faults.hook is not None:
                     await faults.hook("bus.before-handler")
-                await invoke(ctx)
+                result = await call(ctx, ctx.message)
+                if result is not None:
+                    await collect(ctx, result)
                 ctx._completed = True
                 return
             except Exception as exc:
@@ -88,17 +92,13 @@ def _core(invoke: Invoke, retry: Retry, clock: Clock) -> Step:
     return core
 
 
-def _around(middleware: Signature, following: Step) -> Step:
-    function, extra = middleware.function, middleware.extra
-    if not extra:
-        return lambda ctx, again=None: function(ctx, partial(following, ctx))
-
-    def step(ctx: Context, again: Context | None = None) -> Any:
-        resources = ctx._resources or {}
-        more = [ctx if slot is Context else resources[slot] for slot in extra]
-        return function(ctx, partial(following, ctx), *more)
-
-    return step
+def _around(middleware: Signature, following: Step, places: Places) -> Step:
+    """A bound method is the cheapest thing that remembers one argument."""
+    function = middleware.function
+    if not middleware.extra:
+        return lambda ctx, again=None: function(ctx, MethodType(following, ctx))
+    rest = fill(middleware, places)
+    return lambda ctx, again=None: function(ctx, MethodType(following, ctx), *rest(ctx))
 
 
 def _needed(users: list[Signature], node: Node) -> list[type]:
@@ -127,25 +127,13 @@ def _needed(users: list[Signature], node: Node) -> list[type]:
     return order
 
 
-def _provide(cls: type, provider: Signature, following: Step) -> Step:
-    function, extra = provider.function, provider.extra
-
-    def open_generator(ctx: Context) -> AsyncGenerator[Any, None]:
-        resources = ctx._resources or {}
-        generator: AsyncGenerator[Any, None] = function(
-            *[ctx if slot is Context else resources[slot] for slot in extra]
-        )
-        return generator
-
-    make = open_generator if extra else lambda ctx: function()
+def _provide(cls: type, provider: Signature, following: Step, places: Places) -> Step:
+    function = provider.function
+    rest = fill(provider, places) if provider.extra else None
 
     async def provide(ctx: Context, again: Context | None = None) -> None:
-        generator = make(ctx)
-        resource = await anext(generator)
-        if ctx._resources is None:
-            ctx._resources = {cls: resource}
-        else:
-            ctx._resources[cls] = resource
+        generator = function() if rest is None else function(*rest(ctx))
+        ctx._resources += (await anext(generator),)
         try:
             await following(ctx)
         except BaseException as exc:

@@ -93,7 +93,7 @@ class Sender:
         """The envelopes of what a handler sends: the same for every run of it on the same message."""
         envelopes = []
         used: set[tuple[str, str]] = set()
-        for ordinal, out in enumerate(ctx._outputs):
+        for ordinal, out in enumerate(ctx._outputs or ()):
             wire = out.message_type.wire
             if out.id_key is not None:
                 if (wire, out.id_key) in used:

@@ -13,6 +13,7 @@ import logging
 import traceback
 from concurrent.futures import Executor
 from dataclasses import replace
+from typing import NoReturn
 
 from faregate.bus.context import Context, Settled
 from faregate.bus.lanes import Lanes
@@ -56,6 +57,8 @@ class Worker:
         self.binding = replace(subscription.binding(body_limit), on_abandoned=self._abandoned)
         self.outcomes: dict[Settled, int] = dict.fromkeys(("handled", "skipped", "redelivered", "dead", "lost"), 0)
         self._node = node.name
+        self._type = subscription.message_type.wire
+        self._kind = subscription.message_type.kind
         self._sender = sender
         self._transport = transport
         self._clock = clock
@@ -149,17 +152,16 @@ class Worker:
     async def _handle(self, delivery: Delivery) -> None:
         delivery.start()
         ctx: Context | None = None
+        envelope = delivery.envelope
         try:
-            message = self._validate(delivery.envelope)
-            ctx = Context(self._node, delivery, message)
+            if envelope.type != self._type or envelope.kind != self._kind or not envelope.publication_id:
+                self._refuse(envelope)
+            ctx = Context(self._node, delivery, self._read(envelope))
             await self._pipeline(ctx)
-            envelopes = None
-            if ctx._completed and ctx._outputs:
-                envelopes = await self._sender.seal_outputs(ctx, self.subscription.name)
             if faults.hook is not None:
                 await faults.hook("bus.after-handler")
-            if envelopes:
-                await self._sender.publish_outputs(envelopes)
+            if ctx._outputs and ctx._completed:
+                await self._sender.publish_outputs(await self._sender.seal_outputs(ctx, self.subscription.name))
         except Exception as exc:
             outcome = await self._fail(delivery, ctx, exc)
         except asyncio.CancelledError as exc:
@@ -183,19 +185,15 @@ class Worker:
             except Exception:
                 log.exception("a middleware after the core failed; %s stays %s", ctx, outcome)
 
-    def _validate(self, envelope: Envelope) -> object:
-        """The decoded message, once everything is there that a message must have."""
-        message_type = self.subscription.message_type
+    def _refuse(self, envelope: Envelope) -> NoReturn:
+        """Say what is missing or wrong."""
         if not envelope.publication_id:
             raise MissingProperties("the message has no publication id, so it cannot be told from a repetition")
         if not envelope.type:
             raise MissingProperties("the message does not say what type it is")
-        if envelope.type != message_type.wire or envelope.kind != message_type.kind:
-            raise UnknownType(
-                f"{self.subscription} handles the {message_type.kind} {message_type.wire}, "
-                f"not the {envelope.kind} {envelope.type}"
-            )
-        return self._read(envelope)
+        raise UnknownType(
+            f"{self.subscription} handles the {self._kind} {self._type}, not the {envelope.kind} {envelope.type}"
+        )
 
     async def _fail(self, delivery: Delivery, ctx: Context | None, exc: BaseException) -> Settled:
         """Decide what becomes of a message whose tries in memory are used up."""

@@ -7,7 +7,10 @@ from faregate.errors import ConfigurationError
 from faregate.ports.clock import Clock
 from faregate.ports.queue import QueueTransport
 
-TRANSPORTS = {"memory": "faregate.transports.memory:MemoryTransport"}
+TRANSPORTS = {
+    "journal": "faregate.transports.journal:JournalTransport",
+    "memory": "faregate.transports.memory:MemoryTransport",
+}
 
 
 def open_transport(url: str, clock: Clock) -> QueueTransport:

@@ -11,7 +11,13 @@ from faregate.testing.bench import Bench, BenchStuck, bench
 from faregate.testing.clock import FakeClock
 from faregate.testing.codec_suite import CODEC_CASES
 from faregate.testing.faults import crash_at, reached
-from faregate.testing.queue_suite import QUEUE_CASES, QueueSubject, memory_subject, run_queue_case
+from faregate.testing.queue_suite import (
+    QUEUE_CASES,
+    QueueSubject,
+    journal_subject,
+    memory_subject,
+    run_queue_case,
+)
 
 __all__ = [
     "CODEC_CASES",
@@ -22,6 +28,7 @@ __all__ = [
     "QueueSubject",
     "bench",
     "crash_at",
+    "journal_subject",
     "memory_subject",
     "reached",
     "run_queue_case",

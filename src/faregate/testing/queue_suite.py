@@ -12,12 +12,14 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from faregate import ids
 from faregate.errors import ConsumerRefused, QueueNotFound, StaleLock, Unroutable
 from faregate.message import Envelope
 from faregate.ports.queue import Binding, Consumer, Delivery, QueueTransport
 from faregate.testing.clock import FakeClock, rest
+from faregate.transports.journal import JournalTransport
 from faregate.transports.memory import MemoryTransport
 
 
@@ -60,6 +62,28 @@ async def memory_subject(transport: QueueTransport | None = None) -> AsyncIterat
     await tested.open()
     try:
         yield QueueSubject(tested, clock.advance, rest, clock.time)
+    finally:
+        await tested.close()
+
+
+@asynccontextmanager
+async def journal_subject(path: Path) -> AsyncIterator[QueueSubject]:
+    """The `journal:` transport in an empty folder, on a fake clock."""
+    clock = FakeClock()
+    tested = JournalTransport(str(path), clock=clock)
+    await tested.open()
+
+    async def committed() -> None:
+        """What was published is durable, and what that made deliverable is delivered."""
+        for _ in range(3):
+            await tested.journal.barrier()
+            await rest()
+
+    async def advance(seconds: float) -> None:
+        await clock.advance(seconds, committed)
+
+    try:
+        yield QueueSubject(tested, advance, committed, clock.time)
     finally:
         await tested.close()
 

@@ -1,0 +1,272 @@
+"""The broker on a journal: the same queues, filled after the commit, told to the side logs as they change.
+
+What a queue cannot hold in memory waits in the journal; see `Backlog`.
+"""
+
+import asyncio
+import logging
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+
+from faregate.broker.broker import Broker
+from faregate.broker.entry import Entry
+from faregate.broker.journal.errors import JournalFailed
+from faregate.broker.journal.journal import Journal
+from faregate.broker.journal.recovery import Found
+from faregate.broker.journal.settled import OUTCOMES, REDELIVER, STARTED, Record
+from faregate.broker.journal.snapshot import QueueSnapshot, ReturningRecord, Snapshot
+from faregate.broker.queue import Queue
+from faregate.broker.recorder import Returning
+from faregate.broker.topics import Route
+from faregate.errors import FaregateError, Unroutable
+from faregate.message import Envelope
+from faregate.ports.clock import Clock
+from faregate.ports.queue import Binding, Poisoned, poison_queue
+
+log = logging.getLogger("faregate.broker")
+
+RESIDENT_BYTES = 64 * 1024 * 1024
+_ENVELOPE_BYTES = 700
+"""What an envelope costs in memory beside its body, roughly."""
+_SETTLEMENTS_PER_SNAPSHOT = 100_000
+_CAREFUL_STARTS = 10_000
+
+
+class DurableBroker(Broker):
+    """Made on an open journal. `bind` every queue, then `begin`."""
+
+    def __init__(self, clock: Clock, journal: Journal, *, resident_bytes: int = RESIDENT_BYTES) -> None:
+        super().__init__(clock)
+        self._journal = journal
+        self._numbers: dict[str, int] = {}
+        self._topics: dict[int, int] = {-1: -1}
+        self._found = journal.recover()
+        self._resident = 0
+        self._resident_limit = resident_bytes
+        self._settled = 0
+        self._snapshotting: asyncio.Task[None] | None = None
+        self._enqueued = journal.next_offset
+        self._careful = _CAREFUL_STARTS
+        """After an opening, starts are written at once: a message that kills the process must be counted."""
+        for publication_id, replay in journal.recent_publications(self.recent.window):
+            self.recent.add(publication_id, replay)
+
+    # --- queues -------------------------------------------------------------------------------------------
+
+    def bind(self, binding: Binding) -> Queue:
+        self._journal.bind(binding)
+        queue = super().bind(binding)
+        self._adopt(queue, timed=binding.expires is not None)
+        self._adopt(self.queue(poison_queue(binding.node)))
+        return queue
+
+    def begin(self) -> None:
+        """The queues that this process does not consume go on collecting; then messages may come and go."""
+        for record in self._journal.topology.queues:
+            if record.name not in self._queues:
+                if record.is_poison or record.kind is None or record.type is None:
+                    self._adopt(self._make(record.name))
+                else:
+                    known = Binding(record.node, record.type, record.kind, record.source)
+                    self._adopt(super().bind(known))
+
+    def _make(self, name: str, **properties: object) -> Queue:
+        return super()._make(name, **properties, recorder=self)
+
+    def _adopt(self, queue: Queue, *, timed: bool = False) -> None:
+        """Give a queue its number and what the journal holds for it."""
+        if queue.name in self._numbers:
+            return
+        for record in self._journal.topology.queues:
+            if record.name == queue.name:
+                self._numbers[queue.name] = record.number
+                self._fill(queue, self._found.pop(record.number, Found()), timed)
+
+    def _fill(self, queue: Queue, found: Found, timed: bool) -> None:
+        for piece in found.pieces:
+            if isinstance(piece, Returning):
+                queue.restore_entry(self.load([piece.offset])[0], piece)
+            elif timed:
+                for envelope, offset in zip(self.load(list(piece)), piece, strict=True):
+                    queue.restore_entry(envelope, Returning(offset, 0, 0, None))
+            else:
+                queue.restore(array("q", piece))
+        for offset, record in found.poison:
+            queue.restore_entry(record.envelope, Returning(offset, record.tries, 0, None), record)
+
+    def _topic(self, envelope: Envelope, route: Route) -> int:
+        """The number under which the journal knows where this publication goes."""
+        number = self._topics.get(route.number)
+        if number is None:
+            address = envelope.source if envelope.kind == "event" else envelope.destination
+            topic = self._journal.topology.topic(envelope.kind, address, envelope.type)
+            if topic is None:
+                return -1
+            number = self._topics[route.number] = topic.number
+        return number
+
+    # --- publications -------------------------------------------------------------------------------------
+
+    async def publish(self, envelopes: Sequence[Envelope]) -> None:
+        """Append all or none; returns when they are durable and in their queues."""
+        routes = self.routes(envelopes)
+        fresh = [
+            (envelope, route)
+            for envelope, route in zip(envelopes, routes, strict=True)
+            if self.recent.add(envelope.publication_id, envelope.replay)
+        ]
+        await self._journal.wait_for_room()
+        if not fresh:
+            await self._journal.barrier()  # the first copy may still be on its way to the disk
+            return
+        done = asyncio.get_running_loop().create_future()
+        try:
+            self._append(fresh, done)
+            await done
+        except FaregateError:
+            self._forget(fresh)
+            raise
+
+    def _append(
+        self, fresh: list[tuple[Envelope, Route]], done: "asyncio.Future[None] | None", batch: Path | None = None
+    ) -> None:
+        def committed(offsets: list[int], error: BaseException | None) -> None:
+            if error is None:
+                for (envelope, route), offset in zip(fresh, offsets, strict=True):
+                    for queue in route.queues:
+                        queue.enqueue(envelope, offset=offset)
+                self._enqueued = max(self._enqueued, offsets[-1] + 1)
+            elif batch is not None:
+                self._forget(fresh)  # the file is still there: it is taken in again
+            if done is not None and not done.done():
+                if error is None:
+                    done.set_result(None)
+                else:
+                    done.set_exception(error)
+
+        topics = [self._topic(envelope, route) for envelope, route in fresh]
+        self._journal.append([envelope for envelope, _ in fresh], topics, committed, batch)
+
+    def _forget(self, refused: list[tuple[Envelope, Route]]) -> None:
+        for envelope, _ in refused:
+            self.recent.forget(envelope.publication_id, envelope.replay)
+
+    def take_in_spool(self) -> None:
+        """Append the batches that other processes left. What became unroutable meanwhile is given up."""
+        for path, envelopes in self._journal.spooled():
+            fresh: list[tuple[Envelope, Route]] = []
+            for envelope in envelopes:
+                try:
+                    [route] = self.routes([envelope])
+                except Unroutable as exc:
+                    self.bury(envelope.source, envelope, exc.reason, f"Unroutable: {exc}")
+                    continue
+                if self.recent.add(envelope.publication_id, envelope.replay):
+                    fresh.append((envelope, route))
+            if fresh:
+                self._append(fresh, None, path)
+            else:
+                self._journal.discard(path)
+
+    # --- giving up ----------------------------------------------------------------------------------------
+
+    def poison(self, record: Poisoned) -> None:
+        self._bury(record, None)
+
+    def bury(self, node: str, envelope: Envelope, reason: str, error: str) -> None:
+        """A message that never reached a queue."""
+        self._bury(
+            Poisoned(
+                node=node,
+                queue=node,
+                reason=reason,
+                error=error,
+                tries=0,
+                redeliveries=0,
+                at=self._clock.time(),
+                envelope=envelope,
+            ),
+            None,
+        )
+
+    def _give_up(self, queue: Queue, entry: Entry, reason: str, error: str) -> None:
+        dead = self._record(queue, entry, OUTCOMES["dead"], self._clock.time())
+        self._bury(self._describe(queue, entry, reason, error), dead)
+
+    def _bury(self, record: Poisoned, dead: Record | None) -> None:
+        """It is in flight until its poison record is durable."""
+        self.flight.count += 1
+        name = poison_queue(record.node)
+        if name not in self._queues:
+            self._journal.add_poison_queue(record.node)
+            self._adopt(self._make(name))
+
+        def committed(offsets: list[int], error: BaseException | None) -> None:
+            if error is None:
+                self._queues[name].enqueue(record.envelope, poisoned=record, offset=offsets[0])
+                self._enqueued = max(self._enqueued, offsets[0] + 1)
+            self.flight.land()
+
+        self._journal.bury(record, dead, committed)
+
+    # --- what queues tell (Recorder) ----------------------------------------------------------------------
+
+    def started(self, queue: Queue, entry: Entry) -> None:
+        record = self._record(queue, entry, STARTED, 0.0)
+        if self._careful:
+            self._careful -= 1
+            self._journal.settle_now(record)
+        else:
+            self._journal.settle(record)
+
+    def ended(self, queue: Queue, entry: Entry, outcome: str) -> None:
+        if outcome != "dead":  # a dead one is marked when its poison record is durable
+            self._journal.settle(self._record(queue, entry, OUTCOMES[outcome], self._clock.time()))
+        self._settled += 1
+        if self._settled >= _SETTLEMENTS_PER_SNAPSHOT and self._journal.failure is None:
+            self._settled = 0
+            self._snapshotting = asyncio.ensure_future(self._keep())
+
+    def waits(self, queue: Queue, entry: Entry, due: float) -> None:
+        self._journal.settle(self._record(queue, entry, REDELIVER, due))
+
+    def _record(self, queue: Queue, entry: Entry, outcome: int, time: float) -> Record:
+        return Record(entry.offset, self._numbers[queue.name], outcome, entry.tries, entry.redeliveries, time)
+
+    def load(self, offsets: list[int]) -> list[Envelope]:
+        return self._journal.reader.load(offsets)
+
+    def may_stay(self, envelope: Envelope) -> bool:
+        if self._resident > self._resident_limit:
+            return False
+        self._resident += len(envelope.body) + _ENVELOPE_BYTES
+        return True
+
+    def leaves(self, envelope: Envelope) -> None:
+        self._resident -= len(envelope.body) + _ENVELOPE_BYTES
+
+    # --- keeping ------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        """What waits now."""
+        queues: dict[int, QueueSnapshot] = {}
+        for name, number in self._numbers.items():
+            state = self._queues[name].state()
+            if state.runs:
+                returning = [ReturningRecord(*entry) for entry in state.returning]
+                queues[number] = QueueSnapshot(state.runs, returning)
+        return Snapshot(offset=self._enqueued, queues=queues)
+
+    async def _keep(self) -> None:
+        try:
+            snapshot = self.snapshot()
+            await self._journal.snapshot(snapshot)
+            await self._journal.retain({number: queue.runs for number, queue in snapshot.queues.items()})
+        except JournalFailed:
+            log.debug("no snapshot: the journal has failed")
+
+    async def close_journal(self) -> None:
+        if self._snapshotting is not None:
+            await asyncio.gather(self._snapshotting, return_exceptions=True)
+        await self._journal.close(self.snapshot() if self._journal.failure is None else None)

@@ -1,0 +1,190 @@
+"""The disk as a port: the journal touches files only through here, so that tests can lose, tear and reorder writes.
+
+What is promised: `sync` makes the writes to that file durable; `replace` and `create` and `remove` are durable when
+they return, the folder's entry included. Nothing else is.
+"""
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+PRIVATE_FILE = 0o600
+PRIVATE_FOLDER = 0o700
+
+
+class File(Protocol):
+    def write(self, position: int, buffers: Sequence[Any]) -> int:
+        """Write the buffers one behind the other; returns how many bytes that were. Not durable before `sync`."""
+        ...
+
+    def sync(self) -> None: ...
+    def truncate(self, size: int) -> None:
+        """Cut or extend with zeros. Not durable before `sync`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Disk(Protocol):
+    def make_folder(self, path: Path) -> None: ...
+    def list(self, path: Path) -> list[str]:
+        """Names of the files in a folder; none when it is not there."""
+        ...
+
+    def size(self, path: Path) -> int: ...
+    def create(self, path: Path, size: int) -> File:
+        """A new file of zeros with its space reserved; raises OSError (ENOSPC) and leaves nothing otherwise."""
+        ...
+
+    def open(self, path: Path) -> File: ...
+    def read(self, path: Path, position: int = 0, length: int = -1) -> bytes: ...
+    def view(self, path: Path) -> Any:
+        """The file's bytes as they are now, without reading them all."""
+        ...
+
+    def replace(self, path: Path, data: bytes) -> None:
+        """Give the file this content: afterwards, and after any crash, it has the old or the new one."""
+        ...
+
+    def rename(self, path: Path, target: Path) -> None: ...
+    def remove(self, path: Path) -> None: ...
+
+
+class RealFile:
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def write(self, position: int, buffers: Sequence[Any]) -> int:
+        views = [memoryview(buffer).cast("B") for buffer in buffers]
+        total = sum(view.nbytes for view in views)
+        written = os.pwritev(self._descriptor, views, position)
+        while written < total:
+            rest = b"".join(views)[written:]
+            count = os.pwrite(self._descriptor, rest, position + written)
+            if not count:
+                raise OSError(errno.EIO, "the disk took no more bytes")
+            written += count
+        return total
+
+    def sync(self) -> None:
+        os.fdatasync(self._descriptor)
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._descriptor, size)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class RealDisk:
+    def make_folder(self, path: Path) -> None:
+        if not path.is_dir():
+            path.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+            self._sync_folder(path.parent)
+
+    def list(self, path: Path) -> list[str]:
+        try:
+            return sorted(entry.name for entry in path.iterdir())
+        except FileNotFoundError:
+            return []
+
+    def size(self, path: Path) -> int:
+        return path.stat().st_size
+
+    def create(self, path: Path, size: int) -> RealFile:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE)
+        try:
+            if size:
+                os.posix_fallocate(descriptor, 0, size)
+            os.fsync(descriptor)
+            self._sync_folder(path.parent)
+        except OSError:
+            os.close(descriptor)
+            with contextlib.suppress(OSError):
+                path.unlink()
+            raise
+        return RealFile(descriptor)
+
+    def open(self, path: Path) -> RealFile:
+        return RealFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE))
+
+    def read(self, path: Path, position: int = 0, length: int = -1) -> bytes:
+        with path.open("rb") as file:
+            file.seek(position)
+            return file.read(length)
+
+    def view(self, path: Path) -> Any:
+        with path.open("rb") as file:
+            if not os.fstat(file.fileno()).st_size:
+                return b""
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def replace(self, path: Path, data: bytes) -> None:
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.rename(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        self._sync_folder(path.parent)
+
+    def rename(self, path: Path, target: Path) -> None:
+        path.rename(target)
+        self._sync_folder(target.parent)
+        if path.parent != target.parent:
+            self._sync_folder(path.parent)
+
+    def remove(self, path: Path) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+            self._sync_folder(path.parent)
+
+    def _sync_folder(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+class WriterLock:
+    """One writer per journal: an flock that ends with the process, however it ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._descriptor)
+            raise
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        os.close(self._descriptor)
+
+
+def lock_holder(path: Path) -> str | None:
+    """The process id in a lock that somebody holds now; None when it is free."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+    finally:
+        os.close(descriptor)
+    return None

@@ -1,0 +1,207 @@
+"""The bytes of a journal: segment header, frames, footer, trailer. Pure functions; docs/journal.md specifies them.
+
+Rules kept here:
+- A frame is one group commit and one atomic unit: it is valid as a whole, by its CRC, or it is not there.
+- Every frame names its segment's epoch, a random number, and the CRC of the frame before it: bytes that merely look
+  like a frame (a payload may hold anything) are not taken for one.
+"""
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+VERSION = 1
+FRAME_MAGIC = b"FGJ\x01"
+SEGMENT_MAGIC = b"FGSEG\x00\x00\x01"
+SEALED_MAGIC = b"FGSEALED"
+
+MESSAGES, POISON, FOOTER = 1, 2, 3
+KIND_NAMES = {MESSAGES: "messages", POISON: "poison", FOOTER: "footer"}
+
+_FRAME = struct.Struct("<4sHHIIIIQQqQ16sHHxxxx")
+_SEGMENT = struct.Struct("<8sIIQQQqIxxxxxxxxxxxx")
+_TRAILER = struct.Struct("<QI4x8s")
+FRAME_BYTES = _FRAME.size
+SEGMENT_BYTES = _SEGMENT.size
+TRAILER_BYTES = _TRAILER.size
+NO_BATCH = bytes(16)
+LONGEST_BODY = 1 << 30
+"""A length beyond this is damage, not a frame: nothing is allocated for it."""
+
+
+class Frame(NamedTuple):
+    """A frame's header, and where it stands in its segment."""
+
+    position: int
+    kind: int
+    length: int
+    crc: int
+    previous: int
+    rows: int
+    commit: int
+    base: int
+    """The offset of its first row, were there no gaps; rows carry their own offsets."""
+    time: int
+    """Microseconds since the epoch; never less than the frame before."""
+    epoch: int
+    batch: bytes
+    part: int
+    parts: int
+
+    @property
+    def body(self) -> int:
+        return self.position + FRAME_BYTES
+
+    @property
+    def end(self) -> int:
+        return self.position + FRAME_BYTES + padded(self.length)
+
+
+class SegmentHeader(NamedTuple):
+    version: int
+    epoch: int
+    base: int
+    commit: int
+    time: int
+
+
+class Footer(msgspec.Struct):
+    """What a sealed segment says of itself, so that opening need not read it."""
+
+    base: int
+    end: int
+    """The offset that the next segment starts with."""
+    first_time: int
+    last_time: int
+    messages: int
+    poison: int
+    bytes: int
+    last_commit: int
+    types: dict[str, int]
+    index: list[tuple[int, int, int]]
+    """Now and then a frame's (base offset, time, position): where to start looking."""
+    batches: list[str] = []
+    """The spooled batches in it, in hexadecimal."""
+    compacted: bool = False
+    """Only messages that still waited were kept: the log view starts behind it."""
+
+
+def padded(length: int) -> int:
+    """Frames start at multiples of 8, as Arrow wants its buffers."""
+    return (length + 7) & ~7
+
+
+def crc32(header: bytes, body: Any) -> int:
+    return zlib.crc32(body, zlib.crc32(header))
+
+
+def pack_frame(
+    body: Any,
+    *,
+    kind: int,
+    previous: int,
+    rows: int,
+    commit: int,
+    base: int,
+    time: int,
+    epoch: int,
+    batch: bytes = NO_BATCH,
+    part: int = 0,
+    parts: int = 1,
+) -> tuple[bytes, bytes, int]:
+    """The header, the padding behind the body, and the CRC."""
+    length = memoryview(body).nbytes
+    fields = (rows, commit, base, time, epoch, batch, part, parts)
+    bare = _FRAME.pack(FRAME_MAGIC, VERSION, kind, length, 0, previous, *fields)
+    crc = crc32(bare, body)
+    header = _FRAME.pack(FRAME_MAGIC, VERSION, kind, length, crc, previous, *fields)
+    return header, bytes(padded(length) - length), crc
+
+
+def read_header(data: Any, position: int, epoch: int | None = None) -> Frame | None:
+    """The header at a position, unless no frame of this segment can stand there. The body is not checked."""
+    if position + FRAME_BYTES > len(data):
+        return None
+    magic, version, kind, length, crc, previous, rows, commit, base, time, own_epoch, batch, part, parts = (
+        _FRAME.unpack_from(data, position)
+    )
+    if magic != FRAME_MAGIC or version != VERSION or kind not in KIND_NAMES or length > LONGEST_BODY:
+        return None
+    if (epoch is not None and own_epoch != epoch) or position + FRAME_BYTES + padded(length) > len(data):
+        return None
+    return Frame(position, kind, length, crc, previous, rows, commit, base, time, own_epoch, batch, part, parts)
+
+
+def body_of(data: Any, frame: Frame) -> memoryview:
+    return memoryview(data)[frame.body : frame.body + frame.length]
+
+
+def is_sound(data: Any, frame: Frame) -> bool:
+    """Whether header and body are what was written."""
+    header = bytearray(memoryview(data)[frame.position : frame.body])
+    header[12:16] = bytes(4)
+    return crc32(bytes(header), body_of(data, frame)) == frame.crc
+
+
+def scan(data: Any, header: SegmentHeader, start: int = SEGMENT_BYTES) -> Iterator[Frame]:
+    """The sound frames from a frame's position on, chained to each other; ends where the chain does."""
+    previous: int | None = 0 if start == SEGMENT_BYTES else None
+    position = start
+    while True:
+        frame = read_header(data, position, header.epoch)
+        if frame is None or (previous is not None and frame.previous != previous) or not is_sound(data, frame):
+            return
+        yield frame
+        previous = frame.crc
+        position = frame.end
+
+
+def later_frame(data: Any, header: SegmentHeader, position: int, commit: int) -> Frame | None:
+    """A sound frame of a later commit behind damage: then the damage is corruption, not a torn tail."""
+    view = bytes(memoryview(data)[position:])
+    found = view.find(FRAME_MAGIC)
+    while found >= 0:
+        if not (position + found) % 8:
+            frame = read_header(data, position + found, header.epoch)
+            if frame is not None and frame.commit > commit and is_sound(data, frame):
+                return frame
+        found = view.find(FRAME_MAGIC, found + 1)
+    return None
+
+
+def pack_segment_header(header: SegmentHeader) -> bytes:
+    bare = _SEGMENT.pack(SEGMENT_MAGIC, header.version, 0, header.epoch, header.base, header.commit, header.time, 0)
+    return _SEGMENT.pack(
+        SEGMENT_MAGIC, header.version, 0, header.epoch, header.base, header.commit, header.time, zlib.crc32(bare)
+    )
+
+
+def read_segment_header(data: Any) -> SegmentHeader | None:
+    """None when these bytes do not begin a segment."""
+    if len(data) < SEGMENT_BYTES:
+        return None
+    magic, version, _, epoch, base, commit, time, crc = _SEGMENT.unpack_from(data, 0)
+    bare = _SEGMENT.pack(magic, version, 0, epoch, base, commit, time, 0)
+    if magic != SEGMENT_MAGIC or zlib.crc32(bare) != crc:
+        return None
+    return SegmentHeader(version, epoch, base, commit, time)
+
+
+def pack_trailer(footer_position: int) -> bytes:
+    return _TRAILER.pack(footer_position, zlib.crc32(footer_position.to_bytes(8, "little")), SEALED_MAGIC)
+
+
+def read_footer(data: Any, header: SegmentHeader) -> Footer | None:
+    """The footer of a sealed segment; None when it is not sealed (or the footer is damaged)."""
+    if len(data) < SEGMENT_BYTES + FRAME_BYTES + TRAILER_BYTES:
+        return None
+    position, crc, magic = _TRAILER.unpack_from(data, len(data) - TRAILER_BYTES)
+    if magic != SEALED_MAGIC or zlib.crc32(position.to_bytes(8, "little")) != crc:
+        return None
+    frame = read_header(data, position, header.epoch)
+    if frame is None or frame.kind != FOOTER or not is_sound(data, frame):
+        return None
+    return msgspec.json.decode(body_of(data, frame), type=Footer)

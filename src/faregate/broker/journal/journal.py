@@ -1,0 +1,492 @@
+"""A journal that this process writes: the log, its commit thread, side logs, snapshots, spool and retention.
+
+Rules kept here:
+- One commit thread does all writing. A group is whatever arrived while the last one was being synced; no lingering.
+- A message is confirmed, and put into queues, after its group is synced.
+- A message is marked dead only after its poison record is synced.
+- After a failed write or sync nothing is confirmed any more; the failure is told to everyone who waits.
+
+Everything public is called from the event loop; what starts with `_in_thread` runs in the commit thread.
+"""
+
+import asyncio
+import logging
+import threading
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+import msgspec
+
+from faregate.broker.journal import settled
+from faregate.broker.journal.disk import Disk, File, RealDisk, WriterLock, lock_holder
+from faregate.broker.journal.errors import JournalCorrupt, JournalFailed, JournalFull, JournalLocked
+from faregate.broker.journal.layout import Layout, prepare
+from faregate.broker.journal.log import MOST_BYTES, MOST_ROWS, SEGMENT_SIZE, Log, now_us
+from faregate.broker.journal.reader import JournalReader
+from faregate.broker.journal.recovery import Found, recover
+from faregate.broker.journal.retention import Retention, apply_retention
+from faregate.broker.journal.settled import Record
+from faregate.broker.journal.snapshot import Snapshot
+from faregate.broker.journal.spool import mark_of, read_spooled, waiting
+from faregate.errors import FaregateError
+from faregate.message import Envelope
+from faregate.ports.queue import Binding, Poisoned
+
+log = logging.getLogger("faregate.journal")
+
+_OPEN_SIDE_LOGS = 16
+_SETTLE_SECONDS = 0.005
+_MOST_PENDING_BYTES = 64 * 1024 * 1024
+
+Done = Callable[[list[int], BaseException | None], None]
+"""Called in the event loop with the offsets, or with what went wrong."""
+
+
+class Append:
+    """Messages to be appended as one."""
+
+    __slots__ = ("batch", "done", "envelopes", "size", "topics")
+
+    def __init__(self, envelopes: Sequence[Envelope], topics: Sequence[int], done: Done, batch: Path | None) -> None:
+        self.size = sum([len(envelope.body) for envelope in envelopes])
+        self.envelopes = envelopes
+        self.topics = topics
+        self.done = done
+        self.batch = batch
+
+
+class Bury:
+    """A message given up on, and the mark that it is dead in its queue."""
+
+    __slots__ = ("dead", "done", "record", "size")
+
+    def __init__(self, record: Poisoned, dead: Record | None, done: Done) -> None:
+        self.size = len(record.envelope.body)
+        self.record = record
+        self.dead = dead
+        self.done = done
+
+
+class Call:
+    """Something else to be done in the commit thread."""
+
+    __slots__ = ("done", "function")
+
+    def __init__(self, function: Callable[[], None], done: Done) -> None:
+        self.function = function
+        self.done = done
+
+
+Item = Append | Bury | Call
+
+
+class Journal:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        disk: Disk | None = None,
+        segment_size: int = SEGMENT_SIZE,
+        retention: Retention | None = None,
+        clock: Callable[[], int] = now_us,
+        on_failure: Callable[[JournalFailed], None] | None = None,
+    ) -> None:
+        self.layout = Layout(Path(path))
+        self.failure: JournalFailed | None = None
+        self._disk = disk or RealDisk()
+        self._retention = retention or Retention()
+        self._on_failure = on_failure
+        self._lock = self._take_lock() if disk is None else None
+        try:
+            self.meta = prepare(self.layout, self._disk)
+            self._warn_of_foreign_files()
+            self._log = Log(self.layout, self._disk, segment_size=segment_size, clock=clock)
+            self.reader = JournalReader(self.layout.root, self._disk)
+            self.topology = self.reader.topology()
+        except BaseException:
+            self._release_lock()
+            raise
+        self._items: SimpleQueue[list[Item] | None] = SimpleQueue()
+        self._handed_in: list[Item] = []
+        """What this turn of the event loop has handed in; the thread gets it as one at the turn's end."""
+        self._settlements: deque[Record] = deque()
+        self._side_lock = threading.Lock()
+        self._side_logs: dict[int, tuple[File, int]] = {}
+        self._bases = self.layout.segment_bases(self._disk)
+        self._taken_in: set[Path] = set()
+        """Batches of the spool that are on their way into the log."""
+        self._pending_bytes = 0
+        self._room: deque[asyncio.Future[None]] = deque()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    # --- life ---------------------------------------------------------------------------------------------
+
+    def _take_lock(self) -> WriterLock:
+        root = self.layout.root
+        try:
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return WriterLock(self.layout.lock)
+        except BlockingIOError:
+            raise JournalLocked(
+                f"the journal {root} is written by process {lock_holder(self.layout.lock)}: one process runs the nodes "
+                "of a journal; others publish through its spool ('faregate publish')"
+            ) from None
+        except OSError as exc:
+            raise JournalFailed(f"the journal {root} cannot be opened for writing: {exc.strerror or exc}") from exc
+
+    def _release_lock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _warn_of_foreign_files(self) -> None:
+        for path in self.layout.foreign_files(self._disk):
+            log.warning("%s does not belong to the journal and is left alone", path)
+
+    def start(self) -> None:
+        """Start the commit thread; from now on the event loop is told what was committed."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._in_thread_run, name="faregate-journal", daemon=True)
+        self._thread.start()
+
+    async def close(self, snapshot: Snapshot | None) -> None:
+        """Commit what was handed in, write the snapshot, let the lock go."""
+        if self._thread is not None:
+            if snapshot is not None and self.failure is None:
+                await self.snapshot(snapshot)
+            self._pass_on()
+            self._items.put(None)
+            await asyncio.to_thread(self._thread.join)
+            self._thread = None
+        self._flush_side_logs(sync=True)
+        for file, _ in self._side_logs.values():
+            file.close()
+        self._side_logs.clear()
+        self._log.close()
+        self._release_lock()
+
+    # --- handing in ---------------------------------------------------------------------------------------
+
+    @property
+    def next_offset(self) -> int:
+        return self._log.next_offset
+
+    async def wait_for_room(self) -> None:
+        """Backpressure: return once the commit thread is not too far behind."""
+        while self._pending_bytes > _MOST_PENDING_BYTES and self.failure is None:
+            room = asyncio.get_running_loop().create_future()
+            self._room.append(room)
+            await room
+
+    def append(
+        self, envelopes: Sequence[Envelope], topics: Sequence[int], done: Done, batch: Path | None = None
+    ) -> None:
+        """Append messages as one; `done` is called when they are durable, in the order of handing in."""
+        self._hand_in(Append(envelopes, topics, done, batch))
+
+    def bury(self, record: Poisoned, dead: Record | None, done: Done) -> None:
+        """Write a poison record, and only then mark its message as dead."""
+        self._hand_in(Bury(record, dead, done))
+
+    async def call(self, function: Callable[[], None]) -> None:
+        """Run something in the commit thread, behind what was handed in."""
+        done = asyncio.get_running_loop().create_future()
+        self._hand_in(Call(function, _resolver(done)))
+        await done
+
+    async def barrier(self) -> None:
+        """Return once everything handed in so far is durable."""
+        await self.call(lambda: None)
+
+    def _hand_in(self, item: Item) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self._pending_bytes += _weight(item)
+        if not self._handed_in and self._loop is not None:
+            self._loop.call_soon(self._pass_on)
+        self._handed_in.append(item)
+
+    def _pass_on(self) -> None:
+        if self._handed_in:
+            items, self._handed_in = self._handed_in, []
+            self._items.put(items)
+
+    def settle(self, record: Record) -> None:
+        """Note what became of a message; written soon, lost at worst with the machine, and then delivered again."""
+        if not self._settlements and self._loop is not None and self.failure is None:
+            self._loop.call_later(_SETTLE_SECONDS, self._flush_soon)
+        self._settlements.append(record)
+
+    def _flush_soon(self) -> None:
+        """The thread writes what was settled with whatever it commits next; see to it that there is a next."""
+        self._items.put([Call(lambda: None, _ignore)])
+
+    def settle_now(self, record: Record) -> None:
+        """The same, written before this returns: it survives the end of this process."""
+        self._settlements.append(record)
+        self._flush_side_logs()
+
+    async def snapshot(self, snapshot: Snapshot) -> None:
+        """Keep what waits, so that the next opening starts from there."""
+        earlier = list(self._settlements)
+        self._settlements.clear()
+
+        def write() -> None:
+            self._write_records(earlier)
+            self._sync_side_logs()
+            snapshot.settled = self._side_log_sizes()
+            self._disk.replace(self.layout.snapshot, msgspec.json.encode(snapshot))
+
+        await self.call(write)
+
+    def bind(self, binding: Binding) -> None:
+        """Make the binding's queues and topic part of the journal before anything refers to them."""
+        if self.topology.add(binding):
+            self._disk.replace(self.layout.topology, msgspec.json.encode(self.topology))
+
+    def add_poison_queue(self, node: str) -> None:
+        """A node that only publishes has dead letters, too."""
+        if self.topology.add_poison_queue(node):
+            self._disk.replace(self.layout.topology, msgspec.json.encode(self.topology))
+
+    def recover(self) -> dict[int, Found]:
+        """What waits in each queue."""
+        return recover(self.layout, self._disk, self.reader, self.topology)
+
+    def recent_publications(self, most: int) -> Iterator[tuple[str, int]]:
+        """(publication id, replay number) of the last messages."""
+        start = max(self.reader.earliest(), self.next_offset - most)
+        for batch in self.reader.batches(start):
+            yield from zip(batch.column("publication_id").to_pylist(), batch.column("replay").to_pylist(), strict=True)
+
+    def spooled(self) -> list[tuple[Path, list[Envelope]]]:
+        """Batches from other processes that are not in the log yet. What cannot be read is set aside, loudly."""
+        found = []
+        for path in waiting(self.layout, self._disk):
+            if path in self._taken_in:
+                continue
+            if mark_of(path) in self._log.batches:
+                self._disk.remove(path)
+                continue
+            try:
+                found.append((path, read_spooled(path, self._disk)))
+                self._taken_in.add(path)
+            except JournalCorrupt as exc:
+                self._disk.make_folder(self.layout.quarantine)
+                self._disk.rename(path, self.layout.quarantine / path.name)
+                log.error("%s; it is set aside in %s", exc, self.layout.quarantine)
+        return found
+
+    def discard(self, path: Path) -> None:
+        """Everything in this batch is in the log already."""
+        self._hand_in(Call(lambda: self._disk.remove(path), _ignore))
+
+    async def retain(self, keep: dict[int, list[tuple[int, int]]]) -> None:
+        """Remove what retention no longer keeps. `keep` are the runs of offsets that still wait, by queue."""
+        reader = JournalReader(self.layout.root, self._disk)
+        runs = sorted(run for queue in keep.values() for run in queue)
+        await self.call(lambda: self._in_thread_retain(reader, runs))
+
+    def _in_thread_retain(self, reader: JournalReader, runs: list[tuple[int, int]]) -> None:
+        for base in apply_retention(self.layout, self._disk, reader, self._retention, runs, self._log.time):
+            with self._side_lock:
+                side = self._side_logs.pop(base, None)
+            if side is not None:
+                side[0].close()
+            self._disk.remove(self.layout.settled_log(base))
+        self._bases = self.layout.segment_bases(self._disk)
+
+    # --- the commit thread --------------------------------------------------------------------------------
+
+    def _in_thread_run(self) -> None:
+        while True:
+            first = self._items.get()
+            if first is None:
+                return
+            group, last = self._in_thread_gather(first)
+            results = self._in_thread_commit(group)
+            self._tell(results)
+            if last:
+                return
+
+    def _in_thread_gather(self, group: list[Item]) -> tuple[list[Item], bool]:
+        """What is there now, up to what fits a frame; whether the end was reached."""
+        size = sum(map(_weight, group))
+        while len(group) < MOST_ROWS and size < MOST_BYTES:
+            try:
+                more = self._items.get_nowait()
+            except Empty:
+                break
+            if more is None:
+                return group, True
+            group += more
+            size += sum(map(_weight, more))
+        return group, False
+
+    def _in_thread_commit(self, group: list[Item]) -> list[tuple[Item, list[int], BaseException | None]]:
+        """Write and sync a group; what to tell whom. A batch of the spool is a unit of its own."""
+        plain = [item for item in group if isinstance(item, Append) and item.batch is None]
+        spooled = [item for item in group if isinstance(item, Append) and item.batch is not None]
+        buried = [item for item in group if isinstance(item, Bury)]
+        results: dict[Item, tuple[list[int], BaseException | None]] = {}
+        try:
+            self._in_thread_append(plain, results)
+            for item in spooled:
+                assert item.batch is not None
+                results[item] = (self._in_thread_write(item.envelopes, item.topics, mark_of(item.batch)), None)
+            if buried:
+                offsets = self._log.append_poison([item.record for item in buried])
+                results.update((item, ([offset], None)) for item, offset in zip(buried, offsets, strict=True))
+            if results:
+                self._log.sync()
+            for item in spooled:
+                assert item.batch is not None
+                self._disk.remove(item.batch)
+        except (JournalFull, JournalFailed) as exc:
+            handed_in: list[Item] = [*plain, *spooled, *buried]
+            for refused in handed_in:
+                if refused not in results or isinstance(exc, JournalFailed):
+                    results[refused] = ([], exc)
+            if isinstance(exc, JournalFailed):
+                self.failure = exc
+            elif any(error is None for _, error in results.values()):
+                self._in_thread_sync_rest(results)
+        self._settlements.extend(grave.dead for grave in buried if grave.dead is not None and results[grave][1] is None)
+        self._flush_side_logs()
+        told: list[tuple[Item, list[int], BaseException | None]] = []
+        for each in group:
+            if isinstance(each, Call):
+                told.append((each, [], self._in_thread_call(each)))
+            else:
+                offsets, error = results[each]
+                told.append((each, offsets, error))
+        return told
+
+    def _in_thread_append(
+        self, plain: list[Append], results: dict[Item, tuple[list[int], BaseException | None]]
+    ) -> None:
+        """Many publishes become one frame."""
+        if not plain:
+            return
+        if len(plain) == 1:
+            results[plain[0]] = (self._in_thread_write(plain[0].envelopes, plain[0].topics, None), None)
+            return
+        envelopes = [envelope for item in plain for envelope in item.envelopes]
+        topics = [topic for item in plain for topic in item.topics]
+        offsets = self._in_thread_write(envelopes, topics, None)
+        start = 0
+        for item in plain:
+            stop = start + len(item.envelopes)
+            results[item] = (offsets[start:stop], None)
+            start = stop
+
+    def _in_thread_write(self, envelopes: Sequence[Envelope], topics: Sequence[int], mark: bytes | None) -> list[int]:
+        offsets = self._log.append(envelopes, topics, batch=mark)
+        if self._log.segment_base != self._bases[-1]:
+            self._bases.append(self._log.segment_base)
+        return offsets
+
+    def _in_thread_sync_rest(self, results: dict[Item, tuple[list[int], BaseException | None]]) -> None:
+        """Part of a group was written before the disk was full: that part counts once it is synced."""
+        try:
+            self._log.sync()
+        except JournalFailed as exc:
+            self.failure = exc
+            results.update((item, ([], exc)) for item in results)
+
+    def _in_thread_call(self, item: Call) -> BaseException | None:
+        try:
+            item.function()
+        except (OSError, FaregateError) as exc:
+            return exc
+        return None
+
+    def _tell(self, results: list[tuple[Item, list[int], BaseException | None]]) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(self._told, results)
+        except RuntimeError:
+            log.debug("the event loop is closed; what was committed stays committed")
+
+    def _told(self, results: list[tuple[Item, list[int], BaseException | None]]) -> None:
+        for item, offsets, error in results:
+            self._pending_bytes -= _weight(item)
+            if isinstance(item, Append) and item.batch is not None:
+                self._taken_in.discard(item.batch)
+            item.done(offsets, error)
+        while self._room and (self._pending_bytes <= _MOST_PENDING_BYTES or self.failure is not None):
+            room = self._room.popleft()
+            if not room.done():
+                room.set_result(None)
+        if self.failure is not None and self._on_failure is not None:
+            tell, self._on_failure = self._on_failure, None
+            tell(self.failure)
+
+    # --- side logs ----------------------------------------------------------------------------------------
+
+    def _flush_side_logs(self, sync: bool = False) -> None:
+        records = []
+        while self._settlements:
+            records.append(self._settlements.popleft())
+        if self.failure is None:
+            self._write_records(records)
+            if sync:
+                self._sync_side_logs()
+
+    def _write_records(self, records: list[Record]) -> None:
+        by_base: dict[int, list[bytes]] = {}
+        for record in records:
+            base = self._bases[max(0, bisect_right(self._bases, record.offset) - 1)]
+            by_base.setdefault(base, []).append(settled.pack(record))
+        with self._side_lock:
+            for base, packed in by_base.items():
+                file, size = self._side_log(base)
+                data = b"".join(packed)
+                file.write(size, (data,))
+                self._side_logs[base] = (file, size + len(data))
+
+    def _side_log(self, base: int) -> tuple[File, int]:
+        if base not in self._side_logs:
+            while len(self._side_logs) >= _OPEN_SIDE_LOGS:
+                oldest = next(iter(self._side_logs))
+                self._side_logs.pop(oldest)[0].close()
+            path = self.layout.settled_log(base)
+            file = self._disk.open(path)
+            self._side_logs[base] = (file, self._disk.size(path) // settled.RECORD_BYTES * settled.RECORD_BYTES)
+        return self._side_logs[base]
+
+    def _sync_side_logs(self) -> None:
+        with self._side_lock:
+            for file, _ in self._side_logs.values():
+                file.sync()
+
+    def _side_log_sizes(self) -> dict[int, int]:
+        names = self._disk.list(self.layout.settled)
+        bases = [base for base in self._bases if self.layout.settled_log(base).name in names]
+        return {base: self._disk.size(self.layout.settled_log(base)) for base in bases}
+
+
+def _weight(item: Item) -> int:
+    """How many bytes an item adds to a group, roughly."""
+    return 0 if isinstance(item, Call) else item.size
+
+
+def _ignore(offsets: list[int], error: BaseException | None) -> None:
+    if error is not None:
+        log.error("a side log could not be written: %s", error)
+
+
+def _resolver(future: "asyncio.Future[None]") -> Done:
+    def resolve(_: list[int], error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+    return resolve

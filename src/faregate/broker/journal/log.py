@@ -1,0 +1,418 @@
+"""The append-only log: segments of frames. Synchronous, single-threaded, without queues: bytes in, bytes durable.
+
+Rules kept here:
+- `sync` returns after the frames written before it are durable; only then does the high-water mark cover them.
+- A failed write or sync leaves the log failed for good: what the disk holds is unknown from then on.
+  No room on the disk is not such a failure: nothing was written.
+- A batch of several frames lies in one segment; until its last frame is synced it is not there.
+- Opening truncates a torn tail only if nothing behind it, and no high-water mark, shows that it was confirmed.
+"""
+
+import errno
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from faregate.broker.journal import frame as frames
+from faregate.broker.journal.columns import read_batch, to_batch, write_batch
+from faregate.broker.journal.disk import Disk, File
+from faregate.broker.journal.errors import JournalCorrupt, JournalFailed, JournalFull
+from faregate.broker.journal.frame import FRAME_BYTES, NO_BATCH, SEGMENT_BYTES, TRAILER_BYTES, Footer, SegmentHeader
+from faregate.broker.journal.high_water import HighWater, pack, read_high_water
+from faregate.broker.journal.layout import Layout
+from faregate.message import Envelope
+from faregate.ports.queue import Poisoned
+
+log = logging.getLogger("faregate.journal")
+
+SEGMENT_SIZE = 64 * 1024 * 1024
+MOST_ROWS = 10_000
+MOST_BYTES = 8 * 1024 * 1024
+"""What one frame holds at the most."""
+
+_INDEX_EVERY = 256 * 1024
+
+
+def now_us() -> int:
+    return time.time_ns() // 1000
+
+
+class Segment:
+    """The segment that is written to."""
+
+    def __init__(self, header: SegmentHeader, file: File, size: int) -> None:
+        self.header = header
+        self.file = file
+        self.size = size
+        self.position = SEGMENT_BYTES
+        self.previous = 0
+        self.messages = 0
+        self.poison = 0
+        self.types: Counter[str] = Counter()
+        self.times: list[int] = []
+        self.index: list[tuple[int, int, int]] = []
+        self.batches: set[bytes] = set()
+
+    def count(self, frame: frames.Frame, batch: Any) -> None:
+        """Take a frame into the numbers that the footer will hold."""
+        self.position = frame.end
+        self.previous = frame.crc
+        if frame.kind == frames.MESSAGES:
+            self.messages += frame.rows
+            for counted in batch.column("type").value_counts().to_pylist():
+                self.types[counted["values"]] += counted["counts"]
+        else:
+            self.poison += frame.rows
+        self.times = [*self.times[:1], frame.time]
+        if not self.index or frame.position - self.index[-1][2] >= _INDEX_EVERY:
+            self.index.append((frame.base, frame.time, frame.position))
+
+    def footer(self, end: int, commit: int) -> Footer:
+        return Footer(
+            base=self.header.base,
+            end=end,
+            first_time=self.times[0] if self.times else self.header.time,
+            last_time=self.times[-1] if self.times else self.header.time,
+            messages=self.messages,
+            poison=self.poison,
+            bytes=self.position,
+            last_commit=commit,
+            types=dict(self.types),
+            index=self.index,
+            batches=[batch.hex() for batch in self.batches],
+        )
+
+
+class Log:
+    def __init__(
+        self, layout: Layout, disk: Disk, *, segment_size: int = SEGMENT_SIZE, clock: Callable[[], int] = now_us
+    ) -> None:
+        self._layout = layout
+        self._disk = disk
+        self._segment_size = segment_size
+        self._clock = clock
+        self._mark = disk.open(layout.high_water)
+        self._segment: Segment | None = None
+        self._failure: JournalFailed | None = None
+        self.next_offset = 0
+        self.commit = 0
+        self.time = 0
+        self.batches: set[bytes] = set()
+        """Spooled batches that are in the log; they must not be appended again."""
+        self.truncated = 0
+        """How many bytes of a torn tail opening took away."""
+        self._recover()
+
+    # --- writing ------------------------------------------------------------------------------------------
+
+    def append(self, envelopes: Sequence[Envelope], topics: Sequence[int], *, batch: bytes | None = None) -> list[int]:
+        """Write messages as one atomic unit; returns their offsets. Not durable before `sync`.
+
+        `batch` marks a batch from the spool. Raises `JournalFull` with nothing written, or `JournalFailed`.
+        """
+        first = self.next_offset
+        offsets = range(first, first + len(envelopes))
+        moment = self._next_time()
+        bodies = [
+            (write_batch(to_batch(envelopes[a:b], topics[a:b], offsets[a:b], moment)), envelopes[a:b])
+            for a, b in _pieces(envelopes)
+        ]
+        mark = batch if batch is not None else (os.urandom(16) if len(bodies) > 1 else NO_BATCH)
+        self._make_room(sum(FRAME_BYTES + frames.padded(body.size) for body, _ in bodies), moment)
+        for part, (body, rows) in enumerate(bodies):
+            types = Counter(envelope.type for envelope in rows)
+            self._write(frames.MESSAGES, body, len(rows), moment, types, mark, part, len(bodies))
+            self.next_offset += len(rows)
+        if batch is not None:
+            self._current().batches.add(batch)
+            self.batches.add(batch)
+        return list(offsets)
+
+    def append_poison(self, records: Sequence[Poisoned]) -> list[int]:
+        """Write given-up messages; they have offsets of their own, and readers of messages do not see them."""
+        body = msgspec.msgpack.encode(records)
+        moment = self._next_time()
+        self._make_room(FRAME_BYTES + frames.padded(len(body)), moment)
+        first = self.next_offset
+        self._write(frames.POISON, body, len(records), moment, Counter(), NO_BATCH, 0, 1)
+        self.next_offset += len(records)
+        return list(range(first, self.next_offset))
+
+    def _write(
+        self, kind: int, body: Any, rows: int, moment: int, types: Counter[str], batch: bytes, part: int, parts: int
+    ) -> None:
+        segment = self._current()
+        header, padding, crc = frames.pack_frame(
+            body,
+            kind=kind,
+            previous=segment.previous,
+            rows=rows,
+            commit=self.commit + 1,
+            base=self.next_offset,
+            time=moment,
+            epoch=segment.header.epoch,
+            batch=batch,
+            part=part,
+            parts=parts,
+        )
+        position = segment.position
+        try:
+            segment.position += segment.file.write(position, (header, body, padding))
+        except OSError as exc:
+            if exc.errno in (errno.ENOSPC, errno.EDQUOT) and not part:
+                raise self._full(exc) from exc
+            raise self.fail("writing", exc) from exc
+        segment.previous = crc
+        self.commit += 1
+        if kind == frames.MESSAGES:
+            segment.messages += rows
+            segment.types.update(types)
+        else:
+            segment.poison += rows
+        segment.times = [*segment.times[:1], moment]
+        if not segment.index or position - segment.index[-1][2] >= _INDEX_EVERY:
+            segment.index.append((self.next_offset, moment, position))
+
+    def sync(self) -> None:
+        """Make everything written durable, then move the high-water mark."""
+        segment = self._current()
+        try:
+            segment.file.sync()
+        except OSError as exc:
+            raise self.fail("syncing", exc) from exc
+        self._move_mark(segment)
+
+    def _move_mark(self, segment: Segment) -> None:
+        mark = HighWater(self.next_offset, self.commit, segment.header.base, segment.position, self.time)
+        try:
+            self._mark.write(0, (pack(mark),))
+        except OSError as exc:
+            raise self.fail("moving the high-water mark", exc) from exc
+
+    def fail(self, doing: str, exc: OSError) -> JournalFailed:
+        """From now on nothing is confirmed. Trying again could confirm what the disk has lost."""
+        self._failure = JournalFailed(
+            f"{doing} the journal in {self._layout.root} failed ({exc.strerror or exc}): nothing more is confirmed; "
+            "what was confirmed before is safe. Check the disk, then start again"
+        )
+        log.critical("%s", self._failure)
+        return self._failure
+
+    def _full(self, exc: OSError) -> JournalFull:
+        return JournalFull(
+            f"the disk of {self._layout.root} has no room ({exc.strerror}): nothing was written; make room, try again"
+        )
+
+    def _current(self) -> Segment:
+        if self._failure is not None:
+            raise self._failure
+        assert self._segment is not None
+        return self._segment
+
+    def _next_time(self) -> int:
+        """Now; never before what is in the log already, also when the clock was set back."""
+        self.time = max(self.time, self._clock())
+        return self.time
+
+    def _make_room(self, size: int, moment: int) -> None:
+        segment = self._current()
+        if segment.position + size + FRAME_BYTES + TRAILER_BYTES <= segment.size:
+            return
+        if segment.messages or segment.poison:
+            self.seal()
+        else:
+            segment.file.close()
+            self._disk.remove(self._layout.segment(segment.header.base))
+        self._start_segment(max(self._segment_size, size + SEGMENT_BYTES + FRAME_BYTES + TRAILER_BYTES), moment)
+
+    def _start_segment(self, size: int, moment: int) -> None:
+        header = SegmentHeader(
+            frames.VERSION, int.from_bytes(os.urandom(8), "little"), self.next_offset, self.commit, moment
+        )
+        path = self._layout.segment(self.next_offset)
+        try:
+            file = self._disk.create(path, size)
+        except OSError as exc:
+            if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise self._full(exc) from exc
+            raise self.fail("making a segment of", exc) from exc
+        try:
+            file.write(0, (frames.pack_segment_header(header),))
+        except OSError as exc:
+            raise self.fail("writing", exc) from exc
+        self._segment = Segment(header, file, size)
+
+    def seal(self) -> None:
+        """End the current segment with its footer; it never changes again."""
+        segment = self._current()
+        footer = segment.footer(self.next_offset, self.commit)
+        body = msgspec.json.encode(footer)
+        header, padding, _ = frames.pack_frame(
+            body,
+            kind=frames.FOOTER,
+            previous=segment.previous,
+            rows=0,
+            commit=self.commit,
+            base=self.next_offset,
+            time=self.time,
+            epoch=segment.header.epoch,
+        )
+        position = segment.position
+        try:
+            length = segment.file.write(position, (header, body, padding, frames.pack_trailer(position)))
+            segment.file.truncate(position + length)
+            segment.file.sync()
+            segment.file.close()
+        except OSError as exc:
+            raise self.fail("sealing a segment of", exc) from exc
+
+    @property
+    def segment_base(self) -> int:
+        return self._current().header.base
+
+    def close(self) -> None:
+        if self._segment is not None:
+            self._segment.file.close()
+        self._mark.close()
+
+    # --- opening ------------------------------------------------------------------------------------------
+
+    def _recover(self) -> None:
+        bases = self._layout.segment_bases(self._disk)
+        mark = read_high_water(self._layout.high_water, self._disk)
+        if mark is not None and (not bases or bases[-1] < mark.segment):
+            raise JournalCorrupt(
+                f"{self._layout.segment(mark.segment)} is missing, and messages in it were confirmed: restore it, or "
+                "run 'faregate journal repair'"
+            )
+        expected = None
+        for base in bases[:-1]:
+            footer = self._read_sealed(base, expected)
+            expected = footer.end
+            self.batches.update(map(bytes.fromhex, footer.batches))
+            self.commit, self.time = footer.last_commit, footer.last_time
+        if bases:
+            if expected is not None and bases[-1] != expected:
+                raise self._gap(expected, bases[-1])
+            self._reopen(bases[-1], mark)
+        else:
+            self._start_segment(self._segment_size, self._next_time())
+        segment = self._current()
+        try:
+            segment.file.sync()
+        except OSError as exc:
+            raise self.fail("syncing", exc) from exc
+        self._move_mark(segment)
+
+    def _gap(self, expected: int, found: int) -> JournalCorrupt:
+        return JournalCorrupt(
+            f"{self._layout.segment(expected)} is missing: the next segment there is starts at offset {found}. Restore "
+            "it, or run 'faregate journal repair'"
+        )
+
+    def _read_sealed(self, base: int, expected: int | None) -> Footer:
+        if expected is not None and base != expected:
+            raise self._gap(expected, base)
+        path = self._layout.segment(base)
+        data = self._disk.view(path)
+        header = frames.read_segment_header(data)
+        footer = frames.read_footer(data, header) if header else None
+        if footer is None:
+            raise JournalCorrupt(
+                f"{path} is damaged at its {'end' if header else 'start'} (its "
+                f"{'footer' if header else 'header'} cannot be read): run 'faregate journal verify' to see what is lost"
+            )
+        return footer
+
+    def _reopen(self, base: int, mark: HighWater | None) -> None:
+        path = self._layout.segment(base)
+        data = self._disk.view(path)
+        header = frames.read_segment_header(data)
+        if header is None:
+            self._replace_headless(base, data, mark)
+            return
+        self.next_offset = base
+        self.commit, self.time = max(self.commit, header.commit), max(self.time, header.time)
+        footer = frames.read_footer(data, header)
+        if footer is not None:
+            self.next_offset, self.commit, self.time = footer.end, footer.last_commit, footer.last_time
+            self.batches.update(map(bytes.fromhex, footer.batches))
+            self._start_segment(self._segment_size, self._next_time())
+            return
+        segment = Segment(header, self._disk.open(path), len(data))
+        kept = self._scan(segment, data)
+        if mark is not None and mark.segment == base and segment.position < mark.position:
+            raise self._corrupt(path, segment.position, f"confirmed up to position {mark.position}")
+        later = frames.later_frame(data, header, kept, self.commit)
+        if later is not None:
+            raise self._corrupt(path, segment.position, f"a sound frame of a later commit follows at {later.position}")
+        self._cut_tail(segment, data)
+        self._segment = segment
+
+    def _corrupt(self, path: Any, position: int, why: str) -> JournalCorrupt:
+        return JournalCorrupt(
+            f"{path} is damaged at position {position}: {why}, so this is not a torn end but corruption. Nothing was "
+            "changed; 'faregate journal verify' shows what is lost, 'faregate journal repair' sets it aside"
+        )
+
+    def _scan(self, segment: Segment, data: Any) -> int:
+        """Count every whole commit; returns where the sound frames end, those of an unfinished batch included."""
+        unfinished: list[frames.Frame] = []
+        end = SEGMENT_BYTES
+        for frame in frames.scan(data, segment.header):
+            end = frame.end
+            unfinished.append(frame)
+            if frame.part + 1 < frame.parts:
+                continue
+            for counted in unfinished:
+                rows = read_batch(frames.body_of(data, counted)) if counted.kind == frames.MESSAGES else None
+                segment.count(counted, rows)
+                self.next_offset = counted.base + counted.rows
+                self.commit, self.time = counted.commit, max(self.time, counted.time)
+                if counted.batch != NO_BATCH:
+                    segment.batches.add(counted.batch)
+                    self.batches.add(counted.batch)
+            unfinished.clear()
+        if unfinished:
+            self.commit = unfinished[-1].commit
+        return end
+
+    def _cut_tail(self, segment: Segment, data: Any) -> None:
+        """Make everything behind the last commit zeros again."""
+        tail = bytes(memoryview(data)[segment.position :])
+        torn = len(tail.rstrip(b"\0"))
+        if torn:
+            self.truncated = torn
+            log.warning("%s: a torn tail of %d bytes is removed; it was never confirmed", self._layout.root, torn)
+            segment.file.truncate(segment.position)
+            segment.file.sync()
+            segment.file.truncate(segment.size)
+
+    def _replace_headless(self, base: int, data: Any, mark: HighWater | None) -> None:
+        """A segment whose header never reached the disk holds nothing that was confirmed, unless the mark says so."""
+        path = self._layout.segment(base)
+        if (mark is not None and mark.segment == base and mark.position > SEGMENT_BYTES) or (
+            bytes(memoryview(data)).find(frames.FRAME_MAGIC) >= 0
+        ):
+            raise self._corrupt(path, 0, "its header cannot be read but there are frames in it")
+        self.next_offset = base
+        self._disk.remove(path)
+        self._start_segment(self._segment_size, self._next_time())
+
+
+def _pieces(envelopes: Sequence[Envelope]) -> list[tuple[int, int]]:
+    """Cut into stretches that fit a frame."""
+    pieces: list[tuple[int, int]] = []
+    start = size = 0
+    for position, envelope in enumerate(envelopes):
+        size += len(envelope.body) + 300
+        if position > start and (size > MOST_BYTES or position - start >= MOST_ROWS):
+            pieces.append((start, position))
+            start, size = position, len(envelope.body) + 300
+    pieces.append((start, len(envelopes)))
+    return pieces

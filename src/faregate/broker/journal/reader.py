@@ -1,0 +1,277 @@
+"""The log view of a journal, for any process: messages by offset or time, up to the high-water mark, never further.
+
+Every frame's CRC is checked when it is read. Nothing is locked: sealed segments never change, and of the one that is
+written to only the part below the mark is looked at.
+"""
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from faregate.broker.journal import frame as frames
+from faregate.broker.journal.columns import SCHEMA, read_batch, to_envelopes
+from faregate.broker.journal.disk import Disk, RealDisk
+from faregate.broker.journal.errors import JournalCorrupt, OffsetGone
+from faregate.broker.journal.frame import SEGMENT_BYTES, Footer, SegmentHeader
+from faregate.broker.journal.high_water import HighWater, read_high_water
+from faregate.broker.journal.layout import Layout, check_meta, read_json
+from faregate.broker.journal.topology import Topology
+from faregate.message import Envelope
+
+_OPEN_SEGMENTS = 8
+_KEPT_BATCHES = 16
+
+
+class ReaderPosition(msgspec.Struct):
+    """How far a named reader has come: the next offset it wants."""
+
+    name: str
+    offset: int
+
+
+class SegmentView(NamedTuple):
+    data: Any
+    header: SegmentHeader
+    footer: Footer | None
+
+
+class JournalReader:
+    """Reads a journal that this or another process writes."""
+
+    def __init__(self, path: str | Path, disk: Disk | None = None) -> None:
+        self.layout = Layout(Path(path))
+        self._disk = disk or RealDisk()
+        self.meta = check_meta(self.layout, self._disk)
+        self._open: OrderedDict[int, SegmentView] = OrderedDict()
+        self._batches: OrderedDict[tuple[int, int], Any] = OrderedDict()
+
+    # --- where ---------------------------------------------------------------------------------------------
+
+    def high_water(self) -> HighWater:
+        """How far messages may be read now."""
+        for _ in range(100):
+            mark = read_high_water(self.layout.high_water, self._disk)
+            if mark is not None:
+                return mark
+            if not self.layout.segment_bases(self._disk):
+                return HighWater(0, 0, 0, SEGMENT_BYTES, 0)
+        raise JournalCorrupt(f"{self.layout.high_water} is damaged; open the journal for writing to have it made again")
+
+    def earliest(self) -> int:
+        """The first offset that there still is."""
+        mark = self.high_water()
+        for base in self.layout.segment_bases(self._disk):
+            footer = self._view(base, mark).footer
+            if footer is None or not footer.compacted:
+                return base
+        return mark.offset
+
+    def latest(self) -> int:
+        """The offset behind the last message that may be read."""
+        return self.high_water().offset
+
+    def offset_at(self, time: float) -> int:
+        """The first offset appended at that time or later; `latest` when there is none yet."""
+        wanted = round(time * 1_000_000)
+        mark = self.high_water()
+        for base in self.layout.segment_bases(self._disk):
+            view = self._view(base, mark)
+            if view.footer is not None and view.footer.last_time < wanted:
+                continue
+            for frame in self._frames(base, view, mark, 0):
+                if frame.time >= wanted and frame.kind == frames.MESSAGES:
+                    return frame.base
+        return mark.offset
+
+    def topology(self) -> Topology:
+        if self.layout.topology.name not in self._disk.list(self.layout.root):
+            return Topology()
+        found: Topology = read_json(self.layout.topology, self._disk, Topology)
+        return found
+
+    # --- messages ------------------------------------------------------------------------------------------
+
+    def batches(self, start: int = 0, end: int | None = None, *, rows: int | None = None) -> Iterator[Any]:
+        """Arrow record batches of the messages from offset `start` up to, not including, `end` (default: latest).
+
+        `rows` cuts larger batches. Raises `OffsetGone` when `start` was removed by retention, `JournalCorrupt`.
+        """
+        mark = self.high_water()
+        stop = mark.offset if end is None else min(end, mark.offset)
+        self._check_start(start, stop)
+        for base, view in self._segments(start, stop, mark):
+            for frame in self._frames(base, view, mark, start):
+                if frame.kind != frames.MESSAGES or frame.base >= stop:
+                    continue
+                batch = self._batch(base, view, frame)
+                offsets = batch.column("offset")
+                if frame.base < start or frame.base + frame.rows > stop:
+                    batch = batch.filter(pc.and_(pc.greater_equal(offsets, start), pc.less(offsets, stop)))
+                step = rows or max(1, batch.num_rows)
+                for first in range(0, batch.num_rows, step):
+                    yield batch.slice(first, step)
+
+    def stored(self, start: int) -> Iterator[Any]:
+        """All that is stored from an offset on, also what retention kept only because it still waits."""
+        mark = self.high_water()
+        for base, view in self._segments(start, mark.offset, mark):
+            for frame in self._frames(base, view, mark, start):
+                if frame.kind == frames.MESSAGES and frame.rows:
+                    yield self._batch(base, view, frame)
+
+    def envelopes(self, start: int = 0, end: int | None = None) -> Iterator[tuple[int, Envelope]]:
+        """(offset, envelope) of the messages from `start` up to `end`."""
+        for batch in self.batches(start, end):
+            yield from zip(batch.column("offset").to_pylist(), to_envelopes(batch), strict=True)
+
+    def load(self, offsets: list[int]) -> list[Envelope]:
+        """The envelopes at these offsets, which are in order."""
+        mark = self.high_water()
+        found: list[Envelope] = []
+        done = 0
+        while done < len(offsets):
+            base, view = next(self._segments(offsets[done], offsets[done] + 1, mark))
+            for frame in self._frames(base, view, mark, offsets[done]):
+                if frame.kind != frames.MESSAGES:
+                    continue
+                batch = self._batch(base, view, frame)
+                first, last = batch.column("offset")[0].as_py(), batch.column("offset")[-1].as_py()
+                count = bisect_right(offsets, last, lo=done) - done
+                if count:
+                    rows = self._rows(batch, first, last, offsets[done : done + count])
+                    found += to_envelopes(rows)
+                    done += count
+                if done == len(offsets) or (view.footer is not None and offsets[done] >= view.footer.end):
+                    break
+            else:
+                if done < len(offsets) and offsets[done] < mark.offset and view.footer is None:
+                    raise JournalCorrupt(f"offset {offsets[done]} is not in {self.layout.segment(base)}")
+        return found
+
+    def _rows(self, batch: Any, first: int, last: int, wanted: list[int]) -> Any:
+        if wanted[-1] - wanted[0] + 1 == len(wanted) and last - first + 1 == batch.num_rows:
+            return batch.slice(wanted[0] - first, len(wanted))
+        rows = batch.filter(pc.is_in(batch.column("offset"), pa.array(wanted, pa.int64())))
+        if rows.num_rows != len(wanted):
+            raise JournalCorrupt(f"{len(wanted) - rows.num_rows} of the offsets {wanted[0]} to {wanted[-1]} are gone")
+        return rows
+
+    def footer(self, base: int) -> Footer | None:
+        """What a sealed segment says of itself; None while it is written to."""
+        return self._view(base, self.high_water()).footer
+
+    def segment_frames(self, base: int) -> Iterator[tuple[frames.Frame, memoryview]]:
+        """The frames of one segment with their bodies, checked."""
+        mark = self.high_water()
+        view = self._view(base, mark)
+        for frame in self._frames(base, view, mark, 0):
+            if not frames.is_sound(view.data, frame):
+                raise self._damaged(base, frame.position)
+            yield frame, frames.body_of(view.data, frame)
+
+    def forget(self, base: int) -> None:
+        """The segment was rewritten: look at it anew."""
+        self._open.pop(base, None)
+        for key in [key for key in self._batches if key[0] == base]:
+            del self._batches[key]
+
+    def poison_frames(self, start: int) -> Iterator[tuple[frames.Frame, Any]]:
+        """The frames of given-up messages from an offset on, with their bodies."""
+        mark = self.high_water()
+        for base, view in self._segments(start, mark.offset, mark):
+            if view.footer is not None and not view.footer.poison:
+                continue
+            for frame in self._frames(base, view, mark, start):
+                if frame.kind == frames.POISON:
+                    yield frame, frames.body_of(view.data, frame)
+
+    # --- named readers -------------------------------------------------------------------------------------
+
+    def positions(self) -> list[ReaderPosition]:
+        """The named readers; retention keeps what they have not read."""
+        names = [name for name in self._disk.list(self.layout.readers) if name.endswith(".json") and name[0] != "."]
+        return [read_json(self.layout.readers / name, self._disk, ReaderPosition) for name in names]
+
+    # --- within segments -----------------------------------------------------------------------------------
+
+    def _check_start(self, start: int, stop: int) -> None:
+        earliest = self.earliest()
+        if start < earliest:
+            raise OffsetGone(
+                f"the messages before offset {earliest} were removed from {self.layout.root} by retention; reading was "
+                f"to start at {start}"
+            )
+        if start > max(stop, self.latest()):
+            raise OffsetGone(f"offset {start} is not in {self.layout.root} yet: it ends at {self.latest()}")
+
+    def _segments(self, start: int, stop: int, mark: HighWater) -> Iterator[tuple[int, SegmentView]]:
+        bases = self.layout.segment_bases(self._disk)
+        first = max(0, bisect_right(bases, start) - 1)
+        for base in bases[first:]:
+            if base >= stop:
+                return
+            yield base, self._view(base, mark)
+
+    def _view(self, base: int, mark: HighWater) -> SegmentView:
+        """A segment's bytes. One that is written to is looked at anew once it is sealed, for its footer."""
+        known = self._open.get(base)
+        if known is not None and (known.footer is not None or base == mark.segment):
+            self._open.move_to_end(base)
+            return known
+        path = self.layout.segment(base)
+        try:
+            data = self._disk.view(path)
+        except FileNotFoundError:
+            raise OffsetGone(f"{path} was removed by retention while it was read") from None
+        header = frames.read_segment_header(data)
+        if header is None:
+            raise JournalCorrupt(f"{path} is damaged at position 0: its header cannot be read")
+        # The one that is written to may be cut to its size at any moment, so its end is not looked at.
+        footer = None if base == mark.segment else frames.read_footer(data, header)
+        view = self._open[base] = SegmentView(data, header, footer)
+        while len(self._open) > _OPEN_SEGMENTS:
+            self._open.popitem(last=False)
+        return view
+
+    def _frames(self, base: int, view: SegmentView, mark: HighWater, start: int) -> Iterator[frames.Frame]:
+        """The headers of the readable frames that hold `start` or something later."""
+        limit = mark.position if base == mark.segment else len(view.data)
+        position = SEGMENT_BYTES
+        if view.footer is not None and view.footer.index:
+            found = bisect_right(view.footer.index, start, key=lambda entry: entry[0]) - 1
+            position = view.footer.index[max(0, found)][2]
+        while position < limit:
+            frame = frames.read_header(view.data, position, view.header.epoch)
+            if frame is None:
+                raise self._damaged(base, position)
+            if frame.kind == frames.FOOTER:
+                return
+            if frame.base + frame.rows > start or (view.footer is not None and view.footer.compacted):
+                yield frame
+            position = frame.end
+
+    def _batch(self, base: int, view: SegmentView, frame: frames.Frame) -> Any:
+        key = (base, frame.position)
+        batch = self._batches.get(key)
+        if batch is None:
+            if not frames.is_sound(view.data, frame):
+                raise self._damaged(base, frame.position)
+            batch = self._batches[key] = read_batch(frames.body_of(view.data, frame))
+            if len(self._batches) > _KEPT_BATCHES:
+                self._batches.popitem(last=False)
+        return batch
+
+    def _damaged(self, base: int, position: int) -> JournalCorrupt:
+        return JournalCorrupt(
+            f"{self.layout.segment(base)} is damaged at position {position}: run 'faregate journal verify' to see what "
+            "is lost, 'faregate journal repair' to set it aside"
+        )
+
+
+__all__ = ["SCHEMA", "JournalReader", "ReaderPosition"]

@@ -1,0 +1,128 @@
+"""Retention: which segments go. It is apart from settlement: what still waits is kept, whatever its age."""
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pyarrow.compute as pc
+
+from faregate.broker.journal import frame as frames
+from faregate.broker.journal.columns import read_batch, write_batch
+from faregate.broker.journal.disk import Disk
+from faregate.broker.journal.frame import Footer, SegmentHeader
+from faregate.broker.journal.layout import Layout
+from faregate.broker.journal.reader import JournalReader
+
+log = logging.getLogger("faregate.journal")
+
+WEEK = 7 * 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long messages stay in the log view: `seconds` since they were appended, and at most `bytes` in all.
+
+    Named readers keep what they have not read, whatever these say. The segment that is written to always stays.
+    """
+
+    seconds: float | None = WEEK
+    bytes: int | None = None
+
+
+def apply_retention(
+    layout: Layout, disk: Disk, reader: JournalReader, retention: Retention, runs: list[tuple[int, int]], now: int
+) -> list[int]:
+    """Remove or compact the segments that are no longer kept; returns the bases of those that are gone.
+
+    `runs` are the stretches of offsets that still wait somewhere, in order.
+    """
+    bases = layout.segment_bases(disk)
+    sizes = {base: disk.size(layout.segment(base)) for base in bases}
+    total = sum(sizes.values())
+    slowest = min((position.offset for position in reader.positions()), default=None)
+    gone = []
+    for base in bases[:-1]:
+        footer = reader.footer(base)
+        if footer is None or (slowest is not None and footer.end > slowest):
+            break
+        old = retention.seconds is not None and now - footer.last_time > retention.seconds * 1_000_000
+        large = retention.bytes is not None and total > retention.bytes
+        if not old and not large:
+            break
+        waiting = [run for run in runs if run[0] < footer.end and run[1] >= base]
+        if not waiting:
+            disk.remove(layout.segment(base))
+            gone.append(base)
+            total -= sizes[base]
+            log.info("%s is removed by retention", layout.segment(base))
+        elif not footer.compacted:
+            total -= sizes[base] - compact(layout, disk, reader, base, footer, waiting)
+    return gone
+
+
+def compact(
+    layout: Layout, disk: Disk, reader: JournalReader, base: int, footer: Footer, waiting: list[tuple[int, int]]
+) -> int:
+    """Rewrite a segment with only what still waits, and its poison; offsets stay. Returns its new size."""
+    header = SegmentHeader(
+        frames.VERSION, int.from_bytes(os.urandom(8), "little"), base, footer.last_commit, footer.first_time
+    )
+    pieces = [frames.pack_segment_header(header)]
+    position = len(pieces[0])
+    previous = messages = 0
+    index: list[tuple[int, int, int]] = []
+    for frame, body in reader.segment_frames(base):
+        rows = frame.rows
+        first = frame.base
+        if frame.kind == frames.MESSAGES:
+            kept = _still_waiting(body, waiting)
+            if kept is None:
+                continue
+            rows, first = kept.num_rows, kept.column("offset")[0].as_py()
+            body = write_batch(kept)
+            messages += rows
+        packed, padding, previous = frames.pack_frame(
+            body,
+            kind=frame.kind,
+            previous=previous,
+            rows=rows,
+            commit=frame.commit,
+            base=first,
+            time=frame.time,
+            epoch=header.epoch,
+        )
+        index.append((first, frame.time, position))
+        pieces += [packed, bytes(body), padding]
+        position += len(packed) + memoryview(body).nbytes + len(padding)
+    compacted = msgspec.structs.replace(
+        footer, messages=messages, bytes=position, index=index[:1], types={}, compacted=True
+    )
+    described = msgspec.json.encode(compacted)
+    packed, padding, _ = frames.pack_frame(
+        described,
+        kind=frames.FOOTER,
+        previous=previous,
+        rows=0,
+        commit=footer.last_commit,
+        base=footer.end,
+        time=footer.last_time,
+        epoch=header.epoch,
+    )
+    data = b"".join([*pieces, packed, described, padding, frames.pack_trailer(position)])
+    disk.replace(layout.segment(base), data)
+    reader.forget(base)
+    log.info("%s is compacted to the %d messages that still wait", layout.segment(base), messages)
+    return len(data)
+
+
+def _still_waiting(body: memoryview, waiting: list[tuple[int, int]]) -> Any:
+    batch = read_batch(body)
+    offsets = batch.column("offset")
+    mask = None
+    for first, last in waiting:
+        inside = pc.and_(pc.greater_equal(offsets, first), pc.less_equal(offsets, last))
+        mask = inside if mask is None else pc.or_(mask, inside)
+    kept = batch.filter(mask) if mask is not None else None
+    return kept if kept is not None and kept.num_rows else None

@@ -1,0 +1,27 @@
+"""What waited in each queue at some moment, so that opening reads only what came later."""
+
+import msgspec
+
+
+class ReturningRecord(msgspec.Struct, array_like=True):
+    """An entry that was tried before: its offset and counts, and when it is due if it waits for redelivery."""
+
+    offset: int
+    tries: int
+    redeliveries: int
+    due: float | None
+
+
+class QueueSnapshot(msgspec.Struct):
+    runs: list[tuple[int, int]]
+    """Stretches of offsets (first, last) within which everything of this queue waited."""
+    returning: list[ReturningRecord] = []
+
+
+class Snapshot(msgspec.Struct):
+    offset: int = 0
+    """What was appended from here on is not in the snapshot: it waits, unless the side logs say otherwise."""
+    queues: dict[int, QueueSnapshot] = {}
+    """By queue number. A queue that is not here had nothing."""
+    settled: dict[int, int] = {}
+    """By segment, how many bytes of its side log are in the snapshot already."""

@@ -1,0 +1,57 @@
+"""What a durable broker is told about entries, and how it gives back what it keeps for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from faregate.message import Envelope
+
+if TYPE_CHECKING:
+    from faregate.broker.entry import Entry
+    from faregate.broker.queue import Queue
+
+
+class Recorder(Protocol):
+    """Called by queues, in the order in which things happen. Nothing here waits."""
+
+    def started(self, queue: Queue, entry: Entry) -> None:
+        """A handler starts on it: `entry.tries` counts this one already."""
+        ...
+
+    def ended(self, queue: Queue, entry: Entry, outcome: str) -> None:
+        """It is handled, skipped or dead."""
+        ...
+
+    def waits(self, queue: Queue, entry: Entry, due: float) -> None:
+        """It comes back at this time, with the counts it has now."""
+        ...
+
+    def load(self, offsets: list[int]) -> list[Envelope]:
+        """The envelopes at these offsets, in order."""
+        ...
+
+    def may_stay(self, envelope: Envelope) -> bool:
+        """Whether memory has room for another waiting envelope; if so it is counted from now on."""
+        ...
+
+    def leaves(self, envelope: Envelope) -> None:
+        """A counted envelope is no longer held."""
+        ...
+
+
+class Returning(NamedTuple):
+    """An entry with a past, as it is found when a journal is opened."""
+
+    offset: int
+    tries: int
+    redeliveries: int
+    due: float | None
+
+
+class QueueState(NamedTuple):
+    """What a queue holds, in terms of the journal: enough to fill it again."""
+
+    runs: list[tuple[int, int]]
+    """Stretches of offsets (first, last) within which everything of this queue still waits."""
+    returning: list[Returning]
+    """Those among them that were tried before."""

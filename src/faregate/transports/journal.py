@@ -1,0 +1,168 @@
+"""`journal:PATH`: the embedded broker on a durable journal. One process runs the nodes; others use the spool.
+
+    journal:./data
+    journal:./data?retain=7d&retain_bytes=10G
+
+`retain` (seconds, or with s, m, h, d; `forever`) and `retain_bytes` (with K, M, G) bound the log view.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from itertools import islice
+from pathlib import Path
+from urllib.parse import parse_qsl
+
+from faregate.broker.durable import RESIDENT_BYTES, DurableBroker
+from faregate.broker.journal import Journal
+from faregate.broker.journal.errors import JournalFailed
+from faregate.broker.journal.log import SEGMENT_SIZE
+from faregate.broker.journal.retention import Retention
+from faregate.errors import ConfigurationError
+from faregate.message import Envelope
+from faregate.ports.clock import Clock, SystemClock
+from faregate.ports.queue import Binding, Consumer, Delivery, Poisoned, poison_queue
+
+log = logging.getLogger("faregate.journal")
+
+_SPOOL_SECONDS = 0.1
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+class JournalTransport:
+    def __init__(
+        self,
+        rest: str,
+        *,
+        clock: Clock | None = None,
+        segment_size: int = SEGMENT_SIZE,
+        resident_bytes: int = RESIDENT_BYTES,
+    ) -> None:
+        path, _, query = rest.partition("?")
+        if not path:
+            raise ConfigurationError("journal: needs a folder behind the colon, for example journal:./data")
+        self.path = Path(path)
+        self._retention = _retention(query)
+        self._clock = clock or SystemClock()
+        self._segment_size = segment_size
+        self._resident_bytes = resident_bytes
+        self._broker: DurableBroker | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._spool_changed = -1
+        self._begun = False
+        self._failed: asyncio.Future[None] | None = None
+
+    @property
+    def broker(self) -> DurableBroker:
+        if self._broker is None:
+            raise ConfigurationError(f"the journal {self.path} is not open")
+        return self._broker
+
+    async def open(self) -> None:
+        """Recover what is there. Raises `JournalLocked`, `JournalCorrupt`, `JournalTooNew`, `NotAJournal`."""
+        self.journal = await asyncio.to_thread(
+            Journal,
+            self.path,
+            segment_size=self._segment_size,
+            retention=self._retention,
+            on_failure=self._journal_failed,
+        )
+        self.journal.start()
+        self._failed = asyncio.get_running_loop().create_future()
+        self._broker = DurableBroker(self._clock, self.journal, resident_bytes=self._resident_bytes)
+
+    async def close(self) -> None:
+        if self._broker is None:
+            return
+        if self._watch is not None:
+            self._watch.cancel()
+        broker, self._broker = self._broker, None
+        broker.close()
+        await broker.close_journal()
+
+    def _journal_failed(self, failure: JournalFailed) -> None:
+        """Nothing can be confirmed any more: stop handing out messages whose end could not be kept."""
+        if self._broker is not None:
+            self._broker.close()
+        if self._failed is not None and not self._failed.done():
+            self._failed.set_exception(failure)
+            self._failed.exception()  # whoever waits for idle gets it; nobody need
+
+    async def bind(self, binding: Binding) -> None:
+        self.broker.bind(binding)
+
+    def _begin(self) -> None:
+        """All queues are bound: what other processes left, and what they will leave, may come in."""
+        if not self._begun:
+            self._begun = True
+            self.broker.begin()
+            self._look_into_spool()
+
+    def _look_into_spool(self) -> None:
+        if self._broker is None or self.journal.failure is not None:
+            return
+        changed = self.journal.layout.spool.stat().st_mtime_ns
+        if changed != self._spool_changed:
+            self._spool_changed = changed
+            self.broker.take_in_spool()
+        self._watch = asyncio.get_running_loop().call_later(_SPOOL_SECONDS, self._look_into_spool)
+
+    async def publish(self, envelopes: Sequence[Envelope]) -> None:
+        self._begin()
+        await self.broker.publish(envelopes)
+
+    async def consume(
+        self,
+        queue: str,
+        on_delivery: Callable[[Delivery], None],
+        *,
+        prefetch: int,
+        selector: str | None = None,
+        exclusive: bool = False,
+    ) -> Consumer:
+        self._begin()
+        return self.broker.consume(queue, on_delivery, prefetch=prefetch, selector=selector, exclusive=exclusive)
+
+    async def poison(self, node: str, envelope: Envelope, reason: str, error: str) -> None:
+        self.broker.bury(node, envelope, reason, error)
+        await self.journal.barrier()
+
+    async def poisoned(self, node: str, limit: int = 1000) -> list[Poisoned]:
+        await self.journal.barrier()
+        entries = self.broker.browse(poison_queue(node))
+        return [entry.poisoned for entry in islice(entries, limit) if entry.poisoned is not None]
+
+    async def idle(self) -> None:
+        """Raises `JournalFailed` when nothing can be confirmed any more."""
+        self._begin()
+        assert self._failed is not None
+        landed = asyncio.ensure_future(self.broker.flight.landed())
+        await asyncio.wait({landed, self._failed}, return_when=asyncio.FIRST_COMPLETED)
+        if self._failed.done():
+            landed.cancel()
+            await self._failed
+
+
+def _retention(query: str) -> Retention:
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    unknown = set(given) - {"retain", "retain_bytes"}
+    if unknown:
+        raise ConfigurationError(
+            f"journal: knows the options retain and retain_bytes, not {', '.join(sorted(unknown))}"
+        )
+    seconds: float | None = Retention().seconds
+    if "retain" in given:
+        seconds = None if given["retain"] == "forever" else _number(given["retain"], "retain", "smhd")
+    most = _number(given["retain_bytes"], "retain_bytes", "KMGT") if "retain_bytes" in given else None
+    return Retention(seconds, None if most is None else int(most))
+
+
+def _number(text: str, option: str, units: str) -> float:
+    unit = text[-1:] if text[-1:] in units else ""
+    try:
+        value = float(text.removesuffix(unit)) * _UNITS.get(unit, 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise ConfigurationError(f"{option}={text!r} is not a number, with one of {', '.join(units)} behind it or none")
+    return value

@@ -1,0 +1,583 @@
+"""The queue suite is worth something: for every case there is a transport with one fault that fails it.
+
+A fault is a few lines over the memory transport, at the port: it forgets, ignores or mixes up one thing. A case
+without a fault fails `test_every_case_has_a_fault`, and a fault that breaks nearly everything proves nothing, so each
+must still pass most of the other cases.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import msgspec
+import pytest
+
+from faregate import ids
+from faregate.errors import QueueNotFound, StaleLock, Unroutable
+from faregate.message import Envelope
+from faregate.ports.queue import Binding, Consumer, Delivery, Outcome, Poisoned
+from faregate.testing import QUEUE_CASES, FakeClock, memory_subject, run_queue_case
+from faregate.transports.memory import MemoryTransport
+
+
+class Wrapped:
+    """A delivery or a consumer that passes everything on; faults override what they spoil."""
+
+    def __init__(self, inner: Any, transport: "Faulty") -> None:
+        self._inner = inner
+        self._transport = transport
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class Faulty(MemoryTransport):
+    """The memory transport with openings for faults: in what goes in, in each delivery and in each consumer."""
+
+    delivery: type[Wrapped] = Wrapped
+    consumer: type[Wrapped] = Wrapped
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        super().__init__(clock=self.clock)
+
+    async def bind(self, binding: Binding) -> None:
+        await super().bind(self.bound(binding))
+
+    def bound(self, binding: Binding) -> Binding:
+        return binding
+
+    async def publish(self, envelopes: Sequence[Envelope]) -> None:
+        await super().publish([self.sent(envelope) for envelope in envelopes])
+
+    def sent(self, envelope: Envelope) -> Envelope:
+        return envelope
+
+    async def consume(self, queue: str, on_delivery: Callable[[Delivery], None], **how: Any) -> Consumer:
+        def deliver(delivery: Delivery) -> None:
+            on_delivery(self.delivery(delivery, self))  # type: ignore[arg-type]
+
+        return self.consumer(await super().consume(queue, deliver, **self.consumed(**how)), self)  # type: ignore[return-value]
+
+    def consumed(self, **how: Any) -> dict[str, Any]:
+        return how
+
+
+FAULTS: dict[str, list[type[Faulty]]] = {}
+"""Per case the faults that it must catch."""
+
+
+def breaks(*cases: str) -> Callable[[type[Faulty]], type[Faulty]]:
+    def note(fault: type[Faulty]) -> type[Faulty]:
+        for case in cases:
+            FAULTS.setdefault(case, []).append(fault)
+        return fault
+
+    return note
+
+
+# --- publish and route ------------------------------------------------------------------------------------
+
+
+@breaks("a_published_message_is_delivered_as_it_was")
+class ForgetsTheCausation(Faulty):
+    def sent(self, envelope: Envelope) -> Envelope:
+        return msgspec.structs.replace(envelope, causation_id=None)
+
+
+@breaks("a_published_message_is_delivered_as_it_was")
+class DoesNotSayWhoReceives(Faulty):
+    async def publish(self, envelopes: Sequence[Envelope]) -> None:
+        await super().publish(envelopes)
+        for envelope in envelopes:
+            envelope.recipients = ()
+
+
+@breaks("messages_come_in_the_order_they_were_published")
+class AppendsABatchBackwards(Faulty):
+    async def publish(self, envelopes: Sequence[Envelope]) -> None:
+        await super().publish(envelopes[::-1])
+
+
+@breaks("messages_come_in_the_order_they_were_published", "no_more_than_prefetch_are_out")
+class DropsEverySecondEvent(Faulty):
+    dropped = False
+
+    async def publish(self, envelopes: Sequence[Envelope]) -> None:
+        kept = []
+        for envelope in envelopes:
+            self.dropped = not self.dropped
+            if self.dropped:
+                kept.append(envelope)
+        await super().publish(kept)
+
+
+@breaks("an_event_goes_to_every_subscriber_once")
+class GivesAnEventToOneSubscriberOnly(Faulty):
+    async def publish(self, envelopes: Sequence[Envelope]) -> None:
+        await super().publish(envelopes)
+        for envelope in envelopes:
+            copies = [q for q in self.broker.queues() for e in q.browse() if e.envelope is envelope]
+            for queue in copies[1:]:
+                queue._archive(list(queue.browse())[-1])
+
+
+@breaks("an_event_of_another_source_or_type_is_not_delivered")
+class IgnoresTheSource(Faulty):
+    def sent(self, envelope: Envelope) -> Envelope:
+        return msgspec.structs.replace(envelope, source="author")
+
+
+@breaks("an_event_of_another_source_or_type_is_not_delivered")
+class IgnoresTheType(Faulty):
+    def sent(self, envelope: Envelope) -> Envelope:
+        return msgspec.structs.replace(envelope, type="Noted") if envelope.kind == "event" else envelope
+
+
+@breaks("an_event_nobody_wants_is_confirmed")
+class KeepsWhatNobodyWantsForTheNextWhoComes(Faulty):
+    def __init__(self) -> None:
+        super().__init__()
+        self.unwanted: list[Envelope] = []
+
+    async def publish(self, envelopes: Sequence[Envelope]) -> None:
+        await super().publish(envelopes)
+        self.unwanted += [envelope for envelope in envelopes if not envelope.recipients]
+
+    async def bind(self, binding: Binding) -> None:
+        await super().bind(binding)
+        for envelope in self.unwanted:
+            self.broker.queue(binding.queue).enqueue(envelope)
+
+
+@breaks("a_command_goes_to_its_destination_only")
+class BroadcastsCommands(Faulty):
+    def __init__(self) -> None:
+        super().__init__()
+        self.nodes: list[str] = []
+
+    async def bind(self, binding: Binding) -> None:
+        await super().bind(binding)
+        self.nodes.append(binding.node)
+
+    async def publish(self, envelopes: Sequence[Envelope]) -> None:
+        await super().publish(envelopes)
+        for envelope in envelopes:
+            if envelope.kind == "command":
+                others = [node for node in self.nodes if node != envelope.destination]
+                await super().publish(
+                    [msgspec.structs.replace(envelope, destination=o, publication_id=ids.root_id()) for o in others]
+                )
+
+
+@breaks("a_command_nobody_handles_is_refused_and_the_batch_with_it")
+class ConfirmsUnroutableCommands(Faulty):
+    async def publish(self, envelopes: Sequence[Envelope]) -> None:
+        with suppress(Unroutable):
+            await super().publish(envelopes)
+
+
+@breaks("a_command_nobody_handles_is_refused_and_the_batch_with_it")
+class AppendsHalfABatch(Faulty):
+    async def publish(self, envelopes: Sequence[Envelope]) -> None:
+        for envelope in envelopes:
+            await super().publish([envelope])
+
+
+@breaks("a_repeated_publication_is_delivered_once")
+class DoublesDuplicates(Faulty):
+    def sent(self, envelope: Envelope) -> Envelope:
+        self.broker._recent.clear()
+        return envelope
+
+
+@breaks("a_replay_of_a_publication_is_delivered_again")
+class TakesAReplayForADuplicate(Faulty):
+    def sent(self, envelope: Envelope) -> Envelope:
+        return msgspec.structs.replace(envelope, replay=0)
+
+
+# --- hold and end -----------------------------------------------------------------------------------------
+
+
+@breaks("a_settled_message_never_comes_back", "no_more_than_prefetch_are_out")
+class SettlesNothing(Faulty):
+    class delivery(Wrapped):
+        async def settle(self, outcome: Outcome) -> None:
+            pass
+
+
+@breaks("a_released_message_returns_to_its_own_position")
+class ReleasesToTheEnd(Faulty):
+    class delivery(Wrapped):
+        async def release(self) -> None:
+            await self._inner.settle("skipped")
+            again = msgspec.structs.replace(self.envelope, publication_id=ids.root_id())
+            await self._transport.publish([again])
+
+
+@breaks("a_released_message_returns_to_its_own_position", "a_lock_that_is_not_renewed_expires")
+class NeverSaysThatItWasDeliveredBefore(Faulty):
+    class delivery(Wrapped):
+        redelivered = False
+
+
+@breaks("a_released_message_returns_to_its_own_position")
+class SaysThatEverythingWasDeliveredBefore(Faulty):
+    class delivery(Wrapped):
+        redelivered = True
+
+
+@breaks("a_consumer_that_goes_away_gives_everything_back_in_order")
+class KeepsWhatAConsumerHeldThatWentAway(Faulty):
+    class consumer(Wrapped):
+        async def close(self) -> None:
+            self._inner.pause()
+
+
+@breaks("a_consumer_that_goes_away_gives_everything_back_in_order")
+class GivesBackInReverseOrder(Faulty):
+    class consumer(Wrapped):
+        async def close(self) -> None:
+            held = [entry.envelope for entry in self._inner.held.values()]
+            for lock, entry in list(self._inner.held.items()):
+                self._inner.queue.settle(entry, lock, "skipped")
+            await self._inner.close()
+            self._transport.broker._recent.clear()
+            await self._transport.publish(held[::-1])
+
+
+def without_refusal(name: str) -> Any:
+    async def ending(self: Wrapped, *arguments: Any, **options: Any) -> None:
+        with suppress(StaleLock):
+            await getattr(self._inner, name)(*arguments, **options)
+
+    return ending
+
+
+@breaks(
+    "ending_a_delivery_twice_is_refused",
+    "a_lock_that_is_not_renewed_expires",
+    "a_consumer_that_goes_away_gives_everything_back_in_order",
+)
+class AcceptsStaleLocks(Faulty):
+    class delivery(Wrapped):
+        settle = without_refusal("settle")
+        release = without_refusal("release")
+
+
+@breaks("a_lock_that_is_not_renewed_expires")
+class NeverExpiresALock(Faulty):
+    def bound(self, binding: Binding) -> Binding:
+        return replace(binding, lock_seconds=1e9)
+
+
+@breaks("a_lock_that_is_renewed_holds")
+class DoesNotRenew(Faulty):
+    class delivery(Wrapped):
+        def renew(self) -> None:
+            pass
+
+
+@breaks("a_redelivery_waits_for_its_time_and_is_counted", "a_key_waits_for_its_redelivery")
+class ForgetsTheDelayOfARedelivery(Faulty):
+    class delivery(Wrapped):
+        async def redeliver(self, delay: float, *, counted: bool = True) -> None:
+            await self._inner.redeliver(0.0, counted=counted)
+
+
+@breaks("a_redelivery_waits_for_its_time_and_is_counted")
+class CountsNoRedelivery(Faulty):
+    class delivery(Wrapped):
+        async def redeliver(self, delay: float, *, counted: bool = True) -> None:
+            await self._inner.redeliver(delay, counted=False)
+
+
+@breaks("a_redelivery_waits_for_its_time_and_is_counted")
+class CountsEveryRedelivery(Faulty):
+    class delivery(Wrapped):
+        async def redeliver(self, delay: float, *, counted: bool = True) -> None:
+            await self._inner.redeliver(delay)
+
+
+@breaks("a_message_waiting_for_redelivery_does_not_hold_the_others")
+class HoldsTheSlotUntilTheRedelivery(Faulty):
+    class delivery(Wrapped):
+        async def redeliver(self, delay: float, *, counted: bool = True) -> None:
+            queue, entry, lock = self._inner._queue, self._inner._entry, self._inner._lock
+            again = partial(queue.redeliver, entry, lock, 0.0, counted=counted)
+            self._transport.clock.call_later(delay, again)
+
+
+# --- flow -------------------------------------------------------------------------------------------------
+
+
+@breaks("no_more_than_prefetch_are_out")
+class IgnoresPrefetch(Faulty):
+    def consumed(self, **how: Any) -> dict[str, Any]:
+        return {**how, "prefetch": 1000}
+
+
+@breaks("consumers_of_one_queue_share_it")
+class GivesEverythingToTheFirstConsumer(Faulty):
+    taken = False
+
+    async def consume(self, queue: str, on_delivery: Callable[[Delivery], None], **how: Any) -> Consumer:
+        how["prefetch"] = how["prefetch"] * (1 if self.taken else 2)
+        consumer = await super().consume(queue, on_delivery, **how)
+        if self.taken:
+            consumer.pause()
+        self.taken = True
+        return consumer
+
+
+@breaks("consumers_of_one_queue_share_it")
+class GivesEveryConsumerACopy(Faulty):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inboxes: list[Callable[[Delivery], None]] = []
+
+    async def consume(self, queue: str, on_delivery: Callable[[Delivery], None], **how: Any) -> Consumer:
+        self.inboxes.append(on_delivery)
+
+        def to_all(delivery: Delivery) -> None:
+            for inbox in self.inboxes:
+                inbox(delivery)
+
+        return await super().consume(queue, to_all if len(self.inboxes) == 1 else on_delivery, **how)
+
+
+@breaks("a_paused_consumer_gets_nothing_until_it_resumes")
+class DoesNotPause(Faulty):
+    class consumer(Wrapped):
+        def pause(self) -> None:
+            pass
+
+
+@breaks("a_paused_consumer_gets_nothing_until_it_resumes")
+class DoesNotResume(Faulty):
+    class consumer(Wrapped):
+        def resume(self) -> None:
+            pass
+
+
+@breaks("draining_waits_for_what_is_out")
+class DrainsWithoutWaiting(Faulty):
+    class consumer(Wrapped):
+        async def drain(self) -> None:
+            self._inner.pause()
+
+
+@breaks("draining_waits_for_what_is_out")
+class GoesOnTakingWhileItDrains(Faulty):
+    class consumer(Wrapped):
+        async def drain(self) -> None:
+            await self._inner.drain()
+            self._inner.resume()
+
+
+@breaks("an_exclusive_consumer_is_alone")
+class IgnoresExclusive(Faulty):
+    def consumed(self, **how: Any) -> dict[str, Any]:
+        return {**how, "exclusive": False}
+
+
+@breaks("a_selector_leaves_the_others_for_others")
+class IgnoresSelectors(Faulty):
+    def consumed(self, **how: Any) -> dict[str, Any]:
+        return {**how, "selector": None}
+
+
+@breaks("a_selector_leaves_the_others_for_others")
+class ThrowsAwayWhatASelectorDoesNotTake(Faulty):
+    async def consume(self, queue: str, on_delivery: Callable[[Delivery], None], **how: Any) -> Consumer:
+        consumer = await super().consume(queue, on_delivery, **how)
+        if how.get("selector"):
+            await asyncio.sleep(0)
+            for entry in [e for e in self.broker.queue(queue).browse() if e.consumer is None]:
+                self.broker.queue(queue)._archive(entry)
+        return consumer
+
+
+@breaks("consuming_an_unknown_queue_is_an_error")
+class ConsumesWhatIsNotThere(Faulty):
+    async def consume(self, queue: str, on_delivery: Callable[[Delivery], None], **how: Any) -> Consumer:
+        try:
+            return await super().consume(queue, on_delivery, **how)
+        except QueueNotFound:
+            return Wrapped(None, self)  # type: ignore[return-value]
+
+
+@breaks("idle_returns_once_everything_is_done")
+class IsAlwaysIdle(Faulty):
+    async def idle(self) -> None:
+        pass
+
+
+# --- order by key -----------------------------------------------------------------------------------------
+
+
+@breaks("a_busy_key_withholds_its_next_but_not_the_others", "a_key_waits_for_its_redelivery")
+class IgnoresKeys(Faulty):
+    def bound(self, binding: Binding) -> Binding:
+        return replace(binding, key_of=None)
+
+
+@breaks("a_busy_key_withholds_its_next_but_not_the_others")
+class TakesAllForOneKey(Faulty):
+    def bound(self, binding: Binding) -> Binding:
+        return replace(binding, key_of=binding.key_of and (lambda envelope: "one"))
+
+
+@breaks("a_key_waits_for_its_redelivery")
+class IgnoresStrictKeys(Faulty):
+    def bound(self, binding: Binding) -> Binding:
+        return replace(binding, strict=False)
+
+
+@breaks("a_lenient_key_does_not_wait_for_its_redelivery")
+class TakesEveryKeyForStrict(Faulty):
+    def bound(self, binding: Binding) -> Binding:
+        return replace(binding, strict=True)
+
+
+# --- time and giving up -----------------------------------------------------------------------------------
+
+
+@breaks("a_scheduled_message_waits_for_its_time")
+class DeliversScheduledMessagesAtOnce(Faulty):
+    def sent(self, envelope: Envelope) -> Envelope:
+        return msgspec.structs.replace(envelope, deliver_at=None)
+
+
+@breaks("a_scheduled_message_waits_for_its_time")
+class ForgetsScheduledMessages(Faulty):
+    async def publish(self, envelopes: Sequence[Envelope]) -> None:
+        await super().publish([envelope for envelope in envelopes if envelope.deliver_at is None])
+
+
+@breaks("an_expired_message_is_poisoned_with_the_reason")
+class NeverExpires(Faulty):
+    def sent(self, envelope: Envelope) -> Envelope:
+        return msgspec.structs.replace(envelope, expires_at=None)
+
+    def bound(self, binding: Binding) -> Binding:
+        return replace(binding, expires=None)
+
+
+@breaks("an_expired_message_is_poisoned_with_the_reason")
+class DropsExpiredMessagesSilently(Faulty):
+    async def poisoned(self, node: str, limit: int = 1000) -> list[Poisoned]:
+        return [record for record in await super().poisoned(node, limit) if record.reason != "expired"]
+
+
+@breaks("a_held_message_does_not_expire")
+class ExpiresWhatIsHeld(Faulty):
+    expires: float | None = None
+
+    def bound(self, binding: Binding) -> Binding:
+        self.expires = binding.expires
+        return binding
+
+    async def consume(self, queue: str, on_delivery: Callable[[Delivery], None], **how: Any) -> Consumer:
+        def deliver(delivery: Any) -> None:
+            on_delivery(delivery)
+            if self.expires is not None:
+                inner = delivery._inner
+                give_up = partial(inner._queue.poison, inner._entry, inner._lock, "expired", "its time was over")
+                self.clock.call_later(self.expires, give_up)
+
+        return await super().consume(queue, deliver, **how)
+
+
+@breaks("a_poisoned_message_keeps_its_reason_and_identity")
+class LosesThePoisonReason(Faulty):
+    class delivery(Wrapped):
+        async def poison(self, reason: str, error: str) -> None:
+            await self._inner.poison("poisoned", error)
+
+
+@breaks("a_poisoned_message_keeps_its_reason_and_identity")
+class GivesPoisonANewIdentity(Faulty):
+    async def poisoned(self, node: str, limit: int = 1000) -> list[Poisoned]:
+        return [
+            msgspec.structs.replace(
+                record, envelope=msgspec.structs.replace(record.envelope, publication_id=ids.root_id())
+            )
+            for record in await super().poisoned(node, limit)
+        ]
+
+
+@breaks("a_poisoned_message_keeps_its_reason_and_identity", "a_message_that_keeps_coming_back_is_poisoned")
+class LosesPoison(Faulty):
+    async def poisoned(self, node: str, limit: int = 1000) -> list[Poisoned]:
+        return []
+
+
+@breaks("a_message_that_keeps_coming_back_is_poisoned")
+class DeliversForever(Faulty):
+    def bound(self, binding: Binding) -> Binding:
+        return replace(binding, max_deliveries=10**9)
+
+
+@breaks("a_delivery_whose_handler_never_started_is_no_try")
+class CountsEveryDeliveryAsATry(Faulty):
+    class delivery(Wrapped):
+        def __init__(self, inner: Any, transport: Faulty) -> None:
+            super().__init__(inner, transport)
+            inner.start()
+
+
+@breaks("a_message_that_could_not_be_sent_is_a_dead_letter_of_its_own")
+class DropsWhatCouldNotBeSent(Faulty):
+    async def poison(self, node: str, envelope: Envelope, reason: str, error: str) -> None:
+        pass
+
+
+@breaks("a_message_that_could_not_be_sent_is_a_dead_letter_of_its_own")
+class DoesNotSayWhyItCouldNotBeSent(Faulty):
+    async def poison(self, node: str, envelope: Envelope, reason: str, error: str) -> None:
+        await super().poison(node, envelope, "unknown", error)
+
+
+# --- the proof --------------------------------------------------------------------------------------------
+
+PAIRS = [pytest.param(case, fault, id=f"{case}-{fault.__name__}") for case, them in FAULTS.items() for fault in them]
+ALL_FAULTS = sorted({fault for them in FAULTS.values() for fault in them}, key=lambda fault: fault.__name__)
+
+
+@pytest.mark.parametrize(("case", "fault"), PAIRS)
+async def test_the_case_fails_on_a_transport_with_this_fault(case: str, fault: type[Faulty]) -> None:
+    with pytest.raises(AssertionError):
+        await run_queue_case(case, lambda: memory_subject(fault()))
+
+
+def test_every_case_has_a_fault() -> None:
+    assert set(QUEUE_CASES) - set(FAULTS) == set(), "these cases were never seen to fail"
+    assert set(FAULTS) - set(QUEUE_CASES) == set(), "these cases are gone"
+
+
+@pytest.mark.parametrize("name", QUEUE_CASES)
+async def test_without_a_fault_the_openings_change_nothing(name: str) -> None:
+    await run_queue_case(name, lambda: memory_subject(Faulty()))
+
+
+async def passes(case: str, fault: type[Faulty]) -> bool:
+    """Whether it passes; a case that still waits after so many turns of the loop waits for ever."""
+    running = asyncio.ensure_future(run_queue_case(case, lambda: memory_subject(fault())))
+    for _ in range(2_000):
+        if running.done():
+            break
+        await asyncio.sleep(0)
+    running.cancel()
+    [result] = await asyncio.gather(running, return_exceptions=True)
+    return result is None
+
+
+@pytest.mark.parametrize("fault", ALL_FAULTS, ids=lambda fault: fault.__name__)
+async def test_a_fault_is_one_fault_and_leaves_most_promises_kept(fault: type[Faulty]) -> None:
+    kept = [case for case in QUEUE_CASES if await passes(case, fault)]
+    assert len(kept) > len(QUEUE_CASES) / 2, f"only {len(kept)} cases pass"
