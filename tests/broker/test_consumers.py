@@ -249,6 +249,22 @@ async def test_a_selector_looks_at_an_entry_at_most_once_per_availability() -> N
     assert picky.looked.total() == 52
 
 
+async def test_an_entry_that_came_back_often_meanwhile_is_looked_at_once() -> None:
+    rig = Rig()
+    selector = Counting("colour = 'red'")
+    rig.put("x", colour="blue", id="x")
+    idle = Inbox(rig.queue, credit=0, selector=selector)
+    plain = rig.inbox(credit=1)
+    for _ in range(5):
+        await (await plain.take()).release()
+    last = await plain.take()
+    plain.consumer.pause()
+    await last.release()
+    idle.consumer.grant(1)
+    await rest()
+    assert selector.looked == {"x": 1}
+
+
 async def test_a_selector_is_not_asked_while_its_consumer_cannot_take_anything() -> None:
     rig = Rig()
     selector = Counting("colour = 'red'")

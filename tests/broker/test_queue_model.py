@@ -30,6 +30,7 @@ from faregate.testing.clock import rest
 from tests.broker.rig import Rig
 
 LOCK_SECONDS = 4.125
+COLOURS = st.sampled_from(["red", "blue"])
 
 
 @dataclass(eq=False)
@@ -175,6 +176,10 @@ class Model:
 
         return {item.position: state(item) for item in self.items if item.state != "archived"}
 
+    def alarms(self, now: float) -> int:
+        living = [i for i in self.items if i.state != "archived"]
+        return sum((i.due is not None) + (i.expires is not None and i.expires > now) for i in living)
+
     def in_flight(self) -> int:
         return sum(i.state != "archived" and (i.due is None or i.redelivering) for i in self.items)
 
@@ -244,9 +249,9 @@ class QueueAgainstModel(RuleBasedStateMachine):
 
     @rule(
         key=st.sampled_from([None, "a", "b"]),
-        colour=st.sampled_from(["red", "blue"]),
-        ttl=st.none() | st.integers(0, 12),
-        after=st.none() | st.integers(0, 6),
+        colour=COLOURS,
+        ttl=st.none() | st.integers(0, 6),
+        after=st.none() | st.integers(0, 4),
     )
     def enqueue(self, key: str | None, colour: str, ttl: int | None, after: int | None) -> None:
         life = None if ttl is None else ttl + 0.25
@@ -259,6 +264,11 @@ class QueueAgainstModel(RuleBasedStateMachine):
         item.expires = min(limits, default=None)
         self.model.enqueue(item, self.now)
         self.do(lambda: self.rig.put(f"{item.position}", key=key, ttl=life, after=delay, colour=colour))
+
+    @rule(keys=st.lists(st.sampled_from([None, "a", "a", "b"]), min_size=1, max_size=4), colour=COLOURS)
+    def enqueue_plain_ones(self, keys: list[str | None], colour: str) -> None:
+        for key in keys:
+            self.enqueue(key, colour, None, None)
 
     # --- consumers
 
@@ -385,6 +395,8 @@ class QueueAgainstModel(RuleBasedStateMachine):
         real = {int(text): state for text, state in self.rig.states().items()}
         assert real == self.model.states()
         assert list(real) == sorted(real), "browsing is out of order"
+        assert self.queue._available_count == list(real.values()).count("available"), "the pump is misled"
+        assert len(self.rig.schedule) == self.model.alarms(self.now), "an alarm is missing or left over"
         assert self.rig.flight.count == self.model.in_flight()
         assert sorted(self.rig.poisoned) == sorted(self.model.poisoned)
         assert self.queue.settled == self.model.settled
@@ -431,7 +443,7 @@ def quiet() -> Any:
 
 class TestQueueAgainstModel(QueueAgainstModel.TestCase):  # type: ignore[name-defined, misc]
     settings = settings(
-        max_examples=120,
+        max_examples=200,
         stateful_step_count=50,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

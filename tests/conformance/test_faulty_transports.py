@@ -66,6 +66,11 @@ class Faulty(MemoryTransport):
         return how
 
 
+def as_new(envelope: Envelope) -> Envelope:
+    """The same message as a publication that was not seen before."""
+    return msgspec.structs.replace(envelope, publication_id=ids.root_id())
+
+
 FAULTS: dict[str, list[type[Faulty]]] = {}
 """Per case the faults that it must catch."""
 
@@ -190,7 +195,7 @@ class AppendsHalfABatch(Faulty):
 @breaks("a_repeated_publication_is_delivered_once")
 class DoublesDuplicates(Faulty):
     def sent(self, envelope: Envelope) -> Envelope:
-        self.broker._recent.clear()
+        self.broker.recent._known.clear()
         return envelope
 
 
@@ -215,8 +220,7 @@ class ReleasesToTheEnd(Faulty):
     class delivery(Wrapped):
         async def release(self) -> None:
             await self._inner.settle("skipped")
-            again = msgspec.structs.replace(self.envelope, publication_id=ids.root_id())
-            await self._transport.publish([again])
+            await self._transport.publish([as_new(self.envelope)])
 
 
 @breaks("a_released_message_returns_to_its_own_position", "a_lock_that_is_not_renewed_expires")
@@ -246,7 +250,7 @@ class GivesBackInReverseOrder(Faulty):
             for lock, entry in list(self._inner.held.items()):
                 self._inner.queue.settle(entry, lock, "skipped")
             await self._inner.close()
-            self._transport.broker._recent.clear()
+            self._transport.broker.recent._known.clear()
             await self._transport.publish(held[::-1])
 
 

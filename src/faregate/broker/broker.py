@@ -119,7 +119,7 @@ class Broker:
 
     def _describe(self, queue: Queue, entry: Entry, reason: str, error: str) -> Poisoned:
         return Poisoned(
-            node=self._bindings[queue.name].node,
+            node=entry.poisoned.node if entry.poisoned else self._bindings[queue.name].node,
             queue=queue.name,
             reason=reason,
             error=error,

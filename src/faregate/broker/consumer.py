@@ -52,7 +52,7 @@ class QueueConsumer:
         self.credit = 0
         self.paused = False
         self.held: dict[int, Entry] = {}
-        self._drained: asyncio.Future[None] | None = None
+        self._drained: list[asyncio.Future[None]] = []
 
     def grant(self, credit: int) -> None:
         """Allow that many more deliveries."""
@@ -74,15 +74,18 @@ class QueueConsumer:
         if self.window:
             self.credit += 1
             self.queue.signal()
-        if self._drained is not None and not self.held and not self._drained.done():
-            self._drained.set_result(None)
+        if self._drained and not self.held:
+            for drained in self._drained:
+                if not drained.done():
+                    drained.set_result(None)
+            self._drained.clear()
 
     async def drain(self) -> None:
         self.paused = True
         if self.held:
-            if self._drained is None or self._drained.done():
-                self._drained = asyncio.get_running_loop().create_future()
-            await self._drained
+            drained = asyncio.get_running_loop().create_future()
+            self._drained.append(drained)
+            await drained
 
     async def close(self) -> None:
         self.queue.detach(self)

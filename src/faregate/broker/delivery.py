@@ -45,7 +45,7 @@ class BrokerDelivery:
         return self._queue.lock_seconds
 
     def start(self) -> None:
-        self._queue.started(self._entry)
+        self._queue.started(self._entry, self._lock)
 
     def renew(self) -> None:
         self._queue.renew(self._entry, self._lock)

@@ -77,13 +77,14 @@ class Line:
     its entry is in another state, or became available again since (another epoch).
     """
 
-    __slots__ = ("_fresh", "_fresh_epoch", "_returned", "_state")
+    __slots__ = ("_fresh", "_fresh_epoch", "_returned", "_stale", "_state")
 
     def __init__(self, state: int, fresh_epoch: int) -> None:
         self._state = state
         self._fresh_epoch = fresh_epoch
         self._fresh: deque[Entry] = deque()
         self._returned: list[tuple[int, int, Entry]] = []
+        self._stale = 0
 
     def __len__(self) -> int:
         """How many references there are, stale ones included."""
@@ -108,6 +109,13 @@ class Line:
             if returned and (not fresh or returned[0][0] < fresh[0].position):
                 return heappop(returned)[2]
         return fresh.popleft() if fresh else None
+
+    def left_by_another_door(self) -> None:
+        """One of the entries in here is done; its reference is dropped with others like it."""
+        self._stale += 1
+        if self._stale > 64 and self._stale * 2 > len(self):
+            self.drop_stale()
+            self._stale = 0
 
     def drop_stale(self) -> None:
         """Forget references to entries that left by another door, so that memory follows what really waits."""

@@ -129,8 +129,7 @@ class Queue:
     def _insert(self, entry: Entry) -> None:
         """The entry is in memory from now on; see when it may be delivered."""
         envelope = entry.envelope
-        if self._key_of is not None:
-            entry.key = self._key_of(envelope)
+        self._read_key(entry)
         self._entries[entry.position] = entry
         if entry.poisoned is None:
             if envelope.expires_at is not None or self._expires is not None:
@@ -141,6 +140,16 @@ class Queue:
                 return
         self._flight.count += 1
         self._admit(entry)
+
+    def _read_key(self, entry: Entry) -> None:
+        """What has no readable key holds nobody up; its handler will see what is wrong with it."""
+        if self._key_of is not None and entry.poisoned is None:
+            try:
+                entry.key = self._key_of(entry.envelope)
+            except Exception:
+                log.exception(
+                    "%s: the key of %s cannot be read; it is delivered without order", self.name, entry.envelope
+                )
 
     def _refill(self) -> bool:
         """Bring the next waiting entries from the journal into memory; whether there were any."""
@@ -227,8 +236,9 @@ class Queue:
             self._lock_timer = self._clock.call_later(self.lock_seconds, self._check_locks)
         return entry
 
-    def started(self, entry: Entry) -> None:
+    def started(self, entry: Entry, lock: int) -> None:
         """A handler starts on it."""
+        self._check_lock(entry, lock)
         entry.tries += 1
         if self._recorder is not None:
             self._recorder.started(self, entry)
@@ -304,7 +314,10 @@ class Queue:
         counted = entry.in_flight
         if entry.state == AVAILABLE:
             self._available_count -= 1
+        withheld = entry.state == WITHHELD
         entry.state = ARCHIVED
+        if withheld and entry.key in self._behind:
+            self._behind[entry.key].left_by_another_door()
         if self._recorder is not None:
             self._recorder.leaves(entry.envelope)
         del self._entries[entry.position]
@@ -390,6 +403,8 @@ class Queue:
         With `window`, credit comes back when a delivery ends: at most `credit` are out at a time. An exclusive
         consumer is alone; of single-active ones only the first attached gets deliveries.
         """
+        if credit < 0:
+            raise ValueError(f"credit cannot be negative; got {credit}")
         if self._consumers and (exclusive or self._consumers[0].exclusive):
             raise ConsumerRefused(f"{self.name} is consumed exclusively or has consumers; close the other first")
         if self._consumers and self._consumers[0].single_active != single_active:
@@ -526,8 +541,7 @@ class Queue:
 
     def _wait_again(self, entry: Entry, due: float) -> None:
         """It waited for redelivery when the journal was closed, and goes on waiting, holding its key if strict."""
-        if self._key_of is not None:
-            entry.key = self._key_of(entry.envelope)
+        self._read_key(entry)
         self._entries[entry.position] = entry
         self._flight.count += 1
         entry.state = SCHEDULED
@@ -537,10 +551,12 @@ class Queue:
         entry.wake = self._schedule.at(due, self._due, entry)
 
     def close(self) -> None:
-        """Detach everybody and stop all timers."""
+        """Detach everybody, stop all timers and forget the entries: cycles through them are never collected."""
         self._closed = True
         for consumer in list(self._consumers):
             self.detach(consumer)
         if self._lock_timer is not None:
             self._lock_timer.cancel()
             self._lock_timer = None
+        for entry in self._entries.values():
+            entry.expiry = entry.wake = None

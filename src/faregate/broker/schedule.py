@@ -4,11 +4,14 @@ One heap and at most one clock timer for all of them. The timer never sleeps lon
 wall clock that jumps is noticed.
 """
 
+import logging
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import Any
 
 from faregate.ports.clock import Clock, Timer
+
+log = logging.getLogger("faregate.broker")
 
 _LONGEST_SLEEP = 60.0
 
@@ -60,6 +63,8 @@ class Schedule:
             self._cancelled = 0
 
     def close(self) -> None:
+        for alarm in self._alarms:
+            alarm.callback = alarm.argument = None
         self._alarms.clear()
         self._cancelled = 0
         if self._timer is not None:
@@ -88,5 +93,8 @@ class Schedule:
                 self._cancelled -= 1
             else:
                 alarm.callback = alarm.argument = None
-                callback(argument)
+                try:
+                    callback(argument)
+                except Exception:
+                    log.exception("an alarm failed; the others go on")
         self._arm()

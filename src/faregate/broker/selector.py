@@ -27,9 +27,10 @@ Test = Callable[[Headers], bool | None]
 _LONGEST = 4096
 _DEEPEST = 50
 _TOKEN = re.compile(
-    r"""\s*(?:(?P<number>[+-]?\d+(?:\.\d+)?(?![\w.-]))|(?P<text>'(?:[^']|'')*')|(?P<quoted>"[^"]+")"""
+    r"""\s*(?:(?P<number>[+-]?\d{1,30}(?:\.\d{1,30})?(?![\w.-]))|(?P<text>'(?:[^']|'')*')|(?P<quoted>"[^"]+")"""
     r"""|(?P<word>[A-Za-z_][\w.-]*)|(?P<sign><>|<=|>=|[=<>(),]))"""
 )
+_NUMBER = re.compile(r"[+-]?\d{1,30}(?:\.\d{1,30})?", re.ASCII)
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,
     "<>": operator.ne,
@@ -72,6 +73,7 @@ class _Parser:
         while position < end:
             match = _TOKEN.match(self._text, position)
             if match is None:
+                position += len(self._text[position:]) - len(self._text[position:].lstrip())
                 raise self._error(f"cannot read {self._text[position : position + 10]!r}", position)
             kind = str(match.lastgroup)
             value, start = match[kind], match.start(kind)
@@ -173,22 +175,25 @@ class _Parser:
     def _string(self) -> str:
         return self._expect("a text in single quotes", "text")[1:-1].replace("''", "'")
 
-    def _literal(self) -> str | float:
+    def _literal(self) -> str | int | float:
         number = self._next("number")
-        return float(number) if number is not None else self._string()
+        return _number(number) if number is not None else self._string()
 
 
-def _comparison(name: str, compare: Callable[[Any, Any], bool], literal: str | float) -> Test:
+def _comparison(name: str, compare: Callable[[Any, Any], bool], literal: str | int | float) -> Test:
     if isinstance(literal, str):
         return lambda headers: compare(headers[name], literal) if name in headers else None
 
     def numeric(headers: Headers) -> bool | None:
-        try:
-            return compare(float(headers[name]), literal)
-        except (KeyError, ValueError):
-            return None
+        value = headers.get(name)
+        return compare(_number(value), literal) if value is not None and _NUMBER.fullmatch(value) else None
 
     return numeric
+
+
+def _number(text: str) -> int | float:
+    """Whole numbers are compared exactly, however large."""
+    return int(text) if text.lstrip("+-").isdecimal() else float(text)
 
 
 def _like(pattern: str, escape: str | None) -> Callable[[str], bool]:

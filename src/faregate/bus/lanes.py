@@ -4,8 +4,8 @@ Rules kept here:
 - At most `size` deliveries run at once.
 - Of one key at most one runs, in the order in which they were submitted; different keys do not wait for each
   other, and a key that has its turn never waits while a lane is free.
-- What waits for its key is bounded: over the limit it goes back to its transport, and so does everything of that
-  key that arrives before the key is idle, so that nothing overtakes.
+- What waits is bounded by the transport's prefetch. The embedded broker withholds what follows a busy key, so a busy
+  key does not fill that window; a transport that does not withhold has to see to this itself.
 """
 
 import asyncio
@@ -24,34 +24,28 @@ _RUNS_PER_TURN = 64
 
 
 class Lanes:
-    def __init__(self, size: int, run: Run, *, by_key: bool, waiting_limit: int) -> None:
+    def __init__(self, size: int, run: Run, *, by_key: bool) -> None:
         self._size = size
         self._run = run
         self._by_key = by_key
-        self._limit = waiting_limit
         self._ready: deque[Delivery] = deque()
         self._keys: dict[str, deque[Delivery]] = {}
         """The keys that are ready or running, with what waits behind each."""
-        self._waiting = 0
-        self._overflowed: set[str] = set()
         self._idle: list[asyncio.Future[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._returns: set[asyncio.Task[None]] = set()
         self._closing = False
         self.busy = 0
+        """How many deliveries run now."""
 
     def submit(self, delivery: Delivery) -> None:
         """Take a delivery from the transport."""
+        if self._closing:
+            return
         key = delivery.key if self._by_key else None
         if key is not None:
             behind = self._keys.get(key)
             if behind is not None:
-                if self._waiting >= self._limit or key in self._overflowed:
-                    self._overflowed.add(key)
-                    self._return(delivery)
-                else:
-                    behind.append(delivery)
-                    self._waiting += 1
+                behind.append(delivery)
                 return
             self._keys[key] = deque()
         self._ready.append(delivery)
@@ -71,6 +65,8 @@ class Lanes:
 
     def _lane_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        if self._ready and not self._closing:
+            self._wake()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.critical("a lane died; its message will be redelivered", exc_info=error)
 
@@ -98,23 +94,12 @@ class Lanes:
 
     def _next_of_key(self, delivery: Delivery) -> None:
         key = delivery.key
-        if key is None:
-            return
-        behind = self._keys.get(key)
-        if behind is None:
-            return
+        behind = self._keys.get(key) if key is not None else None
         if behind:
-            self._waiting -= 1
             self._ready.append(behind.popleft())
             self._wake()
-        else:
-            del self._keys[key]
-            self._overflowed.discard(key)
-
-    def _return(self, delivery: Delivery) -> None:
-        task = asyncio.ensure_future(delivery.release())
-        self._returns.add(task)
-        task.add_done_callback(self._returns.discard)
+        elif key is not None:
+            self._keys.pop(key, None)
 
     async def close(self, deadline: float) -> None:
         """Start nothing more; let what runs finish for that many seconds, then cancel it."""

@@ -69,7 +69,6 @@ class Worker:
             subscription.order.lanes,
             self._work,
             by_key=isinstance(subscription.order, ByKey),
-            waiting_limit=max(1, subscription.prefetch // 2),
         )
         self._consumer: Consumer | None = None
         self._held: set[Delivery] = set()

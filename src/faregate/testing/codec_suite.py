@@ -86,13 +86,13 @@ def encoding_twice_gives_the_same_bytes(codec: Codec) -> None:
 
 @case
 def a_consumer_with_fewer_fields_reads_it(codec: Codec) -> None:
-    back = codec.decoder(Fewer)(codec.encoder(Sample)(SAMPLE))
+    back = _read_fewer(codec)
     assert back == Fewer(text=SAMPLE.text), f"a tolerant reader got {back}"
 
 
 @case
 def a_consumer_with_a_new_default_reads_old_messages(codec: Codec) -> None:
-    back = codec.decoder(Fewer)(codec.encoder(Sample)(SAMPLE))
+    back = _read_fewer(codec)
     assert back.added_later == 7, "the default of a field that was added later is not used"
 
 
@@ -107,6 +107,14 @@ def garbage_is_a_value_error(codec: Codec) -> None:
 @case
 def a_wrong_type_is_a_value_error(codec: Codec) -> None:
     _raises_value_error(codec.decoder(Sample), codec.encoder(Fewer)(Fewer(text="only this")))
+
+
+def _read_fewer(codec: Codec) -> Fewer:
+    try:
+        back: Fewer = codec.decoder(Fewer)(codec.encoder(Sample)(SAMPLE))
+    except ValueError as exc:
+        raise AssertionError(f"a consumer that declares fewer fields cannot read it: {exc}") from exc
+    return back
 
 
 def _raises_value_error(decode: Callable[[bytes], Any], body: bytes) -> None:

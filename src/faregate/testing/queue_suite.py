@@ -17,7 +17,7 @@ from pathlib import Path
 from faregate import ids
 from faregate.errors import ConsumerRefused, QueueNotFound, StaleLock, Unroutable
 from faregate.message import Envelope
-from faregate.ports.queue import Binding, Consumer, Delivery, QueueTransport
+from faregate.ports.queue import Binding, Consumer, Delivery, Poisoned, QueueTransport
 from faregate.testing.clock import FakeClock, rest
 from faregate.transports.journal import JournalTransport
 from faregate.transports.memory import MemoryTransport
@@ -160,6 +160,13 @@ async def open_inbox(subject: QueueSubject, *texts: str, prefetch: int = 10, **b
     await subject.transport.bind(noted("reader", **binding))
     await subject.transport.publish([event(text) for text in texts])
     return await Inbox(subject).open(prefetch=prefetch)
+
+
+async def only_poisoned(subject: QueueSubject) -> Poisoned:
+    await subject.rest()
+    records = await subject.transport.poisoned("reader")
+    assert len(records) == 1, f"{len(records)} messages are poisoned, not one"
+    return records[0]
 
 
 async def expect_stale(ending: Awaitable[None], what: str) -> None:
@@ -493,7 +500,7 @@ async def an_expired_message_is_poisoned_with_the_reason(subject: QueueSubject) 
     await subject.transport.publish([event("old", expires_at=subject.now() + 5)])
     await subject.advance(6)
     await (await Inbox(subject).open()).nothing("it has expired")
-    [record] = await subject.transport.poisoned("reader")
+    record = await only_poisoned(subject)
     assert (record.reason, record.envelope.body) == ("expired", b"old"), f"poisoned as {record}"
 
 
@@ -516,7 +523,7 @@ async def a_poisoned_message_keeps_its_reason_and_identity(subject: QueueSubject
     delivery.start()
     await delivery.poison("broken", "ValueError: no")
     assert await inbox.texts() == ["good"], "the next message does not go on"
-    [record] = await subject.transport.poisoned("reader")
+    record = await only_poisoned(subject)
     assert (record.reason, record.error, record.tries, record.node) == (
         "broken",
         "ValueError: no",
@@ -533,7 +540,7 @@ async def a_message_that_keeps_coming_back_is_poisoned(subject: QueueSubject) ->
         (await inbox.take()).start()
         await subject.advance(6)
     await inbox.nothing("its deliveries are used up")
-    [record] = await subject.transport.poisoned("reader")
+    record = await only_poisoned(subject)
     assert (record.reason, record.tries) == ("max-deliveries", 3), f"poisoned as {record}"
 
 
@@ -551,5 +558,5 @@ async def a_message_that_could_not_be_sent_is_a_dead_letter_of_its_own(subject: 
     await subject.transport.bind(noted())
     lost = command("nobody")
     await subject.transport.poison("reader", lost, "unroutable", "Unroutable: nobody")
-    [record] = await subject.transport.poisoned("reader")
+    record = await only_poisoned(subject)
     assert (record.reason, record.envelope.publication_id) == ("unroutable", lost.publication_id)
