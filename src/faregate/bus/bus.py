@@ -18,7 +18,7 @@ from faregate.codec import codec as find_codec
 from faregate.errors import ConfigurationError, IdleTimeout, check_delay
 from faregate.message import known
 from faregate.ports.clock import Clock, SystemClock
-from faregate.ports.queue import Poisoned, QueueTransport
+from faregate.ports.queue import Poisoned, QueueTransport, SpoolTransport
 from faregate.ports.schemes import hide_password, open_transport
 
 log = logging.getLogger("faregate.bus")
@@ -103,6 +103,15 @@ class Bus:
         self._state = "running"
         log.info("%d nodes with %d subscriptions run on %s", len(self.nodes), len(self._workers), self.url)
 
+    async def prepare(self) -> None:
+        """Make what the transport keeps for these nodes (their queues), without running them."""
+        if self._state != "new":
+            raise ConfigurationError(f"this bus is {self._state}; prepare it before it is started")
+        await self._transport.open()
+        for worker in self._workers:
+            await self._transport.bind(worker.binding)
+        await self._transport.close()
+
     async def stop(self, deadline: float | None = None) -> None:
         """Stop fetching, let running handlers finish within the deadline, give the rest back, close.
 
@@ -181,8 +190,38 @@ class Bus:
         outgoing = send(command, to=destination, delay=delay, at=at, headers=headers)
         return await sender.publish(outgoing, idempotency_key)
 
+    @property
+    def spools(self) -> bool:
+        """Whether other processes can publish to this bus' transport while it, or nobody, runs the nodes."""
+        return isinstance(self._transport, SpoolTransport)
+
+    async def spool(
+        self,
+        message: Any,
+        *,
+        to: str | Node | None = None,
+        node: str | Node | None = None,
+        idempotency_key: str | None = None,
+        delay: float | timedelta | None = None,
+        at: float | datetime | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> str:
+        """Publish (or, with `to`, send) without starting this bus: the process that runs its nodes takes it from the
+        transport's spool. Returns the publication id once it is durable there."""
+        if not isinstance(self._transport, SpoolTransport):
+            raise ConfigurationError(f"{self.url} has no spool: start the bus and publish")
+        if to is None:
+            outgoing = publish(message, delay=delay, at=at, headers=headers)
+        else:
+            outgoing = send(message, to=to.name if isinstance(to, Node) else to, delay=delay, at=at, headers=headers)
+        sender = self._named_sender(node, idempotency_key)
+        return await sender.publish(outgoing, idempotency_key, through=self._transport.spool)
+
     def _sender(self, node: str | Node | None, idempotency_key: str | None) -> Sender:
         self._check_running()
+        return self._named_sender(node, idempotency_key)
+
+    def _named_sender(self, node: str | Node | None, idempotency_key: str | None) -> Sender:
         if idempotency_key is not None and (not isinstance(idempotency_key, str) or not idempotency_key):
             raise ConfigurationError(f"idempotency_key must be a non-empty text; got {idempotency_key!r}")
         name = node.name if isinstance(node, Node) else node

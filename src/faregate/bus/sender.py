@@ -15,6 +15,8 @@ from faregate.ports import faults
 from faregate.ports.clock import Clock
 from faregate.ports.queue import QueueTransport
 
+Publish = Callable[[Sequence[Envelope]], Awaitable[None]]
+
 KeyFields = dict[tuple[Kind, str | None, str], str]
 """(kind, source or destination, type) -> the field that all its subscriptions on this bus order by."""
 
@@ -61,13 +63,16 @@ class Sender:
         self._key_fields = key_fields
         self._middlewares = [middleware.function for middleware in node.outgoing_middlewares]
 
-    async def publish(self, outgoing: Outgoing, idempotency_key: str | None) -> str:
-        """Publish a root: a message that no handler caused. Returns its publication id."""
+    async def publish(self, outgoing: Outgoing, idempotency_key: str | None, through: Publish | None = None) -> str:
+        """Publish a root: a message that no handler caused. Returns its publication id.
+
+        `through` is what takes the envelope instead of the transport's own publish.
+        """
         envelope = self._seal_root(outgoing, idempotency_key)
         if not self._middlewares or await self._pass_middlewares(outgoing, envelope, None):
             if faults.hook is not None:
                 await faults.hook("bus.before-publish")
-            await self._transport.publish((envelope,))
+            await (through or self._transport.publish)((envelope,))
             if faults.hook is not None:
                 await faults.hook("bus.after-publish")
         return envelope.publication_id

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from faregate.broker.journal.errors import JournalNotFound
 from faregate.bus.bus import Bus
 from faregate.bus.subscription import Subscription
 from faregate.cli.load import load_bus
@@ -30,10 +31,11 @@ def publish(
     timeout: Annotated[float, typer.Option(help="Seconds to wait until it is handled.")] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Publish an event or send a command, wait until everything it caused is done, and say what became of it.
+    """Publish an event or send a command to the nodes of a bus.
 
-    The bus runs within this process meanwhile: a `memory:` bus has no other place. Exits with 1 when a message was
-    given up on.
+    On a journal it goes into the spool: durable at once, and delivered by the process that runs the nodes, now or when
+    it starts. A `memory:` bus runs within this process until everything is handled; a message that was given up on
+    then makes the exit status 1.
     """
     logging.basicConfig(level="WARNING", format="%(levelname)s %(message)s")
     bus = load_bus(target)
@@ -42,13 +44,47 @@ def publish(
     cls = subscriptions[0].message_type.cls
     parsed = BodyReader(cls, limit=_LONGEST_BODY).read(Envelope(body=text.encode()))
     options = {"idempotency_key": idempotency_key, "delay": delay, "headers": _headers(header or [])}
-    result = run_async(_publish(bus, parsed, subscriptions, node, to, options, timeout))
+    if bus.spools:
+        result = run_async(_spool(bus, parsed, subscriptions, node, to, options))
+    else:
+        result = run_async(_publish(bus, parsed, subscriptions, node, to, options, timeout))
     if as_json:
         print_json(result)
     else:
         _show(result)
     if result["dead"]:
         raise typer.Exit(1)
+
+
+async def _spool(
+    bus: Bus,
+    message: Any,
+    subscriptions: list[Subscription],
+    node: str | None,
+    to: str | None,
+    options: dict[str, Any],
+) -> dict[str, Any]:
+    sender = _sender(subscriptions, node, to)
+    destination = sender if subscriptions[0].message_type.kind == "command" else None
+    try:
+        published = await bus.spool(message, to=destination, node=node or sender, **options)
+    except JournalNotFound:
+        await bus.prepare()
+        published = await bus.spool(message, to=destination, node=node or sender, **options)
+    return {
+        "publication_id": published,
+        "type": subscriptions[0].message_type.wire,
+        "spooled": True,
+        "outcomes": {},
+        "dead": [],
+    }
+
+
+def _sender(subscriptions: list[Subscription], node: str | None, to: str | None) -> str:
+    """The node that publishes an event; for a command the one it goes to, which may as well have sent it."""
+    if subscriptions[0].message_type.kind == "event":
+        return node or _only({s.source for s in subscriptions}, "--node", "nodes publish it")
+    return to or _only({s.node for s in subscriptions}, "--to", "nodes handle it")
 
 
 async def _publish(
@@ -62,12 +98,11 @@ async def _publish(
 ) -> dict[str, Any]:
     first = subscriptions[0]
     async with bus:
+        sender = _sender(subscriptions, node, to)
         if first.message_type.kind == "event":
-            source = node or _only({s.source for s in subscriptions}, "--node", "nodes publish it")
-            published = await bus.publish(message, node=source, **options)
+            published = await bus.publish(message, node=sender, **options)
         else:
-            destination = to or _only({s.node for s in subscriptions}, "--to", "nodes handle it")
-            published = await bus.send(message, to=destination, node=node or destination, **options)
+            published = await bus.send(message, to=sender, node=node or sender, **options)
         await bus.idle(timeout)
         dead = await bus.poisoned()
         return {
@@ -115,6 +150,7 @@ def _headers(given: list[str]) -> dict[str, str]:
 
 def _show(result: dict[str, Any]) -> None:
     outcomes = ", ".join(f"{count} {name}" for name, count in result["outcomes"].items() if count)
-    console.print(f"published {result['type']} {result['publication_id']}: {outcomes or 'nothing to do yet'}")
+    what = "it is durable in the spool" if result.get("spooled") else outcomes or "nothing to do yet"
+    console.print(f"published {result['type']} {result['publication_id']}: {what}")
     for record in result["dead"]:
         console.print(f"  given up at {record['node']} ({record['reason']}): {record['error']}", markup=False)

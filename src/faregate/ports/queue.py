@@ -8,7 +8,7 @@ Rules every adapter keeps (and `faregate.testing.queue_suite` checks):
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -128,6 +128,18 @@ class Consumer(Protocol):
 
     async def close(self) -> None:
         """Go away; what is still out returns to its position at once. Closing twice does nothing."""
+        ...
+
+
+@runtime_checkable
+class SpoolTransport(Protocol):
+    """A transport that one process runs and others may publish to, without opening it."""
+
+    async def spool(self, envelopes: Sequence[Envelope]) -> None:
+        """Leave all of them, as one, for the process that runs the nodes; returns once they are durable.
+
+        Raises `Unroutable` for a command that no queue takes, as far as can be known here.
+        """
         ...
 
 

@@ -11,6 +11,7 @@ from faregate.testing.bench import Bench, BenchStuck, bench
 from faregate.testing.clock import FakeClock
 from faregate.testing.codec_suite import CODEC_CASES
 from faregate.testing.faults import crash_at, reached
+from faregate.testing.log_suite import LOG_CASES, LogSubject, journal_log_subject, run_log_case
 from faregate.testing.queue_suite import (
     QUEUE_CASES,
     QueueSubject,
@@ -21,15 +22,19 @@ from faregate.testing.queue_suite import (
 
 __all__ = [
     "CODEC_CASES",
+    "LOG_CASES",
     "QUEUE_CASES",
     "Bench",
     "BenchStuck",
     "FakeClock",
+    "LogSubject",
     "QueueSubject",
     "bench",
     "crash_at",
+    "journal_log_subject",
     "journal_subject",
     "memory_subject",
     "reached",
+    "run_log_case",
     "run_queue_case",
 ]

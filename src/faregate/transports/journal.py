@@ -14,11 +14,13 @@ from pathlib import Path
 from urllib.parse import parse_qsl
 
 from faregate.broker.durable import RESIDENT_BYTES, DurableBroker
-from faregate.broker.journal import Journal
+from faregate.broker.journal import Journal, JournalReader
+from faregate.broker.journal.disk import RealDisk
 from faregate.broker.journal.errors import JournalFailed
 from faregate.broker.journal.log import SEGMENT_SIZE
 from faregate.broker.journal.retention import Retention
-from faregate.errors import ConfigurationError
+from faregate.broker.journal.spool import spool
+from faregate.errors import ConfigurationError, Unroutable
 from faregate.message import Envelope
 from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.queue import Binding, Consumer, Delivery, Poisoned, poison_queue
@@ -122,6 +124,17 @@ class JournalTransport:
     ) -> Consumer:
         self._begin()
         return self.broker.consume(queue, on_delivery, prefetch=prefetch, selector=selector, exclusive=exclusive)
+
+    async def spool(self, envelopes: Sequence[Envelope]) -> None:
+        """For processes that do not run the nodes. The journal must be there: its topology says what is routable."""
+        reader = JournalReader(self.path)
+        topology = reader.topology()
+        for envelope in envelopes:
+            if envelope.kind == "command" and topology.topic("command", envelope.destination, envelope.type) is None:
+                raise Unroutable(
+                    f"no node {envelope.destination!r} handles the command {envelope.type} in the journal {self.path}"
+                )
+        await asyncio.to_thread(spool, reader.layout, RealDisk(), envelopes)
 
     async def poison(self, node: str, envelope: Envelope, reason: str, error: str) -> None:
         self.broker.bury(node, envelope, reason, error)

@@ -4,9 +4,10 @@ Every frame's CRC is checked when it is read. Nothing is locked: sealed segments
 written to only the part below the mark is looked at.
 """
 
+import asyncio
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,17 +23,12 @@ from faregate.broker.journal.frame import SEGMENT_BYTES, Footer, SegmentHeader
 from faregate.broker.journal.high_water import HighWater, read_high_water
 from faregate.broker.journal.layout import Layout, check_meta, read_json
 from faregate.broker.journal.topology import Topology
-from faregate.message import Envelope
+from faregate.message import Envelope, check_name
+from faregate.ports.log import ReaderPosition
 
+_POLL_SECONDS = 0.05
 _OPEN_SEGMENTS = 8
 _KEPT_BATCHES = 16
-
-
-class ReaderPosition(msgspec.Struct):
-    """How far a named reader has come: the next offset it wants."""
-
-    name: str
-    offset: int
 
 
 class SegmentView(NamedTuple):
@@ -130,6 +126,16 @@ class JournalReader:
         for batch in self.batches(start, end):
             yield from zip(batch.column("offset").to_pylist(), to_envelopes(batch), strict=True)
 
+    async def follow(self, start: int, *, poll: float = _POLL_SECONDS) -> AsyncIterator[tuple[int, Envelope]]:
+        """(offset, envelope) from `start` on, waiting for what is not there yet, for ever."""
+        while True:
+            stop = self.latest()
+            for batch in self.batches(start, stop):
+                for offset, envelope in zip(batch.column("offset").to_pylist(), to_envelopes(batch), strict=True):
+                    yield offset, envelope
+            start = max(start, stop)
+            await asyncio.sleep(poll)
+
     def load(self, offsets: list[int]) -> list[Envelope]:
         """The envelopes at these offsets, which are in order."""
         mark = self.high_water()
@@ -197,6 +203,16 @@ class JournalReader:
         """The named readers; retention keeps what they have not read."""
         names = [name for name in self._disk.list(self.layout.readers) if name.endswith(".json") and name[0] != "."]
         return [read_json(self.layout.readers / name, self._disk, ReaderPosition) for name in names]
+
+    def save_position(self, name: str, offset: int) -> None:
+        """Remember how far a named reader has come; never moves it back."""
+        path = self.layout.readers / f"{check_name(name, 'the reader')}.json"
+        known = [position.offset for position in self.positions() if position.name == name]
+        if not known or offset > known[0]:
+            self._disk.replace(path, msgspec.json.encode(ReaderPosition(name, offset)))
+
+    def forget_reader(self, name: str) -> None:
+        self._disk.remove(self.layout.readers / f"{check_name(name, 'the reader')}.json")
 
     # --- within segments -----------------------------------------------------------------------------------
 

@@ -1,0 +1,109 @@
+"""`faregate publish` on a journal: beside a running bus, when nothing runs, and before anything ever ran."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import faregate as fg
+from tests.cli.test_cli import running, wait_for
+
+APP = """
+import faregate as fg
+
+class Tick(fg.Event):
+    number: int
+
+class Stop(fg.Command):
+    why: str
+
+clock = fg.Node("clock")
+bell = fg.Node("bell")
+
+@bell.on(Tick, source="clock", key="number")
+async def ring(tick: Tick):
+    print(f"rang {tick.number}", flush=True)
+
+@bell.on(Stop)
+async def stop(command: Stop):
+    print(f"stopped: {command.why}", flush=True)
+
+bus = fg.Bus("journal:data", nodes=[clock, bell])
+"""
+
+
+def publish(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "faregate", "publish", "ticking:bus", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_beside_a_running_bus(tmp_path: Path) -> None:
+    with running(tmp_path, app=APP) as process:
+        wait_for(process.stderr, "Ctrl-C drains")
+        shown = publish(tmp_path, "Tick", '{"number": 1}')
+        assert shown.returncode == 0, shown.stderr
+        assert "it is durable in the spool" in shown.stdout
+        wait_for(process.stdout, "rang 1")
+        assert publish(tmp_path, "Stop", '{"why": "enough"}').returncode == 0
+        wait_for(process.stdout, "stopped: enough")
+
+
+def test_when_nothing_runs_and_nothing_ever_ran(tmp_path: Path) -> None:
+    (tmp_path / "ticking.py").write_text(APP)
+    results = [json.loads(publish(tmp_path, "Tick", f'{{"number": {n}}}', "--json").stdout) for n in (1, 2)]
+    assert all(result["spooled"] for result in results)
+    with running(tmp_path, app=APP) as process:
+        wait_for(process.stdout, "rang 1")
+        wait_for(process.stdout, "rang 2")
+
+
+def test_the_same_idempotency_key_is_handled_once(tmp_path: Path) -> None:
+    (tmp_path / "ticking.py").write_text(APP)
+    for _ in range(3):
+        assert publish(tmp_path, "Tick", '{"number": 7}', "--idempotency-key", "seven").returncode == 0
+    assert publish(tmp_path, "Tick", '{"number": 8}').returncode == 0
+    with running(tmp_path, app=APP) as process:
+        assert wait_for(process.stdout, "rang") == "rang 7\n"
+        assert wait_for(process.stdout, "rang") == "rang 8\n"
+
+
+def test_a_second_writer_is_told_who_has_the_journal(tmp_path: Path) -> None:
+    with running(tmp_path, app=APP) as process:
+        wait_for(process.stderr, "Ctrl-C drains")
+        second = subprocess.run(
+            [sys.executable, "-m", "faregate", "run", "ticking:bus"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert second.returncode == 1
+        assert f"is written by process {process.pid}" in second.stderr
+        assert "Traceback" not in second.stderr
+
+
+async def test_a_command_that_nobody_handles_is_refused_by_the_spool(tmp_path: Path) -> None:
+    class Stop(fg.Command):
+        why: str
+
+    bus = fg.Bus(f"journal:{tmp_path}/data", nodes=[fg.Node("clock")])
+    await bus.prepare()
+    with pytest.raises(fg.Unroutable, match="no node 'bell' handles the command Stop"):
+        await bus.spool(Stop(why="x"), to="bell")
+
+
+async def test_a_memory_bus_has_no_spool() -> None:
+    class Tick(fg.Event):
+        number: int
+
+    bus = fg.Bus("memory:", nodes=[fg.Node("clock")])
+    assert not bus.spools
+    with pytest.raises(fg.ConfigurationError, match="memory: has no spool"):
+        await bus.spool(Tick(number=1))

@@ -1,0 +1,139 @@
+"""The journal keeps every promise of the log port, and for every promise a reader that breaks it is caught."""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from faregate.broker.journal import JournalReader
+from faregate.broker.journal.frame import SEGMENT_BYTES
+from faregate.broker.journal.high_water import HighWater
+from faregate.message import Envelope
+from faregate.ports.log import ReaderPosition
+from faregate.testing.log_suite import LOG_CASES, journal_log_subject, run_log_case
+
+
+@pytest.mark.parametrize("name", LOG_CASES)
+async def test_the_journal_as_a_log(name: str, tmp_path: Path) -> None:
+    await run_log_case(name, partial(journal_log_subject, tmp_path / "journal"))
+
+
+class InventsAMessage(JournalReader):
+    def envelopes(self, start: int = 0, end: int | None = None) -> Iterator[tuple[int, Envelope]]:
+        yield from super().envelopes(start, end)
+        yield 99, Envelope(publication_id="x", body=b"x")
+
+
+class LosesHeaders(JournalReader):
+    def envelopes(self, start: int = 0, end: int | None = None) -> Iterator[tuple[int, Envelope]]:
+        for offset, envelope in super().envelopes(start, end):
+            envelope.headers = {}
+            yield offset, envelope
+
+
+class NumbersFromOne(JournalReader):
+    def envelopes(self, start: int = 0, end: int | None = None) -> Iterator[tuple[int, Envelope]]:
+        for offset, envelope in super().envelopes(start, end):
+            yield offset + 1, envelope
+
+
+class IncludesTheEnd(JournalReader):
+    def envelopes(self, start: int = 0, end: int | None = None) -> Iterator[tuple[int, Envelope]]:
+        return super().envelopes(start, None if end is None else end + 1)
+
+
+class IgnoresRows(JournalReader):
+    def batches(self, start: int = 0, end: int | None = None, *, rows: int | None = None) -> Iterator[Any]:
+        return super().batches(start, end)
+
+
+class ReadsPastTheMark(JournalReader):
+    """Takes whatever frames it finds for readable."""
+
+    def high_water(self) -> HighWater:
+        mark = super().high_water()
+        data = self.layout.segment(mark.segment).read_bytes()
+        from faregate.broker.journal import frame as frames
+
+        header = frames.read_segment_header(data)
+        assert header is not None
+        offset, position = mark.offset, SEGMENT_BYTES
+        for frame in frames.scan(data, header):
+            offset, position = frame.base + frame.rows, frame.end
+        return mark._replace(offset=offset, position=position)
+
+
+class NeverLooksAgain(JournalReader):
+    """Remembers the first mark it saw."""
+
+    def high_water(self) -> HighWater:
+        self._seen = getattr(self, "_seen", None) or super().high_water()
+        return self._seen
+
+
+class FindsTheTimeBefore(JournalReader):
+    def offset_at(self, time: float) -> int:
+        return max(0, super().offset_at(time) - 1)
+
+
+class ShowsTheWallClock(JournalReader):
+    """Gives every batch the time it was read at, newest first."""
+
+    def batches(self, start: int = 0, end: int | None = None, *, rows: int | None = None) -> Iterator[Any]:
+        return reversed(list(super().batches(start, end, rows=rows)))  # type: ignore[return-value]
+
+
+class SkipsWhatIsGone(JournalReader):
+    def _check_start(self, start: int, stop: int) -> None:
+        pass
+
+
+class MovesReadersBack(JournalReader):
+    def save_position(self, name: str, offset: int) -> None:
+        self.forget_reader(name)
+        super().save_position(name, offset)
+
+
+class KeepsNoReaders(JournalReader):
+    def save_position(self, name: str, offset: int) -> None:
+        pass
+
+    def positions(self) -> list[ReaderPosition]:
+        return []
+
+
+class FollowsInCircles(JournalReader):
+    async def follow(self, start: int, *, poll: float = 0.0) -> AsyncIterator[tuple[int, Envelope]]:
+        while True:
+            for found in self.envelopes(start):
+                yield found
+
+
+FAULTS: dict[str, Callable[[Path], JournalReader]] = {
+    "an_empty_log_has_nothing_to_read": InventsAMessage,
+    "messages_come_back_as_they_were": LosesHeaders,
+    "offsets_follow_the_order_of_appending": NumbersFromOne,
+    "a_range_is_read_from_start_to_before_end": IncludesTheEnd,
+    "batches_are_cut_to_the_wanted_rows": IgnoresRows,
+    "what_is_not_durable_is_not_read": ReadsPastTheMark,
+    "an_open_reader_sees_what_is_appended_later": NeverLooksAgain,
+    "an_offset_is_found_by_time": FindsTheTimeBefore,
+    "time_in_the_log_never_goes_back": ShowsTheWallClock,
+    "reading_what_was_removed_is_an_error": SkipsWhatIsGone,
+    "reading_from_beyond_the_end_is_an_error": SkipsWhatIsGone,
+    "a_named_reader_keeps_its_position_and_never_goes_back": MovesReadersBack,
+    "retention_waits_for_named_readers": KeepsNoReaders,
+    "following_waits_for_what_comes": FollowsInCircles,
+}
+
+
+def test_every_promise_has_a_reader_that_breaks_it() -> None:
+    assert set(FAULTS) == set(LOG_CASES)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+async def test_a_reader_that_breaks_the_promise_is_caught(name: str, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError):
+        await run_log_case(name, partial(journal_log_subject, tmp_path / "journal", FAULTS[name]))
