@@ -27,6 +27,8 @@ def _digest(*fields: str) -> str:
 
 
 _digits: Iterator[str] = iter(())
+_last_head = (-1, "")
+"""A time, and the text that every root of that millisecond begins with."""
 
 
 def _fresh_digits() -> str:
@@ -52,11 +54,16 @@ os.register_at_fork(after_in_child=_forget_digits)  # or parent and child would 
 
 def root_id(time_ms: int | None = None) -> str:
     """A fresh UUIDv7 whose first 48 bits are the time."""
+    global _last_head
     if time_ms is None:
         time_ms = time.time_ns() // 1_000_000
-    head = f"{time_ms & 0xFFFFFFFFFFFF:012x}"
+    made_for, head = _last_head
+    if made_for != time_ms:
+        digits = f"{time_ms & 0xFFFFFFFFFFFF:012x}"
+        head = f"{digits[:8]}-{digits[8:]}-7"
+        _last_head = (time_ms, head)
     tail = _fresh_digits()
-    return f"{head[:8]}-{head[8:]}-7{tail[:3]}-{_VARIANT[tail[18]]}{tail[3:6]}-{tail[6:18]}"
+    return f"{head}{tail[:3]}-{_VARIANT[tail[18]]}{tail[3:6]}-{tail[6:18]}"
 
 
 def idempotent_id(node: str, type: str, key: str) -> str:

@@ -24,6 +24,11 @@ class Backlog:
     def __len__(self) -> int:
         return self._count
 
+    @property
+    def first_position(self) -> int | None:
+        """The position of the first one; None when it is empty."""
+        return self._chunks[0][0] + self._head if self._chunks else None
+
     def append(self, position: int, offset: int) -> None:
         """Add one behind the others."""
         if self._chunks:

@@ -83,18 +83,18 @@ class Broker:
 
     def routes(self, envelopes: Sequence[Envelope]) -> list[Route]:
         """Where each publication goes; fills in its recipients. Raises `Unroutable` for a command without a way."""
-        find = self.topics.route
-        routes = []
-        for envelope in envelopes:
-            route = find(envelope)
-            if not route.queues and envelope.kind == "command":
-                raise Unroutable(
-                    f"no node {envelope.destination!r} handles the command {envelope.type} "
-                    f"({envelope.publication_id}): subscribe to it there, or send it elsewhere"
-                )
-            envelope.recipients = route.recipients
-            routes.append(route)
-        return routes
+        return [self.route(envelope) for envelope in envelopes]
+
+    def route(self, envelope: Envelope) -> Route:
+        """Where a publication goes; the same for one."""
+        route = self.topics.route(envelope)
+        if not route.queues and envelope.kind == "command":
+            raise Unroutable(
+                f"no node {envelope.destination!r} handles the command {envelope.type} "
+                f"({envelope.publication_id}): subscribe to it there, or send it elsewhere"
+            )
+        envelope.recipients = route.recipients
+        return route
 
     def consume(
         self,

@@ -7,12 +7,11 @@ import asyncio
 import logging
 from array import array
 from collections.abc import Sequence
-from pathlib import Path
 
 from faregate.broker.broker import Broker
 from faregate.broker.entry import Entry
 from faregate.broker.journal.errors import JournalFailed
-from faregate.broker.journal.journal import Journal
+from faregate.broker.journal.journal import Append, Journal
 from faregate.broker.journal.recovery import Found
 from faregate.broker.journal.settled import OUTCOMES, REDELIVER, STARTED, Record
 from faregate.broker.journal.snapshot import QueueSnapshot, ReturningRecord, Snapshot
@@ -39,6 +38,7 @@ class DurableBroker(Broker):
     def __init__(self, clock: Clock, journal: Journal, *, resident_bytes: int = RESIDENT_BYTES) -> None:
         super().__init__(clock)
         self._journal = journal
+        journal.on_appended = self._appended
         self._numbers: dict[str, int] = {}
         self._topics: dict[int, int] = {-1: -1}
         self._found = journal.recover()
@@ -110,52 +110,83 @@ class DurableBroker(Broker):
 
     async def publish(self, envelopes: Sequence[Envelope]) -> None:
         """Append all or none; returns when they are durable and in their queues."""
-        routes = self.routes(envelopes)
-        fresh = [
-            (envelope, route)
-            for envelope, route in zip(envelopes, routes, strict=True)
-            if self.recent.add(envelope.publication_id, envelope.replay)
-        ]
-        await self._journal.wait_for_room()
-        if not fresh:
-            await self._journal.barrier()  # the first copy may still be on its way to the disk
+        if not envelopes:
             return
-        done = asyncio.get_running_loop().create_future()
+        if len(envelopes) == 1:
+            await self._publish_one(envelopes)
+            return
+        routes = self.routes(envelopes)
+        add = self.recent.add
+        known = [not add(envelope.publication_id, envelope.replay) for envelope in envelopes]
+        if any(known):
+            envelopes = [envelope for envelope, seen in zip(envelopes, known, strict=True) if not seen]
+            routes = [route for route, seen in zip(routes, known, strict=True) if not seen]
+            if not envelopes:
+                await self._journal.barrier()  # the first copy may still be on its way to the disk
+                return
+        if self._journal.is_behind:
+            await self._journal.wait_for_room()
+        await self._commit(envelopes, routes, self._topics_of(envelopes, routes))
+
+    async def _publish_one(self, envelopes: Sequence[Envelope]) -> None:
+        """The same without the lists that many need."""
+        envelope = envelopes[0]
+        route = self.route(envelope)
+        if not self.recent.add(envelope.publication_id, envelope.replay):
+            await self._journal.barrier()
+            return
+        if self._journal.is_behind:
+            await self._journal.wait_for_room()
+        await self._commit(envelopes, (route,), (self._topic(envelope, route),))
+
+    async def _commit(self, envelopes: Sequence[Envelope], routes: Sequence[Route], topics: Sequence[int]) -> None:
+        waiter = asyncio.get_running_loop().create_future()
         try:
-            self._append(fresh, done)
-            await done
+            self._journal.append(Append(envelopes, routes, topics, waiter))
+            await waiter
         except FaregateError:
-            self._forget(fresh)
+            self._forget(envelopes)
             raise
 
-    def _append(
-        self, fresh: list[tuple[Envelope, Route]], done: "asyncio.Future[None] | None", batch: Path | None = None
-    ) -> None:
-        def committed(offsets: list[int], error: BaseException | None) -> None:
+    def _topics_of(self, envelopes: Sequence[Envelope], routes: Sequence[Route]) -> list[int]:
+        known = self._topics
+        try:
+            return [known[route.number] for route in routes]
+        except KeyError:
+            return [self._topic(envelope, route) for envelope, route in zip(envelopes, routes, strict=True)]
+
+    def _appended(self, item: Append, offsets: Sequence[int], error: BaseException | None) -> None:
+        """The journal has committed a publication, or refused it."""
+        if error is None:
+            self._put_into_queues(item, offsets)
+            self._enqueued = max(self._enqueued, offsets[-1] + 1)
+        elif item.batch is not None:
+            self._forget(item.envelopes)  # the file is still there: it is taken in again
+        if item.waiter is not None and not item.waiter.done():
             if error is None:
-                for (envelope, route), offset in zip(fresh, offsets, strict=True):
-                    for queue in route.queues:
-                        queue.enqueue(envelope, offset=offset)
-                self._enqueued = max(self._enqueued, offsets[-1] + 1)
-            elif batch is not None:
-                self._forget(fresh)  # the file is still there: it is taken in again
-            if done is not None and not done.done():
-                if error is None:
-                    done.set_result(None)
-                else:
-                    done.set_exception(error)
+                item.waiter.set_result(None)
+            else:
+                item.waiter.set_exception(error)
 
-        topics = [self._topic(envelope, route) for envelope, route in fresh]
-        self._journal.append([envelope for envelope, _ in fresh], topics, committed, batch)
+    def _put_into_queues(self, item: Append, offsets: Sequence[int]) -> None:
+        first = item.routes[0]
+        if len(offsets) > 1 and item.routes.count(first) == len(offsets):
+            for queue in first.queues:
+                queue.enqueue_stored(item.envelopes, offsets)
+            return
+        for envelope, route, offset in zip(item.envelopes, item.routes, offsets, strict=True):
+            for queue in route.queues:
+                queue.enqueue(envelope, None, offset)
 
-    def _forget(self, refused: list[tuple[Envelope, Route]]) -> None:
-        for envelope, _ in refused:
+    def _forget(self, refused: Sequence[Envelope]) -> None:
+        for envelope in refused:
             self.recent.forget(envelope.publication_id, envelope.replay)
 
     def take_in_spool(self) -> None:
         """Append the batches that other processes left. What became unroutable meanwhile is given up."""
         for path, envelopes in self._journal.spooled():
-            fresh: list[tuple[Envelope, Route]] = []
+            fresh: list[Envelope] = []
+            routes: list[Route] = []
             for envelope in envelopes:
                 try:
                     [route] = self.routes([envelope])
@@ -163,9 +194,10 @@ class DurableBroker(Broker):
                     self.bury(envelope.source, envelope, exc.reason, f"Unroutable: {exc}")
                     continue
                 if self.recent.add(envelope.publication_id, envelope.replay):
-                    fresh.append((envelope, route))
+                    fresh.append(envelope)
+                    routes.append(route)
             if fresh:
-                self._append(fresh, None, path)
+                self._journal.append(Append(fresh, routes, self._topics_of(fresh, routes), batch=path))
             else:
                 self._journal.discard(path)
 
@@ -202,7 +234,7 @@ class DurableBroker(Broker):
             self._journal.add_poison_queue(record.node)
             self._adopt(self._make(name))
 
-        def committed(offsets: list[int], error: BaseException | None) -> None:
+        def committed(offsets: Sequence[int], error: BaseException | None) -> None:
             if error is None:
                 self._queues[name].enqueue(record.envelope, poisoned=record, offset=offsets[0])
                 self._enqueued = max(self._enqueued, offsets[0] + 1)
@@ -237,11 +269,11 @@ class DurableBroker(Broker):
     def load(self, offsets: list[int]) -> list[Envelope]:
         return self._journal.reader.load(offsets)
 
-    def may_stay(self, envelope: Envelope) -> bool:
-        if self._resident > self._resident_limit:
-            return False
+    def has_room(self) -> bool:
+        return self._resident < self._resident_limit
+
+    def holds(self, envelope: Envelope) -> None:
         self._resident += len(envelope.body) + _ENVELOPE_BYTES
-        return True
 
     def leaves(self, envelope: Envelope) -> None:
         self._resident -= len(envelope.body) + _ENVELOPE_BYTES

@@ -15,7 +15,9 @@ Rules kept here (each has a regression test that fails without it):
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import heappop, heappush
+from itertools import count
 
 from faregate.broker.backlog import Backlog
 from faregate.broker.consumer import QueueConsumer
@@ -23,7 +25,7 @@ from faregate.broker.delivery import BrokerDelivery
 from faregate.broker.entry import ACQUIRED, ARCHIVED, AVAILABLE, SCHEDULED, WITHHELD, Entry, Line
 from faregate.broker.flight import Flight
 from faregate.broker.recorder import QueueState, Recorder, Returning
-from faregate.broker.schedule import Schedule
+from faregate.broker.schedule import Alarm, Schedule
 from faregate.broker.selector import Selector
 from faregate.errors import ConfigurationError, ConsumerRefused, StaleLock
 from faregate.message import Envelope
@@ -40,6 +42,9 @@ _EXPOSURES_PER_CLEANING = 256
 
 _LOADED_AT_ONCE = 256
 """How many waiting entries are brought from the journal into memory at a time."""
+
+_MOST_AVAILABLE = 4096
+"""With a journal behind it, a queue keeps that many ready for delivery in memory; the rest waits there."""
 
 _MOST_RESIDENT = 100_000
 """With that many in memory and none to be had (all behind busy keys), no more are brought."""
@@ -78,6 +83,9 @@ class Queue:
         self._on_abandoned = on_abandoned
         self._recorder = recorder
         self._backlog = Backlog()
+        self._backlog_watch: Alarm | None = None
+        self._late: list[tuple[int, Entry]] = []
+        """Entries that are due, but behind entries that are still in the backlog; a heap by position."""
 
         self._entries: dict[int, Entry] = {}
         self._next_position = 0
@@ -114,21 +122,50 @@ class Queue:
         """
         position = self._next_position
         self._next_position = position + 1
-        timed = envelope.expires_at is not None or envelope.deliver_at is not None or self._expires is not None
-        recorder = self._recorder
-        if recorder is not None and not poisoned and not timed:
-            if self._backlog or not recorder.may_stay(envelope):
-                self._flight.count += 1
-                self._backlog.append(position, offset)
+        if self._recorder is not None and poisoned is None and self._must_wait_in_journal(envelope):
+            self._flight.count += 1
+            self._backlog.append(position, offset)
+            self._watch_backlog(envelope)
+            self.signal()
+            return
+        self._insert(Entry(position, envelope, redeliveries=envelope.redeliveries, poisoned=poisoned, offset=offset))
+
+    def enqueue_stored(self, envelopes: Sequence[Envelope], offsets: Sequence[int]) -> None:
+        """Add entries that are in the journal, at the end and in order."""
+        for index, envelope in enumerate(envelopes):
+            if self._backlog and not any(e.deliver_at or e.expires_at for e in envelopes[index:]) and not self._expires:
+                rest = offsets[index:]
+                self._backlog.extend(self._next_position, rest)
+                self._next_position += len(rest)
+                self._flight.count += len(rest)
                 self.signal()
                 return
-        elif recorder is not None:
-            recorder.may_stay(envelope)
-        self._insert(Entry(position, envelope, redeliveries=envelope.redeliveries, poisoned=poisoned, offset=offset))
+            self.enqueue(envelope, offset=offsets[index])
+
+    def _must_wait_in_journal(self, envelope: Envelope) -> bool:
+        """Behind others that do, or because memory holds enough. What is scheduled for later is kept in memory."""
+        if envelope.deliver_at is not None and envelope.deliver_at > self._clock.time():
+            return False
+        full = self._recorder is not None and not self._recorder.has_room()
+        return full or bool(self._backlog) or self._available_count >= _MOST_AVAILABLE
+
+    def _watch_backlog(self, envelope: Envelope) -> None:
+        """What waits in the journal may expire there: look at the front of it now and then, if so."""
+        if (envelope.expires_at is not None or self._expires is not None) and self._backlog_watch is None:
+            self._backlog_watch = self._schedule.at(self._clock.time() + 1.0, self._look_at_backlog, None)
+
+    def _look_at_backlog(self, _: None) -> None:
+        self._backlog_watch = None
+        if self._backlog:
+            if len(self._entries) < _LOADED_AT_ONCE:
+                self._refill()
+            self._backlog_watch = self._schedule.at(self._clock.time() + 1.0, self._look_at_backlog, None)
 
     def _insert(self, entry: Entry) -> None:
         """The entry is in memory from now on; see when it may be delivered."""
         envelope = entry.envelope
+        if self._recorder is not None:
+            self._recorder.holds(envelope)
         self._read_key(entry)
         self._entries[entry.position] = entry
         if entry.poisoned is None:
@@ -155,13 +192,18 @@ class Queue:
         """Bring the next waiting entries from the journal into memory; whether there were any."""
         if not self._backlog or self._recorder is None or len(self._entries) >= _MOST_RESIDENT:
             return False
-        position, offsets = self._backlog.take(_LOADED_AT_ONCE)
-        for envelope in self._recorder.load(offsets):
-            self._recorder.may_stay(envelope)
+        first, offsets = self._backlog.take(_LOADED_AT_ONCE)
+        for position, envelope, offset in zip(count(first), self._recorder.load(offsets), offsets, strict=False):
+            self._admit_late(position)
             self._flight.count -= 1  # counted when it was put into the backlog
-            self._insert(Entry(position, envelope, redeliveries=envelope.redeliveries, offset=offsets.pop(0)))
-            position += 1
+            self._insert(Entry(position, envelope, redeliveries=envelope.redeliveries, offset=offset))
+        self._admit_late(self._backlog.first_position)
         return True
+
+    def _admit_late(self, position: int | None) -> None:
+        """Entries whose time came while earlier ones were still in the backlog: now it is their turn."""
+        while self._late and (position is None or self._late[0][0] < position):
+            self._admit(heappop(self._late)[1])
 
     def _admit(self, entry: Entry) -> None:
         """The entry may be delivered as far as time goes; its key decides whether it is its turn."""
@@ -210,6 +252,11 @@ class Queue:
                 return
         else:
             self._flight.count += 1
+        front = self._backlog.first_position
+        if front is not None and front < entry.position:
+            entry.state = WITHHELD
+            heappush(self._late, (entry.position, entry))
+            return
         self._admit(entry)
 
     # --- entries go out -----------------------------------------------------------------------------------
@@ -489,17 +536,16 @@ class Queue:
     def state(self) -> QueueState:
         """What waits here, in terms of the journal."""
         pieces = [(entry.position, entry.offset, entry.offset, 1) for entry in self._entries.values()]
-        for position, first, last, count in self._backlog.runs():
-            pieces.append((position, first, last, count))
+        pieces += self._backlog.runs()
         pieces.sort()
         runs: list[tuple[int, int]] = []
         following = -1
-        for position, first, last, count in pieces:
+        for position, first, last, length in pieces:
             if position == following:
                 runs[-1] = (runs[-1][0], last)
             else:
                 runs.append((first, last))
-            following = position + count
+            following = position + length
         returning = [
             Returning(entry.offset, entry.tries, entry.redeliveries, entry.due)
             for entry in self._entries.values()
@@ -528,11 +574,11 @@ class Queue:
             offset=found.offset,
             poisoned=poisoned,
         )
-        if self._recorder is not None:
-            self._recorder.may_stay(envelope)
         if self._max_deliveries is not None and entry.tries >= self._max_deliveries:
             self._entries[position] = entry
             self._flight.count += 1
+            if self._recorder is not None:
+                self._recorder.holds(envelope)
             self._abandon(entry, "max-deliveries", f"delivered {entry.tries} times without being settled")
         elif found.due is None:
             self._insert(entry)
@@ -544,6 +590,8 @@ class Queue:
         self._read_key(entry)
         self._entries[entry.position] = entry
         self._flight.count += 1
+        if self._recorder is not None:
+            self._recorder.holds(entry.envelope)
         entry.state = SCHEDULED
         entry.redelivering = True
         if entry.key is not None and self._strict:

@@ -30,12 +30,16 @@ class Recorder(Protocol):
         """The envelopes at these offsets, in order."""
         ...
 
-    def may_stay(self, envelope: Envelope) -> bool:
-        """Whether memory has room for another waiting envelope; if so it is counted from now on."""
+    def has_room(self) -> bool:
+        """Whether memory has room for another waiting envelope."""
+        ...
+
+    def holds(self, envelope: Envelope) -> None:
+        """An envelope is held in memory from now on."""
         ...
 
     def leaves(self, envelope: Envelope) -> None:
-        """A counted envelope is no longer held."""
+        """It is no longer held."""
         ...
 
 

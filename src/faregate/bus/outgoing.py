@@ -4,33 +4,38 @@ from collections.abc import Generator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
+import msgspec
+
 from faregate.errors import BareCommand, ConfigurationError, check_delay
 from faregate.message import Kind, MessageType, check_name, describe, known
 
 
-class Outgoing:
-    """A message on its way out, with its options. Made by `fg.publish` and `fg.send`."""
+class Outgoing(msgspec.Struct, gc=False, eq=False):
+    """A message on its way out, with its options. Made by `fg.publish` and `fg.send`.
 
-    __slots__ = ("at", "delay", "destination", "headers", "id_key", "message", "message_type")
+    One is made for every message: a struct without garbage-collector tracking is the cheapest object there is.
+    """
 
-    def __init__(
+    message: Any
+    message_type: MessageType
+    destination: str | None = None
+    id_key: str | None = None
+    delay: float | None = None
+    at: float | None = None
+    headers: dict[str, str] | None = None
+
+    def choose(
         self,
-        message: Any,
-        message_type: MessageType,
-        *,
-        destination: str | None = None,
-        id_key: str | None = None,
-        delay: float | timedelta | None = None,
-        at: float | datetime | None = None,
-        headers: Mapping[str, str] | None = None,
+        id_key: str | None,
+        delay: float | timedelta | None,
+        at: float | datetime | None,
+        headers: Mapping[str, str] | None,
     ) -> None:
+        """Set the options that were given."""
         if delay is not None and at is not None:
             raise ConfigurationError("give delay= or at=, not both")
         if id_key is not None and (not isinstance(id_key, str) or not id_key):
             raise ConfigurationError(f"id_key must be a non-empty text; got {id_key!r}")
-        self.message = message
-        self.message_type = message_type
-        self.destination = destination
         self.id_key = id_key
         self.delay = None if delay is None else _seconds(delay)
         self.at = None if at is None else _epoch(at)
@@ -57,7 +62,10 @@ def publish(
 
     `id_key` names this publication within the handler's run, where its position may vary between two runs.
     """
-    return Outgoing(event, describe(type(event), "event"), id_key=id_key, delay=delay, at=at, headers=headers)
+    outgoing = Outgoing(event, describe(type(event), "event"))
+    if id_key is not None or delay is not None or at is not None or headers is not None:
+        outgoing.choose(id_key, delay, at, headers)
+    return outgoing
 
 
 def send(
@@ -70,15 +78,10 @@ def send(
     headers: Mapping[str, str] | None = None,
 ) -> Outgoing:
     """Return this from a handler to send a command to the node that handles it."""
-    return Outgoing(
-        command,
-        describe(type(command), "command"),
-        destination=check_name(to, "the destination node"),
-        id_key=id_key,
-        delay=delay,
-        at=at,
-        headers=headers,
-    )
+    outgoing = Outgoing(command, describe(type(command), "command"))
+    outgoing.destination = check_name(to, "the destination node")
+    outgoing.choose(id_key, delay, at, headers)
+    return outgoing
 
 
 def as_outgoing(value: Any) -> Outgoing | None:

@@ -68,7 +68,7 @@ class Sender:
 
         `through` is what takes the envelope instead of the transport's own publish.
         """
-        envelope = self._seal_root(outgoing, idempotency_key)
+        envelope = self._seal_root(outgoing, idempotency_key, self._clock.time())
         if not self._middlewares or await self._pass_middlewares(outgoing, envelope, None):
             if faults.hook is not None:
                 await faults.hook("bus.before-publish")
@@ -79,7 +79,8 @@ class Sender:
 
     async def publish_many(self, outgoing: Sequence[Outgoing]) -> list[str]:
         """Publish roots together: all or none."""
-        sealed = [self._seal_root(out, None) for out in outgoing]
+        now = self._clock.time()
+        sealed = [self._seal_root(out, None, now) for out in outgoing]
         passed = sealed
         if self._middlewares:
             pairs = zip(outgoing, sealed, strict=True)
@@ -87,17 +88,18 @@ class Sender:
         await self._hand_over(passed)
         return [envelope.publication_id for envelope in sealed]
 
-    def _seal_root(self, out: Outgoing, idempotency_key: str | None) -> Envelope:
+    def _seal_root(self, out: Outgoing, idempotency_key: str | None, now: float) -> Envelope:
         if idempotency_key is None:
-            root = ids.root_id(int(self._clock.time() * 1000))
+            root = ids.root_id(int(now * 1000))
         else:
             root = ids.idempotent_id(self._node, out.message_type.wire, idempotency_key)
-        return self._seal(out, root, root, None, 0)
+        return self._seal(out, root, root, None, 0, now)
 
     async def seal_outputs(self, ctx: Context, handler: str) -> list[Envelope]:
         """The envelopes of what a handler sends: the same for every run of it on the same message."""
         envelopes = []
         used: set[tuple[str, str]] = set()
+        now = self._clock.time()
         for ordinal, out in enumerate(ctx._outputs or ()):
             wire = out.message_type.wire
             if out.id_key is not None:
@@ -115,7 +117,7 @@ class Sender:
                 type=wire,
                 slot=ordinal if out.id_key is None else out.id_key,
             )
-            envelope = self._seal(out, publication_id, ctx.correlation_id, ctx.message_id, ctx.marker + 1)
+            envelope = self._seal(out, publication_id, ctx.correlation_id, ctx.message_id, ctx.marker + 1, now)
             if not self._middlewares or await self._pass_middlewares(out, envelope, ctx):
                 envelopes.append(envelope)
         return envelopes
@@ -141,7 +143,13 @@ class Sender:
             await faults.hook("bus.after-publish")
 
     def _seal(
-        self, out: Outgoing, publication_id: str, correlation_id: str, causation_id: str | None, marker: int
+        self,
+        out: Outgoing,
+        publication_id: str,
+        correlation_id: str,
+        causation_id: str | None,
+        marker: int,
+        now: float,
     ) -> Envelope:
         message_type = out.message_type
         kind, wire = message_type.kind, message_type.wire
@@ -151,7 +159,6 @@ class Sender:
             address = self._node if kind == "event" else out.destination
             field = self._key_fields.get((kind, address, wire))
             key = None if field is None else getattr(out.message, field, None)
-        now = self._clock.time()
         # In the order of the fields: names would make this four times as slow, and it runs for every message.
         return Envelope(
             publication_id,

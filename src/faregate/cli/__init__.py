@@ -6,6 +6,7 @@ import typer
 
 from faregate import __version__
 from faregate.cli.demo import demo
+from faregate.cli.journal import journal
 from faregate.cli.output import fail
 from faregate.cli.publish import publish
 from faregate.cli.run import run
@@ -20,6 +21,7 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(run)
 app.command()(publish)
+app.add_typer(journal, name="journal")
 
 
 def _show_version(asked: bool) -> None:

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import Any
 
 import msgspec
 
@@ -41,21 +42,27 @@ _OPEN_SIDE_LOGS = 16
 _SETTLE_SECONDS = 0.005
 _MOST_PENDING_BYTES = 64 * 1024 * 1024
 
-Done = Callable[[list[int], BaseException | None], None]
+Done = Callable[[Sequence[int], BaseException | None], None]
 """Called in the event loop with the offsets, or with what went wrong."""
 
 
-class Append:
-    """Messages to be appended as one."""
+class Append(msgspec.Struct, gc=False, eq=False):
+    """Messages to be appended as one. Not tracked by the garbage collector: there is one for every publish."""
 
-    __slots__ = ("batch", "done", "envelopes", "size", "topics")
+    envelopes: Sequence[Envelope]
+    routes: Sequence[Any]
+    """Where the broker will put them once they are committed."""
+    topics: Sequence[int]
+    waiter: Any = None
+    """The future of whoever waits for the commit."""
+    batch: Path | None = None
+    """The file in the spool that they come from."""
 
-    def __init__(self, envelopes: Sequence[Envelope], topics: Sequence[int], done: Done, batch: Path | None) -> None:
-        self.size = sum([len(envelope.body) for envelope in envelopes])
-        self.envelopes = envelopes
-        self.topics = topics
-        self.done = done
-        self.batch = batch
+    @property
+    def size(self) -> int:
+        if len(self.envelopes) == 1:
+            return len(self.envelopes[0].body)
+        return sum([len(envelope.body) for envelope in self.envelopes])
 
 
 class Bury:
@@ -99,6 +106,7 @@ class Journal:
         self._disk = disk or RealDisk()
         self._retention = retention or Retention()
         self._on_failure = on_failure
+        self.on_appended: Callable[[Append, Sequence[int], BaseException | None], None] = _unheard
         self._lock = self._take_lock() if disk is None else None
         try:
             self.meta = prepare(self.layout, self._disk)
@@ -175,6 +183,11 @@ class Journal:
     def next_offset(self) -> int:
         return self._log.next_offset
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether more was handed in than should wait in memory."""
+        return self._pending_bytes > _MOST_PENDING_BYTES
+
     async def wait_for_room(self) -> None:
         """Backpressure: return once the commit thread is not too far behind."""
         while self._pending_bytes > _MOST_PENDING_BYTES and self.failure is None:
@@ -182,11 +195,9 @@ class Journal:
             self._room.append(room)
             await room
 
-    def append(
-        self, envelopes: Sequence[Envelope], topics: Sequence[int], done: Done, batch: Path | None = None
-    ) -> None:
-        """Append messages as one; `done` is called when they are durable, in the order of handing in."""
-        self._hand_in(Append(envelopes, topics, done, batch))
+    def append(self, item: Append) -> None:
+        """Append messages as one; `on_appended` is told when they are durable, in the order of handing in."""
+        self._hand_in(item)
 
     def bury(self, record: Poisoned, dead: Record | None, done: Done) -> None:
         """Write a poison record, and only then mark its message as dead."""
@@ -308,7 +319,13 @@ class Journal:
             if first is None:
                 return
             group, last = self._in_thread_gather(first)
-            results = self._in_thread_commit(group)
+            try:
+                results = self._in_thread_commit(group)
+            except Exception as exc:
+                # Whatever it was, what is on the disk is unknown now, and nobody may wait for ever.
+                log.exception("the commit thread of %s failed", self.layout.root)
+                self.failure = JournalFailed(f"committing to the journal in {self.layout.root} failed: {exc!r}")
+                results = [(item, (), self.failure) for item in group]
             self._tell(results)
             if last:
                 return
@@ -327,20 +344,20 @@ class Journal:
             size += sum(map(_weight, more))
         return group, False
 
-    def _in_thread_commit(self, group: list[Item]) -> list[tuple[Item, list[int], BaseException | None]]:
+    def _in_thread_commit(self, group: list[Item]) -> list[tuple[Item, Sequence[int], BaseException | None]]:
         """Write and sync a group; what to tell whom. A batch of the spool is a unit of its own."""
         plain = [item for item in group if isinstance(item, Append) and item.batch is None]
         spooled = [item for item in group if isinstance(item, Append) and item.batch is not None]
         buried = [item for item in group if isinstance(item, Bury)]
-        results: dict[Item, tuple[list[int], BaseException | None]] = {}
+        results: dict[Item, tuple[Sequence[int], BaseException | None]] = {}
         try:
             self._in_thread_append(plain, results)
             for item in spooled:
                 assert item.batch is not None
                 results[item] = (self._in_thread_write(item.envelopes, item.topics, mark_of(item.batch)), None)
             if buried:
-                offsets = self._log.append_poison([item.record for item in buried])
-                results.update((item, ([offset], None)) for item, offset in zip(buried, offsets, strict=True))
+                graves = self._log.append_poison([item.record for item in buried])
+                results.update((item, ([grave], None)) for item, grave in zip(buried, graves, strict=True))
             if results:
                 self._log.sync()
             for item in spooled:
@@ -357,7 +374,7 @@ class Journal:
                 self._in_thread_sync_rest(results)
         self._settlements.extend(grave.dead for grave in buried if grave.dead is not None and results[grave][1] is None)
         self._flush_side_logs()
-        told: list[tuple[Item, list[int], BaseException | None]] = []
+        told: list[tuple[Item, Sequence[int], BaseException | None]] = []
         for each in group:
             if isinstance(each, Call):
                 told.append((each, [], self._in_thread_call(each)))
@@ -367,7 +384,7 @@ class Journal:
         return told
 
     def _in_thread_append(
-        self, plain: list[Append], results: dict[Item, tuple[list[int], BaseException | None]]
+        self, plain: list[Append], results: dict[Item, tuple[Sequence[int], BaseException | None]]
     ) -> None:
         """Many publishes become one frame."""
         if not plain:
@@ -384,13 +401,15 @@ class Journal:
             results[item] = (offsets[start:stop], None)
             start = stop
 
-    def _in_thread_write(self, envelopes: Sequence[Envelope], topics: Sequence[int], mark: bytes | None) -> list[int]:
+    def _in_thread_write(
+        self, envelopes: Sequence[Envelope], topics: Sequence[int], mark: bytes | None
+    ) -> Sequence[int]:
         offsets = self._log.append(envelopes, topics, batch=mark)
         if self._log.segment_base != self._bases[-1]:
             self._bases.append(self._log.segment_base)
         return offsets
 
-    def _in_thread_sync_rest(self, results: dict[Item, tuple[list[int], BaseException | None]]) -> None:
+    def _in_thread_sync_rest(self, results: dict[Item, tuple[Sequence[int], BaseException | None]]) -> None:
         """Part of a group was written before the disk was full: that part counts once it is synced."""
         try:
             self._log.sync()
@@ -405,19 +424,22 @@ class Journal:
             return exc
         return None
 
-    def _tell(self, results: list[tuple[Item, list[int], BaseException | None]]) -> None:
+    def _tell(self, results: list[tuple[Item, Sequence[int], BaseException | None]]) -> None:
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(self._told, results)
         except RuntimeError:
             log.debug("the event loop is closed; what was committed stays committed")
 
-    def _told(self, results: list[tuple[Item, list[int], BaseException | None]]) -> None:
+    def _told(self, results: list[tuple[Item, Sequence[int], BaseException | None]]) -> None:
         for item, offsets, error in results:
             self._pending_bytes -= _weight(item)
-            if isinstance(item, Append) and item.batch is not None:
+            if not isinstance(item, Append):
+                item.done(offsets, error)
+                continue
+            if item.batch is not None:
                 self._taken_in.discard(item.batch)
-            item.done(offsets, error)
+            self.on_appended(item, offsets, error)
         while self._room and (self._pending_bytes <= _MOST_PENDING_BYTES or self.failure is not None):
             room = self._room.popleft()
             if not room.done():
@@ -475,13 +497,17 @@ def _weight(item: Item) -> int:
     return 0 if isinstance(item, Call) else item.size
 
 
-def _ignore(offsets: list[int], error: BaseException | None) -> None:
+def _unheard(item: Append, offsets: Sequence[int], error: BaseException | None) -> None:
+    """Nobody has asked to be told."""
+
+
+def _ignore(offsets: Sequence[int], error: BaseException | None) -> None:
     if error is not None:
         log.error("a side log could not be written: %s", error)
 
 
 def _resolver(future: "asyncio.Future[None]") -> Done:
-    def resolve(_: list[int], error: BaseException | None) -> None:
+    def resolve(_: Sequence[int], error: BaseException | None) -> None:
         if future.done():
             return
         if error is None:

@@ -110,7 +110,7 @@ class Log:
 
     # --- writing ------------------------------------------------------------------------------------------
 
-    def append(self, envelopes: Sequence[Envelope], topics: Sequence[int], *, batch: bytes | None = None) -> list[int]:
+    def append(self, envelopes: Sequence[Envelope], topics: Sequence[int], *, batch: bytes | None = None) -> range:
         """Write messages as one atomic unit; returns their offsets. Not durable before `sync`.
 
         `batch` marks a batch from the spool. Raises `JournalFull` with nothing written, or `JournalFailed`.
@@ -131,7 +131,7 @@ class Log:
         if batch is not None:
             self._current().batches.add(batch)
             self.batches.add(batch)
-        return list(offsets)
+        return offsets
 
     def append_poison(self, records: Sequence[Poisoned]) -> list[int]:
         """Write given-up messages; they have offsets of their own, and readers of messages do not see them."""

@@ -1,0 +1,179 @@
+"""Opening a journal with 1,000,000 messages, half of them settled, beside reading the same bytes once with their CRC.
+
+    plain       1,000,000 messages, the first 500,000 settled
+    history     the same 500,000 waiting, behind three times as much settled history
+    scattered   1,000,000 messages, every second one settled
+    crashed     `plain`, but without the snapshot that closing writes: every settlement is read from the side logs
+
+Opening is recovery and filling the queues until messages could be delivered. Memory is what 1,000,000 waiting
+messages of 200 bytes add to a process of their own (its peak resident size above an empty journal's).
+"""
+
+import asyncio
+import gc
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from pathlib import Path
+
+from _harness import Report, Samples, options
+
+import faregate as fg
+from faregate import ids
+from faregate.broker.journal import frame as frames
+from faregate.broker.journal import settled
+from faregate.broker.journal.settled import Record
+from faregate.message import Envelope
+
+TIMES, MEMORY_MB = 4.0, 400.0
+BATCH = 10_000
+
+
+class Order(fg.Event):
+    text: str
+
+
+shop = fg.Node("shop")
+billing = fg.Node("billing")
+
+
+@billing.on(Order, source="shop")
+async def bill(order: Order) -> None:
+    pass
+
+
+def envelopes(count: int) -> list[Envelope]:
+    return [
+        Envelope(
+            publication_id=ids.root_id(),
+            type="Order",
+            source="shop",
+            body=b'{"text":"' + b"x" * 189 + b'"}',
+            correlation_id=ids.root_id(),
+            body_digest=b"d" * 16,
+        )
+        for _ in range(count)
+    ]
+
+
+async def make(path: Path, messages: int, is_settled: range, *, snapshot: bool = True) -> None:
+    """A journal with that many messages, of which those at some offsets are settled."""
+    bus = fg.Bus(f"journal:{path}", nodes=[shop, billing])
+    await bus.start()
+    await bus.pause("billing", Order)
+    transport = bus._transport
+    for first in range(0, messages, BATCH):
+        await transport.publish(envelopes(min(BATCH, messages - first)))
+    number = next(queue.number for queue in transport.journal.topology.queues if queue.type == "Order")
+    for offset in is_settled:
+        transport.journal.settle(Record(offset, number, settled.HANDLED, 1, 0, 0.0))
+    await transport.journal.barrier()
+    for worker in bus._workers:
+        await worker.stop(0)
+    await transport.journal.close(None)
+    if snapshot:
+        # Opening once finds what waits from the side logs; closing then writes the snapshot of it.
+        async with fg.Bus(f"journal:{path}", nodes=[shop]):
+            pass
+
+
+async def open_once(path: Path) -> tuple[float, int]:
+    """Seconds until the queues are filled, and how many wait."""
+    bus = fg.Bus(f"journal:{path}", nodes=[shop, billing])
+    gc.collect()
+    begin = time.perf_counter()
+    await bus._transport.open()
+    for worker in bus._workers:
+        await bus._transport.bind(worker.binding)
+    bus._transport.broker.begin()
+    seconds = time.perf_counter() - begin
+    waiting = bus._transport.broker.flight.count
+    await bus._transport.journal.close(None)
+    return seconds, waiting
+
+
+def read_bytes(path: Path) -> float:
+    """Read every frame of every segment once, with its CRC."""
+    begin = time.perf_counter()
+    for file in sorted((path / "segments").iterdir()):
+        data = file.read_bytes()
+        position = frames.SEGMENT_BYTES
+        while (frame := frames.read_header(data, position)) is not None:
+            zlib.crc32(frames.body_of(data, frame))
+            position = frame.end
+    return time.perf_counter() - begin
+
+
+PROBE = """
+import asyncio, resource, sys
+sys.path.insert(0, {here!r})
+import journal_open as bench, faregate as fg
+async def main():
+    async with fg.Bus("journal:{path}", nodes=[bench.shop, bench.billing]) as bus:
+        await bus.pause("billing", bench.Order)
+        for _ in range({messages} // bench.BATCH):
+            await bus._transport.publish(bench.envelopes(bench.BATCH))
+asyncio.run(main())
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+
+
+def memory_mb(folder: Path, messages: int) -> float:
+    """The peak resident megabytes of a process that publishes so many and consumes none."""
+    code = PROBE.format(here=str(Path(__file__).parent), path=folder / f"memory-{messages}", messages=messages)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ})
+    return float(done.stdout.split()[-1])
+
+
+def main() -> None:
+    args = options(__doc__, rounds=5, messages=1_000_000)
+    report = Report("journal-open", args.json)
+    count = max(2 * BATCH, args.messages // (2 * BATCH) * 2 * BATCH)
+    folder = Path(tempfile.mkdtemp(prefix="faregate-bench-"))
+    half = count // 2
+    try:
+        asyncio.run(make(folder / "plain", count, range(half)))
+        asyncio.run(make(folder / "history", 4 * half, range(3 * half)))
+        asyncio.run(make(folder / "scattered", count, range(0, count, 2)))
+        asyncio.run(make(folder / "crashed", count, range(half), snapshot=False))
+        names = ("plain", "history", "scattered", "crashed")
+        samples = Samples({name: [] for name in (*names, "read")})
+        for number in range(args.rounds + 1):
+            found = {name: asyncio.run(open_once(folder / name)) for name in names}
+            read = read_bytes(folder / "plain")
+            assert {waiting for _, waiting in found.values()} == {half}, found
+            if number:
+                samples.seconds["read"].append(read)
+                for name in names:
+                    samples.seconds[name].append(found[name][0])
+        empty, full = memory_mb(folder, BATCH), memory_mb(folder, count)
+    finally:
+        shutil.rmtree(folder)
+    labels = {
+        "plain": f"{count:,} messages, half settled",
+        "history": f"the same {half:,} waiting, three times the history",
+        "scattered": "every second one settled",
+        "crashed": "without a snapshot",
+        "read": "reading the bytes once with CRC",
+    }
+    rows = [
+        (label, f"{samples.cost(name) * 1e3:,.0f}", f"{1 / samples.ratio(name, 'read'):.2f}")
+        for name, label in labels.items()
+    ]
+    report.table(("opening", "ms", "times reading"), rows)
+    report.table(("memory", "MB"), [(f"{count:,} waiting messages of 200 bytes", f"{full - empty:,.0f}")])
+    report.ours = {name: samples.cost(name) * 1e3 for name in names} | {"memory_mb": full - empty}
+    report.peers = {"read_ms": samples.cost("read") * 1e3}
+    report.goal("open_to_read", samples.ratio("plain", "read"), 1 / TIMES)
+    report.goal("open_scattered_to_read", samples.ratio("scattered", "read"), 1 / TIMES)
+    report.goal("history_to_plain", samples.ratio("history", "plain"), 0.67)
+    report.goal("memory", MEMORY_MB / max(1.0, full - empty), 1.0)
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Reading a journal as Arrow batches, beside a bare pyarrow read of the same bytes with their CRC.
+
+Both map the files, check every frame's CRC and sum up the length of all payloads, so that the columns are touched.
+"""
+
+import shutil
+import tempfile
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from _harness import Contestant, Report, interleave, options
+
+from faregate import ids
+from faregate.broker.journal import JournalReader
+from faregate.broker.journal import frame as frames
+from faregate.broker.journal.columns import SCHEMA
+from faregate.broker.journal.disk import RealDisk
+from faregate.broker.journal.layout import Layout, prepare
+from faregate.broker.journal.log import Log
+from faregate.message import Envelope
+
+BATCH = 1000
+TARGET = 0.7
+
+
+def fill(path: Path, messages: int) -> None:
+    disk, layout = RealDisk(), Layout(path)
+    prepare(layout, disk)
+    log = Log(layout, disk)
+    rows = [
+        Envelope(
+            publication_id=ids.root_id(),
+            type="Order",
+            source="shop",
+            body=b"x" * 200,
+            recipients=("billing",),
+            correlation_id=ids.root_id(),
+            body_digest=b"d" * 16,
+        )
+        for _ in range(BATCH)
+    ]
+    for _ in range(messages // BATCH):
+        log.append(rows, [0] * BATCH)
+    log.sync()
+    log.close()
+
+
+def bare(path: Path) -> int:
+    """Walk the frames by hand: map, CRC, read the record batch."""
+    total = 0
+    for file in sorted((path / "segments").iterdir()):
+        data: Any = memoryview(pa.memory_map(str(file)).read_buffer())
+        position = frames.SEGMENT_BYTES
+        while position + frames.FRAME_BYTES <= len(data) and data[position : position + 4] == frames.FRAME_MAGIC:
+            kind = int.from_bytes(data[position + 6 : position + 8], "little")
+            length = int.from_bytes(data[position + 8 : position + 12], "little")
+            crc = int.from_bytes(data[position + 12 : position + 16], "little")
+            header = bytearray(data[position : position + frames.FRAME_BYTES])
+            header[12:16] = bytes(4)
+            body = data[position + frames.FRAME_BYTES : position + frames.FRAME_BYTES + length]
+            assert zlib.crc32(body, zlib.crc32(bytes(header))) == crc
+            if kind == frames.MESSAGES:
+                batch = pa.ipc.read_record_batch(pa.py_buffer(body), SCHEMA)
+                total += pc.sum(pc.binary_length(batch.column("payload"))).as_py()
+            position += frames.FRAME_BYTES + frames.padded(length)
+    return total
+
+
+def ours(path: Path) -> int:
+    return sum(pc.sum(pc.binary_length(batch.column("payload"))).as_py() for batch in JournalReader(path).batches())
+
+
+def main() -> None:
+    args = options(__doc__, rounds=9, messages=1_000_000)
+    report = Report("journal-read", args.json)
+    path = Path(tempfile.mkdtemp(prefix="faregate-bench-"))
+    messages = max(BATCH, args.messages // BATCH * BATCH)
+    try:
+        fill(path, messages)
+
+        async def run_bare(_: int) -> float:
+            begin = time.perf_counter()
+            assert bare(path) == messages * 200
+            return time.perf_counter() - begin
+
+        async def run_ours(_: int) -> float:
+            begin = time.perf_counter()
+            assert ours(path) == messages * 200
+            return time.perf_counter() - begin
+
+        samples = interleave(
+            [Contestant("bare", run_bare), Contestant("journal", run_ours)], rounds=args.rounds, messages=messages
+        )
+    finally:
+        shutil.rmtree(path)
+    report.table(
+        (f"{messages:,} messages of 200 bytes", "per second"),
+        [
+            ("bare pyarrow with CRC", f"{samples.rate('bare'):,.0f}"),
+            ("JournalReader.batches", f"{samples.rate('journal'):,.0f}"),
+        ],
+    )
+    report.ours = {"journal": samples.rate("journal")}
+    report.peers = {"bare": samples.rate("bare")}
+    report.goal("journal_to_bare", samples.ratio("journal", "bare"), TARGET)
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,904 @@
+"""What is wrong with a journal, and how it is set right: the logic of `faregate journal verify` and `repair`.
+
+Rules kept here:
+- Looking changes nothing and works beside a running writer. Then only what the high-water mark covers is looked at, and
+  things are read in the order snapshot, side logs, mark, segments, topology: each refers only to what is read later.
+- Repair deletes nothing. What it replaces, cuts off or takes out lies in quarantine/ afterwards.
+- An offset is never given twice: where messages are lost, their offsets stay empty. Everything that has seen an offset
+  (the mark, a settlement, a named reader) is a witness that it was given.
+
+Longer than most files because verify and repair must agree on every rule: what one calls damage the other sets right.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from faregate.broker.journal import frame as frames
+from faregate.broker.journal import settled
+from faregate.broker.journal.columns import read_batch
+from faregate.broker.journal.disk import PRIVATE_FILE, Disk, File, RealDisk, RealFile, WriterLock, lock_holder
+from faregate.broker.journal.errors import JournalCorrupt, JournalLocked, JournalTooNew
+from faregate.broker.journal.frame import NO_BATCH, SEGMENT_BYTES, TRAILER_BYTES, Footer, Frame, SegmentHeader
+from faregate.broker.journal.high_water import HighWater, pack, read_high_water
+from faregate.broker.journal.layout import SETTLED_SUFFIX, Layout, Meta, check_meta, read_json
+from faregate.broker.journal.log import Segment
+from faregate.broker.journal.settled import RECORD_BYTES
+from faregate.broker.journal.snapshot import Snapshot
+from faregate.broker.journal.spool import waiting
+from faregate.broker.journal.topology import Topology
+from faregate.ports.log import ReaderPosition
+from faregate.ports.queue import Poisoned
+
+_MOST_FINDINGS = 1000
+_CHUNK = 1 << 20
+_FARTHEST = 1 << 62
+
+Progress = Callable[[int, int], None]
+"""Told now and then how many bytes of how many are done."""
+
+
+class Finding(NamedTuple):
+    """One thing that is not as it should be."""
+
+    path: Path
+    position: int | None
+    what: str
+    lost: tuple[int, int] | None = None
+    """The first and the last offset of the messages that are lost by it."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that repair does."""
+
+    what: str
+    act: Callable[[], None]
+
+
+@dataclass
+class Inspection:
+    writer: str | None
+    id: str = ""
+    end: int = 0
+    """The first offset that is not in the journal."""
+    problems: list[Finding] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)
+    """What is worth knowing and does no harm."""
+    more: int = 0
+    """How many findings there are beside those listed."""
+    steps: list[Step] = field(default_factory=list)
+    checked: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(
+            ("bytes", "segments", "frames", "messages", "poison", "settlements", "batches"), 0
+        )
+    )
+
+    def lost(self) -> list[tuple[int, int]]:
+        """The stretches of lost offsets, in order."""
+        joined: list[tuple[int, int]] = []
+        for first, last in sorted(finding.lost for finding in self.problems if finding.lost is not None):
+            if joined and first <= joined[-1][1] + 1:
+                joined[-1] = (joined[-1][0], max(joined[-1][1], last))
+            else:
+                joined.append((first, last))
+        return joined
+
+
+def inspect(
+    root: Path, disk: Disk | None = None, *, progress: Progress | None = None, unfinished_copy: bool = False
+) -> Inspection:
+    """Read everything and say what is wrong. An `unfinished_copy` has no journal.json yet.
+
+    Raises `JournalNotFound`, `NotAJournal`, `JournalTooNew`.
+    """
+    inspector = Inspector(Layout(root), disk or RealDisk(), progress, unfinished_copy)
+    found = inspector.run()
+    if found.writer is None and (found.problems or found.notes) and lock_holder(Layout(root).lock) is not None:
+        return inspect(root, disk, progress=progress)  # a writer has started meanwhile, and changed what was looked at
+    return found
+
+
+def repair(root: Path, *, act: bool, progress: Progress | None = None) -> tuple[Inspection, Inspection | None]:
+    """Find what is wrong and, when asked to `act`, set it right; what was found before and what is left afterwards.
+
+    Raises `JournalLocked` while a process writes to the journal, and what `inspect` raises.
+    """
+    layout = Layout(root)
+    with contextlib.suppress(JournalCorrupt):
+        check_meta(layout, RealDisk())
+    try:
+        lock = WriterLock(layout.lock)
+    except BlockingIOError:
+        raise JournalLocked(
+            f"the journal {root} is written by process {lock_holder(layout.lock)}: stop that process, then repair"
+        ) from None
+    try:
+        before = Inspector(layout, RealDisk(), progress, locked_here=True).run()
+        if not act or not before.steps:
+            return before, None
+        for step in before.steps:
+            step.act()
+        return before, Inspector(layout, RealDisk(), progress, locked_here=True).run()
+    finally:
+        lock.release()
+
+
+# --- the frames of a segment -------------------------------------------------------------------------------------
+
+
+class Damage(NamedTuple):
+    """Bytes that are no sound frame, up to where the next one starts or the end."""
+
+    position: int
+    end: int
+    is_tail: bool
+
+
+def walk(data: Any, epoch: int | None, limit: int) -> Iterator[tuple[Frame, Any] | Damage]:
+    """The sound frames with what is in them, and the damage between them. Zeros at the end are neither."""
+    position, commit = SEGMENT_BYTES, -1
+    while position < limit:
+        found = _sound(data, position, epoch, limit)
+        if found is None:
+            found = _next_sound(data, position, epoch, limit, commit)
+            if found is None:
+                if not _only_zeros(data, position, limit):
+                    yield Damage(position, limit, True)
+                return
+            yield Damage(position, found[0].position, False)
+        frame = found[0]
+        epoch, commit, position = frame.epoch, frame.commit, frame.end
+        yield found
+
+
+def _sound(data: Any, position: int, epoch: int | None, limit: int) -> tuple[Frame, Any] | None:
+    frame = frames.read_header(data, position, epoch)
+    if frame is None or frame.end > limit or not frames.is_sound(data, frame):
+        return None
+    body = frames.body_of(data, frame)
+    try:
+        content: Any
+        if frame.kind == frames.MESSAGES:
+            content = read_batch(body)
+            count = content.num_rows
+        elif frame.kind == frames.POISON:
+            content = msgspec.msgpack.decode(body, type=list[Poisoned])
+            count = len(content)
+        else:
+            content, count = msgspec.json.decode(body, type=Footer), 0
+    except (pa.ArrowException, msgspec.MsgspecError, OSError):
+        return None
+    return (frame, content) if count == frame.rows else None
+
+
+def _next_sound(data: Any, start: int, epoch: int | None, limit: int, commit: int) -> tuple[Frame, Any] | None:
+    position = data.find(frames.FRAME_MAGIC, start, limit)
+    while position >= 0:
+        found = _sound(data, position, epoch, limit) if position % 8 == 0 else None
+        if found is not None and (found[0].commit > commit or found[0].kind == frames.FOOTER):
+            return found
+        position = data.find(frames.FRAME_MAGIC, position + 1, limit)
+    return None
+
+
+def _only_zeros(data: Any, start: int, stop: int) -> bool:
+    return not any(data[at : min(at + _CHUNK, stop)].strip(b"\0") for at in range(start, stop, _CHUNK))
+
+
+class _Lost(msgspec.Struct):
+    """What a repair writes into a footer beside its other fields."""
+
+    lost: list[tuple[int, int]] = []
+
+
+class Scan:
+    """Everything about the frames of one segment."""
+
+    def __init__(self, base: int, data: Any, header: SegmentHeader | None, limit: int) -> None:
+        self.header = header or SegmentHeader(frames.VERSION, 0, base, 0, 0)
+        self.segment = Segment(self.header, cast(File, None), 0)
+        self.footer: Footer | None = None
+        self.lost_before: list[tuple[int, int]] = []
+        """Offsets that an earlier repair found lost: no problem any more."""
+        self.wrong: list[tuple[int, str, tuple[int, int] | None]] = []
+        self.tail: int | None = None
+        """Where bytes start that no sound frame follows."""
+        self.end = base
+        self.commit, self.time = self.header.commit, self.header.time
+        self.whole = SEGMENT_BYTES
+        """Where the last whole commit ends: behind it there may be parts of a batch whose rest is missing."""
+        self.whole_end = base
+        self.frames = 0
+        self.topics: dict[int, int] = {}
+        """Topic numbers, and the position of a frame where each is used."""
+        self.gaps: list[tuple[int, tuple[int, int]]] = []
+        """Offsets that are missing although nothing is damaged (compacted, repaired, or a problem), by position."""
+        self._read(data, limit, None if header is None else header.epoch)
+
+    def _read(self, data: Any, limit: int, epoch: int | None) -> None:
+        damage: Damage | None = None
+        previous: int | None = 0
+        for found in walk(data, epoch, limit):
+            if isinstance(found, Damage):
+                damage, previous = found, None
+                if found.is_tail:
+                    self.tail = found.position
+                continue
+            frame, content = found
+            if previous is not None and frame.previous != previous:
+                self.wrong.append((frame.position, "does not follow the frame before it", None))
+            previous = frame.crc
+            if frame.kind == frames.FOOTER:
+                self.footer = content
+                body = frames.body_of(data, frame)
+                self.lost_before = msgspec.json.decode(body, type=_Lost).lost
+            elif self.footer is not None:
+                self.wrong.append((frame.position, "stands behind the footer, where nobody reads it", None))
+                self.footer = None
+            if damage is not None:
+                lost = (self.end, frame.base - 1) if frame.base > self.end else None
+                self.wrong.append((damage.position, f"is damaged up to position {damage.end}", lost))
+                damage = None
+            elif frame.base > self.end:
+                self.gaps.append((frame.position, (self.end, frame.base - 1)))
+            elif frame.base < self.end:
+                self.wrong.append((frame.position, f"has offset {frame.base} again", None))
+            if frame.kind != frames.FOOTER:
+                self._count(frame, content)
+
+    def _count(self, frame: Frame, content: Any) -> None:
+        self.frames += 1
+        self.end = max(self.end, frame.base + frame.rows)
+        if frame.commit <= self.commit and self.frames > 1:
+            self.wrong.append((frame.position, f"has commit number {frame.commit} behind {self.commit}", None))
+        if frame.time < self.time:
+            self.wrong.append((frame.position, "is older than the frame before it", None))
+        if frame.kind == frames.MESSAGES and frame.rows:
+            offsets = content.column("offset")
+            first, last = offsets[0].as_py(), offsets[-1].as_py()
+            self.end = max(self.end, last + 1)
+            if first < frame.base or last - first + 1 < frame.rows:
+                self.wrong.append((frame.position, "has rows whose offsets do not fit", None))
+            for topic in pc.unique(content.column("topic")).to_pylist():
+                self.topics.setdefault(topic, frame.position)
+        self.commit, self.time = max(self.commit, frame.commit), max(self.time, frame.time)
+        self.segment.count(frame, content)
+        if frame.batch != NO_BATCH:
+            self.segment.batches.add(frame.batch)
+        if frame.part + 1 >= frame.parts:
+            self.whole, self.whole_end = frame.end, self.end
+
+    def footer_differences(self, footer: Footer, size: int) -> Iterator[str]:
+        """What the footer says that is not so."""
+        true = self.segment.footer(self.end, self.commit)
+        names = ["base", "messages", "poison", "bytes"]
+        if not footer.compacted and self.frames:
+            names += ["first_time", "last_time", "types"]
+        for name in names:
+            if getattr(footer, name) != getattr(true, name):
+                yield f"its footer says {name} {getattr(footer, name)}, and it is {getattr(true, name)}"
+        if footer.end < self.end or footer.last_commit < self.commit:
+            yield "its footer ends before its frames do"
+        known = set(footer.index) - set(true.index)
+        if known and not footer.compacted:
+            yield f"its footer points to a frame at {min(known)[2]}, where none is"
+        if not footer.compacted and not set(footer.batches) <= set(true.batches):
+            yield "its footer names spooled batches that are not in it"
+        if footer.bytes + frames.FRAME_BYTES + TRAILER_BYTES > size:
+            yield "its footer is cut off"
+
+
+# --- looking at everything ---------------------------------------------------------------------------------------
+
+
+class Inspector:
+    def __init__(
+        self,
+        layout: Layout,
+        disk: Disk,
+        progress: Progress | None,
+        unfinished_copy: bool = False,
+        *,
+        locked_here: bool = False,
+    ) -> None:
+        self._layout = layout
+        self._disk = disk
+        self._progress = progress or (lambda done, total: None)
+        self._unfinished_copy = unfinished_copy
+        self._found = Inspection(None if locked_here else lock_holder(layout.lock))
+        self._live = self._found.writer is not None
+        self._total = 0
+        self._topics: dict[int, tuple[Path, int]] = {}
+        self._queues: dict[int, tuple[Path, int]] = {}
+        """Topic and queue numbers that are referred to, and where."""
+        self._witnesses: list[tuple[int, Path, int | None, str]] = []
+        """The offset behind what was seen, and who has seen it."""
+        self._clean: list[Step] = []
+        self._mark_is_wrong = False
+
+    def run(self) -> Inspection:
+        self._look_at_meta()
+        self._total = self._bytes()
+        self._look_at_readers()
+        self._look_at_spool()
+        snapshot = self._read_snapshot()
+        self._look_at_side_logs(snapshot)
+        mark = self._read_mark()
+        self._look_at_segments(mark)
+        self._check_snapshot(snapshot)
+        self._look_at_topology(snapshot)
+        for path in self._layout.foreign_files(self._disk):
+            self._note(path, None, "does not belong to the journal and is left alone")
+        self._found.steps += self._clean
+        if self._found.steps or self._mark_is_wrong:
+            self._step("write high-water anew", partial(_write_mark, self._layout))
+        return self._found
+
+    def _problem(self, path: Path, position: int | None, what: str, lost: tuple[int, int] | None = None) -> None:
+        if len(self._found.problems) < _MOST_FINDINGS:
+            self._found.problems.append(Finding(path, position, what, lost))
+        else:
+            self._found.more += 1
+
+    def _note(self, path: Path, position: int | None, what: str) -> None:
+        if len(self._found.notes) < _MOST_FINDINGS:
+            self._found.notes.append(Finding(path, position, what))
+        else:
+            self._found.more += 1
+
+    def _step(self, what: str, act: Callable[[], None]) -> None:
+        if not self._live:
+            self._found.steps.append(Step(what, act))
+
+    def _set_aside(self, path: Path, why: str = "") -> None:
+        self._step(f"move {self._name(path)} to quarantine{why}", partial(_set_aside, self._layout, path))
+
+    def _name(self, path: Path) -> str:
+        return str(path.relative_to(self._layout.root))
+
+    def _done(self, size: int) -> None:
+        self._found.checked["bytes"] += size
+        self._progress(self._found.checked["bytes"], max(self._total, self._found.checked["bytes"]))
+
+    def _bytes(self) -> int:
+        folders = (self._layout.segments, self._layout.settled, self._layout.spool)
+        return sum(self._size(folder / name) for folder in folders for name in self._disk.list(folder))
+
+    def _size(self, path: Path) -> int:
+        try:
+            return self._disk.size(path)
+        except FileNotFoundError:
+            return 0
+
+    # --- small files ------------------------------------------------------------------------------------
+
+    def _look_at_meta(self) -> None:
+        if self._unfinished_copy:
+            return
+        try:
+            self._found.id = check_meta(self._layout, self._disk).id
+        except JournalCorrupt as exc:
+            self._problem(self._layout.meta, None, f"cannot be read: {exc.__cause__}")
+            self._step(
+                "move journal.json to quarantine and write a new one, with a new id", partial(_new_meta, self._layout)
+            )
+
+    def _look_at_readers(self) -> None:
+        for name in self._disk.list(self._layout.readers):
+            path = self._layout.readers / name
+            if not name.endswith(".json") or name.startswith("."):
+                continue
+            try:
+                position: ReaderPosition = read_json(path, self._disk, ReaderPosition)
+            except FileNotFoundError:
+                continue
+            except JournalCorrupt as exc:
+                self._problem(path, None, f"cannot be read: {exc.__cause__}")
+                self._set_aside(path, ": that reader starts anew")
+                continue
+            self._witnesses.append((position.offset, path, None, "is the position of a reader that is farther"))
+
+    def _look_at_spool(self) -> None:
+        for path in waiting(self._layout, self._disk):
+            try:
+                data = self._disk.view(path)
+            except FileNotFoundError:
+                continue  # the writer has taken it in
+            damaged = _damage_in_batch(data)
+            self._found.checked["batches"] += 1
+            self._done(len(data))
+            if damaged is not None:
+                self._problem(path, damaged, "is not a whole batch")
+                self._set_aside(path)
+
+    def _read_snapshot(self) -> Snapshot | None:
+        path = self._layout.snapshot
+        if path.name not in self._disk.list(self._layout.root):
+            return None
+        try:
+            found: Snapshot = read_json(path, self._disk, Snapshot)
+        except JournalCorrupt as exc:
+            self._problem(path, None, f"cannot be read: {exc.__cause__}")
+            self._set_aside(path, ": what waits is found from the side logs")
+            return None
+        return found
+
+    def _check_snapshot(self, snapshot: Snapshot | None) -> None:
+        if snapshot is None:
+            return
+        wrong = None
+        if snapshot.offset > self._found.end:
+            wrong = f"speaks of offset {snapshot.offset}, and the log ends at {self._found.end}"
+        for number, queue in snapshot.queues.items():
+            self._queues.setdefault(number, (self._layout.snapshot, 0))
+            flat = [offset for run in queue.runs for offset in run]
+            if flat != sorted(flat) or (flat and flat[-1] >= snapshot.offset):
+                wrong = f"has stretches of queue {number} that are not in order"
+        for base, size in snapshot.settled.items():
+            path = self._layout.settled_log(base)
+            if path.name in self._disk.list(self._layout.settled) and self._size(path) < size:
+                wrong = f"counts {size} bytes of {self._name(path)}, which has {self._size(path)}"
+        if wrong:
+            self._problem(self._layout.snapshot, None, wrong)
+            self._set_aside(self._layout.snapshot, ": what waits is found from the side logs")
+
+    def _read_mark(self) -> HighWater | None:
+        path = self._layout.high_water
+        for _ in range(100 if self._live else 1):  # it may be just being written
+            mark = read_high_water(path, self._disk)
+            if mark is not None:
+                self._witnesses.append((mark.offset, path, None, "confirms more"))
+                return mark
+        if path.name in self._disk.list(self._layout.root):
+            self._problem(path, None, "cannot be read, so nobody knows how much was confirmed")
+        elif self._layout.segment_bases(self._disk):
+            self._problem(path, None, "is missing, so nobody knows how much was confirmed")
+        else:
+            return None
+        self._mark_is_wrong = True
+        return None
+
+    def _look_at_topology(self, snapshot: Snapshot | None) -> None:
+        path = self._layout.topology
+        hint = "restore it from a backup, repair cannot make it again"
+        topology = Topology()
+        missing = path.name not in self._disk.list(self._layout.root)
+        if not missing:
+            try:
+                topology = read_json(path, self._disk, Topology)
+            except JournalCorrupt as exc:
+                self._problem(path, None, f"cannot be read: {exc.__cause__}; {hint}")
+                return
+        queues = {queue.number for queue in topology.queues}
+        topics = {topic.number for topic in topology.topics}
+        if missing and (self._queues or set(self._topics) - {-1}):
+            self._problem(path, None, f"is missing, so nothing in the log has a queue; {hint}")
+            return
+        if len(queues) < len(topology.queues) or len({queue.name for queue in topology.queues}) < len(queues):
+            self._problem(path, None, f"has a queue twice; {hint}")
+        if len(topics) < len(topology.topics) or any(set(topic.queues) - queues for topic in topology.topics):
+            self._problem(path, None, f"has topics that are double or lead nowhere; {hint}")
+        for number in sorted(set(self._topics) - topics - {-1}):
+            self._problem(*self._topics[number], f"has messages of topic {number}, which topology.json does not know")
+        for number in sorted(set(self._queues) - queues):
+            self._problem(*self._queues[number], f"speaks of queue {number}, which topology.json does not know")
+
+    # --- side logs --------------------------------------------------------------------------------------
+
+    def _look_at_side_logs(self, snapshot: Snapshot | None) -> None:
+        for name in self._disk.list(self._layout.settled):
+            path = self._layout.settled / name
+            if not name.endswith(SETTLED_SUFFIX) or name.startswith("."):
+                continue
+            try:
+                data = self._disk.view(path)
+            except FileNotFoundError:
+                continue
+            whole = len(data) // RECORD_BYTES * RECORD_BYTES
+            count = farthest = 0
+            for record in settled.unpack(memoryview(data)[:whole]):
+                count += 1
+                if record.offset > farthest:
+                    farthest = record.offset
+                self._queues.setdefault(record.queue, (path, 0))
+            self._found.checked["settlements"] += count
+            self._done(len(data))
+            if count:
+                self._witnesses.append((farthest + 1, path, None, "settles more"))
+            if count * RECORD_BYTES < whole:
+                self._look_at_damaged_records(path, memoryview(data)[:whole])
+            if whole < len(data) and not self._live:
+                self._note(path, whole, "ends with a torn record; its message is delivered again")
+
+    def _look_at_damaged_records(self, path: Path, data: memoryview) -> None:
+        start: int | None = None
+        for position in range(0, len(data) + RECORD_BYTES, RECORD_BYTES):
+            if _is_record(data, position):
+                if start is not None:
+                    count = (position - start) // RECORD_BYTES
+                    self._problem(path, start, f"has {count} damaged record(s): their messages come again")
+                start = None
+            elif start is None:
+                start = position
+        if start is not None and not self._live and start < len(data):
+            self._note(path, start, "ends with torn records; their messages are delivered again")
+        if any(finding.path == path for finding in self._found.problems) and not self._live:
+            what = f"rewrite {self._name(path)} without its damaged records; the original goes to quarantine"
+            self._clean.append(Step(what, partial(_clean_side_log, self._layout, path)))
+
+    # --- segments ---------------------------------------------------------------------------------------
+
+    def _look_at_segments(self, mark: HighWater | None) -> None:
+        bases = self._layout.segment_bases(self._disk)
+        if self._live:
+            bases = [base for base in bases if base <= mark.segment] if mark is not None else bases[:-1]
+        gone = mark.segment if mark is not None and (not bases or bases[-1] < mark.segment) else None
+        expected: int | None = None
+        last: tuple[int, Scan] | None = None
+        kept = 0
+        for base, following in zip(bases, [*bases[1:], gone], strict=True):
+            path = self._layout.segment(base)
+            if expected is not None and base < expected:
+                self._problem(path, None, f"starts within the segment before it, which ends at offset {expected}")
+                self._set_aside(path)
+                continue
+            try:
+                # One that a starting writer could cut under our eyes is read, not mapped.
+                data = self._disk.view(path) if following is not None or self._live else self._disk.read(path)
+            except FileNotFoundError:
+                expected = None  # retention has taken it
+                continue
+            if expected is not None and base > expected:
+                self._missing(expected, base)
+            expected, scan = self._look_at_segment(base, data, following, mark)
+            kept += scan is not None
+            last = None if scan is None or scan.footer is not None or following is not None else (base, scan)
+            self._done(len(data))
+        if gone is not None and mark is not None and not self._live:
+            expected = self._last_is_missing(gone if expected is None else expected, mark)
+        if bases or expected is not None:
+            self._end_at(bases[-1] if expected is None else expected, last, nothing_left=bool(bases) and not kept)
+
+    def _last_is_missing(self, expected: int, mark: HighWater) -> int:
+        lost = (expected, mark.offset - 1) if mark.offset > expected else None
+        self._problem(self._layout.segment(mark.segment), None, "is missing", lost)
+        self._mark_is_wrong = True
+        self._fill(expected, max(mark.offset, expected + 1))
+        return max(mark.offset, expected + 1)
+
+    def _missing(self, start: int, stop: int) -> None:
+        path = self._layout.segment(start)
+        self._problem(path, None, "is missing", (start, stop - 1))
+        self._fill(start, stop)
+
+    def _fill(self, start: int, stop: int) -> None:
+        lost = [(start, stop - 1)]
+        self._step(
+            f"put an empty segment in the place of {offsets(start, stop - 1)}",
+            partial(_write_segment, self._layout, start, stop, lost, 0),
+        )
+
+    def _look_at_segment(
+        self, base: int, data: Any, following: int | None, mark: HighWater | None
+    ) -> tuple[int, Scan | None]:
+        """The offset behind it, and its scan unless it is not to be kept."""
+        path = self._layout.segment(base)
+        header = frames.read_segment_header(data)
+        confirmed = mark.position if mark is not None and mark.segment == base else 0
+        if header is None and following is None and confirmed <= SEGMENT_BYTES and data.find(frames.FRAME_MAGIC) < 0:
+            self._note(path, 0, "was just being made and holds nothing; opening the journal makes it again")
+            return base, Scan(base, data, header, 0)
+        if header is not None and header.version > frames.VERSION:
+            raise JournalTooNew(
+                f"{path} is written in version {header.version} of the format and this Faregate reads up to "
+                f"{frames.VERSION}: update Faregate"
+            )
+        if header is not None and header.base != base:
+            self._problem(path, 0, f"is another segment: by its header it starts at offset {header.base}")
+            self._set_aside(path)
+            return base, None
+        written_to = self._live and mark is not None and base == mark.segment
+        footer = None if header is None or written_to else frames.read_footer(data, header)
+        limit = confirmed if written_to else len(data) - (TRAILER_BYTES if footer else 0)
+        scan = Scan(base, data, header, limit)
+        self._count(path, scan)
+        wrong = list(scan.wrong)
+        if header is None:
+            wrong.insert(0, (0, "has a header that cannot be read", None))
+        if footer is not None:
+            wrong += [(footer.bytes, what, None) for what in scan.footer_differences(footer, len(data))]
+        known = set(scan.lost_before)
+        if not (scan.footer is not None and scan.footer.compacted):
+            wrong += [(position, "lacks messages", gap) for position, gap in scan.gaps if not _covered(gap, known)]
+        for first, final in scan.lost_before:
+            self._note(path, None, f"lost {offsets(first, final)}, and was repaired")
+        if footer is not None or following is not None:
+            end = max(scan.end, footer.end if footer else following or 0)
+            if footer is None:
+                lost = (scan.end, end - 1) if end > scan.end else None
+                if scan.footer is not None:
+                    lost, end = None, scan.footer.end
+                wrong.append((scan.whole if scan.tail is None else scan.tail, "has no footer that can be read", lost))
+            elif scan.tail is not None or (scan.footer is None and not wrong):
+                wrong.append((scan.tail or scan.whole, "is damaged before its footer", None))
+            for position, what, lost in wrong:
+                self._problem(path, position, what, lost)
+            if wrong:
+                self._rewrite(base, end, [lost for *_, lost in wrong if lost], 0)
+            return end, scan
+        return self._look_at_tail(path, scan, wrong, confirmed, len(data)), scan
+
+    def _look_at_tail(
+        self, path: Path, scan: Scan, wrong: list[tuple[int, str, tuple[int, int] | None]], confirmed: int, size: int
+    ) -> int:
+        """The last segment, which has no footer yet."""
+        for position, what, lost in wrong:
+            self._problem(path, position, what, lost)
+        scan.footer = None
+        scan.wrong = wrong
+        if scan.whole < confirmed:  # what follows was confirmed: the high-water mark is a witness, and tells
+            scan.whole = scan.segment.position
+            return scan.end
+        torn = scan.tail is not None or scan.whole < scan.segment.position
+        if torn and not wrong and not self._live:
+            self._note(path, scan.whole, "ends with a torn commit, never confirmed; opening the journal cuts it off")
+            what = f"move the torn end of {self._name(path)} to quarantine"
+            self._step(what, partial(_cut_tail, self._layout, path, scan.whole, size))
+        return scan.whole_end
+
+    def _end_at(self, end: int, last: tuple[int, Scan] | None, nothing_left: bool) -> None:
+        """Nothing may have seen an offset behind the end. If something has, the offsets up to there were given."""
+        given = end
+        for seen, path, position, what in sorted(self._witnesses, key=lambda witness: -witness[0]):
+            if end < seen < _FARTHEST:
+                lost = (end, seen - 1) if seen > given else None
+                given = max(given, seen)
+                told = f"{what} than the log has: it goes to offset {seen - 1}, and the log ends at offset {end}"
+                if last is not None and path == self._layout.high_water:
+                    path, position = self._layout.segment(last[0]), last[1].whole
+                    told = f"is damaged or cut off here: messages up to offset {seen - 1} were confirmed"
+                self._problem(path, position, told, lost)
+        self._found.end = given
+        if nothing_left or (last is not None and last[1].wrong and given == last[0]):
+            given += 1  # so that the next segment starts behind the one that is made here
+        if last is not None and (given > end or last[1].wrong):
+            lost_here = [lost for *_, lost in last[1].wrong if lost] + ([(end, given - 1)] if given > end else [])
+            self._rewrite(last[0], given, lost_here, last[1].whole)
+        elif given > end:
+            self._fill(end, given)
+
+    def _rewrite(self, base: int, end: int, lost: list[tuple[int, int]], stop: int) -> None:
+        self._step(
+            f"write {self._name(self._layout.segment(base))} anew from its sound frames, keeping offsets; the original "
+            "goes to quarantine",
+            partial(_write_segment, self._layout, base, end, lost, stop),
+        )
+
+    def _count(self, path: Path, scan: Scan) -> None:
+        checked = self._found.checked
+        checked["segments"] += 1
+        checked["frames"] += scan.frames
+        checked["messages"] += scan.segment.messages
+        checked["poison"] += scan.segment.poison
+        for topic, position in scan.topics.items():
+            self._topics.setdefault(topic, (path, position))
+
+
+def _covered(gap: tuple[int, int], known: set[tuple[int, int]]) -> bool:
+    return any(first <= gap[0] and gap[1] <= last for first, last in known)
+
+
+def offsets(first: int, last: int) -> str:
+    return f"offset {first}" if first == last else f"offsets {first} to {last}"
+
+
+def _is_record(data: memoryview, position: int) -> bool:
+    return any(True for _ in settled.unpack(data[position : position + RECORD_BYTES]))
+
+
+def _damage_in_batch(data: Any) -> int | None:
+    """Where a spooled batch is not whole."""
+    position = previous = part = 0
+    parts = 1
+    while part < parts:
+        found = _sound(data, position, 0, len(data))
+        if found is None or found[0].part != part or found[0].previous != previous:
+            return position
+        position, previous, parts, part = found[0].end, found[0].crc, found[0].parts, part + 1
+    return None
+
+
+def sound_mark(layout: Layout, disk: Disk) -> tuple[HighWater, bool]:
+    """How far the log goes by its frames alone, as opening it would find, and whether the last segment is sealed.
+
+    For a journal that nobody writes to.
+    """
+    for base in reversed(layout.segment_bases(disk)):
+        data = disk.read(layout.segment(base))
+        header = frames.read_segment_header(data)
+        if header is None:
+            continue
+        footer = frames.read_footer(data, header)
+        if footer is not None:
+            return HighWater(footer.end, footer.last_commit, base, footer.bytes, footer.last_time), True
+        mark = HighWater(base, header.commit, base, SEGMENT_BYTES, header.time)
+        for frame in frames.scan(data, header):
+            if frame.kind != frames.FOOTER and frame.part + 1 >= frame.parts:
+                mark = HighWater(frame.base + frame.rows, frame.commit, base, frame.end, max(mark.time, frame.time))
+        return mark, False
+    return HighWater(0, 0, 0, SEGMENT_BYTES, 0), False
+
+
+# --- setting it right --------------------------------------------------------------------------------------------
+
+
+def _place(layout: Layout, name: str) -> Path:
+    """A free name in quarantine."""
+    RealDisk().make_folder(layout.quarantine)
+    target = layout.quarantine / name
+    number = 2
+    while target.exists():
+        target = layout.quarantine / f"{name}.{number}"
+        number += 1
+    return target
+
+
+def _set_aside(layout: Layout, path: Path) -> None:
+    RealDisk().rename(path, _place(layout, path.name))
+
+
+def _replace(layout: Layout, new: Path, path: Path) -> None:
+    """Put a new file in the place of one that goes to quarantine; at no moment is there none."""
+    if path.exists():
+        kept = _place(layout, path.name)
+        try:
+            kept.hardlink_to(path)
+        except OSError:
+            shutil.copyfile(path, kept)
+            kept.chmod(PRIVATE_FILE)
+            _sync(kept)
+        _sync(kept.parent)
+    RealDisk().rename(new, path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _new_file(path: Path) -> tuple[Path, RealFile]:
+    """A file beside that path, to take its place; what an interrupted repair left there is overwritten."""
+    new = path.with_name(f".{path.name}.repaired")
+    descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE)
+    return new, RealFile(descriptor)
+
+
+def _new_meta(layout: Layout) -> None:
+    new, file = _new_file(layout.meta)
+    file.write(0, [msgspec.json.encode(Meta(id=os.urandom(8).hex()))])
+    file.sync()
+    file.close()
+    _replace(layout, new, layout.meta)
+
+
+def _write_mark(layout: Layout) -> None:
+    disk = RealDisk()
+    if layout.high_water.exists() and read_high_water(layout.high_water, disk) is None:
+        _set_aside(layout, layout.high_water)
+    disk.replace(layout.high_water, pack(sound_mark(layout, disk)[0]))
+
+
+def _cut_tail(layout: Layout, path: Path, position: int, size: int) -> None:
+    tail = RealDisk().read(path, position).rstrip(b"\0")
+    RealDisk().replace(_place(layout, f"{path.name}.tail-{position}"), tail)
+    file = RealDisk().open(path)
+    file.truncate(position)
+    file.sync()
+    file.truncate(size)
+    file.sync()
+    file.close()
+
+
+def _clean_side_log(layout: Layout, path: Path) -> None:
+    """Without its damaged records. What the snapshot has counted of it shrinks with it."""
+    data = memoryview(RealDisk().view(path))
+    base = int(path.stem)
+    snapshot: Snapshot | None = None
+    if layout.snapshot.exists():
+        snapshot = read_json(layout.snapshot, RealDisk(), Snapshot)
+    counted = snapshot.settled.get(base, 0) if snapshot is not None else 0
+    new, file = _new_file(path)
+    size = kept_of_counted = 0
+    for start in range(0, len(data), _CHUNK):
+        chunk = data[start : start + _CHUNK]
+        sound = [
+            bytes(chunk[at : at + RECORD_BYTES]) for at in range(0, len(chunk), RECORD_BYTES) if _is_record(chunk, at)
+        ]
+        kept_of_counted += sum(
+            RECORD_BYTES for at in range(0, len(chunk), RECORD_BYTES) if start + at < counted and _is_record(chunk, at)
+        )
+        size += file.write(size, [b"".join(sound)])
+    file.sync()
+    file.close()
+    if snapshot is not None and kept_of_counted < counted:
+        snapshot.settled[base] = kept_of_counted
+        RealDisk().replace(layout.snapshot, msgspec.json.encode(snapshot))
+    _replace(layout, new, path)
+
+
+def _write_segment(layout: Layout, base: int, end: int, lost: list[tuple[int, int]], stop: int) -> None:
+    """A sealed segment of the sound frames there are, with their offsets, up to `end`.
+
+    `stop` (if not 0) is where the whole commits end; a part of a batch behind it is not taken.
+    """
+    path = layout.segment(base)
+    data = RealDisk().view(path) if path.exists() else b""
+    header = frames.read_segment_header(data)
+    scan = Scan(base, data, header, len(data))
+    old = scan.footer
+    first = SegmentHeader(
+        frames.VERSION, int.from_bytes(os.urandom(8), "little"), base, scan.header.commit, scan.header.time
+    )
+    new, file = _new_file(path)
+    file.write(0, [frames.pack_segment_header(first)])
+    segment = Segment(first, file, 0)
+    commit, end_so_far = first.commit, base
+    for found in walk(data, None if header is None else header.epoch, len(data)):
+        if isinstance(found, Damage) or found[0].kind == frames.FOOTER or found[0].base < end_so_far:
+            continue
+        frame, content = found
+        if stop and frame.position >= stop:
+            break
+        body = frames.body_of(data, frame)
+        packed, padding, crc = frames.pack_frame(
+            body,
+            kind=frame.kind,
+            previous=segment.previous,
+            rows=frame.rows,
+            commit=frame.commit,
+            base=frame.base,
+            time=frame.time,
+            epoch=first.epoch,
+        )
+        file.write(segment.position, [packed, body, padding])
+        moved = frame._replace(position=segment.position, crc=crc)
+        segment.count(moved, content)
+        if frame.batch != NO_BATCH:
+            segment.batches.add(frame.batch)
+        commit, end_so_far = max(commit, frame.commit), max(end_so_far, frame.base + frame.rows)
+    footer = segment.footer(max(end, end_so_far), commit)
+    if old is not None:
+        footer.batches = sorted({*footer.batches, *old.batches})
+        footer.compacted = old.compacted
+        footer.last_commit = max(footer.last_commit, old.last_commit)
+    elif not scan.wrong and scan.gaps:
+        footer.compacted = True  # nothing is damaged, and yet offsets are missing: it was compacted
+    told = {**msgspec.to_builtins(footer), "lost": sorted({*lost, *scan.lost_before})}
+    body = memoryview(msgspec.json.encode(told))
+    packed, padding, _ = frames.pack_frame(
+        body,
+        kind=frames.FOOTER,
+        previous=segment.previous,
+        rows=0,
+        commit=footer.last_commit,
+        base=footer.end,
+        time=footer.last_time,
+        epoch=first.epoch,
+    )
+    file.write(segment.position, [packed, body, padding, frames.pack_trailer(segment.position)])
+    file.sync()
+    file.close()
+    _replace(layout, new, path)

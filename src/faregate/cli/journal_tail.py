@@ -1,0 +1,150 @@
+"""`faregate journal tail`: the last messages of a journal, a line or two each, and those that come."""
+
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from rich.text import Text
+
+from faregate.broker.journal.export import of_types
+from faregate.broker.journal.reader import JournalReader
+from faregate.cli.output import console, print_json
+
+_POLL_SECONDS = 0.1
+_PREVIEW_BYTES = 4096
+_PIPED_PREVIEW = 200
+_MOST_ROWS = 1000
+_COLUMNS = [
+    "offset",
+    "time",
+    "type",
+    "kind",
+    "source",
+    "destination",
+    "key",
+    "publication_id",
+    "correlation_id",
+    "content_type",
+    "content_encoding",
+]
+
+
+class Line(msgspec.Struct):
+    """One message as tail shows it."""
+
+    offset: int
+    time: str
+    type: str
+    kind: str
+    source: str
+    destination: str | None
+    key: str | None
+    publication_id: str
+    correlation_id: str | None
+    content_type: str | None
+    content_encoding: str | None
+    payload_bytes: int
+    payload: str | None
+    """The beginning of it, when it is text."""
+    payload_cut: bool
+
+
+def last_lines(reader: JournalReader, count: int, types: Sequence[str], end: int) -> list[Line]:
+    """The last messages before an offset: looked for from the end, in windows that grow."""
+    found: deque[Line] = deque()
+    earliest = min(reader.earliest(), end)
+    width = max(count, 100)
+    while end > earliest and len(found) < count:
+        start = max(earliest, end - width)
+        newest: deque[Line] = deque(maxlen=count - len(found))
+        for line in lines(reader, start, end, types):
+            newest.append(line)
+        found.extendleft(reversed(newest))
+        end, width = start, width * 2
+    return list(found)
+
+
+def lines(reader: JournalReader, start: int, end: int, types: Sequence[str]) -> Iterator[Line]:
+    for batch in reader.batches(start, end, rows=_MOST_ROWS):
+        batch = of_types(batch, types)
+        columns = [batch.column(name) for name in _COLUMNS]
+        columns[1] = columns[1].cast(pa.int64())
+        payload = batch.column("payload")
+        sizes = pc.fill_null(pc.binary_length(payload), 0).to_pylist()
+        previews = pc.binary_slice(payload, 0, _PREVIEW_BYTES).to_pylist()
+        rows = zip(*(column.to_pylist() for column in columns), strict=True)
+        for (offset, moment, *rest), size, preview in zip(rows, sizes, previews, strict=True):
+            text = None if rest[-1] else _text(preview or b"", cut=size > _PREVIEW_BYTES)
+            fields = (offset, _iso(moment), *rest, size, text, size > _PREVIEW_BYTES)
+            yield Line(*fields)
+
+
+def _text(data: bytes, *, cut: bool) -> str | None:
+    for dropped in range(4 if cut else 1):  # a cut may go through a character
+        try:
+            return data[: len(data) - dropped].decode()
+        except UnicodeDecodeError:
+            continue
+    return None
+
+
+def _iso(moment: int) -> str:
+    return datetime.fromtimestamp(moment / 1_000_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def tail_journal(reader: JournalReader, count: int, types: Sequence[str], *, follow: bool, as_json: bool) -> None:
+    """Print the last messages and, when asked to follow, those that come, until interrupted."""
+    position = reader.latest()
+    for line in last_lines(reader, count, types, position):
+        print_line(line, as_json=as_json)
+    sys.stdout.flush()
+    while follow:
+        latest = reader.latest()
+        if latest > position:
+            for line in lines(reader, position, latest, types):
+                print_line(line, as_json=as_json)
+            sys.stdout.flush()
+            position = latest
+        time.sleep(_POLL_SECONDS)
+
+
+def print_line(line: Line, *, as_json: bool) -> None:
+    if as_json:
+        print_json(msgspec.to_builtins(line))
+        return
+    head = Text.assemble(
+        (f"{line.offset}", "cyan"),
+        "  ",
+        line.time.replace("T", " "),
+        "  ",
+        (printable(line.type), "bold"),
+        f"  {printable(line.source)}",
+        f" to {printable(line.destination)}" if line.destination else "",
+        (f"  key {printable(line.key)}" if line.key is not None else "", "green"),
+        (f"  {printable(line.publication_id)}", "dim"),
+    )
+    room = max(20, console.width - 4) if console.is_terminal else _PIPED_PREVIEW
+    preview = _preview(line, room)
+    if console.is_terminal:
+        console.print(head, soft_wrap=True)
+        console.print(f"    {preview}", markup=False, style="dim", soft_wrap=True)
+    else:
+        console.print(head + Text(f"  {preview}"), soft_wrap=True)
+
+
+def _preview(line: Line, room: int) -> str:
+    if line.payload is None:
+        kind = " ".join(filter(None, (line.content_encoding, line.content_type or "bytes")))
+        return f"<{line.payload_bytes:,} bytes of {kind}>"
+    text = printable(line.payload[: room + 1])
+    return text if len(text) <= room and not line.payload_cut else text[: room - 1] + "…"
+
+
+def printable(text: str) -> str:
+    """Nothing in a message may steer the terminal."""
+    return "".join(character if character.isprintable() else "·" for character in text)

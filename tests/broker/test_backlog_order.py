@@ -1,0 +1,50 @@
+"""A queue with a journal behind it: what waits there for room in memory keeps its place in its key."""
+
+import pytest
+
+from faregate.broker.entry import Entry
+from faregate.broker.queue import Queue
+from faregate.message import Envelope
+from tests.broker.rig import Rig
+
+
+class NoRoom:
+    """A recorder whose memory is always full: every plain entry waits in the journal."""
+
+    def __init__(self) -> None:
+        self.journal: list[Envelope] = []
+
+    def has_room(self) -> bool:
+        return False
+
+    def load(self, offsets: list[int]) -> list[Envelope]:
+        return [self.journal[offset] for offset in offsets]
+
+    def started(self, queue: Queue, entry: Entry) -> None: ...
+    def ended(self, queue: Queue, entry: Entry, outcome: str) -> None: ...
+    def waits(self, queue: Queue, entry: Entry, due: float) -> None: ...
+    def holds(self, envelope: Envelope) -> None: ...
+    def leaves(self, envelope: Envelope) -> None: ...
+
+
+def write(rig: Rig, recorder: NoRoom, text: str, **times: float) -> None:
+    envelope = Envelope(publication_id=text, body=text.encode(), headers={"key": text[0]}, **times)  # type: ignore[arg-type]
+    recorder.journal.append(envelope)
+    rig.queue.enqueue(envelope, offset=len(recorder.journal) - 1)
+
+
+@pytest.mark.parametrize("last", ["plain", "mortal", "due already"])
+async def test_a_message_does_not_overtake_earlier_ones_of_its_key_that_wait_in_the_journal(last: str) -> None:
+    recorder = NoRoom()
+    rig = Rig(recorder=recorder)
+    now = rig.clock.time()
+    write(rig, recorder, "a1")
+    write(rig, recorder, "a2")
+    write(rig, recorder, "a3", **{"plain": {}, "mortal": {"expires_at": now + 3600}}.get(last, {"deliver_at": now - 1}))
+    inbox = rig.inbox(credit=1)
+    order = []
+    for _ in range(3):
+        delivery = await inbox.take()
+        order.append(delivery.envelope.publication_id)
+        await delivery.settle("handled")
+    assert order == ["a1", "a2", "a3"]
