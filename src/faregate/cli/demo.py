@@ -3,11 +3,12 @@
 import asyncio
 import logging
 import random
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich import box
@@ -22,6 +23,7 @@ from faregate.cli.loop import run_async
 from faregate.cli.output import console, print_json
 
 _REFRESH_SECONDS = 0.1
+_PLACED_AT_ONCE = 200
 _REPEATED_PERCENT = 10
 _IMPOSSIBLE_PERCENT = 1
 
@@ -29,6 +31,7 @@ _IMPOSSIBLE_PERCENT = 1
 def demo(
     orders: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many orders to place.")] = 5000,
     seed: Annotated[int, typer.Option(help="Which orders repeat or are impossible.")] = 17,
+    transport: Annotated[Literal["journal", "memory"], typer.Option(help="What the messages travel on.")] = "journal",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Send orders through a shop of four services and check that each was charged and shipped exactly once.
@@ -37,7 +40,9 @@ def demo(
     whether everything came out as expected.
     """
     logging.getLogger("faregate").setLevel(logging.CRITICAL)
-    result = run_async(_run(orders, seed, live=not as_json and console.is_terminal))
+    with tempfile.TemporaryDirectory(prefix="faregate-demo-") as folder:
+        url = "memory:" if transport == "memory" else f"journal:{folder}/journal"
+        result = run_async(_run(url, orders, seed, live=not as_json and console.is_terminal))
     if as_json:
         print_json(result.as_dict())
     else:
@@ -61,6 +66,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Result:
+    transport: str
     orders: int
     seconds: float
     messages: int
@@ -73,6 +79,7 @@ class Result:
 
     def as_dict(self) -> dict[str, Any]:
         return {
+            "transport": self.transport,
             "orders": self.orders,
             "seconds": round(self.seconds, 3),
             "messages": self.messages,
@@ -86,7 +93,7 @@ class Result:
         }
 
 
-async def _run(orders: int, seed: int, *, live: bool) -> Result:
+async def _run(url: str, orders: int, seed: int, *, live: bool) -> Result:
     from faregate.cli.shop import app as shop
     from faregate.cli.shop.messages import OrderPlaced
 
@@ -94,14 +101,20 @@ async def _run(orders: int, seed: int, *, live: bool) -> Result:
     impossible = {number for number in range(orders) if chance.random() * 100 < _IMPOSSIBLE_PERCENT}
     repeated = {number for number in range(orders) if chance.random() * 100 < _REPEATED_PERCENT}
     started = time.perf_counter()
-    async with shop.bus as bus:
-        watching = asyncio.create_task(_watch(bus, orders)) if live else None
+    transport = url.partition(":")[0]
+    async with Bus(url, nodes=[shop.shop, shop.billing, shop.payments, shop.shipping]) as bus:
+        watching = asyncio.create_task(_watch(bus, transport, orders)) if live else None
+        placing: list[asyncio.Task[str]] = []
         for number in range(orders):
             order = OrderPlaced(
                 order_id=f"order-{number}", customer=f"customer-{number % 97}", total=-1 if number in impossible else 40
             )
             for _ in range(2 if number in repeated else 1):
-                await bus.publish(order, node="shop", idempotency_key=order.order_id)
+                placing.append(asyncio.create_task(bus.publish(order, node="shop", idempotency_key=order.order_id)))
+            if len(placing) >= _PLACED_AT_ONCE:
+                await asyncio.gather(*placing)
+                placing.clear()
+        await asyncio.gather(*placing)
         await bus.idle()
         seconds = time.perf_counter() - started
         if watching is not None:
@@ -119,23 +132,23 @@ async def _run(orders: int, seed: int, *, live: bool) -> Result:
         Check("impossible orders given up, with the reason", len(impossible), len(dead)),
         Check("messages lost", 0, orders + 2 * good - outcomes["handled"] - outcomes["dead"]),
     ]
-    return Result(orders, seconds, outcomes["handled"] + outcomes["dead"], shop.bank.timeouts, checks)
+    return Result(transport, orders, seconds, outcomes["handled"] + outcomes["dead"], shop.bank.timeouts, checks)
 
 
 def _doubles(rows: list[tuple[str, str]]) -> int:
     return sum(count - 1 for count in Counter(order for order, _ in rows).values())
 
 
-async def _watch(bus: Bus, orders: int) -> None:
+async def _watch(bus: Bus, transport: str, orders: int) -> None:
     """Redraw the counters until cancelled."""
     started = time.perf_counter()
-    with Live(_view(bus, orders, 0.0), console=console, auto_refresh=False, transient=True) as view:
+    with Live(_view(bus, transport, orders, 0.0), console=console, auto_refresh=False, transient=True) as view:
         while True:
             await asyncio.sleep(_REFRESH_SECONDS)
-            view.update(_view(bus, orders, time.perf_counter() - started), refresh=True)
+            view.update(_view(bus, transport, orders, time.perf_counter() - started), refresh=True)
 
 
-def _view(bus: Bus, orders: int, seconds: float) -> Group:
+def _view(bus: Bus, transport: str, orders: int, seconds: float) -> Group:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("node")
     table.add_column("handles")
@@ -156,13 +169,14 @@ def _view(bus: Bus, orders: int, seconds: float) -> Group:
             ProgressBar(total=orders, completed=ended, width=24),
         )
     rate = f"{done / seconds:,.0f} messages a second" if seconds else ""
-    return Group(Text(f"{orders:,} orders on {bus.url}   {seconds:4.1f} s   {rate}", style="bold"), table)
+    return Group(Text(f"{orders:,} orders on {transport}:   {seconds:4.1f} s   {rate}", style="bold"), table)
 
 
 def _show(result: Result) -> None:
+    rate = f"{result.messages / result.seconds:,.0f} a second"
     console.print(
-        f"[bold]{result.orders:,} orders[/] made {result.messages:,} messages in {result.seconds:.1f} s "
-        f"({result.messages / result.seconds:,.0f} a second); the bank did not answer {result.timeouts:,} times"
+        f"[bold]{result.orders:,} orders[/] made {result.messages:,} messages on {result.transport}: in "
+        f"{result.seconds:.1f} s ({rate}); the bank did not answer {result.timeouts:,} times",
     )
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("checked")

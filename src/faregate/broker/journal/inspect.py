@@ -332,11 +332,11 @@ class Inspector:
         self._look_at_readers()
         self._look_at_spool()
         snapshot = self._read_snapshot()
-        self._look_at_side_logs(snapshot)
+        self._look_at_side_logs()
         mark = self._read_mark()
         self._look_at_segments(mark)
         self._check_snapshot(snapshot)
-        self._look_at_topology(snapshot)
+        self._look_at_topology()
         for path in self._layout.foreign_files(self._disk):
             self._note(path, None, "does not belong to the journal and is left alone")
         self._found.steps += self._clean
@@ -451,6 +451,13 @@ class Inspector:
         if wrong:
             self._problem(self._layout.snapshot, None, wrong)
             self._set_aside(self._layout.snapshot, ": what waits is found from the side logs")
+            return
+        bases = self._layout.segment_bases(self._disk)
+        first = min((queue.runs[0][0] for queue in snapshot.queues.values() if queue.runs), default=_FARTHEST)
+        if bases and first < bases[0] and not self._live:  # retention never takes what still waits
+            what = "is missing, although messages in it waited when the snapshot was made"
+            self._problem(self._layout.segment(first), None, what, (first, bases[0] - 1))
+            self._fill(first, bases[0])
 
     def _read_mark(self) -> HighWater | None:
         path = self._layout.high_water
@@ -468,7 +475,7 @@ class Inspector:
         self._mark_is_wrong = True
         return None
 
-    def _look_at_topology(self, snapshot: Snapshot | None) -> None:
+    def _look_at_topology(self) -> None:
         path = self._layout.topology
         hint = "restore it from a backup, repair cannot make it again"
         topology = Topology()
@@ -495,7 +502,7 @@ class Inspector:
 
     # --- side logs --------------------------------------------------------------------------------------
 
-    def _look_at_side_logs(self, snapshot: Snapshot | None) -> None:
+    def _look_at_side_logs(self) -> None:
         for name in self._disk.list(self._layout.settled):
             path = self._layout.settled / name
             if not name.endswith(SETTLED_SUFFIX) or name.startswith("."):
@@ -615,7 +622,7 @@ class Inspector:
         wrong = list(scan.wrong)
         if header is None:
             wrong.insert(0, (0, "has a header that cannot be read", None))
-        if footer is not None:
+        if footer is not None and not wrong:  # where frames are lost, it differs anyway
             wrong += [(footer.bytes, what, None) for what in scan.footer_differences(footer, len(data))]
         known = set(scan.lost_before)
         if not (scan.footer is not None and scan.footer.compacted):
