@@ -77,8 +77,8 @@ async def make(path: Path, messages: int, is_settled: range, *, snapshot: bool =
     await transport.journal.close(None)
     if snapshot:
         # Opening once finds what waits from the side logs; closing then writes the snapshot of it.
-        async with fg.Bus(f"journal:{path}", nodes=[shop]):
-            pass
+        async with fg.Bus(f"journal:{path}", nodes=[shop]) as bus:
+            bus._transport._begin()
 
 
 async def open_once(path: Path) -> tuple[float, int]:

@@ -47,6 +47,8 @@ class DurableBroker(Broker):
         self._settled = 0
         self._snapshotting: asyncio.Task[None] | None = None
         self._enqueued = journal.next_offset
+        self._begun = False
+        """Whether every queue of the journal is here; before that a snapshot would forget the others."""
         self._careful = _CAREFUL_STARTS
         """After an opening, starts are written at once: a message that kills the process must be counted."""
         for publication_id, replay in journal.recent_publications(self.recent.window):
@@ -63,6 +65,7 @@ class DurableBroker(Broker):
 
     def begin(self) -> None:
         """The queues that this process does not consume go on collecting; then messages may come and go."""
+        self._begun = True
         for record in self._journal.topology.queues:
             if record.name not in self._queues:
                 if record.is_poison or record.kind is None or record.type is None:
@@ -301,4 +304,4 @@ class DurableBroker(Broker):
     async def close_journal(self) -> None:
         if self._snapshotting is not None:
             await asyncio.gather(self._snapshotting, return_exceptions=True)
-        await self._journal.close(self.snapshot() if self._journal.failure is None else None)
+        await self._journal.close(self.snapshot() if self._begun and self._journal.failure is None else None)
