@@ -1,4 +1,4 @@
-"""Entries that wait in the journal and not in memory: their places, eight bytes each.
+"""Entries that wait in the journal and not in memory: their places, sixteen bytes each.
 
 A queue that is far behind holds only this; it loads envelopes a few at a time, in order, as they come up.
 """
@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 
 class Backlog:
-    """Offsets of waiting messages, in order, with the queue positions they were given."""
+    """Offsets of waiting messages, in order, with the queue positions they have."""
 
     __slots__ = ("_chunks", "_count", "_head")
 
     def __init__(self) -> None:
-        self._chunks: deque[tuple[int, array[int]]] = deque()
+        self._chunks: deque[tuple[array[int], array[int]]] = deque()
         self._head = 0
         """How many of the first chunk are gone."""
         self._count = 0
@@ -27,40 +27,45 @@ class Backlog:
     @property
     def first_position(self) -> int | None:
         """The position of the first one; None when it is empty."""
-        return self._chunks[0][0] + self._head if self._chunks else None
+        return self._chunks[0][0][self._head] if self._chunks else None
 
     def append(self, position: int, offset: int) -> None:
         """Add one behind the others."""
-        if self._chunks:
-            first, offsets = self._chunks[-1]
-            if first + len(offsets) == position:
-                offsets.append(offset)
-                self._count += 1
-                return
-        self.extend(position, (offset,))
+        if not self._chunks:
+            self._chunks.append((array("q"), array("q")))
+        positions, offsets = self._chunks[-1]
+        positions.append(position)
+        offsets.append(offset)
+        self._count += 1
 
-    def extend(self, position: int, offsets: Iterable[int]) -> None:
-        """Add several whose positions follow each other from `position` on."""
-        chunk = array("q", offsets)
-        if chunk:
-            self._chunks.append((position, chunk))
-            self._count += len(chunk)
+    def extend(self, positions: Sequence[int], offsets: Sequence[int]) -> None:
+        """Add several behind the others."""
+        if positions:
+            self._chunks.append((array("q", positions), array("q", offsets)))
+            self._count += len(positions)
 
-    def take(self, most: int) -> tuple[int, list[int]]:
-        """Remove up to that many from the front: the first one's position, and the offsets."""
-        first, offsets = self._chunks[0]
-        position = first + self._head
-        taken = offsets[self._head : self._head + most].tolist()
-        self._head += len(taken)
-        self._count -= len(taken)
-        if self._head == len(offsets):
+    def take(self, most: int) -> tuple[list[int], list[int]]:
+        """Remove up to that many from the front: their positions and offsets."""
+        positions, offsets = self._chunks[0]
+        stop = self._head + most
+        taken = positions[self._head : stop].tolist(), offsets[self._head : stop].tolist()
+        self._head += len(taken[0])
+        self._count -= len(taken[0])
+        if self._head == len(positions):
             self._chunks.popleft()
             self._head = 0
-        return position, taken
+        return taken
 
     def runs(self) -> Iterator[tuple[int, int, int, int]]:
-        """(first position, first offset, last offset, count) of stretches without a gap in position."""
+        """(first position, first offset, last offset, length) of stretches without a gap in position."""
         head = self._head
-        for position, offsets in self._chunks:
-            yield position + head, offsets[head], offsets[-1], len(offsets) - head
+        for positions, offsets in self._chunks:
+            if positions[-1] - positions[head] == len(positions) - 1 - head:
+                yield positions[head], offsets[head], offsets[-1], len(positions) - head
+            else:
+                start = head
+                for index in range(head + 1, len(positions) + 1):
+                    if index == len(positions) or positions[index] != positions[index - 1] + 1:
+                        yield positions[start], offsets[start], offsets[index - 1], index - start
+                        start = index
             head = 0

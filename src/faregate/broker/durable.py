@@ -5,14 +5,13 @@ What a queue cannot hold in memory waits in the journal; see `Backlog`.
 
 import asyncio
 import logging
-from array import array
 from collections.abc import Sequence
 
 from faregate.broker.broker import Broker
 from faregate.broker.entry import Entry
 from faregate.broker.journal.errors import JournalFailed
 from faregate.broker.journal.journal import Append, Journal
-from faregate.broker.journal.recovery import Found
+from faregate.broker.journal.recovery import Found, Single
 from faregate.broker.journal.settled import OUTCOMES, REDELIVER, STARTED, Record
 from faregate.broker.journal.snapshot import QueueSnapshot, ReturningRecord, Snapshot
 from faregate.broker.queue import Queue
@@ -88,15 +87,17 @@ class DurableBroker(Broker):
 
     def _fill(self, queue: Queue, found: Found, timed: bool) -> None:
         for piece in found.pieces:
-            if isinstance(piece, Returning):
-                queue.restore_entry(self.load([piece.offset])[0], piece)
+            if isinstance(piece, Single):
+                queue.restore_entry(piece.position, self.load([piece.entry.offset])[0], piece.entry)
             elif timed:
-                for envelope, offset in zip(self.load(list(piece)), piece, strict=True):
-                    queue.restore_entry(envelope, Returning(offset, 0, 0, None))
+                for position, offset, envelope in zip(*piece, self.load(list(piece.offsets)), strict=True):
+                    queue.restore_entry(position, envelope, Returning(offset, 0, 0, None))
             else:
-                queue.restore(array("q", piece))
-        for offset, record in found.poison:
-            queue.restore_entry(record.envelope, Returning(offset, record.tries, 0, None), record)
+                queue.restore(piece.positions, piece.offsets)
+        for index, (offset, record) in enumerate(found.poison):
+            returning = Returning(offset, record.tries, 0, None)
+            queue.restore_entry(found.position + 2 * index, record.envelope, returning, record)
+        queue.leave_gap(found.position + 2 * len(found.poison) + 1)
 
     def _topic(self, envelope: Envelope, route: Route) -> int:
         """The number under which the journal knows where this publication goes."""

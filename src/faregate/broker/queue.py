@@ -15,9 +15,8 @@ Rules kept here (each has a regression test that fails without it):
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
-from itertools import count
 
 from faregate.broker.backlog import Backlog
 from faregate.broker.consumer import QueueConsumer
@@ -135,8 +134,9 @@ class Queue:
         for index, envelope in enumerate(envelopes):
             if self._backlog and not any(e.deliver_at or e.expires_at for e in envelopes[index:]) and not self._expires:
                 rest = offsets[index:]
-                self._backlog.extend(self._next_position, rest)
-                self._next_position += len(rest)
+                positions = range(self._next_position, self._next_position + len(rest))
+                self._backlog.extend(positions, rest)
+                self._next_position = positions.stop
                 self._flight.count += len(rest)
                 self.signal()
                 return
@@ -192,8 +192,8 @@ class Queue:
         """Bring the next waiting entries from the journal into memory; whether there were any."""
         if not self._backlog or self._recorder is None or len(self._entries) >= _MOST_RESIDENT:
             return False
-        first, offsets = self._backlog.take(_LOADED_AT_ONCE)
-        for position, envelope, offset in zip(count(first), self._recorder.load(offsets), offsets, strict=False):
+        positions, offsets = self._backlog.take(_LOADED_AT_ONCE)
+        for position, envelope, offset in zip(positions, self._recorder.load(offsets), offsets, strict=True):
             self._admit_late(position)
             self._flight.count -= 1  # counted when it was put into the backlog
             self._insert(Entry(position, envelope, redeliveries=envelope.redeliveries, offset=offset))
@@ -553,17 +553,23 @@ class Queue:
         ]
         return QueueState(runs, returning)
 
-    def restore(self, offsets: Iterable[int]) -> None:
-        """Plain entries that wait in the journal, in order, behind what is here already."""
-        before = len(self._backlog)
-        self._backlog.extend(self._next_position, offsets)
-        added = len(self._backlog) - before
-        self._next_position += added
-        self._flight.count += added
+    def restore(self, positions: Sequence[int], offsets: Sequence[int]) -> None:
+        """Plain entries that wait in the journal, in order, behind what was restored before.
 
-    def restore_entry(self, envelope: Envelope, found: Returning, poisoned: Poisoned | None = None) -> None:
-        """An entry with a past or with a time of its own, behind what is here already."""
-        position = self._next_position
+        Positions follow each other only where nothing of this queue between them is done; see `state`.
+        """
+        self._backlog.extend(positions, offsets)
+        self._flight.count += len(positions)
+        self._next_position = positions[-1] + 1
+
+    def leave_gap(self, position: int) -> None:
+        """What comes from now on does not follow what was restored: something between them may be done."""
+        self._next_position = max(self._next_position, position)
+
+    def restore_entry(
+        self, position: int, envelope: Envelope, found: Returning, poisoned: Poisoned | None = None
+    ) -> None:
+        """An entry with a past or with a time of its own, behind what was restored before."""
         self._next_position = position + 1
         entry = Entry(
             position,

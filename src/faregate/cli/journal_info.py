@@ -18,9 +18,8 @@ from faregate.broker.journal.frame import Footer
 from faregate.broker.journal.high_water import HighWater
 from faregate.broker.journal.log import Segment
 from faregate.broker.journal.reader import JournalReader
-from faregate.broker.journal.recovery import Found, recover
+from faregate.broker.journal.recovery import Found, Single, recover
 from faregate.broker.journal.spool import waiting
-from faregate.broker.recorder import Returning
 from faregate.cli.journal_progress import counted, size_text
 from faregate.cli.output import console
 
@@ -45,20 +44,13 @@ def describe(path: Path) -> dict[str, Any]:
         found = recover(layout, disk, reader, topology)
     except (JournalCorrupt, OffsetGone) as exc:
         trouble.append(f"what waits cannot be told: {exc}")
-    now = time.time()
     queues = [
         {
             "queue": queue.name,
             "node": queue.node,
-            "waiting": len(found[queue.number].poison) if queue.is_poison else found[queue.number].count(),
-            "later": sum(
-                isinstance(piece, Returning) and piece.due is not None and piece.due > now
-                for piece in found[queue.number].pieces
-            ),
+            **_waiting(found.get(queue.number, Found()), time.time()),
             "poison": queue.is_poison,
         }
-        if queue.number in found
-        else {"queue": queue.name, "node": queue.node, "waiting": 0, "later": 0, "poison": queue.is_poison}
         for queue in topology.queues
     ]
     return {
@@ -85,6 +77,11 @@ def describe(path: Path) -> dict[str, Any]:
         "quarantine": len(disk.list(layout.quarantine)),
         "trouble": trouble,
     }
+
+
+def _waiting(found: Found, now: float) -> dict[str, int]:
+    due = [piece.entry.due for piece in found.pieces if isinstance(piece, Single)]
+    return {"waiting": found.count(), "later": sum(moment is not None and moment > now for moment in due)}
 
 
 def _process(holder: str | None) -> int | str | None:

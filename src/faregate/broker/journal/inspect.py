@@ -215,6 +215,7 @@ class Scan:
         """Where bytes start that no sound frame follows."""
         self.end = base
         self.commit, self.time = self.header.commit, self.header.time
+        self._last_commit = -1  # not the header's: compaction writes the last commit there
         self.whole = SEGMENT_BYTES
         """Where the last whole commit ends: behind it there may be parts of a batch whose rest is missing."""
         self.whole_end = base
@@ -259,8 +260,9 @@ class Scan:
     def _count(self, frame: Frame, content: Any) -> None:
         self.frames += 1
         self.end = max(self.end, frame.base + frame.rows)
-        if frame.commit <= self.commit and self.frames > 1:
-            self.wrong.append((frame.position, f"has commit number {frame.commit} behind {self.commit}", None))
+        if frame.commit <= self._last_commit:
+            self.wrong.append((frame.position, f"has commit number {frame.commit} behind {self._last_commit}", None))
+        self._last_commit = frame.commit
         if frame.time < self.time:
             self.wrong.append((frame.position, "is older than the frame before it", None))
         if frame.kind == frames.MESSAGES and frame.rows:
@@ -533,7 +535,7 @@ class Inspector:
             if _is_record(data, position):
                 if start is not None:
                     count = (position - start) // RECORD_BYTES
-                    self._problem(path, start, f"has {count} damaged record(s): their messages come again")
+                    self._problem(path, start, f"has {count} damaged record(s): their messages may be delivered again")
                 start = None
             elif start is None:
                 start = position
@@ -549,11 +551,13 @@ class Inspector:
         bases = self._layout.segment_bases(self._disk)
         if self._live:
             bases = [base for base in bases if base <= mark.segment] if mark is not None else bases[:-1]
-        gone = mark.segment if mark is not None and (not bases or bases[-1] < mark.segment) else None
+        gone = None
+        if mark is not None and not self._live and (not bases or bases[-1] < mark.segment):
+            gone = mark.segment
         expected: int | None = None
         last: tuple[int, Scan] | None = None
         kept = 0
-        for base, following in zip(bases, [*bases[1:], gone], strict=True):
+        for base, following in zip(bases, [*bases[1:], gone][: len(bases)], strict=True):
             path = self._layout.segment(base)
             if expected is not None and base < expected:
                 self._problem(path, None, f"starts within the segment before it, which ends at offset {expected}")
@@ -571,8 +575,8 @@ class Inspector:
             kept += scan is not None
             last = None if scan is None or scan.footer is not None or following is not None else (base, scan)
             self._done(len(data))
-        if gone is not None and mark is not None and not self._live:
-            expected = self._last_is_missing(gone if expected is None else expected, mark)
+        if gone is not None and mark is not None:
+            expected = self._last_is_missing(expected or 0, mark)
         if bases or expected is not None:
             self._end_at(bases[-1] if expected is None else expected, last, nothing_left=bool(bases) and not kept)
 

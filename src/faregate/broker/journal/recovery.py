@@ -8,9 +8,9 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow.compute as pc
@@ -25,24 +25,71 @@ from faregate.broker.recorder import Returning
 from faregate.ports.queue import Poisoned
 
 _END = 1 << 62
+_MANY_RUNS = 4
+
+
+class Stretch(NamedTuple):
+    """Plain entries: their positions and offsets."""
+
+    positions: Sequence[int]
+    offsets: Sequence[int]
+
+    def ends_before(self, positions: range, offsets: range) -> bool:
+        """Whether those go on where this one ends, and both are unbroken."""
+        unbroken = isinstance(self.positions, range) and isinstance(self.offsets, range)
+        return unbroken and self.positions[-1] + 1 == positions.start and self.offsets[-1] + 1 == offsets.start
+
+
+class Single(NamedTuple):
+    """An entry with a past or a time of its own."""
+
+    position: int
+    entry: Returning
 
 
 @dataclass
 class Found:
-    """What one queue held, in order: offsets of plain entries, and entries with a past or a time of their own."""
+    """What one queue held, in order: stretches of plain entries, and entries with a past or a time of their own.
 
-    pieces: list[range | array[int] | Returning] = field(default_factory=list)
+    Each has a position. Positions follow each other only where nothing of the queue between them is done, so that a
+    stretch of positions is a stretch within which everything waits.
+    """
+
+    pieces: list[Stretch | Single] = field(default_factory=list)
     poison: list[tuple[int, Poisoned]] = field(default_factory=list)
+    position: int = 0
+    """The next one's position."""
 
-    def plain(self, offsets: range | array[int]) -> None:
+    def gap(self) -> None:
+        """Something of the queue is done, or was before the journal's start."""
+        self.position += 1
+
+    def plain(self, offsets: range) -> None:
+        """A stretch that waits as a whole."""
+        positions = range(self.position, self.position + len(offsets))
         last = self.pieces[-1] if self.pieces else None
-        if isinstance(offsets, range) and isinstance(last, range) and last.stop == offsets.start:
-            self.pieces[-1] = range(last.start, offsets.stop)
-        elif len(offsets):
-            self.pieces.append(offsets)
+        if isinstance(last, Stretch) and last.ends_before(positions, offsets):
+            positions = range(last.positions[0], positions.stop)
+            offsets = range(last.offsets[0], offsets.stop)
+            self.pieces.pop()
+        self.pieces.append(Stretch(positions, offsets))
+        self.position = positions.stop
+
+    def scattered(self, runs: list[tuple[int, int]]) -> None:
+        """Many short stretches [start, stop), with something done between each two."""
+        positions: array[int] = array("q")
+        offsets: array[int] = array("q")
+        for start, stop in runs:
+            self.position += 1
+            positions.extend(range(self.position, self.position + stop - start))
+            offsets.extend(range(start, stop))
+            self.position += stop - start
+        self.position += 1
+        self.pieces.append(Stretch(positions, offsets))
 
     def count(self) -> int:
-        return len(self.poison) + sum(1 if isinstance(piece, Returning) else len(piece) for piece in self.pieces)
+        lengths = (1 if isinstance(piece, Single) else len(piece.offsets) for piece in self.pieces)
+        return len(self.poison) + sum(lengths)
 
 
 class _Waiting:
@@ -136,12 +183,22 @@ def _sort_out(batch: Any, topics: dict[int, list[int]], waiting: dict[int, _Wait
     timed = any(batch.column(name).null_count < batch.num_rows for name in ("deliver_at", "expires_at"))
     if len(numbers) == 1 and whole and not timed:
         for queue in topics.get(numbers[0], ()):
-            one = waiting[queue]
-            for start, stop in one.within(first, last + 1):
+            one, held = waiting[queue], found[queue]
+            edge = first
+            runs = list(one.within(first, last + 1))
+            if len(runs) > _MANY_RUNS and one.untouched(first, last + 1):
+                held.scattered(runs)
+                continue
+            for start, stop in runs:
+                if start != edge:
+                    held.gap()
+                edge = stop
                 if one.untouched(start, stop):
-                    found[queue].plain(range(start, stop))
+                    held.plain(range(start, stop))
                 else:
-                    _one_by_one(range(start, stop), one, found[queue], ())
+                    _one_by_one(range(start, stop), one, held, ())
+            if edge != last + 1:
+                held.gap()
         return
     by_topic = batch.column("topic").to_pylist()
     listed = offsets.to_pylist()
@@ -149,10 +206,11 @@ def _sort_out(batch: Any, topics: dict[int, list[int]], waiting: dict[int, _Wait
     for number in numbers:
         own = array("q", [offset for offset, topic in zip(listed, by_topic, strict=True) if topic == number])
         for queue in topics.get(number, ()):
-            one = waiting[queue]
+            one, held = waiting[queue], found[queue]
             for start, stop in one.within(own[0], own[-1] + 1):
-                inside = own[bisect_left(own, start) : bisect_left(own, stop)]
-                _one_by_one(inside, one, found[queue], special)
+                held.gap()
+                _one_by_one(own[bisect_left(own, start) : bisect_left(own, stop)], one, held, special)
+            held.gap()
 
 
 def _timed_offsets(batch: Any) -> list[int]:
@@ -162,18 +220,23 @@ def _timed_offsets(batch: Any) -> list[int]:
 
 
 def _one_by_one(offsets: Any, one: _Waiting, found: Found, special: Any) -> None:
+    positions: array[int] = array("q")
     plain: array[int] = array("q")
     for offset in offsets:
-        if offset in one.ended:
-            continue
         past = one.past.get(offset)
-        if past is None and offset not in special:
+        if offset in one.ended:
+            pass
+        elif past is None and offset not in special:
+            positions.append(found.position)
             plain.append(offset)
-            continue
-        found.plain(plain)
-        plain = array("q")
-        found.pieces.append(past or Returning(offset, 0, 0, None))
-    found.plain(plain)
+        else:
+            if plain:
+                found.pieces.append(Stretch(positions, plain))
+                positions, plain = array("q"), array("q")
+            found.pieces.append(Single(found.position, past or Returning(offset, 0, 0, None)))
+        found.position += 1
+    if plain:
+        found.pieces.append(Stretch(positions, plain))
 
 
 def _find_poison(
