@@ -46,6 +46,7 @@ class DurableBroker(Broker):
         self._settled = 0
         self._snapshotting: asyncio.Task[None] | None = None
         self._enqueued = journal.next_offset
+        self._last: Snapshot | None = None
         self._begun = False
         """Whether every queue of the journal is here; before that a snapshot would forget the others."""
         self._careful = _CAREFUL_STARTS
@@ -302,7 +303,15 @@ class DurableBroker(Broker):
         except JournalFailed:
             log.debug("no snapshot: the journal has failed")
 
+    def close(self) -> None:
+        """Everybody gives back what he holds; then what waits is remembered, before the timers are gone."""
+        if self._last is None and self._begun and self._journal.failure is None:
+            for queue in self._queues.values():
+                queue.detach_all()
+            self._last = self.snapshot()
+        super().close()
+
     async def close_journal(self) -> None:
         if self._snapshotting is not None:
             await asyncio.gather(self._snapshotting, return_exceptions=True)
-        await self._journal.close(self.snapshot() if self._begun and self._journal.failure is None else None)
+        await self._journal.close(self._last if self._journal.failure is None else None)

@@ -485,6 +485,10 @@ class Queue:
             self.release(entry, lock)
         self.signal()
 
+    def detach_all(self) -> None:
+        for consumer in list(self._consumers):
+            self.detach(consumer)
+
     def signal(self) -> None:
         """Something changed that may allow a delivery: wake the pump."""
         if self._awake or self._closed or not self._consumers:
@@ -607,8 +611,7 @@ class Queue:
     def close(self) -> None:
         """Detach everybody, stop all timers and forget the entries: cycles through them are never collected."""
         self._closed = True
-        for consumer in list(self._consumers):
-            self.detach(consumer)
+        self.detach_all()
         if self._lock_timer is not None:
             self._lock_timer.cancel()
             self._lock_timer = None

@@ -9,10 +9,12 @@ import errno
 import fcntl
 import mmap
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+_LOCK_TRIES, _LOCK_PAUSE = 10, 0.03
 PRIVATE_FILE = 0o600
 PRIVATE_FOLDER = 0o700
 
@@ -163,11 +165,15 @@ class WriterLock:
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._descriptor)
-            raise
+        for tries_left in reversed(range(_LOCK_TRIES)):
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if not tries_left:
+                    os.close(self._descriptor)
+                    raise
+                time.sleep(_LOCK_PAUSE)  # `lock_holder` of another process may hold it for a moment
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 

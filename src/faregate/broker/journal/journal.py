@@ -357,6 +357,7 @@ class Journal:
                 results[item] = (self._in_thread_write(item.envelopes, item.topics, mark_of(item.batch)), None)
             if buried:
                 graves = self._log.append_poison([item.record for item in buried])
+                self._note_segment()
                 results.update((item, ([grave], None)) for item, grave in zip(buried, graves, strict=True))
             if results:
                 self._log.sync()
@@ -405,9 +406,13 @@ class Journal:
         self, envelopes: Sequence[Envelope], topics: Sequence[int], mark: bytes | None
     ) -> Sequence[int]:
         offsets = self._log.append(envelopes, topics, batch=mark)
+        self._note_segment()
+        return offsets
+
+    def _note_segment(self) -> None:
+        """A new segment has a side log of its own."""
         if self._log.segment_base != self._bases[-1]:
             self._bases.append(self._log.segment_base)
-        return offsets
 
     def _in_thread_sync_rest(self, results: dict[Item, tuple[Sequence[int], BaseException | None]]) -> None:
         """Part of a group was written before the disk was full: that part counts once it is synced."""

@@ -22,6 +22,7 @@ import msgspec
 from faregate.broker.journal.disk import Disk
 from faregate.broker.journal.errors import JournalCorrupt, JournalNotFound, JournalTooNew, NotAJournal
 from faregate.broker.journal.frame import VERSION
+from faregate.broker.journal.topology import Topology
 
 SEGMENT_SUFFIX, SETTLED_SUFFIX, BATCH_SUFFIX = ".seg", ".log", ".batch"
 
@@ -112,13 +113,14 @@ def prepare(layout: Layout, disk: Disk) -> Meta:
     """Make the folders of a journal, or check that what is there is one that this version can read."""
     disk.make_folder(layout.root)
     names = [name for name in disk.list(layout.root) if name != layout.lock.name and not name.startswith(".")]
-    if layout.meta.name not in names and names:
+    if layout.meta.name not in names and set(names) - {layout.topology.name, "segments", "settled", "spool", "readers"}:
         raise NotAJournal(
             f"{layout.root} has files but no {layout.meta.name}, so it is not a journal: choose an empty folder"
         )
     for folder in (layout.segments, layout.settled, layout.spool, layout.readers):
         disk.make_folder(folder)
     if layout.meta.name not in names:
+        disk.replace(layout.topology, msgspec.json.encode(Topology()))
         disk.replace(layout.meta, msgspec.json.encode(Meta(id=os.urandom(8).hex())))
     return check_meta(layout, disk)
 
@@ -139,6 +141,8 @@ def check_meta(layout: Layout, disk: Disk) -> Meta:
 
 
 def read_json(path: Path, disk: Disk, type: Any) -> Any:
+    if path.name not in disk.list(path.parent):
+        raise JournalCorrupt(f"{path} is missing: restore it from a backup")
     try:
         return msgspec.json.decode(disk.read(path), type=type)
     except msgspec.MsgspecError as exc:

@@ -225,10 +225,13 @@ class Log:
             return
         if segment.messages or segment.poison:
             self.seal()
-        else:
-            segment.file.close()
-            self._disk.remove(self._layout.segment(segment.header.base))
-        self._start_segment(max(self._segment_size, size + SEGMENT_BYTES + FRAME_BYTES + TRAILER_BYTES), moment)
+            self._start_segment(max(self._segment_size, size + SEGMENT_BYTES + FRAME_BYTES + TRAILER_BYTES), moment)
+            return
+        try:
+            segment.size = segment.position + size + FRAME_BYTES + TRAILER_BYTES
+            segment.file.truncate(segment.size)
+        except OSError as exc:
+            raise self.fail("growing a segment of", exc) from exc
 
     def _start_segment(self, size: int, moment: int) -> None:
         header = SegmentHeader(
@@ -365,6 +368,8 @@ class Log:
         unfinished: list[frames.Frame] = []
         end = SEGMENT_BYTES
         for frame in frames.scan(data, segment.header):
+            if frame.kind == frames.FOOTER:
+                break  # sealing was interrupted: the segment goes on where its messages end
             end = frame.end
             unfinished.append(frame)
             if frame.part + 1 < frame.parts:

@@ -62,7 +62,7 @@ class JournalReader:
     def earliest(self) -> int:
         """The first offset that there still is."""
         mark = self.high_water()
-        for base in self.layout.segment_bases(self._disk):
+        for base in self._readable_bases(mark):
             footer = self._view(base, mark).footer
             if footer is None or not footer.compacted:
                 return base
@@ -76,7 +76,7 @@ class JournalReader:
         """The first offset appended at that time or later; `latest` when there is none yet."""
         wanted = round(time * 1_000_000)
         mark = self.high_water()
-        for base in self.layout.segment_bases(self._disk):
+        for base in self._readable_bases(mark):
             view = self._view(base, mark)
             if view.footer is not None and view.footer.last_time < wanted:
                 continue
@@ -86,8 +86,6 @@ class JournalReader:
         return mark.offset
 
     def topology(self) -> Topology:
-        if self.layout.topology.name not in self._disk.list(self.layout.root):
-            return Topology()
         found: Topology = read_json(self.layout.topology, self._disk, Topology)
         return found
 
@@ -142,6 +140,7 @@ class JournalReader:
         found: list[Envelope] = []
         done = 0
         while done < len(offsets):
+            before = done
             base, view = next(self._segments(offsets[done], offsets[done] + 1, mark))
             for frame in self._frames(base, view, mark, offsets[done]):
                 if frame.kind != frames.MESSAGES:
@@ -155,9 +154,8 @@ class JournalReader:
                     done += count
                 if done == len(offsets) or (view.footer is not None and offsets[done] >= view.footer.end):
                     break
-            else:
-                if done < len(offsets) and offsets[done] < mark.offset and view.footer is None:
-                    raise JournalCorrupt(f"offset {offsets[done]} is not in {self.layout.segment(base)}")
+            if done == before:
+                raise JournalCorrupt(f"offset {offsets[done]} is not in {self.layout.segment(base)}")
         return found
 
     def _rows(self, batch: Any, first: int, last: int, wanted: list[int]) -> Any:
@@ -227,17 +225,23 @@ class JournalReader:
             raise OffsetGone(f"offset {start} is not in {self.layout.root} yet: it ends at {self.latest()}")
 
     def _segments(self, start: int, stop: int, mark: HighWater) -> Iterator[tuple[int, SegmentView]]:
-        bases = self.layout.segment_bases(self._disk)
+        bases = self._readable_bases(mark)
         first = max(0, bisect_right(bases, start) - 1)
         for base in bases[first:]:
             if base >= stop:
                 return
             yield base, self._view(base, mark)
 
+    def _readable_bases(self, mark: HighWater) -> list[int]:
+        """The segments up to the one that the mark is in; one behind it may be in the making."""
+        return [base for base in self.layout.segment_bases(self._disk) if base <= mark.segment]
+
     def _view(self, base: int, mark: HighWater) -> SegmentView:
-        """A segment's bytes. One that is written to is looked at anew once it is sealed, for its footer."""
+        """A segment's bytes. One that is written to is looked at anew once it is sealed or has grown."""
         known = self._open.get(base)
-        if known is not None and (known.footer is not None or base == mark.segment):
+        if known is not None and (
+            known.footer is not None or (base == mark.segment and mark.position <= len(known.data))
+        ):
             self._open.move_to_end(base)
             return known
         path = self.layout.segment(base)

@@ -43,6 +43,7 @@ def apply_retention(
     total = sum(sizes.values())
     slowest = min((position.offset for position in reader.positions()), default=None)
     gone = []
+    kept = False
     for base in bases[:-1]:
         footer = reader.footer(base)
         if footer is None or (slowest is not None and footer.end > slowest):
@@ -52,12 +53,14 @@ def apply_retention(
         if not old and not large:
             break
         waiting = [run for run in runs if run[0] < footer.end and run[1] >= base]
-        if not waiting:
+        if not waiting and not kept:
             disk.remove(layout.segment(base))
             gone.append(base)
             total -= sizes[base]
             log.info("%s is removed by retention", layout.segment(base))
-        elif not footer.compacted:
+            continue
+        kept = True  # the segments behind one that stays are emptied, not removed: offsets have no holes
+        if not footer.compacted:
             total -= sizes[base] - compact(layout, disk, reader, base, footer, waiting)
     return gone
 
