@@ -1,0 +1,138 @@
+"""Faults that the journal once had. Each test is the story of one."""
+
+from pathlib import Path
+
+import pytest
+
+import faregate as fg
+from faregate.broker.journal import JournalReader
+from faregate.broker.journal import frame as frames
+from faregate.broker.journal.disk import RealDisk, WriterLock, lock_holder
+from faregate.broker.journal.errors import JournalCorrupt
+from faregate.broker.journal.layout import Layout, prepare
+from faregate.broker.journal.log import Log
+from faregate.broker.journal.retention import Retention, apply_retention
+from faregate.message import Envelope
+from faregate.ports.queue import Poisoned
+from faregate.testing import FakeClock
+from faregate.transports.journal import JournalTransport
+
+
+def open_log(path: Path, segment_size: int = 64 * 1024) -> Log:
+    prepare(Layout(path), RealDisk())
+    return Log(Layout(path), RealDisk(), segment_size=segment_size)
+
+
+def append(log: Log, *texts: str) -> None:
+    log.append([Envelope(publication_id=text, type="T", body=text.encode()) for text in texts], [-1] * len(texts))
+    log.sync()
+
+
+def texts(path: Path, start: int = 0) -> list[str]:
+    return [envelope.body.decode() for _, envelope in JournalReader(path).envelopes(start)]
+
+
+def test_a_seal_that_was_interrupted_hides_nothing_that_follows(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    append(log, "a", "b")
+    segment = log._segment
+    assert segment is not None
+    segment.file.truncate = lambda size: (_ for _ in ()).throw(KeyboardInterrupt)  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        log.seal()
+    data = Layout(tmp_path).segment(0).read_bytes()
+    header = frames.read_segment_header(data)
+    assert header is not None
+    assert [frame.kind for frame in frames.scan(data, header)][-1] == frames.FOOTER, "the test has to leave a footer"
+    log = open_log(tmp_path)
+    append(log, "c")
+    assert texts(tmp_path) == ["a", "b", "c"]
+    log.close()
+    assert open_log(tmp_path).next_offset == 3
+
+
+def test_retention_behind_a_segment_that_stays_leaves_no_hole(tmp_path: Path) -> None:
+    log = open_log(tmp_path, segment_size=8 * 1024)
+    for number in range(12):
+        append(log, f"{number}" + "x" * 3000)
+    bases = Layout(tmp_path).segment_bases(RealDisk())
+    assert len(bases) > 3
+    reader = JournalReader(tmp_path)
+    apply_retention(Layout(tmp_path), RealDisk(), reader, Retention(seconds=0), [(0, 0)], log.time + 10)
+    log.close()
+    reopened = open_log(tmp_path)
+    assert reopened.next_offset == 12
+    reader = JournalReader(tmp_path)
+    assert reader.earliest() == bases[-1]
+    assert [envelope.publication_id[0] for envelope in reader.load([0])] == ["0"], "what still waits is gone"
+    reopened.close()
+
+
+async def test_a_delayed_redelivery_keeps_its_time_over_a_clean_restart(tmp_path: Path) -> None:
+    class Job(fg.Event):
+        number: int
+
+    ran: list[float] = []
+    clock = FakeClock()
+
+    def nodes() -> list[fg.Node]:
+        node = fg.Node("worker")
+
+        @node.on(Job, source="worker", retry=None, redeliver=fg.Redeliver(600))
+        async def work(job: Job) -> None:
+            ran.append(clock.time())
+            raise OSError("down")
+
+        return [node]
+
+    for _ in range(2):
+        transport = JournalTransport(f"{tmp_path}/journal", clock=clock)
+        async with fg.Bus(transport, nodes=nodes(), clock=clock) as bus:
+            if not ran:
+                await bus.publish(Job(number=1))
+            for _ in range(5):
+                await transport.journal.barrier()
+                await clock.advance(1)
+    assert len(ran) == 1, "it ran again long before it was due"
+
+
+def test_loading_an_offset_that_is_not_there_is_an_error_and_no_endless_loop(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    append(log, "a")
+    record = Poisoned("n", "q", "bad", "bad", 1, 0, 0.0, Envelope(publication_id="p"))
+    log.append_poison([record])
+    log.sync()
+    with pytest.raises(JournalCorrupt, match="offset 1 is not in"):
+        JournalReader(tmp_path).load([1])
+    log.seal()
+    log._start_segment(64 * 1024, log.time)
+    append(log, "b")
+    with pytest.raises(JournalCorrupt, match="offset 1 is not in"):
+        JournalReader(tmp_path).load([1])
+    log.close()
+
+
+def test_a_message_larger_than_a_segment_grows_it_under_readers(tmp_path: Path) -> None:
+    log = open_log(tmp_path, segment_size=4096)
+    reader = JournalReader(tmp_path)
+    assert list(reader.envelopes()) == []
+    append(log, "x" * 20_000)
+    append(log, "y")
+    assert [len(envelope.body) for _, envelope in reader.envelopes()] == [20_000, 1]
+    log.close()
+
+
+def test_asking_who_has_the_lock_does_not_take_it_from_a_starting_writer(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    for _ in range(50):
+        assert lock_holder(path) is None
+        WriterLock(path).release()
+
+
+def test_a_journal_without_its_topology_is_refused(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    append(log, "a")
+    log.close()
+    Layout(tmp_path).topology.unlink()
+    with pytest.raises(JournalCorrupt, match=r"topology\.json is missing"):
+        JournalReader(tmp_path).topology()
