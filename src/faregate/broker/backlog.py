@@ -44,17 +44,19 @@ class Backlog:
             self._chunks.append((array("q", positions), array("q", offsets)))
             self._count += len(positions)
 
-    def take(self, most: int) -> tuple[list[int], list[int]]:
-        """Remove up to that many from the front: their positions and offsets."""
+    def first(self, most: int) -> tuple[list[int], list[int]]:
+        """Positions and offsets of up to that many at the front."""
         positions, offsets = self._chunks[0]
         stop = self._head + most
-        taken = positions[self._head : stop].tolist(), offsets[self._head : stop].tolist()
-        self._head += len(taken[0])
-        self._count -= len(taken[0])
-        if self._head == len(positions):
+        return positions[self._head : stop].tolist(), offsets[self._head : stop].tolist()
+
+    def drop(self, count: int) -> None:
+        """Remove as many from the front as `first` gave."""
+        self._head += count
+        self._count -= count
+        if self._head == len(self._chunks[0][0]):
             self._chunks.popleft()
             self._head = 0
-        return taken
 
     def runs(self) -> Iterator[tuple[int, int, int, int]]:
         """(first position, first offset, last offset, length) of stretches without a gap in position."""

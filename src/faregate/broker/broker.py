@@ -17,6 +17,13 @@ from faregate.ports.clock import Clock
 from faregate.ports.queue import Binding, Poisoned, poison_queue
 
 
+def unsent(node: str, envelope: Envelope, reason: str, error: str, at: float) -> Poisoned:
+    """The dead letter of a message that never reached a queue."""
+    return Poisoned(
+        node=node, queue=node, reason=reason, error=error, tries=0, redeliveries=0, at=at, envelope=envelope
+    )
+
+
 class Broker:
     def __init__(self, clock: Clock, *, duplicate_window: int = DUPLICATE_WINDOW) -> None:
         self.topics = Topics()
@@ -77,7 +84,7 @@ class Broker:
     def append(self, envelopes: Sequence[Envelope]) -> None:
         """Take all publications or none: every route is found before the first entry is made."""
         for envelope, route in zip(envelopes, self.routes(envelopes), strict=True):
-            if self.recent.add(envelope.publication_id, envelope.replay):
+            if self.recent.add(envelope.publication_id, envelope.replay, envelope.body_digest):
                 for queue in route.queues:
                     queue.enqueue(envelope)
 

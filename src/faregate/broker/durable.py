@@ -6,10 +6,11 @@ What a queue cannot hold in memory waits in the journal; see `Backlog`.
 import asyncio
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 
-from faregate.broker.broker import Broker
+from faregate.broker.broker import Broker, unsent
 from faregate.broker.entry import Entry
-from faregate.broker.journal.errors import JournalFailed
+from faregate.broker.journal.errors import JournalFull
 from faregate.broker.journal.journal import Append, Journal
 from faregate.broker.journal.recovery import Found, Single
 from faregate.broker.journal.settled import OUTCOMES, REDELIVER, STARTED, Record
@@ -29,6 +30,7 @@ _ENVELOPE_BYTES = 700
 """What an envelope costs in memory beside its body, roughly."""
 _SETTLEMENTS_PER_SNAPSHOT = 100_000
 _CAREFUL_STARTS = 10_000
+_BURY_AGAIN_SECONDS = 1.0
 
 
 class DurableBroker(Broker):
@@ -44,15 +46,19 @@ class DurableBroker(Broker):
         self._resident = 0
         self._resident_limit = resident_bytes
         self._settled = 0
-        self._snapshotting: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None
+        self._segments_seen = journal.segments
         self._enqueued = journal.next_offset
         self._last: Snapshot | None = None
+        self._graves: set[tuple[int, int]] = set()
+        """(queue number, offset) of messages given up on whose poison record is not durable yet."""
+        self._tasks: set[asyncio.Future[None]] = set()
         self._begun = False
         """Whether every queue of the journal is here; before that a snapshot would forget the others."""
         self._careful = _CAREFUL_STARTS
         """After an opening, starts are written at once: a message that kills the process must be counted."""
-        for publication_id, replay in journal.recent_publications(self.recent.window):
-            self.recent.add(publication_id, replay)
+        for publication_id, replay, digest in journal.recent_publications(self.recent.window):
+            self.recent.add(publication_id, replay, digest)
 
     # --- queues -------------------------------------------------------------------------------------------
 
@@ -114,44 +120,37 @@ class DurableBroker(Broker):
     # --- publications -------------------------------------------------------------------------------------
 
     async def publish(self, envelopes: Sequence[Envelope]) -> None:
-        """Append all or none; returns when they are durable and in their queues."""
-        if not envelopes:
-            return
-        if len(envelopes) == 1:
-            await self._publish_one(envelopes)
-            return
-        routes = self.routes(envelopes)
-        add = self.recent.add
-        known = [not add(envelope.publication_id, envelope.replay) for envelope in envelopes]
-        if any(known):
-            envelopes = [envelope for envelope, seen in zip(envelopes, known, strict=True) if not seen]
-            routes = [route for route, seen in zip(routes, known, strict=True) if not seen]
-            if not envelopes:
-                await self._journal.barrier()  # the first copy may still be on its way to the disk
-                return
-        if self._journal.is_behind:
-            await self._journal.wait_for_room()
-        await self._commit(envelopes, routes, self._topics_of(envelopes, routes))
+        """Append all or none; returns when they are durable and in their queues.
 
-    async def _publish_one(self, envelopes: Sequence[Envelope]) -> None:
-        """The same without the lists that many need."""
-        envelope = envelopes[0]
-        route = self.route(envelope)
-        if not self.recent.add(envelope.publication_id, envelope.replay):
-            await self._journal.barrier()
-            return
-        if self._journal.is_behind:
-            await self._journal.wait_for_room()
-        await self._commit(envelopes, (route,), (self._topic(envelope, route),))
+        A copy of something that is still on its way to the disk shares its fate: if that is refused, this one is
+        appended.
+        """
+        while envelopes:
+            if self._journal.is_behind:
+                await self._journal.wait_for_room()
+            routes = self.routes(envelopes)
+            fresh, fresh_routes, known = envelopes, routes, []
+            add = self.recent.add
+            added = [add(envelope.publication_id, envelope.replay, envelope.body_digest) for envelope in envelopes]
+            if not all(added):
+                fresh = [envelope for envelope, new in zip(envelopes, added, strict=True) if new]
+                fresh_routes = [route for route, new in zip(routes, added, strict=True) if new]
+                known = [envelope for envelope, new in zip(envelopes, added, strict=True) if not new]
+            if fresh:
+                await self._commit(fresh, fresh_routes)
+            elif known:
+                await self._journal.barrier()
+            envelopes = [each for each in known if not self.recent.knows(each.publication_id, each.replay)]
 
-    async def _commit(self, envelopes: Sequence[Envelope], routes: Sequence[Route], topics: Sequence[int]) -> None:
+    async def _commit(self, envelopes: Sequence[Envelope], routes: Sequence[Route]) -> None:
         waiter = asyncio.get_running_loop().create_future()
+        item = Append(envelopes, routes, self._topics_of(envelopes, routes), waiter)
         try:
-            self._journal.append(Append(envelopes, routes, topics, waiter))
-            await waiter
+            self._journal.append(item)
         except FaregateError:
             self._forget(envelopes)
             raise
+        await waiter
 
     def _topics_of(self, envelopes: Sequence[Envelope], routes: Sequence[Route]) -> list[int]:
         known = self._topics
@@ -165,8 +164,11 @@ class DurableBroker(Broker):
         if error is None:
             self._put_into_queues(item, offsets)
             self._enqueued = max(self._enqueued, offsets[-1] + 1)
-        elif item.batch is not None:
-            self._forget(item.envelopes)  # the file is still there: it is taken in again
+            if self._journal.segments != self._segments_seen:
+                self._segments_seen = self._journal.segments
+                self.keep()
+        else:
+            self._forget(item.envelopes)
         if item.waiter is not None and not item.waiter.done():
             if error is None:
                 item.waiter.set_result(None)
@@ -188,64 +190,86 @@ class DurableBroker(Broker):
             self.recent.forget(envelope.publication_id, envelope.replay)
 
     def take_in_spool(self) -> None:
-        """Append the batches that other processes left. What became unroutable meanwhile is given up."""
+        """Append the batches that other processes left."""
         for path, envelopes in self._journal.spooled():
-            fresh: list[Envelope] = []
-            routes: list[Route] = []
+            task = asyncio.ensure_future(self._take_in(path, envelopes))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _take_in(self, path: Path, envelopes: list[Envelope]) -> None:
+        """Append a batch, and give up what became unroutable meanwhile; the file goes when both are durable."""
+        fresh: list[Envelope] = []
+        routes: list[Route] = []
+        try:
             for envelope in envelopes:
                 try:
-                    [route] = self.routes([envelope])
+                    route = self.route(envelope)
                 except Unroutable as exc:
-                    self.bury(envelope.source, envelope, exc.reason, f"Unroutable: {exc}")
+                    await self.bury(envelope.source, envelope, exc.reason, f"Unroutable: {exc}")
                     continue
-                if self.recent.add(envelope.publication_id, envelope.replay):
+                if self.recent.add(envelope.publication_id, envelope.replay, envelope.body_digest):
                     fresh.append(envelope)
                     routes.append(route)
             if fresh:
                 self._journal.append(Append(fresh, routes, self._topics_of(fresh, routes), batch=path))
             else:
                 self._journal.discard(path)
+        except FaregateError as exc:
+            self._forget(fresh)
+            self._journal.hand_back(path)
+            log.warning("a batch in the spool has to wait: %s", exc)
 
     # --- giving up ----------------------------------------------------------------------------------------
 
     def poison(self, record: Poisoned) -> None:
-        self._bury(record, None)
+        self._bury(record, None, None)
 
-    def bury(self, node: str, envelope: Envelope, reason: str, error: str) -> None:
-        """A message that never reached a queue."""
-        self._bury(
-            Poisoned(
-                node=node,
-                queue=node,
-                reason=reason,
-                error=error,
-                tries=0,
-                redeliveries=0,
-                at=self._clock.time(),
-                envelope=envelope,
-            ),
-            None,
-        )
+    async def bury(self, node: str, envelope: Envelope, reason: str, error: str) -> None:
+        """A message that never reached a queue: returns when its poison record is durable."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._bury(unsent(node, envelope, reason, error, self._clock.time()), None, waiter)
+        await waiter
 
     def _give_up(self, queue: Queue, entry: Entry, reason: str, error: str) -> None:
         dead = self._record(queue, entry, OUTCOMES["dead"], self._clock.time())
-        self._bury(self._describe(queue, entry, reason, error), dead)
+        self._graves.add((dead.queue, dead.offset))
+        self._bury(self._describe(queue, entry, reason, error), dead, None)
 
-    def _bury(self, record: Poisoned, dead: Record | None) -> None:
-        """It is in flight until its poison record is durable."""
-        self.flight.count += 1
+    def _bury(self, record: Poisoned, dead: Record | None, waiter: "asyncio.Future[None] | None") -> None:
+        """It is in flight until its poison record is durable; when the disk has no room, until it has."""
         name = poison_queue(record.node)
         if name not in self._queues:
             self._journal.add_poison_queue(record.node)
             self._adopt(self._make(name))
+        self.flight.count += 1
 
         def committed(offsets: Sequence[int], error: BaseException | None) -> None:
             if error is None:
                 self._queues[name].enqueue(record.envelope, poisoned=record, offset=offsets[0])
                 self._enqueued = max(self._enqueued, offsets[0] + 1)
+                if dead is not None:
+                    self._graves.discard((dead.queue, dead.offset))
+            elif waiter is None and isinstance(error, JournalFull):
+                self.flight.count += 1
+                asyncio.get_running_loop().call_later(_BURY_AGAIN_SECONDS, self._bury_again, record, dead)
+            if waiter is not None and not waiter.done():
+                if error is None:
+                    waiter.set_result(None)
+                else:
+                    waiter.set_exception(error)
             self.flight.land()
 
-        self._journal.bury(record, dead, committed)
+        try:
+            self._journal.bury(record, dead, committed)
+        except FaregateError:
+            self.flight.land()
+            if waiter is not None:
+                raise
+
+    def _bury_again(self, record: Poisoned, dead: Record | None) -> None:
+        self.flight.land()
+        if self._last is None and self._journal.failure is None:
+            self._bury(record, dead, None)
 
     # --- what queues tell (Recorder) ----------------------------------------------------------------------
 
@@ -263,7 +287,7 @@ class DurableBroker(Broker):
         self._settled += 1
         if self._settled >= _SETTLEMENTS_PER_SNAPSHOT and self._journal.failure is None:
             self._settled = 0
-            self._snapshotting = asyncio.ensure_future(self._keep())
+            self.keep()
 
     def waits(self, queue: Queue, entry: Entry, due: float) -> None:
         self._journal.settle(self._record(queue, entry, REDELIVER, due))
@@ -286,22 +310,31 @@ class DurableBroker(Broker):
     # --- keeping ------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
-        """What waits now."""
+        """What waits now; what is given up on waits until that is durable."""
         queues: dict[int, QueueSnapshot] = {}
         for name, number in self._numbers.items():
             state = self._queues[name].state()
-            if state.runs:
+            graves = [(offset, offset) for queue, offset in self._graves if queue == number]
+            if state.runs or graves:
                 returning = [ReturningRecord(*entry) for entry in state.returning]
-                queues[number] = QueueSnapshot(state.runs, returning)
+                queues[number] = QueueSnapshot(sorted([*state.runs, *graves]), returning)
         return Snapshot(offset=self._enqueued, queues=queues)
+
+    def keep(self) -> None:
+        """Write a snapshot and apply retention, in the background."""
+        if self._keeping is None or self._keeping.done():
+            self._keeping = asyncio.ensure_future(self._keep())
 
     async def _keep(self) -> None:
         try:
             snapshot = self.snapshot()
             await self._journal.snapshot(snapshot)
-            await self._journal.retain({number: queue.runs for number, queue in snapshot.queues.items()})
-        except JournalFailed:
-            log.debug("no snapshot: the journal has failed")
+            await self._journal.retain(snapshot)
+        except (OSError, FaregateError) as exc:
+            log.warning("no snapshot and no retention this time: %s", exc)
+
+    def unreadable(self, error: Exception) -> None:
+        self._journal.fail(error)
 
     def close(self) -> None:
         """Everybody gives back what he holds; then what waits is remembered, before the timers are gone."""
@@ -312,6 +345,8 @@ class DurableBroker(Broker):
         super().close()
 
     async def close_journal(self) -> None:
-        if self._snapshotting is not None:
-            await asyncio.gather(self._snapshotting, return_exceptions=True)
+        if self._keeping is not None:
+            await asyncio.gather(self._keeping, return_exceptions=True)
+        for task in list(self._tasks):
+            task.cancel()
         await self._journal.close(self._last if self._journal.failure is None else None)

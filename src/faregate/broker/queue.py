@@ -26,7 +26,7 @@ from faregate.broker.flight import Flight
 from faregate.broker.recorder import QueueState, Recorder, Returning
 from faregate.broker.schedule import Alarm, Schedule
 from faregate.broker.selector import Selector
-from faregate.errors import ConfigurationError, ConsumerRefused, StaleLock
+from faregate.errors import ConfigurationError, ConsumerRefused, FaregateError, StaleLock
 from faregate.message import Envelope
 from faregate.ports.clock import Clock, Timer
 from faregate.ports.queue import Outcome, Poisoned
@@ -131,8 +131,11 @@ class Queue:
 
     def enqueue_stored(self, envelopes: Sequence[Envelope], offsets: Sequence[int]) -> None:
         """Add entries that are in the journal, at the end and in order."""
+        plain = self._expires is None and not any(
+            envelope.deliver_at is not None or envelope.expires_at is not None for envelope in envelopes
+        )
         for index, envelope in enumerate(envelopes):
-            if self._backlog and not any(e.deliver_at or e.expires_at for e in envelopes[index:]) and not self._expires:
+            if plain and self._backlog:
                 rest = offsets[index:]
                 positions = range(self._next_position, self._next_position + len(rest))
                 self._backlog.extend(positions, rest)
@@ -176,7 +179,16 @@ class Queue:
                 entry.wake = self._schedule.at(envelope.deliver_at, self._due, entry)
                 return
         self._flight.count += 1
-        self._admit(entry)
+        self._admit_in_order(entry)
+
+    def _admit_in_order(self, entry: Entry) -> None:
+        """Like `_admit`, but not before those that are earlier and still in the backlog."""
+        front = self._backlog.first_position
+        if front is not None and front < entry.position:
+            entry.state = WITHHELD
+            heappush(self._late, (entry.position, entry))
+        else:
+            self._admit(entry)
 
     def _read_key(self, entry: Entry) -> None:
         """What has no readable key holds nobody up; its handler will see what is wrong with it."""
@@ -190,10 +202,20 @@ class Queue:
 
     def _refill(self) -> bool:
         """Bring the next waiting entries from the journal into memory; whether there were any."""
-        if not self._backlog or self._recorder is None or len(self._entries) >= _MOST_RESIDENT:
+        if not self._backlog or self._recorder is None or self._closed:
             return False
-        positions, offsets = self._backlog.take(_LOADED_AT_ONCE)
-        for position, envelope, offset in zip(positions, self._recorder.load(offsets), offsets, strict=True):
+        if len(self._entries) >= _MOST_RESIDENT or (
+            len(self._entries) >= _MOST_AVAILABLE and not self._recorder.has_room()
+        ):
+            return False
+        positions, offsets = self._backlog.first(_LOADED_AT_ONCE)
+        try:
+            envelopes = self._recorder.load(offsets)
+        except FaregateError as exc:
+            self._recorder.unreadable(exc)
+            return False
+        self._backlog.drop(len(offsets))
+        for position, envelope, offset in zip(positions, envelopes, offsets, strict=True):
             self._admit_late(position)
             self._flight.count -= 1  # counted when it was put into the backlog
             self._insert(Entry(position, envelope, redeliveries=envelope.redeliveries, offset=offset))
@@ -252,12 +274,7 @@ class Queue:
                 return
         else:
             self._flight.count += 1
-        front = self._backlog.first_position
-        if front is not None and front < entry.position:
-            entry.state = WITHHELD
-            heappush(self._late, (entry.position, entry))
-            return
-        self._admit(entry)
+        self._admit_in_order(entry)
 
     # --- entries go out -----------------------------------------------------------------------------------
 
@@ -413,7 +430,9 @@ class Queue:
     def _watch_expiry(self, entry: Entry) -> None:
         limits = [entry.envelope.expires_at]
         if self._expires is not None:
-            limits.append(max(self._clock.time(), entry.envelope.deliver_at or 0.0) + self._expires)
+            # From when it was sent, so that neither a restart nor a wait in the journal starts it anew.
+            start = entry.envelope.sent_at or self._clock.time()
+            limits.append(max(start, entry.envelope.deliver_at or 0.0) + self._expires)
         entry.expires_at = min(limit for limit in limits if limit is not None)
         entry.expiry = self._schedule.at(entry.expires_at, self._expire, entry)
 
@@ -602,6 +621,8 @@ class Queue:
         self._flight.count += 1
         if self._recorder is not None:
             self._recorder.holds(entry.envelope)
+        if entry.envelope.expires_at is not None or self._expires is not None:
+            self._watch_expiry(entry)
         entry.state = SCHEDULED
         entry.redelivering = True
         if entry.key is not None and self._strict:

@@ -27,7 +27,11 @@ class Recorder(Protocol):
         ...
 
     def load(self, offsets: list[int]) -> list[Envelope]:
-        """The envelopes at these offsets, in order."""
+        """The envelopes at these offsets, in order. Raises a `FaregateError` when they cannot be read."""
+        ...
+
+    def unreadable(self, error: Exception) -> None:
+        """What waits cannot be read: this must not go unheard."""
         ...
 
     def has_room(self) -> bool:

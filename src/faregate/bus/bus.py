@@ -95,11 +95,13 @@ class Bus:
         """Open the transport, declare every subscription, then begin to consume."""
         if self._state != "new":
             raise ConfigurationError(f"this bus is {self._state}; make a new one to start again")
-        await self._transport.open()
-        for worker in self._workers:
-            await self._transport.bind(worker.binding)
-        for worker in self._workers:
-            await worker.start()
+        await self._open()
+        try:
+            for worker in self._workers:
+                await worker.start()
+        except BaseException:
+            await self._transport.close()
+            raise
         self._state = "running"
         log.info("%d nodes with %d subscriptions run on %s", len(self.nodes), len(self._workers), self.url)
 
@@ -107,10 +109,23 @@ class Bus:
         """Make what the transport keeps for these nodes (their queues), without running them."""
         if self._state != "new":
             raise ConfigurationError(f"this bus is {self._state}; prepare it before it is started")
-        await self._transport.open()
-        for worker in self._workers:
-            await self._transport.bind(worker.binding)
+        await self._open()
         await self._transport.close()
+
+    async def _open(self) -> None:
+        """Open the transport and declare every subscription; leave nothing open when that fails."""
+        await self._transport.open()
+        try:
+            for worker in self._workers:
+                await self._transport.bind(worker.binding)
+        except BaseException:
+            await self._transport.close()
+            raise
+
+    async def failed(self) -> Exception:
+        """Return, with the reason, once the transport cannot go on; otherwise never."""
+        self._check_running()
+        return await self._transport.failed()
 
     async def stop(self, deadline: float | None = None) -> None:
         """Stop fetching, let running handlers finish within the deadline, give the rest back, close.

@@ -19,6 +19,7 @@ log = logging.getLogger("faregate.bus")
 
 Run = Callable[[Delivery], Awaitable[None]]
 
+_CANCEL_SECONDS = 5.0
 _RUNS_PER_TURN = 64
 """A lane whose handler never really waits lets the rest of the event loop go on after this many."""
 
@@ -114,4 +115,6 @@ class Lanes:
             for task in late:
                 task.cancel()
             if late:
-                await asyncio.wait(late)
+                _, stuck = await asyncio.wait(late, timeout=_CANCEL_SECONDS)
+                if stuck:
+                    log.error("%d handlers do not heed that they were cancelled; they are left behind", len(stuck))

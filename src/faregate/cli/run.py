@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import os
 import signal
+import sys
 from typing import Annotated, Literal
 
 import typer
@@ -29,13 +31,19 @@ def run(
     if reload:
         raise typer.Exit(run_reloading([target, "--log-level", log_level, *(["--json"] if as_json else [])]))
     bus = load_bus(target)
-    run_async(serve(bus))
+    at_once = run_async(serve(bus))
     if as_json:
         print_json({"outcomes": bus.outcomes(), "subscriptions": [count._asdict() for count in bus.counts()]})
+    if at_once:
+        sys.stdout.flush()
+        os._exit(0)  # a handler that still runs in a thread would keep the process alive
 
 
-async def serve(bus: Bus) -> None:
-    """Run until SIGINT or SIGTERM, then drain; a second signal gives up waiting. Nothing settled is lost."""
+async def serve(bus: Bus) -> bool:
+    """Run until SIGINT or SIGTERM, then drain; a second signal gives up waiting. Nothing settled is lost.
+
+    Returns whether it had to stop at once. Raises what the transport failed with.
+    """
     loop = asyncio.get_running_loop()
     asked, insisted = asyncio.Event(), asyncio.Event()
 
@@ -53,7 +61,12 @@ async def serve(bus: Bus) -> None:
         await bus.start()
         subscriptions = bus.counts()
         errors.print(f"{len(subscriptions)} subscriptions of {len(bus.nodes)} nodes run on {bus.url}; Ctrl-C drains")
-        await asked.wait()
+        failing = asyncio.create_task(bus.failed())
+        waiting = {asyncio.create_task(asked.wait()), failing}
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        failure = failing.result() if failing.done() else None
+        for task in waiting:
+            task.cancel()
         draining = asyncio.create_task(bus.stop())
         insisting = asyncio.create_task(insisted.wait())
         await asyncio.wait({draining, insisting}, return_when=asyncio.FIRST_COMPLETED)
@@ -61,6 +74,9 @@ async def serve(bus: Bus) -> None:
             await bus.stop(0)
         insisting.cancel()
         await draining
+        if failure is not None:
+            raise failure
+        return insisted.is_set()
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)

@@ -191,3 +191,7 @@ class QueueTransport(Protocol):
     async def idle(self) -> None:
         """Return once no bound queue holds anything but messages scheduled for later."""
         ...
+
+    async def failed(self) -> Exception:
+        """Return, with the reason, once the transport cannot go on; it may never."""
+        ...

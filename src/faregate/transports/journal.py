@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl
 
 from faregate.broker.durable import RESIDENT_BYTES, DurableBroker
@@ -50,9 +51,8 @@ class JournalTransport:
         self._resident_bytes = resident_bytes
         self._broker: DurableBroker | None = None
         self._watch: asyncio.TimerHandle | None = None
-        self._spool_changed = -1
         self._begun = False
-        self._failed: asyncio.Future[None] | None = None
+        self._failed: asyncio.Future[Exception] | None = None
 
     @property
     def broker(self) -> DurableBroker:
@@ -69,9 +69,14 @@ class JournalTransport:
             retention=self._retention,
             on_failure=self._journal_failed,
         )
+        try:
+            self._broker = DurableBroker(self._clock, self.journal, resident_bytes=self._resident_bytes)
+        except BaseException:
+            self.journal.release()
+            raise
         self.journal.start()
+        self._begun = False
         self._failed = asyncio.get_running_loop().create_future()
-        self._broker = DurableBroker(self._clock, self.journal, resident_bytes=self._resident_bytes)
 
     async def close(self) -> None:
         if self._broker is None:
@@ -87,8 +92,7 @@ class JournalTransport:
         if self._broker is not None:
             self._broker.close()
         if self._failed is not None and not self._failed.done():
-            self._failed.set_exception(failure)
-            self._failed.exception()  # whoever waits for idle gets it; nobody need
+            self._failed.set_result(failure)
 
     async def bind(self, binding: Binding) -> None:
         self.broker.bind(binding)
@@ -98,15 +102,13 @@ class JournalTransport:
         if not self._begun:
             self._begun = True
             self.broker.begin()
+            self.broker.keep()
             self._look_into_spool()
 
     def _look_into_spool(self) -> None:
         if self._broker is None or self.journal.failure is not None:
             return
-        changed = self.journal.layout.spool.stat().st_mtime_ns
-        if changed != self._spool_changed:
-            self._spool_changed = changed
-            self.broker.take_in_spool()
+        self.broker.take_in_spool()
         self._watch = asyncio.get_running_loop().call_later(_SPOOL_SECONDS, self._look_into_spool)
 
     async def publish(self, envelopes: Sequence[Envelope]) -> None:
@@ -137,8 +139,7 @@ class JournalTransport:
         await asyncio.to_thread(spool, reader.layout, RealDisk(), envelopes)
 
     async def poison(self, node: str, envelope: Envelope, reason: str, error: str) -> None:
-        self.broker.bury(node, envelope, reason, error)
-        await self.journal.barrier()
+        await self.broker.bury(node, envelope, reason, error)
 
     async def poisoned(self, node: str, limit: int = 1000) -> list[Poisoned]:
         await self.journal.barrier()
@@ -150,10 +151,17 @@ class JournalTransport:
         self._begin()
         assert self._failed is not None
         landed = asyncio.ensure_future(self.broker.flight.landed())
-        await asyncio.wait({landed, self._failed}, return_when=asyncio.FIRST_COMPLETED)
-        if self._failed.done():
+        either: set[asyncio.Future[Any]] = {landed, self._failed}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
             landed.cancel()
-            await self._failed
+        if self._failed.done():
+            raise self._failed.result()
+
+    async def failed(self) -> Exception:
+        assert self._failed is not None
+        return await asyncio.shield(self._failed)
 
 
 def _retention(query: str) -> Retention:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 
 from faregate.broker import Broker
+from faregate.broker.broker import unsent
 from faregate.errors import ConfigurationError
 from faregate.message import Envelope
 from faregate.ports.clock import Clock, SystemClock
@@ -50,18 +51,7 @@ class MemoryTransport:
         return self.broker.consume(queue, on_delivery, prefetch=prefetch, selector=selector, exclusive=exclusive)
 
     async def poison(self, node: str, envelope: Envelope, reason: str, error: str) -> None:
-        self.broker.poison(
-            Poisoned(
-                node=node,
-                queue=node,
-                reason=reason,
-                error=error,
-                tries=0,
-                redeliveries=0,
-                at=self._clock.time(),
-                envelope=envelope,
-            )
-        )
+        self.broker.poison(unsent(node, envelope, reason, error, self._clock.time()))
 
     async def poisoned(self, node: str, limit: int = 1000) -> list[Poisoned]:
         entries = self.broker.browse(poison_queue(node))
@@ -69,3 +59,8 @@ class MemoryTransport:
 
     async def idle(self) -> None:
         await self.broker.flight.landed()
+
+    async def failed(self) -> Exception:
+        """Memory does not fail."""
+        never: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        return await never

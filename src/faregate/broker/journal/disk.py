@@ -80,7 +80,10 @@ class RealFile:
         os.ftruncate(self._descriptor, size)
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        """Closing twice does nothing; a closed descriptor's number may be another file's by then."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 class RealDisk:

@@ -77,6 +77,15 @@ class Bury:
         self.done = done
 
 
+class Marker:
+    """Stands between settlements: how far the side logs were written when it was passed."""
+
+    __slots__ = ("sizes",)
+
+    def __init__(self) -> None:
+        self.sizes: dict[int, int] | None = None
+
+
 class Call:
     """Something else to be done in the commit thread."""
 
@@ -106,6 +115,7 @@ class Journal:
         self._disk = disk or RealDisk()
         self._retention = retention or Retention()
         self._on_failure = on_failure
+        self._clock = clock
         self.on_appended: Callable[[Append, Sequence[int], BaseException | None], None] = _unheard
         self._lock = self._take_lock() if disk is None else None
         try:
@@ -120,7 +130,8 @@ class Journal:
         self._items: SimpleQueue[list[Item] | None] = SimpleQueue()
         self._handed_in: list[Item] = []
         """What this turn of the event loop has handed in; the thread gets it as one at the turn's end."""
-        self._settlements: deque[Record] = deque()
+        self._settlements: deque[Record | Marker] = deque()
+        self._flush_planned = False
         self._side_lock = threading.Lock()
         self._side_logs: dict[int, tuple[File, int]] = {}
         self._bases = self.layout.segment_bases(self._disk)
@@ -164,18 +175,29 @@ class Journal:
     async def close(self, snapshot: Snapshot | None) -> None:
         """Commit what was handed in, write the snapshot, let the lock go."""
         if self._thread is not None:
-            if snapshot is not None and self.failure is None:
-                await self.snapshot(snapshot)
+            try:
+                if snapshot is not None and self.failure is None:
+                    await self.snapshot(snapshot)
+            except (OSError, FaregateError) as exc:
+                log.warning("no snapshot of %s (%s): the next opening takes longer", self.layout.root, exc)
             self._pass_on()
             self._items.put(None)
             await asyncio.to_thread(self._thread.join)
             self._thread = None
-        self._flush_side_logs(sync=True)
-        for file, _ in self._side_logs.values():
-            file.close()
-        self._side_logs.clear()
-        self._log.close()
-        self._release_lock()
+        self.release()
+
+    def release(self) -> None:
+        """Let go of files and lock, whatever happened before."""
+        try:
+            self._flush_side_logs(sync=True)
+        except OSError as exc:
+            log.warning("the side logs of %s are not synced: %s", self.layout.root, exc)
+        finally:
+            for file, _ in self._side_logs.values():
+                file.close()
+            self._side_logs.clear()
+            self._log.close()
+            self._release_lock()
 
     # --- handing in ---------------------------------------------------------------------------------------
 
@@ -187,6 +209,11 @@ class Journal:
     def is_behind(self) -> bool:
         """Whether more was handed in than should wait in memory."""
         return self._pending_bytes > _MOST_PENDING_BYTES
+
+    @property
+    def segments(self) -> int:
+        """A number that grows when a new segment is started."""
+        return self._bases[-1]
 
     async def wait_for_room(self) -> None:
         """Backpressure: return once the commit thread is not too far behind."""
@@ -228,12 +255,14 @@ class Journal:
 
     def settle(self, record: Record) -> None:
         """Note what became of a message; written soon, lost at worst with the machine, and then delivered again."""
-        if not self._settlements and self._loop is not None and self.failure is None:
-            self._loop.call_later(_SETTLE_SECONDS, self._flush_soon)
         self._settlements.append(record)
+        if not self._flush_planned and self._loop is not None and self.failure is None:
+            self._flush_planned = True
+            self._loop.call_later(_SETTLE_SECONDS, self._flush_soon)
 
     def _flush_soon(self) -> None:
         """The thread writes what was settled with whatever it commits next; see to it that there is a next."""
+        self._flush_planned = False
         self._items.put([Call(lambda: None, _ignore)])
 
     def settle_now(self, record: Record) -> None:
@@ -243,13 +272,15 @@ class Journal:
 
     async def snapshot(self, snapshot: Snapshot) -> None:
         """Keep what waits, so that the next opening starts from there."""
-        earlier = list(self._settlements)
-        self._settlements.clear()
+        marker = Marker()
+        self._settlements.append(marker)
 
         def write() -> None:
-            self._write_records(earlier)
+            if marker.sizes is None:
+                log.warning("no snapshot of %s: its side logs could not be written", self.layout.root)
+                return
             self._sync_side_logs()
-            snapshot.settled = self._side_log_sizes()
+            snapshot.settled = marker.sizes
             self._disk.replace(self.layout.snapshot, msgspec.json.encode(snapshot))
 
         await self.call(write)
@@ -268,11 +299,25 @@ class Journal:
         """What waits in each queue."""
         return recover(self.layout, self._disk, self.reader, self.topology)
 
-    def recent_publications(self, most: int) -> Iterator[tuple[str, int]]:
-        """(publication id, replay number) of the last messages."""
+    def recent_publications(self, most: int) -> Iterator[tuple[str, int, bytes | None]]:
+        """(publication id, replay number, body digest) of the last messages."""
         start = max(self.reader.earliest(), self.next_offset - most)
+        names = ("publication_id", "replay", "body_digest")
         for batch in self.reader.batches(start):
-            yield from zip(batch.column("publication_id").to_pylist(), batch.column("replay").to_pylist(), strict=True)
+            yield from zip(*(batch.column(name).to_pylist() for name in names), strict=True)
+
+    def fail(self, error: Exception) -> None:
+        """Something that was confirmed cannot be had: go no further, and say so."""
+        if self.failure is None:
+            self.failure = JournalFailed(f"the journal in {self.layout.root} cannot go on: {error}")
+            log.critical("%s", self.failure)
+            if self._on_failure is not None:
+                tell, self._on_failure = self._on_failure, None
+                tell(self.failure)
+
+    def hand_back(self, path: Path) -> None:
+        """A batch of the spool could not be taken in; look at it again later."""
+        self._taken_in.discard(path)
 
     def spooled(self) -> list[tuple[Path, list[Envelope]]]:
         """Batches from other processes that are not in the log yet. What cannot be read is set aside, loudly."""
@@ -296,14 +341,15 @@ class Journal:
         """Everything in this batch is in the log already."""
         self._hand_in(Call(lambda: self._disk.remove(path), _ignore))
 
-    async def retain(self, keep: dict[int, list[tuple[int, int]]]) -> None:
-        """Remove what retention no longer keeps. `keep` are the runs of offsets that still wait, by queue."""
+    async def retain(self, snapshot: Snapshot) -> None:
+        """Remove what retention no longer keeps, as far as the snapshot knows what waits."""
         reader = JournalReader(self.layout.root, self._disk)
-        runs = sorted(run for queue in keep.values() for run in queue)
-        await self.call(lambda: self._in_thread_retain(reader, runs))
+        runs = sorted(run for queue in snapshot.queues.values() for run in queue.runs)
+        await self.call(lambda: self._in_thread_retain(reader, runs, snapshot.offset))
 
-    def _in_thread_retain(self, reader: JournalReader, runs: list[tuple[int, int]]) -> None:
-        for base in apply_retention(self.layout, self._disk, reader, self._retention, runs, self._log.time):
+    def _in_thread_retain(self, reader: JournalReader, runs: list[tuple[int, int]], upto: int) -> None:
+        now = max(self._log.time, self._clock())
+        for base in apply_retention(self.layout, self._disk, reader, self._retention, runs, now, upto):
             with self._side_lock:
                 side = self._side_logs.pop(base, None)
             if side is not None:
@@ -411,8 +457,9 @@ class Journal:
 
     def _note_segment(self) -> None:
         """A new segment has a side log of its own."""
-        if self._log.segment_base != self._bases[-1]:
-            self._bases.append(self._log.segment_base)
+        base = self._log.segment_base
+        if base is not None and base != self._bases[-1]:
+            self._bases.append(base)
 
     def _in_thread_sync_rest(self, results: dict[Item, tuple[Sequence[int], BaseException | None]]) -> None:
         """Part of a group was written before the disk was full: that part counts once it is synced."""
@@ -456,25 +503,42 @@ class Journal:
     # --- side logs ----------------------------------------------------------------------------------------
 
     def _flush_side_logs(self, sync: bool = False) -> None:
-        records = []
-        while self._settlements:
-            records.append(self._settlements.popleft())
-        if self.failure is None:
+        with self._side_lock:
+            records: list[Record] = []
+            while self._settlements:
+                item = self._settlements.popleft()
+                if isinstance(item, Record):
+                    records.append(item)
+                    continue
+                if not self._write_records(records):
+                    self._settlements.append(item)
+                    return
+                records = []
+                item.sizes = self._side_log_sizes()
             self._write_records(records)
-            if sync:
-                self._sync_side_logs()
+        if sync and self.failure is None:
+            self._sync_side_logs()
 
-    def _write_records(self, records: list[Record]) -> None:
-        by_base: dict[int, list[bytes]] = {}
+    def _write_records(self, records: list[Record]) -> bool:
+        """Write what was settled. What the disk refuses is kept for the next time: losing it only delivers again."""
+        if self.failure is not None:
+            return False
+        by_base: dict[int, list[Record]] = {}
         for record in records:
             base = self._bases[max(0, bisect_right(self._bases, record.offset) - 1)]
-            by_base.setdefault(base, []).append(settled.pack(record))
-        with self._side_lock:
-            for base, packed in by_base.items():
+            by_base.setdefault(base, []).append(record)
+        while by_base:
+            base, own = by_base.popitem()
+            try:
                 file, size = self._side_log(base)
-                data = b"".join(packed)
-                file.write(size, (data,))
-                self._side_logs[base] = (file, size + len(data))
+                written = file.write(size, (b"".join(map(settled.pack, own)),))
+            except OSError as exc:
+                log.warning("a side log of %s cannot be written now: %s", self.layout.root, exc.strerror or exc)
+                kept = [*own, *(record for rest in by_base.values() for record in rest)]
+                self._settlements.extendleft(reversed(kept))
+                return False
+            self._side_logs[base] = (file, size + written)
+        return True
 
     def _side_log(self, base: int) -> tuple[File, int]:
         if base not in self._side_logs:
@@ -494,7 +558,8 @@ class Journal:
     def _side_log_sizes(self) -> dict[int, int]:
         names = self._disk.list(self.layout.settled)
         bases = [base for base in self._bases if self.layout.settled_log(base).name in names]
-        return {base: self._disk.size(self.layout.settled_log(base)) for base in bases}
+        whole = settled.RECORD_BYTES
+        return {base: self._disk.size(self.layout.settled_log(base)) // whole * whole for base in bases}
 
 
 def _weight(item: Item) -> int:

@@ -25,6 +25,7 @@ from faregate.broker.journal.errors import JournalCorrupt, JournalFailed, Journa
 from faregate.broker.journal.frame import FRAME_BYTES, NO_BATCH, SEGMENT_BYTES, TRAILER_BYTES, Footer, SegmentHeader
 from faregate.broker.journal.high_water import HighWater, pack, read_high_water
 from faregate.broker.journal.layout import Layout
+from faregate.errors import MessageTooLarge
 from faregate.message import Envelope
 from faregate.ports.queue import Poisoned
 
@@ -122,6 +123,8 @@ class Log:
             (write_batch(to_batch(envelopes[a:b], topics[a:b], offsets[a:b], moment)), envelopes[a:b])
             for a, b in _pieces(envelopes)
         ]
+        if any(body.size > frames.LONGEST_BODY for body, _ in bodies):
+            raise MessageTooLarge(f"a message is over what a journal takes, {frames.LONGEST_BODY} bytes")
         mark = batch if batch is not None else (os.urandom(16) if len(bodies) > 1 else NO_BATCH)
         self._make_room(sum(FRAME_BYTES + frames.padded(body.size) for body, _ in bodies), moment)
         for part, (body, rows) in enumerate(bodies):
@@ -180,6 +183,8 @@ class Log:
 
     def sync(self) -> None:
         """Make everything written durable, then move the high-water mark."""
+        if self._segment is None and self._failure is None:
+            return  # sealed, and nothing written since
         segment = self._current()
         try:
             segment.file.sync()
@@ -220,6 +225,9 @@ class Log:
         return self.time
 
     def _make_room(self, size: int, moment: int) -> None:
+        if self._segment is None and self._failure is None:
+            # The last one was sealed and the disk had no room for the next.
+            self._start_segment(max(self._segment_size, size + SEGMENT_BYTES + FRAME_BYTES + TRAILER_BYTES), moment)
         segment = self._current()
         if segment.position + size + FRAME_BYTES + TRAILER_BYTES <= segment.size:
             return
@@ -273,10 +281,12 @@ class Log:
             segment.file.close()
         except OSError as exc:
             raise self.fail("sealing a segment of", exc) from exc
+        self._segment = None
 
     @property
-    def segment_base(self) -> int:
-        return self._current().header.base
+    def segment_base(self) -> int | None:
+        """The segment that is written to; None between two."""
+        return None if self._segment is None else self._segment.header.base
 
     def close(self) -> None:
         if self._segment is not None:

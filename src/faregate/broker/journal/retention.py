@@ -32,11 +32,18 @@ class Retention:
 
 
 def apply_retention(
-    layout: Layout, disk: Disk, reader: JournalReader, retention: Retention, runs: list[tuple[int, int]], now: int
+    layout: Layout,
+    disk: Disk,
+    reader: JournalReader,
+    retention: Retention,
+    runs: list[tuple[int, int]],
+    now: int,
+    upto: int | None = None,
 ) -> list[int]:
     """Remove or compact the segments that are no longer kept; returns the bases of those that are gone.
 
-    `runs` are the stretches of offsets that still wait somewhere, in order.
+    `runs` are the stretches of offsets that still wait somewhere, in order; they say nothing of what was appended
+    from `upto` on.
     """
     bases = layout.segment_bases(disk)
     sizes = {base: disk.size(layout.segment(base)) for base in bases}
@@ -46,7 +53,7 @@ def apply_retention(
     kept = False
     for base in bases[:-1]:
         footer = reader.footer(base)
-        if footer is None or (slowest is not None and footer.end > slowest):
+        if footer is None or (upto is not None and footer.end > upto) or (slowest is not None and footer.end > slowest):
             break
         old = retention.seconds is not None and now - footer.last_time > retention.seconds * 1_000_000
         large = retention.bytes is not None and total > retention.bytes
