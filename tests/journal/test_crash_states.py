@@ -36,9 +36,6 @@ SCRIPTS: dict[str, list[Command]] = {
 }
 
 
-@pytest.mark.xfail(
-    strict=False, reason="BUGS 9 and 10: legitimate power losses are refused as damage, or lose messages"
-)
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=list(SCRIPTS))
 def test_every_enumerated_state_after_a_power_loss_recovers(script: list[Command]) -> None:
     assert check_every_state(script) > 20
@@ -68,9 +65,6 @@ def choices(data: Any) -> Any:
     return lambda most: data.draw(st.integers(0, most))
 
 
-@pytest.mark.xfail(
-    strict=False, reason="BUGS 9 and 10: legitimate power losses are refused as damage, or lose messages"
-)
 @settings(SETTINGS, max_examples=150)
 @given(script=COMMANDS, data=st.data())
 def test_random_power_losses_recover(script: list[Command], data: Any) -> None:
@@ -80,9 +74,6 @@ def test_random_power_losses_recover(script: list[Command], data: Any) -> None:
     check_recovery(left, history.confirmed(moment), history.units)
 
 
-@pytest.mark.xfail(
-    strict=False, reason="BUGS 9 and 10: legitimate power losses are refused as damage, or lose messages"
-)
 @settings(SETTINGS, max_examples=150)
 @given(script=COMMANDS, data=st.data())
 def test_a_power_loss_during_recovery_changes_nothing(script: list[Command], data: Any) -> None:
@@ -97,9 +88,6 @@ def test_a_power_loss_during_recovery_changes_nothing(script: list[Command], dat
 
 
 @pytest.mark.full
-@pytest.mark.xfail(
-    strict=False, reason="BUGS 9 and 10: legitimate power losses are refused as damage, or lose messages"
-)
 @settings(SETTINGS, max_examples=5000)
 @given(script=COMMANDS, data=st.data())
 def test_very_many_random_power_losses_recover(script: list[Command], data: Any) -> None:

@@ -205,13 +205,13 @@ class Queue:
         if not self._backlog or self._recorder is None or self._closed:
             return False
         if len(self._entries) >= _MOST_RESIDENT or (
-            len(self._entries) >= _MOST_AVAILABLE and not self._recorder.has_room()
+            len(self._entries) >= _LOADED_AT_ONCE and not self._recorder.has_room()
         ):
             return False
         positions, offsets = self._backlog.first(_LOADED_AT_ONCE)
         try:
             envelopes = self._recorder.load(offsets)
-        except FaregateError as exc:
+        except (FaregateError, OSError) as exc:
             self._recorder.unreadable(exc)
             return False
         self._backlog.drop(len(offsets))

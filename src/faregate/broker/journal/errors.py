@@ -1,6 +1,6 @@
 """Errors of the journal, on the branches of the tree in `faregate.errors`."""
 
-from faregate.errors import ConfigurationError, FaregateError, Transient
+from faregate.errors import ConfigurationError, FaregateError, Permanent, Transient
 
 
 class JournalNotFound(ConfigurationError):
@@ -29,6 +29,10 @@ class JournalFailed(FaregateError):
 
 class JournalCorrupt(FaregateError):
     """Bytes that were confirmed are damaged."""
+
+
+class Unwritable(Permanent):
+    """The message holds something that the format cannot express, such as text that is not Unicode."""
 
 
 class OffsetGone(FaregateError):

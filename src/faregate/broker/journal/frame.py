@@ -21,7 +21,7 @@ SEALED_MAGIC = b"FGSEALED"
 MESSAGES, POISON, FOOTER = 1, 2, 3
 KIND_NAMES = {MESSAGES: "messages", POISON: "poison", FOOTER: "footer"}
 
-_FRAME = struct.Struct("<4sHHIIIIQQqQ16sHHxxxx")
+_FRAME = struct.Struct("<4sHHIIIIQQqQ16sHHI")
 _SEGMENT = struct.Struct("<8sIIQQQqIxxxxxxxxxxxx")
 _TRAILER = struct.Struct("<QI4x8s")
 FRAME_BYTES = _FRAME.size
@@ -50,6 +50,8 @@ class Frame(NamedTuple):
     batch: bytes
     part: int
     parts: int
+    since: int
+    """How many frames were written before it since the last sync: those may be missing though it is there."""
 
     @property
     def body(self) -> int:
@@ -85,6 +87,8 @@ class Footer(msgspec.Struct):
     """Now and then a frame's (base offset, time, position): where to start looking."""
     batches: list[str] = []
     """The spooled batches in it, in hexadecimal."""
+    lost: list[tuple[int, int]] = []
+    """Offsets (first, last) that a repair could not save; the log view passes over them."""
     compacted: bool = False
     """Only messages that still waited were kept: the log view starts behind it."""
 
@@ -111,10 +115,11 @@ def pack_frame(
     batch: bytes = NO_BATCH,
     part: int = 0,
     parts: int = 1,
+    since: int = 0,
 ) -> tuple[bytes, bytes, int]:
     """The header, the padding behind the body, and the CRC."""
     length = memoryview(body).nbytes
-    fields = (rows, commit, base, time, epoch, batch, part, parts)
+    fields = (rows, commit, base, time, epoch, batch, part, parts, since)
     bare = _FRAME.pack(FRAME_MAGIC, VERSION, kind, length, 0, previous, *fields)
     crc = crc32(bare, body)
     header = _FRAME.pack(FRAME_MAGIC, VERSION, kind, length, crc, previous, *fields)
@@ -125,14 +130,14 @@ def read_header(data: Any, position: int, epoch: int | None = None) -> Frame | N
     """The header at a position, unless no frame of this segment can stand there. The body is not checked."""
     if position + FRAME_BYTES > len(data):
         return None
-    magic, version, kind, length, crc, previous, rows, commit, base, time, own_epoch, batch, part, parts = (
+    magic, version, kind, length, crc, previous, rows, commit, base, time, own_epoch, batch, part, parts, since = (
         _FRAME.unpack_from(data, position)
     )
     if magic != FRAME_MAGIC or version != VERSION or kind not in KIND_NAMES or length > LONGEST_BODY:
         return None
     if (epoch is not None and own_epoch != epoch) or position + FRAME_BYTES + padded(length) > len(data):
         return None
-    return Frame(position, kind, length, crc, previous, rows, commit, base, time, own_epoch, batch, part, parts)
+    return Frame(position, kind, length, crc, previous, rows, commit, base, time, own_epoch, batch, part, parts, since)
 
 
 def body_of(data: Any, frame: Frame) -> memoryview:
@@ -160,13 +165,17 @@ def scan(data: Any, header: SegmentHeader, start: int = SEGMENT_BYTES) -> Iterat
 
 
 def later_frame(data: Any, header: SegmentHeader, position: int, commit: int) -> Frame | None:
-    """A sound frame of a later commit behind damage: then the damage is corruption, not a torn tail."""
+    """A sound frame of a later sync behind damage: then the damage is corruption, not a torn tail.
+
+    Frames between two syncs may reach the disk in any order: a frame whose missing predecessors, back to `commit`,
+    were all written since the same sync as itself shows nothing.
+    """
     view = bytes(memoryview(data)[position:])
     found = view.find(FRAME_MAGIC)
     while found >= 0:
         if not (position + found) % 8:
             frame = read_header(data, position + found, header.epoch)
-            if frame is not None and frame.commit > commit and is_sound(data, frame):
+            if frame is not None and frame.commit - commit - 1 > frame.since and is_sound(data, frame):
                 return frame
         found = view.find(FRAME_MAGIC, found + 1)
     return None

@@ -30,7 +30,7 @@ from faregate.broker.journal.disk import PRIVATE_FILE, Disk, File, RealDisk, Rea
 from faregate.broker.journal.errors import JournalCorrupt, JournalLocked, JournalTooNew
 from faregate.broker.journal.frame import NO_BATCH, SEGMENT_BYTES, TRAILER_BYTES, Footer, Frame, SegmentHeader
 from faregate.broker.journal.high_water import HighWater, pack, read_high_water
-from faregate.broker.journal.layout import SETTLED_SUFFIX, Layout, Meta, check_meta, read_json
+from faregate.broker.journal.layout import SETTLED_SUFFIX, Layout, Meta, check_meta, read_json, write_json
 from faregate.broker.journal.log import Segment
 from faregate.broker.journal.settled import RECORD_BYTES
 from faregate.broker.journal.snapshot import Snapshot
@@ -846,7 +846,7 @@ def _clean_side_log(layout: Layout, path: Path) -> None:
     file.close()
     if snapshot is not None and kept_of_counted < counted:
         snapshot.settled[base] = kept_of_counted
-        RealDisk().replace(layout.snapshot, msgspec.json.encode(snapshot))
+        write_json(layout.snapshot, RealDisk(), snapshot)
     _replace(layout, new, path)
 
 

@@ -23,8 +23,8 @@ import msgspec
 
 from faregate.broker.journal import settled
 from faregate.broker.journal.disk import Disk, File, RealDisk, WriterLock, lock_holder
-from faregate.broker.journal.errors import JournalCorrupt, JournalFailed, JournalFull, JournalLocked
-from faregate.broker.journal.layout import Layout, prepare
+from faregate.broker.journal.errors import JournalCorrupt, JournalFailed, JournalFull, JournalLocked, Unwritable
+from faregate.broker.journal.layout import Layout, prepare, write_json
 from faregate.broker.journal.log import MOST_BYTES, MOST_ROWS, SEGMENT_SIZE, Log, now_us
 from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.recovery import Found, recover
@@ -281,19 +281,19 @@ class Journal:
                 return
             self._sync_side_logs()
             snapshot.settled = marker.sizes
-            self._disk.replace(self.layout.snapshot, msgspec.json.encode(snapshot))
+            write_json(self.layout.snapshot, self._disk, snapshot)
 
         await self.call(write)
 
     def bind(self, binding: Binding) -> None:
         """Make the binding's queues and topic part of the journal before anything refers to them."""
         if self.topology.add(binding):
-            self._disk.replace(self.layout.topology, msgspec.json.encode(self.topology))
+            write_json(self.layout.topology, self._disk, self.topology)
 
     def add_poison_queue(self, node: str) -> None:
         """A node that only publishes has dead letters, too."""
         if self.topology.add_poison_queue(node):
-            self._disk.replace(self.layout.topology, msgspec.json.encode(self.topology))
+            write_json(self.layout.topology, self._disk, self.topology)
 
     def recover(self) -> dict[int, Found]:
         """What waits in each queue."""
@@ -405,7 +405,7 @@ class Journal:
                 graves = self._log.append_poison([item.record for item in buried])
                 self._note_segment()
                 results.update((item, ([grave], None)) for item, grave in zip(buried, graves, strict=True))
-            if results:
+            if any(error is None for _, error in results.values()):
                 self._log.sync()
             for item in spooled:
                 assert item.batch is not None
@@ -421,13 +421,13 @@ class Journal:
                 self._in_thread_sync_rest(results)
         self._settlements.extend(grave.dead for grave in buried if grave.dead is not None and results[grave][1] is None)
         self._flush_side_logs()
+        # In the order of offsets, so that queues are filled in it; then whoever waits behind all of them.
+        written: list[Item] = [*plain, *spooled, *buried]
         told: list[tuple[Item, Sequence[int], BaseException | None]] = []
-        for each in group:
-            if isinstance(each, Call):
-                told.append((each, [], self._in_thread_call(each)))
-            else:
-                offsets, error = results[each]
-                told.append((each, offsets, error))
+        for each in written:
+            offsets, error = results[each]
+            told.append((each, offsets, error))
+        told += [(each, (), self._in_thread_call(each)) for each in group if isinstance(each, Call)]
         return told
 
     def _in_thread_append(
@@ -437,11 +437,19 @@ class Journal:
         if not plain:
             return
         if len(plain) == 1:
-            results[plain[0]] = (self._in_thread_write(plain[0].envelopes, plain[0].topics, None), None)
+            try:
+                results[plain[0]] = (self._in_thread_write(plain[0].envelopes, plain[0].topics, None), None)
+            except Unwritable as exc:
+                results[plain[0]] = ((), exc)
             return
         envelopes = [envelope for item in plain for envelope in item.envelopes]
         topics = [topic for item in plain for topic in item.topics]
-        offsets = self._in_thread_write(envelopes, topics, None)
+        try:
+            offsets = self._in_thread_write(envelopes, topics, None)
+        except Unwritable:
+            for item in plain:  # one of them spoils the frame: each has one of its own
+                self._in_thread_append([item], results)
+            return
         start = 0
         for item in plain:
             stop = start + len(item.envelopes)
@@ -470,6 +478,8 @@ class Journal:
             results.update((item, ([], exc)) for item in results)
 
     def _in_thread_call(self, item: Call) -> BaseException | None:
+        if self.failure is not None:
+            return self.failure
         try:
             item.function()
         except (OSError, FaregateError) as exc:

@@ -13,6 +13,7 @@ quarantine/              what `repair` took out
 """
 
 import os
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,7 @@ def prepare(layout: Layout, disk: Disk) -> Meta:
     for folder in (layout.segments, layout.settled, layout.spool, layout.readers):
         disk.make_folder(folder)
     if layout.meta.name not in names:
-        disk.replace(layout.topology, msgspec.json.encode(Topology()))
+        write_json(layout.topology, disk, Topology())
         disk.replace(layout.meta, msgspec.json.encode(Meta(id=os.urandom(8).hex())))
     return check_meta(layout, disk)
 
@@ -144,8 +145,23 @@ def read_json(path: Path, disk: Disk, type: Any) -> Any:
     if path.name not in disk.list(path.parent):
         raise JournalCorrupt(f"{path} is missing: restore it from a backup")
     try:
-        return msgspec.json.decode(disk.read(path), type=type)
+        found = msgspec.json.decode(disk.read(path), type=type)
     except msgspec.MsgspecError as exc:
         raise JournalCorrupt(
             f"{path} cannot be read: {exc}; restore it from a backup, or see 'faregate journal repair'"
         ) from exc
+    if getattr(found, "checksum", "") and found.checksum != _checksum(found):
+        raise JournalCorrupt(
+            f"{path} is damaged: its checksum is wrong; restore it from a backup, or see 'faregate journal repair'"
+        )
+    return found
+
+
+def write_json(path: Path, disk: Disk, content: Any) -> None:
+    """Replace the file; `content` has a field `checksum`, which is filled in."""
+    content.checksum = _checksum(content)
+    disk.replace(path, msgspec.json.encode(content))
+
+
+def _checksum(content: Any) -> str:
+    return f"{zlib.crc32(msgspec.json.encode(msgspec.structs.replace(content, checksum=''))):08x}"

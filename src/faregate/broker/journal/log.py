@@ -17,11 +17,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 
 from faregate.broker.journal import frame as frames
 from faregate.broker.journal.columns import read_batch, to_batch, write_batch
 from faregate.broker.journal.disk import Disk, File
-from faregate.broker.journal.errors import JournalCorrupt, JournalFailed, JournalFull
+from faregate.broker.journal.errors import JournalCorrupt, JournalFailed, JournalFull, Unwritable
 from faregate.broker.journal.frame import FRAME_BYTES, NO_BATCH, SEGMENT_BYTES, TRAILER_BYTES, Footer, SegmentHeader
 from faregate.broker.journal.high_water import HighWater, pack, read_high_water
 from faregate.broker.journal.layout import Layout
@@ -100,6 +101,8 @@ class Log:
         self._mark = disk.open(layout.high_water)
         self._segment: Segment | None = None
         self._failure: JournalFailed | None = None
+        self._unsynced = 0
+        """How many frames were written since the last sync."""
         self.next_offset = 0
         self.commit = 0
         self.time = 0
@@ -119,10 +122,13 @@ class Log:
         first = self.next_offset
         offsets = range(first, first + len(envelopes))
         moment = self._next_time()
-        bodies = [
-            (write_batch(to_batch(envelopes[a:b], topics[a:b], offsets[a:b], moment)), envelopes[a:b])
-            for a, b in _pieces(envelopes)
-        ]
+        try:
+            bodies = [
+                (write_batch(to_batch(envelopes[a:b], topics[a:b], offsets[a:b], moment)), envelopes[a:b])
+                for a, b in _pieces(envelopes)
+            ]
+        except (pa.ArrowException, ValueError, TypeError, OverflowError) as exc:
+            raise Unwritable(f"a message cannot be written to the journal: {exc}") from exc
         if any(body.size > frames.LONGEST_BODY for body, _ in bodies):
             raise MessageTooLarge(f"a message is over what a journal takes, {frames.LONGEST_BODY} bytes")
         mark = batch if batch is not None else (os.urandom(16) if len(bodies) > 1 else NO_BATCH)
@@ -162,6 +168,7 @@ class Log:
             batch=batch,
             part=part,
             parts=parts,
+            since=self._unsynced,
         )
         position = segment.position
         try:
@@ -172,6 +179,7 @@ class Log:
             raise self.fail("writing", exc) from exc
         segment.previous = crc
         self.commit += 1
+        self._unsynced += 1
         if kind == frames.MESSAGES:
             segment.messages += rows
             segment.types.update(types)
@@ -190,6 +198,7 @@ class Log:
             segment.file.sync()
         except OSError as exc:
             raise self.fail("syncing", exc) from exc
+        self._unsynced = 0
         self._move_mark(segment)
 
     def _move_mark(self, segment: Segment) -> None:
@@ -254,6 +263,7 @@ class Log:
             raise self.fail("making a segment of", exc) from exc
         try:
             file.write(0, (frames.pack_segment_header(header),))
+            file.sync()  # frames without a header before them would look like damage
         except OSError as exc:
             raise self.fail("writing", exc) from exc
         self._segment = Segment(header, file, size)
@@ -275,6 +285,7 @@ class Log:
         )
         position = segment.position
         try:
+            segment.file.sync()  # a footer that is there says that everything before it is
             length = segment.file.write(position, (header, body, padding, frames.pack_trailer(position)))
             segment.file.truncate(position + length)
             segment.file.sync()
@@ -282,6 +293,7 @@ class Log:
         except OSError as exc:
             raise self.fail("sealing a segment of", exc) from exc
         self._segment = None
+        self._unsynced = 0
 
     @property
     def segment_base(self) -> int | None:

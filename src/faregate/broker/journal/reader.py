@@ -78,7 +78,7 @@ class JournalReader:
         mark = self.high_water()
         for base in self._readable_bases(mark):
             view = self._view(base, mark)
-            if view.footer is not None and view.footer.last_time < wanted:
+            if view.footer is not None and (view.footer.compacted or view.footer.last_time < wanted):
                 continue
             for frame in self._frames(base, view, mark, 0):
                 if frame.time >= wanted and frame.kind == frames.MESSAGES:
@@ -193,6 +193,8 @@ class JournalReader:
                 continue
             for frame in self._frames(base, view, mark, start):
                 if frame.kind == frames.POISON:
+                    if not frames.is_sound(view.data, frame):
+                        raise self._damaged(base, frame.position)
                     yield frame, frames.body_of(view.data, frame)
 
     # --- named readers -------------------------------------------------------------------------------------
@@ -262,19 +264,25 @@ class JournalReader:
     def _frames(self, base: int, view: SegmentView, mark: HighWater, start: int) -> Iterator[frames.Frame]:
         """The headers of the readable frames that hold `start` or something later."""
         limit = mark.position if base == mark.segment else len(view.data)
-        position = SEGMENT_BYTES
+        gaps = view.footer is not None and (view.footer.compacted or bool(view.footer.lost))
+        position, expected = SEGMENT_BYTES, base
         if view.footer is not None and view.footer.index:
             found = bisect_right(view.footer.index, start, key=lambda entry: entry[0]) - 1
-            position = view.footer.index[max(0, found)][2]
+            expected, _, position = view.footer.index[max(0, found)]
         while position < limit:
             frame = frames.read_header(view.data, position, view.header.epoch)
-            if frame is None:
+            # A frame that is passed over is not summed up: its offsets must join those of its neighbours.
+            if frame is None or (frame.base != expected and not gaps):
+                raise self._damaged(base, position)
+            if (gaps or frame.kind == frames.FOOTER) and not frames.is_sound(view.data, frame):
                 raise self._damaged(base, position)
             if frame.kind == frames.FOOTER:
                 return
-            if frame.base + frame.rows > start or (view.footer is not None and view.footer.compacted):
+            if frame.base + frame.rows > start or gaps:
                 yield frame
-            position = frame.end
+            position, expected = frame.end, frame.base + frame.rows
+        if base == mark.segment and expected != mark.offset:
+            raise self._damaged(base, position)
 
     def _batch(self, base: int, view: SegmentView, frame: frames.Frame) -> Any:
         key = (base, frame.position)

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from faregate.broker.journal import settled
 from faregate.broker.journal.disk import Disk
+from faregate.broker.journal.errors import JournalCorrupt
 from faregate.broker.journal.layout import Layout, read_json
 from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.snapshot import Snapshot
@@ -145,10 +146,16 @@ def recover(layout: Layout, disk: Disk, reader: JournalReader, topology: Topolog
     for one in waiting.values():
         one.sort()
     found: dict[int, Found] = defaultdict(Found)
-    if bases and waiting:
-        start = max(bases[0], min(one.start for one in waiting.values()))
-        topics = {topic.number: topic.queues for topic in topology.topics}
+    if bases:
+        start = max(bases[0], min((one.start for one in waiting.values()), default=0))
+        topics = {-1: [], **{topic.number: topic.queues for topic in topology.topics}}
         for batch in reader.stored(start):
+            for number in pc.unique(batch.column("topic")).to_pylist():
+                if number not in topics or any(queue not in waiting for queue in topics[number]):
+                    raise JournalCorrupt(
+                        f"{layout.topology} is missing or too old: messages from offset {batch.column('offset')[0]} on "
+                        f"went to topic {number}, which it does not know. Restore it from a backup"
+                    )
             _sort_out(batch, topics, waiting, found)
         _find_poison(reader, topology, start, waiting, found)
     return found

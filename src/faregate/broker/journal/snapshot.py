@@ -25,3 +25,5 @@ class Snapshot(msgspec.Struct):
     """By queue number. A queue that is not here had nothing."""
     settled: dict[int, int] = {}
     """By segment, how many bytes of its side log are in the snapshot already."""
+    checksum: str = ""
+    """CRC-32 of this file's content with an empty checksum, in hexadecimal."""

@@ -33,6 +33,8 @@ class Topology(msgspec.Struct):
     version: int = 0
     queues: list[QueueRecord] = []
     topics: list[TopicRecord] = []
+    checksum: str = ""
+    """CRC-32 of this file's content with an empty checksum, in hexadecimal."""
 
     def add(self, binding: Binding) -> bool:
         """Add the binding's queues and lead its topic there; whether anything changed."""
