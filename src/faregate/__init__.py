@@ -8,6 +8,16 @@ Declare messages (`Event`, `Command`) and nodes (`Node`), and run them on a `Bus
 from typing import TYPE_CHECKING, Any
 
 from faregate import ids
+from faregate.broker.journal.errors import (
+    JournalCorrupt,
+    JournalFailed,
+    JournalFull,
+    JournalLocked,
+    JournalNotFound,
+    JournalTooNew,
+    NotAJournal,
+    OffsetGone,
+)
 from faregate.bus.bus import Bus, SubscriptionCounts
 from faregate.bus.context import Context
 from faregate.bus.node import Node
@@ -65,10 +75,18 @@ __all__ = [
     "IdleTimeout",
     "InvalidName",
     "InvalidSelector",
+    "JournalCorrupt",
+    "JournalFailed",
+    "JournalFull",
+    "JournalLocked",
+    "JournalNotFound",
+    "JournalTooNew",
     "MessageTooLarge",
     "MissingExtra",
     "MissingProperties",
     "Node",
+    "NotAJournal",
+    "OffsetGone",
     "OutcomeUnknown",
     "Outgoing",
     "Parallel",

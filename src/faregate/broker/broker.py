@@ -34,15 +34,18 @@ class Broker:
         self._queues: dict[str, Queue] = {}
         self._bindings: dict[str, Binding] = {}
 
-    def bind(self, binding: Binding) -> Queue:
-        """The binding's queue, made with its poison queue if it is not there yet."""
+    def bind(self, binding: Binding, *, consumed: bool = True) -> Queue:
+        """The binding's queue, made with its poison queue if it is not there yet.
+
+        What waits in a queue that nobody here consumes is not in flight.
+        """
         known = self._bindings.get(binding.queue)
         if known is not None and known != binding:
             raise ConfigurationError(f"the queue {binding.queue} is bound already, with other properties")
         if known is None:
             queue = self._make(
                 binding.queue,
-                flight=self.flight,
+                flight=self.flight if consumed else Flight(),
                 key_of=binding.key_of,
                 strict=binding.strict,
                 lock_seconds=binding.lock_seconds,

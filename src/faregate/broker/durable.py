@@ -62,9 +62,9 @@ class DurableBroker(Broker):
 
     # --- queues -------------------------------------------------------------------------------------------
 
-    def bind(self, binding: Binding) -> Queue:
+    def bind(self, binding: Binding, *, consumed: bool = True) -> Queue:
         self._journal.bind(binding)
-        queue = super().bind(binding)
+        queue = super().bind(binding, consumed=consumed)
         self._adopt(queue, timed=binding.expires is not None)
         self._adopt(self.queue(poison_queue(binding.node)))
         return queue
@@ -78,7 +78,9 @@ class DurableBroker(Broker):
                     self._adopt(self._make(record.name))
                 else:
                     known = Binding(record.node, record.type, record.kind, record.source)
-                    self._adopt(super().bind(known))
+                    queue = super().bind(known, consumed=False)
+                    self._adopt(queue)
+                    log.info("%s is not consumed here; %d messages wait in it", queue.name, len(queue))
 
     def _make(self, name: str, **properties: object) -> Queue:
         return super()._make(name, **properties, recorder=self)

@@ -3,7 +3,8 @@
 Rules every adapter keeps (and `faregate.testing.log_suite` checks):
 - Offsets grow; a message keeps its offset for ever. Gaps may appear, order never changes.
 - Nobody reads what is not durable yet. What was read once is read again the same.
-- Reading from where messages were removed is an error, never a silent skip.
+- Reading from where messages were removed is an error, never a silent skip. (Offsets that a repair found lost, and said
+  so, are passed over.)
 """
 
 from collections.abc import AsyncIterator, Iterator

@@ -161,7 +161,7 @@ class QueueTransport(Protocol):
 
         Fills in each envelope's `recipients`. A publication id seen shortly before (with the same replay
         number) is confirmed and not appended again. Raises `Unroutable` for a command that no queue takes; an
-        event that nobody wants is confirmed and gone.
+        event that nobody wants is confirmed and delivered to nobody.
         """
         ...
 
