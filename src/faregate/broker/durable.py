@@ -171,6 +171,8 @@ class DurableBroker(Broker):
                 self.keep()
         else:
             self._forget(item.envelopes)
+        if item.batch is not None:
+            self.flight.land()
         if item.waiter is not None and not item.waiter.done():
             if error is None:
                 item.waiter.set_result(None)
@@ -194,6 +196,7 @@ class DurableBroker(Broker):
     def take_in_spool(self) -> None:
         """Append the batches that other processes left."""
         for path, envelopes in self._journal.spooled():
+            self.flight.count += 1  # until it is in its queues
             task = asyncio.ensure_future(self._take_in(path, envelopes))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -216,7 +219,9 @@ class DurableBroker(Broker):
                 self._journal.append(Append(fresh, routes, self._topics_of(fresh, routes), batch=path))
             else:
                 self._journal.discard(path)
+                self.flight.land()
         except FaregateError as exc:
+            self.flight.land()
             self._forget(fresh)
             self._journal.hand_back(path)
             log.warning("a batch in the spool has to wait: %s", exc)

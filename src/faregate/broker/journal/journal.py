@@ -10,6 +10,7 @@ Everything public is called from the event loop; what starts with `_in_thread` r
 """
 
 import asyncio
+import errno
 import logging
 import threading
 from bisect import bisect_right
@@ -124,6 +125,11 @@ class Journal:
             self._log = Log(self.layout, self._disk, segment_size=segment_size, clock=clock)
             self.reader = JournalReader(self.layout.root, self._disk)
             self.topology = self.reader.topology()
+        except OSError as exc:
+            self._release_lock()
+            if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise JournalFull(f"the disk of {path} has no room to open a journal: make room, try again") from exc
+            raise JournalFailed(f"the journal {path} cannot be opened: {exc}") from exc
         except BaseException:
             self._release_lock()
             raise
