@@ -4,7 +4,9 @@ Most columns of a batch hold one value over and over (the type, the source, null
 every row twice.
 """
 
+from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import repeat
 from typing import Any
 
@@ -31,13 +33,37 @@ _FIELDS = Envelope.__struct_fields__
 _COLUMN_NAMES = {"body": "payload"}
 _TYPES = [_FIELD_TYPES.get(name, _STRING) for name in _FIELDS]
 _TIMES = {"sent_at", "deliver_at", "expires_at"}
+_TIME_FIELDS = {_FIELDS.index(name) for name in _TIMES}
+_HEADERS = _FIELDS.index("headers")
+_TOPIC = len(_TYPES)
+_TYPES.append(pa.int32())
+_USUALLY_ALIKE = {
+    _TOPIC,
+    *(
+        _FIELDS.index(name)
+        for name in (
+            "type",
+            "kind",
+            "source",
+            "recipients",
+            "destination",
+            "marker",
+            "redeliveries",
+            "replay",
+            "content_type",
+        )
+    ),
+}
+"""Columns, by the place of their field, that most batches repeat one value in."""
+
+_REPEATED = 10_000
 
 SCHEMA: Any = pa.schema(
     [
         pa.field("offset", pa.int64(), nullable=False),
         pa.field("time", _TIME, nullable=False),
         pa.field("topic", pa.int32(), nullable=False),
-        *(pa.field(_COLUMN_NAMES.get(name, name), type) for name, type in zip(_FIELDS, _TYPES, strict=True)),
+        *(pa.field(_COLUMN_NAMES.get(name, name), type) for name, type in zip(_FIELDS, _TYPES, strict=False)),
     ]
 )
 """offset: the row's place in the log. time: when it was appended. topic: the number of its route in topology.json
@@ -50,45 +76,52 @@ def to_batch(envelopes: Sequence[Envelope], topics: Sequence[int], offsets: Sequ
     """A record batch of these envelopes."""
     count = len(envelopes)
     columns = [
-        pa.array(offsets, pa.int64()),
-        _constant(time, _TIME, count),
-        _column(topics, pa.int32(), count),
+        _integers(array("q", offsets), pa.int64()),
+        _integers(array("q", (time,)) * count, _TIME),
+        _column(topics, _TOPIC, count),
     ]
     by_field = zip(*map(msgspec.structs.astuple, envelopes), strict=True)
-    for name, type, values in zip(_FIELDS, _TYPES, by_field, strict=True):
-        if name in _TIMES:
-            columns.append(_times(values, count))
-        elif name == "headers":
+    for index, values in enumerate(by_field):
+        if index in _TIME_FIELDS:
+            columns.append(_times(values, index, count))
+        elif index == _HEADERS:
             columns.append(_headers(values, count))
         else:
-            columns.append(_column(values, type, count))
-    return pa.record_batch(columns, schema=SCHEMA)
+            columns.append(_column(values, index, count))
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-def _constant(value: Any, type: Any, count: int) -> Any:
-    if value is None:
-        return pa.nulls(count, type)
-    return pa.repeat(pa.scalar(value, type), count) if count > 1 else pa.array([value], type)
+def _integers(values: "array[int]", type: Any) -> Any:
+    """Straight from memory: several times faster than from Python numbers one by one."""
+    return pa.Array.from_buffers(type, len(values), [None, pa.py_buffer(values)])
 
 
-def _column(values: Sequence[Any], type: Any, count: int) -> Any:
+@lru_cache(maxsize=256)
+def _repeated(value: Any, index: int) -> Any:
+    """A column of one value over and over, long enough for most batches; they take a slice of it."""
+    type = _TYPES[index]
+    return pa.nulls(_REPEATED, type) if value is None else pa.repeat(pa.scalar(value, type), _REPEATED)
+
+
+def _column(values: Sequence[Any], index: int, count: int) -> Any:
     first = values[0]
-    if count > 1 and values[1] is first and values.count(first) == count:
-        return _constant(first, type, count)
-    return pa.array(values, type)
+    if count <= _REPEATED and (first is None or index in _USUALLY_ALIKE) and values.count(first) == count:
+        return _repeated(first, index).slice(0, count)
+    return pa.array(values, _TYPES[index])
 
 
-def _times(values: Sequence[float | None], count: int) -> Any:
-    first = values[0]
-    if values.count(first) == count:
-        return _constant(None if first is None else round(first * 1_000_000), _TIME, count)
-    return pa.array([None if value is None else round(value * 1_000_000) for value in values], _TIME)
+def _times(values: Sequence[float | None], index: int, count: int) -> Any:
+    if values.count(None) == count <= _REPEATED:
+        return _repeated(None, index).slice(0, count)
+    if None in values:
+        return pa.array([None if value is None else round(value * 1_000_000) for value in values], _TIME)
+    return _integers(array("q", [round(value * 1_000_000) for value in values if value is not None]), _TIME)
 
 
 def _headers(values: Sequence[dict[str, str]], count: int) -> Any:
-    return pa.array(
-        [tuple(value.items()) for value in values] if any(values) else ((),) * count, SCHEMA.field("headers").type
-    )
+    if not any(values) and count <= _REPEATED:
+        return _repeated((), _HEADERS).slice(0, count)
+    return pa.array([tuple(value.items()) for value in values], _TYPES[_HEADERS])
 
 
 def to_envelopes(batch: Any) -> list[Envelope]:
