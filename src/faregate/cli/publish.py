@@ -28,7 +28,7 @@ def publish(
     idempotency_key: Annotated[str | None, typer.Option(help="The same key is the same publication.")] = None,
     delay: Annotated[float | None, typer.Option(help="Seconds from now until it is delivered.")] = None,
     header: Annotated[list[str] | None, typer.Option(help="A header as name=value; may be repeated.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait until it is handled.")] = 60.0,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait until it is handled, on memory:.")] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Publish an event or send a command to the nodes of a bus.

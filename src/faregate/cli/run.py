@@ -1,6 +1,7 @@
 """`faregate run`: run a bus until it is told to stop."""
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -31,6 +32,9 @@ def run(
     if reload:
         raise typer.Exit(run_reloading([target, "--log-level", log_level, *(["--json"] if as_json else [])]))
     bus = load_bus(target)
+    # What is loaded by now stays: full collections need not walk it again and again.
+    gc.collect()
+    gc.freeze()
     at_once = run_async(serve(bus))
     if as_json:
         print_json({"outcomes": bus.outcomes(), "subscriptions": [count._asdict() for count in bus.counts()]})
