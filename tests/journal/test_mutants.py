@@ -14,7 +14,8 @@ from faregate.broker.journal import journal as journal_module
 from faregate.broker.journal import spool as spool_module
 from faregate.broker.journal.errors import JournalFailed
 from faregate.broker.journal.high_water import HighWater
-from faregate.broker.journal.journal import Append, Done, Item, Journal
+from faregate.broker.journal.items import Append, Done, Item
+from faregate.broker.journal.journal import Journal
 from faregate.broker.journal.layout import Layout, prepare
 from faregate.broker.journal.log import Log
 from faregate.broker.journal.reader import JournalReader

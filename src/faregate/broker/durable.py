@@ -11,7 +11,8 @@ from pathlib import Path
 from faregate.broker.broker import Broker, unsent
 from faregate.broker.entry import Entry
 from faregate.broker.journal.errors import JournalFull
-from faregate.broker.journal.journal import Append, Journal
+from faregate.broker.journal.items import Append
+from faregate.broker.journal.journal import Journal
 from faregate.broker.journal.recovery import Found, Single
 from faregate.broker.journal.settled import OUTCOMES, REDELIVER, STARTED, Record
 from faregate.broker.journal.snapshot import QueueSnapshot, ReturningRecord, Snapshot

@@ -10,6 +10,8 @@ Rules kept here (each has a regression test that fails without it):
   when a whole round over the consumers delivered nothing, so it never spins.
 - Cost does not depend on length: enqueue, acquire and settle touch the ends of lines only, and references that
   went stale are dropped once they outnumber the living.
+
+Longer than most files because all of this changes the same few fields, and must be seen together to be believed.
 """
 
 import asyncio

@@ -94,7 +94,7 @@ class RealDisk:
 
     def list(self, path: Path) -> list[str]:
         try:
-            return sorted(entry.name for entry in path.iterdir())
+            return sorted(os.listdir(path))  # noqa: PTH208 (several times faster, and called all the time)
         except FileNotFoundError:
             return []
 

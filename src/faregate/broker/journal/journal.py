@@ -18,13 +18,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
-
-import msgspec
 
 from faregate.broker.journal import settled
 from faregate.broker.journal.disk import Disk, File, RealDisk, WriterLock, lock_holder
 from faregate.broker.journal.errors import JournalCorrupt, JournalFailed, JournalFull, JournalLocked, Unwritable
+from faregate.broker.journal.items import Append, Bury, Call, Done, Item, Marker, weight
 from faregate.broker.journal.layout import Layout, prepare, write_json
 from faregate.broker.journal.log import MOST_BYTES, MOST_ROWS, SEGMENT_SIZE, Log, now_us
 from faregate.broker.journal.reader import JournalReader
@@ -42,62 +40,6 @@ log = logging.getLogger("faregate.journal")
 _OPEN_SIDE_LOGS = 16
 _SETTLE_SECONDS = 0.005
 _MOST_PENDING_BYTES = 64 * 1024 * 1024
-
-Done = Callable[[Sequence[int], BaseException | None], None]
-"""Called in the event loop with the offsets, or with what went wrong."""
-
-
-class Append(msgspec.Struct, gc=False, eq=False):
-    """Messages to be appended as one. Not tracked by the garbage collector: there is one for every publish."""
-
-    envelopes: Sequence[Envelope]
-    routes: Sequence[Any]
-    """Where the broker will put them once they are committed."""
-    topics: Sequence[int]
-    waiter: Any = None
-    """The future of whoever waits for the commit."""
-    batch: Path | None = None
-    """The file in the spool that they come from."""
-
-    @property
-    def size(self) -> int:
-        if len(self.envelopes) == 1:
-            return len(self.envelopes[0].body)
-        return sum([len(envelope.body) for envelope in self.envelopes])
-
-
-class Bury:
-    """A message given up on, and the mark that it is dead in its queue."""
-
-    __slots__ = ("dead", "done", "record", "size")
-
-    def __init__(self, record: Poisoned, dead: Record | None, done: Done) -> None:
-        self.size = len(record.envelope.body)
-        self.record = record
-        self.dead = dead
-        self.done = done
-
-
-class Marker:
-    """Stands between settlements: how far the side logs were written when it was passed."""
-
-    __slots__ = ("sizes",)
-
-    def __init__(self) -> None:
-        self.sizes: dict[int, int] | None = None
-
-
-class Call:
-    """Something else to be done in the commit thread."""
-
-    __slots__ = ("done", "function")
-
-    def __init__(self, function: Callable[[], None], done: Done) -> None:
-        self.function = function
-        self.done = done
-
-
-Item = Append | Bury | Call
 
 
 class Journal:
@@ -249,7 +191,7 @@ class Journal:
     def _hand_in(self, item: Item) -> None:
         if self.failure is not None:
             raise self.failure
-        self._pending_bytes += _weight(item)
+        self._pending_bytes += weight(item)
         if not self._handed_in and self._loop is not None:
             self._loop.call_soon(self._pass_on)
         self._handed_in.append(item)
@@ -384,7 +326,7 @@ class Journal:
 
     def _in_thread_gather(self, group: list[Item]) -> tuple[list[Item], bool]:
         """What is there now, up to what fits a frame; whether the end was reached."""
-        size = sum(map(_weight, group))
+        size = sum(map(weight, group))
         while len(group) < MOST_ROWS and size < MOST_BYTES:
             try:
                 more = self._items.get_nowait()
@@ -393,7 +335,7 @@ class Journal:
             if more is None:
                 return group, True
             group += more
-            size += sum(map(_weight, more))
+            size += sum(map(weight, more))
         return group, False
 
     def _in_thread_commit(self, group: list[Item]) -> list[tuple[Item, Sequence[int], BaseException | None]]:
@@ -501,7 +443,7 @@ class Journal:
 
     def _told(self, results: list[tuple[Item, Sequence[int], BaseException | None]]) -> None:
         for item, offsets, error in results:
-            self._pending_bytes -= _weight(item)
+            self._pending_bytes -= weight(item)
             if not isinstance(item, Append):
                 item.done(offsets, error)
                 continue
@@ -576,11 +518,6 @@ class Journal:
         bases = [base for base in self._bases if self.layout.settled_log(base).name in names]
         whole = settled.RECORD_BYTES
         return {base: self._disk.size(self.layout.settled_log(base)) // whole * whole for base in bases}
-
-
-def _weight(item: Item) -> int:
-    """How many bytes an item adds to a group, roughly."""
-    return 0 if isinstance(item, Call) else item.size
 
 
 def _unheard(item: Append, offsets: Sequence[int], error: BaseException | None) -> None:

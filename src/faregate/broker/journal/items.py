@@ -1,0 +1,72 @@
+"""What is handed to the commit thread of a journal."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from faregate.broker.journal.settled import Record
+from faregate.message import Envelope
+from faregate.ports.queue import Poisoned
+
+Done = Callable[[Sequence[int], BaseException | None], None]
+"""Called in the event loop with the offsets, or with what went wrong."""
+
+
+class Append(msgspec.Struct, gc=False, eq=False):
+    """Messages to be appended as one. Not tracked by the garbage collector: there is one for every publish."""
+
+    envelopes: Sequence[Envelope]
+    routes: Sequence[Any]
+    """Where the broker will put them once they are committed."""
+    topics: Sequence[int]
+    waiter: Any = None
+    """The future of whoever waits for the commit."""
+    batch: Path | None = None
+    """The file in the spool that they come from."""
+
+    @property
+    def size(self) -> int:
+        if len(self.envelopes) == 1:
+            return len(self.envelopes[0].body)
+        return sum([len(envelope.body) for envelope in self.envelopes])
+
+
+class Bury:
+    """A message given up on, and the mark that it is dead in its queue."""
+
+    __slots__ = ("dead", "done", "record", "size")
+
+    def __init__(self, record: Poisoned, dead: Record | None, done: Done) -> None:
+        self.size = len(record.envelope.body)
+        self.record = record
+        self.dead = dead
+        self.done = done
+
+
+class Marker:
+    """Stands between settlements: how far the side logs were written when it was passed."""
+
+    __slots__ = ("sizes",)
+
+    def __init__(self) -> None:
+        self.sizes: dict[int, int] | None = None
+
+
+class Call:
+    """Something else to be done in the commit thread."""
+
+    __slots__ = ("done", "function")
+
+    def __init__(self, function: Callable[[], None], done: Done) -> None:
+        self.function = function
+        self.done = done
+
+
+Item = Append | Bury | Call
+
+
+def weight(item: Item) -> int:
+    """How many bytes an item adds to a group, roughly."""
+    return 0 if isinstance(item, Call) else item.size
