@@ -48,3 +48,15 @@ async def test_a_message_does_not_overtake_earlier_ones_of_its_key_that_wait_in_
         order.append(delivery.envelope.publication_id)
         await delivery.settle("handled")
     assert order == ["a1", "a2", "a3"]
+
+
+async def test_what_expires_while_it_waits_for_earlier_ones_in_the_journal_does_not_come_back() -> None:
+    recorder = NoRoom()
+    rig = Rig(recorder=recorder)
+    now = rig.clock.time()
+    write(rig, recorder, "a1")
+    write(rig, recorder, "b2", deliver_at=now + 1, expires_at=now + 2)
+    await rig.clock.advance(5)
+    assert rig.buried == [("b2", "expired")]
+    inbox = rig.inbox()
+    assert await inbox.texts() == ["a1"], "an expired message was delivered after all"

@@ -227,7 +227,9 @@ class Queue:
     def _admit_late(self, position: int | None) -> None:
         """Entries whose time came while earlier ones were still in the backlog: now it is their turn."""
         while self._late and (position is None or self._late[0][0] < position):
-            self._admit(heappop(self._late)[1])
+            entry = heappop(self._late)[1]
+            if entry.state == WITHHELD:  # it may have expired meanwhile
+                self._admit(entry)
 
     def _admit(self, entry: Entry) -> None:
         """The entry may be delivered as far as time goes; its key decides whether it is its turn."""
