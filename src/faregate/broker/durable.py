@@ -143,17 +143,20 @@ class DurableBroker(Broker):
                 await self._commit(fresh, fresh_routes)
             elif known:
                 await self._journal.barrier()
+            if not known:
+                return
             envelopes = [each for each in known if not self.recent.knows(each.publication_id, each.replay)]
 
-    async def _commit(self, envelopes: Sequence[Envelope], routes: Sequence[Route]) -> None:
-        waiter = asyncio.get_running_loop().create_future()
+    def _commit(self, envelopes: Sequence[Envelope], routes: Sequence[Route]) -> "asyncio.Future[None]":
+        """Hand them in; the future is done when they are durable."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         item = Append(envelopes, routes, self._topics_of(envelopes, routes), waiter)
         try:
             self._journal.append(item)
         except FaregateError:
             self._forget(envelopes)
             raise
-        await waiter
+        return waiter
 
     def _topics_of(self, envelopes: Sequence[Envelope], routes: Sequence[Route]) -> list[int]:
         known = self._topics
