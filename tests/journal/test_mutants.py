@@ -9,21 +9,23 @@ from typing import Any
 
 import pytest
 
+from faregate.broker.durable import DurableBroker
+from faregate.broker.entry import Entry
 from faregate.broker.journal import frame as frames
 from faregate.broker.journal import journal as journal_module
 from faregate.broker.journal import spool as spool_module
 from faregate.broker.journal.errors import JournalFailed
 from faregate.broker.journal.high_water import HighWater
-from faregate.broker.journal.items import Append, Done, Item
+from faregate.broker.journal.items import Append, Item
 from faregate.broker.journal.journal import Journal
 from faregate.broker.journal.layout import Layout, prepare
 from faregate.broker.journal.log import Log
 from faregate.broker.journal.reader import JournalReader
-from faregate.broker.journal.settled import Record
+from faregate.broker.journal.settled import OUTCOMES
 from faregate.broker.journal.spool import spool, waiting
+from faregate.broker.queue import Queue
 from faregate.errors import FaregateError
 from faregate.message import Envelope
-from faregate.ports.queue import Poisoned
 from faregate.testing.disk import SimulatedDisk
 from tests.journal import station as station_module
 from tests.journal.rig import (
@@ -295,14 +297,11 @@ async def check_given_up_is_somewhere() -> None:
     assert ways > 5, "there is nothing to be seen in so few states"
 
 
-class MarksDeadEarly(Journal):
+def marks_dead_early(broker: DurableBroker, queue: Queue, entry: Entry, reason: str, error: str) -> None:
     """Marks a message as dead, durably, and writes its poison record after that."""
-
-    def bury(self, record: Poisoned, dead: Record | None, done: Done) -> None:
-        if dead is not None:
-            self.settle_now(dead)
-            self._sync_side_logs()
-        super().bury(record, None, done)
+    broker._journal.settle_now(broker._record(queue, entry, OUTCOMES["dead"], 0.0))
+    broker._journal._sync_side_logs()
+    broker._bury(broker._describe(queue, entry, reason, error), None, None)
 
 
 async def test_a_message_that_is_given_up_is_always_in_its_queue_or_among_the_poison() -> None:
@@ -312,7 +311,7 @@ async def test_a_message_that_is_given_up_is_always_in_its_queue_or_among_the_po
 async def test_a_journal_that_marks_a_message_dead_before_its_poison_is_durable_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    use(monkeypatch, MarksDeadEarly)
+    monkeypatch.setattr(DurableBroker, "_give_up", marks_dead_early)
     with pytest.raises(AssertionError, match="it is in no queue"):
         await check_given_up_is_somewhere()
 

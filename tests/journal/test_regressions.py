@@ -12,6 +12,7 @@ from faregate.broker.journal.errors import JournalCorrupt
 from faregate.broker.journal.layout import Layout, prepare
 from faregate.broker.journal.log import Log
 from faregate.broker.journal.retention import Retention, apply_retention
+from faregate.broker.recent import RecentPublications
 from faregate.message import Envelope
 from faregate.ports.queue import Poisoned
 from faregate.testing import FakeClock
@@ -136,3 +137,67 @@ def test_a_journal_without_its_topology_is_refused(tmp_path: Path) -> None:
     Layout(tmp_path).topology.unlink()
     with pytest.raises(JournalCorrupt, match=r"topology\.json is missing"):
         JournalReader(tmp_path).topology()
+
+
+def test_publications_that_were_refused_push_no_others_out_of_the_window() -> None:
+    recent = RecentPublications(window=10)
+    for number in range(5):
+        assert recent.add(f"old{number}", 0)
+    for _ in range(50):
+        assert recent.add("refused", 0)
+        recent.forget("refused", 0)
+    assert not recent.add("old0", 0), "it was forgotten although the window has room"
+    assert recent.add("refused", 0)
+    assert all(recent.add(f"new{number}", 0) for number in range(4))
+    assert not recent.add("refused", 0), "an old refusal counted against the new publication"
+
+
+async def test_messages_scheduled_for_later_do_not_keep_others_in_the_journal(tmp_path: Path) -> None:
+    class Job(fg.Event):
+        number: int
+
+    ran: list[int] = []
+    node = fg.Node("worker")
+
+    @node.on(Job, source="worker")
+    async def work(job: Job) -> None:
+        ran.append(job.number)
+
+    transport = JournalTransport(f"{tmp_path}/journal", resident_bytes=100_000)
+    async with fg.Bus(transport, nodes=[node]) as bus:
+        later = [fg.publish(Job(number=number), delay=3600) for number in range(500)]
+        await bus.publish_many(later)
+        await bus.publish_many([Job(number=number) for number in range(1000, 1020)])
+        await bus.idle(30)
+    assert sorted(ran) == list(range(1000, 1020))
+
+
+async def test_what_is_given_up_while_the_bus_closes_is_not_waiting_again(tmp_path: Path) -> None:
+    class Job(fg.Event):
+        number: int
+
+    ran: list[int] = []
+
+    def nodes() -> list[fg.Node]:
+        node = fg.Node("worker")
+
+        @node.on(Job, source="worker")
+        async def work(job: Job) -> None:
+            ran.append(job.number)
+            raise fg.Permanent("no")
+
+        return [node]
+
+    url = f"journal:{tmp_path}/journal"
+    for _ in range(3):
+        async with fg.Bus(url, nodes=nodes()) as bus:
+            if not ran:
+                await bus.publish_many([Job(number=number) for number in range(50)])
+            transport = bus._transport
+            assert isinstance(transport, JournalTransport)
+            transport.broker.keep()
+    async with fg.Bus(url, nodes=nodes()) as bus:
+        await bus.idle(30)
+        assert sorted(record.envelope.body for record in await bus.poisoned()) == sorted(
+            b'{"number":%d}' % number for number in range(50)
+        )

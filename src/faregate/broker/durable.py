@@ -11,7 +11,7 @@ from pathlib import Path
 from faregate.broker.broker import Broker, unsent
 from faregate.broker.entry import Entry
 from faregate.broker.journal.errors import JournalFull
-from faregate.broker.journal.items import Append
+from faregate.broker.journal.items import Append, Marker
 from faregate.broker.journal.journal import Journal
 from faregate.broker.journal.recovery import Found, Single
 from faregate.broker.journal.settled import OUTCOMES, REDELIVER, STARTED, Record
@@ -51,9 +51,11 @@ class DurableBroker(Broker):
         self._segments_seen = journal.segments
         self._enqueued = journal.next_offset
         self._last: Snapshot | None = None
+        self._last_marker: Marker | None = None
         self._graves: set[tuple[int, int]] = set()
         """(queue number, offset) of messages given up on whose poison record is not durable yet."""
         self._tasks: set[asyncio.Future[None]] = set()
+        self._taking_in = asyncio.Lock()
         self._begun = False
         """Whether every queue of the journal is here; before that a snapshot would forget the others."""
         self._careful = _CAREFUL_STARTS
@@ -199,11 +201,18 @@ class DurableBroker(Broker):
 
     def take_in_spool(self) -> None:
         """Append the batches that other processes left."""
-        for path, envelopes in self._journal.spooled():
-            self.flight.count += 1  # until it is in its queues
-            task = asyncio.ensure_future(self._take_in(path, envelopes))
+        found = self._journal.spooled()
+        if found:
+            self.flight.count += len(found)  # until they are in their queues
+            task = asyncio.ensure_future(self._take_in_order(found))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    async def _take_in_order(self, found: list[tuple[Path, list[Envelope]]]) -> None:
+        """One batch after the other: a later one never overtakes an earlier one."""
+        async with self._taking_in:
+            for path, envelopes in found:
+                await self._take_in(path, envelopes)
 
     async def _take_in(self, path: Path, envelopes: list[Envelope]) -> None:
         """Append a batch, and give up what became unroutable meanwhile; the file goes when both are durable."""
@@ -259,7 +268,9 @@ class DurableBroker(Broker):
                 self._queues[name].enqueue(record.envelope, poisoned=record, offset=offsets[0])
                 self._enqueued = max(self._enqueued, offsets[0] + 1)
                 if dead is not None:
+                    # In one step as far as snapshots can tell: no longer waiting, and marked as dead.
                     self._graves.discard((dead.queue, dead.offset))
+                    self._journal.settle(dead)
             elif waiter is None and isinstance(error, JournalFull):
                 self.flight.count += 1
                 asyncio.get_running_loop().call_later(_BURY_AGAIN_SECONDS, self._bury_again, record, dead)
@@ -271,7 +282,7 @@ class DurableBroker(Broker):
             self.flight.land()
 
         try:
-            self._journal.bury(record, dead, committed)
+            self._journal.bury(record, committed)
         except FaregateError:
             self.flight.land()
             if waiter is not None:
@@ -338,8 +349,8 @@ class DurableBroker(Broker):
 
     async def _keep(self) -> None:
         try:
-            snapshot = self.snapshot()
-            await self._journal.snapshot(snapshot)
+            snapshot, marker = self.snapshot(), self._journal.mark()
+            await self._journal.snapshot(snapshot, marker)
             await self._journal.retain(snapshot)
         except (OSError, FaregateError) as exc:
             log.warning("no snapshot and no retention this time: %s", exc)
@@ -352,7 +363,7 @@ class DurableBroker(Broker):
         if self._last is None and self._begun and self._journal.failure is None:
             for queue in self._queues.values():
                 queue.detach_all()
-            self._last = self.snapshot()
+            self._last, self._last_marker = self.snapshot(), self._journal.mark()
         super().close()
 
     async def close_journal(self) -> None:
@@ -360,4 +371,4 @@ class DurableBroker(Broker):
             await asyncio.gather(self._keeping, return_exceptions=True)
         for task in list(self._tasks):
             task.cancel()
-        await self._journal.close(self._last if self._journal.failure is None else None)
+        await self._journal.close(self._last, self._last_marker)

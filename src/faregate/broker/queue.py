@@ -85,6 +85,8 @@ class Queue:
         self._recorder = recorder
         self._backlog = Backlog()
         self._backlog_watch: Alarm | None = None
+        self._scheduled = 0
+        """How many entries wait for a first delivery later."""
         self._late: list[tuple[int, Entry]] = []
         """Entries that are due, but behind entries that are still in the backlog; a heap by position."""
 
@@ -178,6 +180,7 @@ class Queue:
                 self._watch_expiry(entry)
             if envelope.deliver_at is not None and envelope.deliver_at > self._clock.time():
                 entry.state = SCHEDULED
+                self._scheduled += 1
                 entry.wake = self._schedule.at(envelope.deliver_at, self._due, entry)
                 return
         self._flight.count += 1
@@ -206,9 +209,9 @@ class Queue:
         """Bring the next waiting entries from the journal into memory; whether there were any."""
         if not self._backlog or self._recorder is None or self._closed:
             return False
-        if len(self._entries) >= _MOST_RESIDENT or (
-            len(self._entries) >= _LOADED_AT_ONCE and not self._recorder.has_room()
-        ):
+        # What is scheduled for later, or waits for the backlog itself, cannot make room and does not count.
+        here = len(self._entries) - self._scheduled - len(self._late)
+        if here >= _MOST_RESIDENT or (here >= _LOADED_AT_ONCE and not self._recorder.has_room()):
             return False
         positions, offsets = self._backlog.first(_LOADED_AT_ONCE)
         try:
@@ -277,6 +280,7 @@ class Queue:
                 self._expose(entry)
                 return
         else:
+            self._scheduled -= 1
             self._flight.count += 1
         self._admit_in_order(entry)
 
@@ -396,6 +400,8 @@ class Queue:
             self._pass_key_on(entry)
         if counted:
             self._flight.land()
+        else:
+            self._scheduled -= 1
 
     def _pass_key_on(self, entry: Entry) -> None:
         """The entry no longer holds its key; the next of that key takes its turn."""

@@ -1,7 +1,7 @@
 """The window of recent publications, in which a repeated one is recognised."""
 
 import logging
-from collections import deque
+from collections import Counter, deque
 
 log = logging.getLogger("faregate.broker")
 
@@ -23,6 +23,8 @@ class RecentPublications:
         self.disagreements = 0
         self._known: dict[Identity, bytes | None] = {}
         self._order: deque[Identity] = deque()
+        self._forgotten: Counter[Identity] = Counter()
+        """Identities that were refused, and how many of their places in the order no longer count."""
 
     def add(self, publication_id: str, replay: int, digest: bytes | None = None) -> bool:
         """Remember a publication; False when it is known already."""
@@ -42,8 +44,15 @@ class RecentPublications:
             return False
         self._known[identity] = digest
         self._order.append(identity)
-        if len(self._order) > self.window:
-            self._known.pop(self._order.popleft(), None)
+        if len(self._order) > 2 * self.window + 64:
+            self._order = deque(self._known)
+            self._forgotten.clear()
+        while len(self._known) > self.window:
+            oldest = self._order.popleft()
+            if self._forgotten[oldest] > 0:
+                self._forgotten[oldest] -= 1  # this place in the order was given up
+            else:
+                del self._known[oldest]
         return True
 
     def knows(self, publication_id: str, replay: int) -> bool:
@@ -51,4 +60,7 @@ class RecentPublications:
 
     def forget(self, publication_id: str, replay: int) -> None:
         """It was refused after all: a repetition of it is welcome."""
-        self._known.pop((publication_id, replay) if replay else publication_id, None)
+        identity: Identity = (publication_id, replay) if replay else publication_id
+        if identity in self._known:
+            del self._known[identity]
+            self._forgotten[identity] += 1

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from faregate.broker.journal.settled import Record
 from faregate.message import Envelope
 from faregate.ports.queue import Poisoned
 
@@ -34,14 +33,13 @@ class Append(msgspec.Struct, gc=False, eq=False):
 
 
 class Bury:
-    """A message given up on, and the mark that it is dead in its queue."""
+    """A message given up on."""
 
-    __slots__ = ("dead", "done", "record", "size")
+    __slots__ = ("done", "record", "size")
 
-    def __init__(self, record: Poisoned, dead: Record | None, done: Done) -> None:
+    def __init__(self, record: Poisoned, done: Done) -> None:
         self.size = len(record.envelope.body)
         self.record = record
-        self.dead = dead
         self.done = done
 
 

@@ -31,7 +31,7 @@ from faregate.broker.journal.retention import Retention, apply_retention
 from faregate.broker.journal.settled import Record
 from faregate.broker.journal.snapshot import Snapshot
 from faregate.broker.journal.spool import mark_of, read_spooled, waiting
-from faregate.errors import FaregateError
+from faregate.errors import ConfigurationError, FaregateError, MessageTooLarge
 from faregate.message import Envelope
 from faregate.ports.queue import Binding, Poisoned
 
@@ -80,6 +80,7 @@ class Journal:
         """What this turn of the event loop has handed in; the thread gets it as one at the turn's end."""
         self._settlements: deque[Record | Marker] = deque()
         self._flush_planned = False
+        self._closed = False
         self._side_lock = threading.Lock()
         self._side_logs: dict[int, tuple[File, int]] = {}
         self._bases = self.layout.segment_bases(self._disk)
@@ -120,14 +121,15 @@ class Journal:
         self._thread = threading.Thread(target=self._in_thread_run, name="faregate-journal", daemon=True)
         self._thread.start()
 
-    async def close(self, snapshot: Snapshot | None) -> None:
+    async def close(self, snapshot: Snapshot | None, marker: Marker | None = None) -> None:
         """Commit what was handed in, write the snapshot, let the lock go."""
         if self._thread is not None:
             try:
-                if snapshot is not None and self.failure is None:
-                    await self.snapshot(snapshot)
+                if snapshot is not None and marker is not None and self.failure is None:
+                    await self.snapshot(snapshot, marker)
             except (OSError, FaregateError) as exc:
                 log.warning("no snapshot of %s (%s): the next opening takes longer", self.layout.root, exc)
+            self._closed = True
             self._pass_on()
             self._items.put(None)
             await asyncio.to_thread(self._thread.join)
@@ -174,9 +176,9 @@ class Journal:
         """Append messages as one; `on_appended` is told when they are durable, in the order of handing in."""
         self._hand_in(item)
 
-    def bury(self, record: Poisoned, dead: Record | None, done: Done) -> None:
-        """Write a poison record, and only then mark its message as dead."""
-        self._hand_in(Bury(record, dead, done))
+    def bury(self, record: Poisoned, done: Done) -> None:
+        """Write a poison record; whoever is told that it is durable may mark the message as dead."""
+        self._hand_in(Bury(record, done))
 
     async def call(self, function: Callable[[], None]) -> None:
         """Run something in the commit thread, behind what was handed in."""
@@ -191,6 +193,8 @@ class Journal:
     def _hand_in(self, item: Item) -> None:
         if self.failure is not None:
             raise self.failure
+        if self._closed:
+            raise ConfigurationError(f"the journal {self.layout.root} is closed")
         self._pending_bytes += weight(item)
         if not self._handed_in and self._loop is not None:
             self._loop.call_soon(self._pass_on)
@@ -218,10 +222,14 @@ class Journal:
         self._settlements.append(record)
         self._flush_side_logs()
 
-    async def snapshot(self, snapshot: Snapshot) -> None:
-        """Keep what waits, so that the next opening starts from there."""
+    def mark(self) -> Marker:
+        """Stand between what was settled so far and what will be; taken at the very moment of a snapshot's state."""
         marker = Marker()
         self._settlements.append(marker)
+        return marker
+
+    async def snapshot(self, snapshot: Snapshot, marker: Marker) -> None:
+        """Keep what waited when the marker was taken, so that the next opening starts from there."""
 
         def write() -> None:
             if marker.sizes is None:
@@ -367,7 +375,6 @@ class Journal:
                 self.failure = exc
             elif any(error is None for _, error in results.values()):
                 self._in_thread_sync_rest(results)
-        self._settlements.extend(grave.dead for grave in buried if grave.dead is not None and results[grave][1] is None)
         self._flush_side_logs()
         # In the order of offsets, so that queues are filled in it; then whoever waits behind all of them.
         written: list[Item] = [*plain, *spooled, *buried]
@@ -387,14 +394,14 @@ class Journal:
         if len(plain) == 1:
             try:
                 results[plain[0]] = (self._in_thread_write(plain[0].envelopes, plain[0].topics, None), None)
-            except Unwritable as exc:
+            except (Unwritable, MessageTooLarge) as exc:
                 results[plain[0]] = ((), exc)
             return
         envelopes = [envelope for item in plain for envelope in item.envelopes]
         topics = [topic for item in plain for topic in item.topics]
         try:
             offsets = self._in_thread_write(envelopes, topics, None)
-        except Unwritable:
+        except (Unwritable, MessageTooLarge):
             for item in plain:  # one of them spoils the frame: each has one of its own
                 self._in_thread_append([item], results)
             return
@@ -469,8 +476,7 @@ class Journal:
                     records.append(item)
                     continue
                 if not self._write_records(records):
-                    self._settlements.append(item)
-                    return
+                    return  # the marker goes without sizes: there will be no snapshot this time
                 records = []
                 item.sizes = self._side_log_sizes()
             self._write_records(records)

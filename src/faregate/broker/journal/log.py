@@ -292,6 +292,7 @@ class Log:
             segment.file.close()
         except OSError as exc:
             raise self.fail("sealing a segment of", exc) from exc
+        self._move_mark(segment)
         self._segment = None
         self._unsynced = 0
 
