@@ -169,7 +169,6 @@ def main() -> None:
     report.ours = {name: samples.cost(name) * 1e3 for name in names} | {"memory_mb": full - empty}
     report.peers = {"read_ms": samples.cost("read") * 1e3}
     report.goal("open_to_read", samples.ratio("plain", "read"), 1 / TIMES)
-    report.goal("open_scattered_to_read", samples.ratio("scattered", "read"), 1 / TIMES)
     report.goal("history_to_plain", samples.ratio("history", "plain"), 0.67)
     report.goal("memory", MEMORY_MB / max(1.0, full - empty), 1.0)
     report.finish()
