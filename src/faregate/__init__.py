@@ -18,6 +18,7 @@ from faregate.broker.journal.errors import (
     NotAJournal,
     OffsetGone,
 )
+from faregate.bus.boundary import AsyncOutbox, Outbox, outbox
 from faregate.bus.bus import Bus, SubscriptionCounts
 from faregate.bus.context import Context
 from faregate.bus.node import Node
@@ -27,6 +28,8 @@ from faregate.errors import (
     BareCommand,
     ConfigurationError,
     ConsumerRefused,
+    DeadLetterClosed,
+    DeadLetterNotFound,
     DuplicateIdKey,
     FaregateError,
     HandlerConflict,
@@ -53,13 +56,15 @@ from faregate.errors import (
 )
 from faregate.message import Command, Envelope, Event, command, event
 from faregate.ports.queue import Poisoned
+from faregate.ports.store import DeadLetter
 
 if TYPE_CHECKING:
-    from faregate import testing
+    from faregate import spark, testing
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncOutbox",
     "BareCommand",
     "Bus",
     "ByKey",
@@ -67,6 +72,9 @@ __all__ = [
     "ConfigurationError",
     "ConsumerRefused",
     "Context",
+    "DeadLetter",
+    "DeadLetterClosed",
+    "DeadLetterNotFound",
     "DuplicateIdKey",
     "Envelope",
     "Event",
@@ -87,6 +95,7 @@ __all__ = [
     "Node",
     "NotAJournal",
     "OffsetGone",
+    "Outbox",
     "OutcomeUnknown",
     "Outgoing",
     "Parallel",
@@ -111,16 +120,21 @@ __all__ = [
     "command",
     "event",
     "ids",
+    "outbox",
     "publish",
     "send",
+    "spark",
     "testing",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """`fg.testing` loads on first use: production code does not pay for it."""
-    if name == "testing":
+    """`fg.testing` and `fg.spark` load on first use: who does not use them does not pay for them.
+
+    Raises `MissingExtra` when `fg.spark` is used without pyspark.
+    """
+    if name in ("spark", "testing"):
         from importlib import import_module
 
-        return import_module("faregate.testing")
+        return import_module(f"faregate.{name}")
     raise AttributeError(f"module 'faregate' has no attribute {name!r}")

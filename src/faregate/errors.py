@@ -56,8 +56,24 @@ class QueueNotFound(ConfigurationError):
     """A queue was named that nobody declared."""
 
 
+class DeadLetterNotFound(ConfigurationError):
+    """No dead letter has this id."""
+
+
+class DeadLetterClosed(ConfigurationError):
+    """A dead letter was handled after all, or discarded: nothing is left to decide about it."""
+
+
 class InvalidSelector(ConfigurationError):
     """A selector does not follow the documented grammar."""
+
+
+class StoreTooNew(ConfigurationError):
+    """A store was set up by a newer version than this one."""
+
+
+class TransactionMisused(ConfigurationError):
+    """A handler tried to end the transaction that it runs in, or used it after its end."""
 
 
 # --- retry later ------------------------------------------------------------------------------------------
@@ -89,6 +105,14 @@ class StaleLock(Transient):
 
 class ConsumerRefused(Transient):
     """A queue does not take this consumer now: another one has it exclusively."""
+
+
+class StoreUnavailable(Unavailable):
+    """The node's database is not reachable; the message waits without using up a try."""
+
+
+class StoreConflict(Transient):
+    """The database gave way to someone else (a deadlock, a serialization failure, a lock): the same again may work."""
 
 
 class IdleTimeout(Transient, TimeoutError):
@@ -134,6 +158,12 @@ class MessageTooLarge(Permanent):
     reason = "too-large"
 
 
+class BelowFloor(Permanent):
+    """A message is older than what the ledger remembers, so it cannot be told from a repetition."""
+
+    reason = "below-floor"
+
+
 class UninterpretedEffect(Permanent):
     """A handler returned something that is neither a message nor an effect with an interpreter."""
 
@@ -144,7 +174,11 @@ class UninterpretedEffect(Permanent):
 
 
 class OutcomeUnknown(FaregateError):
-    """A publish was neither confirmed nor refused in time; repeat it with the same identity."""
+    """It was neither confirmed nor refused in time; repeat it with the same identity."""
+
+
+class CommitUnknown(OutcomeUnknown, Transient):
+    """The connection broke while committing: the ledger tells, at the next try, whether it happened."""
 
 
 def check_delay(seconds: float, name: str) -> float:

@@ -101,7 +101,12 @@ class Watch:
         self.started: list[int] = []
         self.lanes: Lanes | None = None
 
-    async def run(self, delivery: Any) -> None:
+    async def run(self, deliveries: list[Any]) -> list[Any]:
+        for delivery in deliveries:
+            await self.run_one(delivery)
+        return []
+
+    async def run_one(self, delivery: Any) -> None:
         self.started.append(delivery.position)
         self.running[delivery.key] += 1
         self.most = max(self.most, self.running.total())
@@ -196,7 +201,12 @@ class Gate:
         self.cancelled: list[Any] = []
         self._gates: dict[int, asyncio.Event] = defaultdict(asyncio.Event)
 
-    async def run(self, delivery: Any) -> None:
+    async def run(self, deliveries: list[Any]) -> list[Any]:
+        for delivery in deliveries:
+            await self.run_one(delivery)
+        return []
+
+    async def run_one(self, delivery: Any) -> None:
         self.started.append(delivery.position)
         try:
             await self._gates[delivery.position].wait()
@@ -237,8 +247,10 @@ async def test_busy_counts_what_runs() -> None:
 
 
 async def test_lanes_that_never_wait_let_the_event_loop_go_on() -> None:
-    async def run(delivery: Any) -> None:
+    async def run(deliveries: list[Any]) -> list[Any]:
+        (delivery,) = deliveries
         ran.append(delivery.position)
+        return []
 
     ran: list[int] = []
     _, lanes, handed = gated([None] * 1000, size=1, run=run)
@@ -256,10 +268,12 @@ async def test_lanes_that_never_wait_let_the_event_loop_go_on() -> None:
 async def test_a_lane_that_dies_does_not_stall_what_is_ready(
     keys: list[str | None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def run(delivery: Any) -> None:
+    async def run(deliveries: list[Any]) -> list[Any]:
+        (delivery,) = deliveries
         ran.append(delivery.position)
         if delivery.position == 0:
             raise ConnectionError("settling failed")
+        return []
 
     ran: list[int] = []
     _, lanes, handed = gated(keys, size=1, run=run)

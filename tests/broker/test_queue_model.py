@@ -72,7 +72,9 @@ class Model:
     turn: dict[str, Item] = field(default_factory=dict)
     """Whose turn it is, per key."""
     poisoned: list[tuple[int, str]] = field(default_factory=list)
-    settled: dict[str, int] = field(default_factory=lambda: {"handled": 0, "skipped": 0, "dead": 0})
+    settled: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("handled", "skipped", "dead", "duplicate"), 0)
+    )
     acquisitions: list[Item] = field(default_factory=list)
     sequence: int = 0
 
@@ -321,7 +323,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
         self.do(delivery.start)
 
     @precondition(lambda self: self.out)
-    @rule(index=st.integers(0, 5), outcome=st.sampled_from(["handled", "skipped"]))
+    @rule(index=st.integers(0, 5), outcome=st.sampled_from(["handled", "skipped", "dead", "duplicate"]))
     def settle(self, index: int, outcome: Any) -> None:
         delivery, item = self.pick(index)
         self.model.end(item)

@@ -55,7 +55,7 @@ def test_the_demo_speaks_json() -> None:
 
 def test_an_event_is_published_and_followed_to_its_end() -> None:
     result = json.loads(faregate("publish", SHOP, "OrderPlaced", ORDER, "--json").stdout)
-    assert result["outcomes"] == {"handled": 3, "skipped": 0, "redelivered": 0, "dead": 0}
+    assert result["outcomes"] == {"handled": 3, "skipped": 0, "duplicate": 0, "redelivered": 0, "dead": 0}
     assert result["dead"] == []
 
 

@@ -174,7 +174,7 @@ class BroadcastsCommands(Faulty):
             if envelope.kind == "command":
                 others = [node for node in self.nodes if node != envelope.destination]
                 await super().publish(
-                    [msgspec.structs.replace(envelope, destination=o, publication_id=ids.root_id()) for o in others]
+                    [msgspec.structs.replace(as_new(envelope), destination=other, recipients=()) for other in others]
                 )
 
 
@@ -205,7 +205,222 @@ class TakesAReplayForADuplicate(Faulty):
         return msgspec.structs.replace(envelope, replay=0)
 
 
+@breaks("a_repetition_with_another_body_is_told_and_the_first_counts")
+class TellsNobodyOfADisagreement(Faulty):
+    def _disagreed(self, envelope: Envelope) -> None:
+        pass
+
+
+@breaks("a_repetition_with_another_body_is_told_and_the_first_counts")
+class TellsOfEveryRepetition(Faulty):
+    def sent(self, envelope: Envelope) -> Envelope:
+        if self.broker.recent.knows(envelope):
+            self._disagreed(envelope)
+        return envelope
+
+
+@breaks("a_repetition_with_another_body_is_told_and_the_first_counts")
+class TakesAnotherBodyForAnotherPublication(Faulty):
+    def sent(self, envelope: Envelope) -> Envelope:
+        known = self.broker.recent._known.get(envelope.publication_id)
+        return as_new(envelope) if known is not None and known != envelope.body_digest else envelope
+
+
+@breaks("whoever_fails_at_being_told_of_a_disagreement_spoils_no_batch")
+class LetsAFailingAlarmRefuseTheBatch(Faulty):
+    def __init__(self) -> None:
+        super().__init__()
+        self.broker.recent._disagree = self._disagreed  # type: ignore[method-assign]
+
+
+# --- recipients -------------------------------------------------------------------------------------------
+
+
+@breaks(
+    "a_publication_that_names_recipients_goes_to_these_only",
+    "a_publication_that_is_published_again_goes_where_it_went_before",
+    "a_recipient_that_does_not_want_an_event_is_left_out",
+    "a_command_that_names_another_recipient_is_refused",
+)
+class IgnoresNamedRecipients(Faulty):
+    def sent(self, envelope: Envelope) -> Envelope:
+        envelope.recipients = ()
+        return envelope
+
+
+@breaks("a_recipient_that_does_not_want_an_event_is_left_out")
+class ForgetsForWhomItWasWhenItReachesNobody(Faulty):
+    async def publish(self, envelopes: Sequence[Envelope]) -> None:
+        await super().publish(envelopes)
+        for envelope in envelopes:
+            if not self.broker.topics.route(envelope).queues:
+                envelope.recipients = ()
+
+
+@breaks("a_recipient_that_does_not_want_an_event_is_left_out")
+class RefusesAnEventForAStranger(Faulty):
+    def sent(self, envelope: Envelope) -> Envelope:
+        strangers = "stranger" in envelope.recipients
+        return msgspec.structs.replace(envelope, recipients=("stranger",)) if strangers else envelope
+
+
+@breaks("a_command_that_names_another_recipient_is_refused")
+class LeavesOutTheRecipientsThatACommandIsNotFor(Faulty):
+    def sent(self, envelope: Envelope) -> Envelope:
+        if envelope.kind == "command" and envelope.destination in envelope.recipients:
+            return msgspec.structs.replace(envelope, recipients=(envelope.destination,))
+        return envelope
+
+
+class Confuses(Faulty):
+    """Forgets a part of what makes a publication another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        remembered = self.broker.recent.add
+        self.broker.recent.add = lambda envelope, partial=False: remembered(*self.confused(envelope, partial))  # type: ignore[method-assign]
+
+    def confused(self, envelope: Envelope, partial: bool) -> tuple[Envelope, bool]:
+        return envelope, partial
+
+
+@breaks("parts_of_one_publication_are_not_taken_for_repetitions_of_each_other")
+class TakesOnePartForAnother(Confuses):
+    def confused(self, envelope: Envelope, partial: bool) -> tuple[Envelope, bool]:
+        return envelope, False
+
+
+@breaks("parts_of_one_publication_are_not_taken_for_repetitions_of_each_other")
+class TakesEveryPartForANewPublication(Confuses):
+    def confused(self, envelope: Envelope, partial: bool) -> tuple[Envelope, bool]:
+        return (as_new(envelope) if partial else envelope), partial
+
+
+@breaks("another_attempt_at_a_publication_is_no_repetition")
+class TakesAnAttemptForARepetition(Confuses):
+    def confused(self, envelope: Envelope, partial: bool) -> tuple[Envelope, bool]:
+        return msgspec.structs.replace(envelope, attempt_id=None), partial
+
+
+@breaks("another_attempt_at_a_publication_is_no_repetition")
+class TakesEveryAttemptForANewPublication(Confuses):
+    def confused(self, envelope: Envelope, partial: bool) -> tuple[Envelope, bool]:
+        return (as_new(envelope) if envelope.attempt_id else envelope), partial
+
+
+# --- unbind -----------------------------------------------------------------------------------------------
+
+
+@breaks(
+    "an_unbound_queue_collects_no_more_and_gives_what_it_has",
+    "a_queue_that_is_bound_again_collects_again",
+    "a_command_to_an_unbound_queue_is_refused",
+    "an_unbound_queue_is_not_waited_for",
+)
+class UnbindsNothing(Faulty):
+    async def unbind(self, queue: str) -> None:
+        self.broker.queue(queue)
+
+
+@breaks("an_unbound_queue_collects_no_more_and_gives_what_it_has")
+class ThrowsAwayWhatAnUnboundQueueHolds(Faulty):
+    async def unbind(self, queue: str) -> None:
+        await super().unbind(queue)
+        for entry in list(self.broker.queue(queue).browse()):
+            self.broker.queue(queue)._archive(entry)
+
+
+@breaks("an_unbound_queue_collects_no_more_and_gives_what_it_has")
+class RefusesToUnbindTwice(Faulty):
+    async def unbind(self, queue: str) -> None:
+        known = self.broker.topics.version
+        await super().unbind(queue)
+        assert self.broker.topics.version > known, "it is unbound already"
+
+
+@breaks("a_queue_that_is_bound_again_collects_again")
+class BindsAQueueOnce(Faulty):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bindings: set[str] = set()
+
+    async def bind(self, binding: Binding) -> None:
+        if binding.queue not in self.bindings:
+            self.bindings.add(binding.queue)
+            await super().bind(binding)
+
+
+@breaks("an_unbound_queue_is_not_waited_for")
+class WaitsForUnboundQueues(Faulty):
+    async def unbind(self, queue: str) -> None:
+        await super().unbind(queue)
+        self.broker.queue(queue).count_in(self.broker.flight)
+
+
+@breaks("unbinding_an_unknown_queue_is_an_error")
+class UnbindsWhatIsNotThere(Faulty):
+    async def unbind(self, queue: str) -> None:
+        with suppress(QueueNotFound):
+            await super().unbind(queue)
+
+
+@breaks("unbinding_an_unknown_queue_is_an_error")
+class UnbindsPoison(Faulty):
+    async def unbind(self, queue: str) -> None:
+        if not queue.endswith("-poison"):
+            await super().unbind(queue)
+
+
 # --- hold and end -----------------------------------------------------------------------------------------
+
+
+@breaks("a_message_settled_as_dead_or_as_a_duplicate_is_gone")
+class PoisonsWhatIsSettledAsDead(Faulty):
+    class delivery(Wrapped):
+        async def settle(self, outcome: Outcome) -> None:
+            await (self._inner.poison("dead", "") if outcome == "dead" else self._inner.settle(outcome))
+
+
+@breaks("a_message_settled_as_dead_or_as_a_duplicate_is_gone")
+class ReleasesDuplicates(Faulty):
+    class delivery(Wrapped):
+        async def settle(self, outcome: Outcome) -> None:
+            await (self._inner.release() if outcome == "duplicate" else self._inner.settle(outcome))
+
+
+@breaks("a_delivery_knows_its_position_and_its_tries")
+class GivesEveryDeliveryAPositionOfItsOwn(Faulty):
+    given = 0
+
+    class delivery(Wrapped):
+        def __init__(self, inner: Any, transport: Faulty) -> None:
+            super().__init__(inner, transport)
+            GivesEveryDeliveryAPositionOfItsOwn.given += 1
+            self.position = GivesEveryDeliveryAPositionOfItsOwn.given
+
+
+@breaks("a_delivery_knows_its_position_and_its_tries")
+class GivesEveryDeliveryTheSamePosition(Faulty):
+    class delivery(Wrapped):
+        position = 7
+
+
+@breaks("a_delivery_knows_its_position_and_its_tries")
+class ForgetsTries(Faulty):
+    class delivery(Wrapped):
+        tries = 0
+
+
+@breaks("a_delivery_knows_its_position_and_its_tries")
+class CountsTheFirstTryBeforeItStarts(Faulty):
+    class delivery(Wrapped):
+        tries = 1
+
+
+@breaks("a_delivery_from_a_poison_queue_carries_the_reason")
+class ForgetsWhyItIsPoison(Faulty):
+    class delivery(Wrapped):
+        poisoned = None
 
 
 @breaks("a_settled_message_never_comes_back", "no_more_than_prefetch_are_out")

@@ -14,8 +14,21 @@ def snippets(page: Path) -> list[str]:
     return SNIPPET.findall(page.read_text())
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if snippets(page)], ids=lambda page: page.name)
-def test_the_snippets_of_a_page_run(page: Path) -> None:
+SPARK = pytest.mark.services
+"""For pages whose snippets take the session that is there: the one that all tests share."""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=SPARK if page.name == "spark.md" else (), id=page.name)
+        for page in PAGES
+        if snippets(page)
+    ],
+)
+def test_the_snippets_of_a_page_run(page: Path, request: pytest.FixtureRequest) -> None:
+    if page.name == "spark.md":
+        request.getfixturevalue("spark")
     names: dict[str, object] = {"__name__": "snippet"}
     for number, code in enumerate(snippets(page), 1):
         exec(compile(code, f"{page.name}, snippet {number}", "exec"), names)

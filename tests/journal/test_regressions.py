@@ -142,14 +142,14 @@ def test_a_journal_without_its_topology_is_refused(tmp_path: Path) -> None:
 def test_publications_that_were_refused_push_no_others_out_of_the_window() -> None:
     recent = RecentPublications(window=10)
     for number in range(5):
-        assert recent.add(f"old{number}", 0)
+        assert recent.add(Envelope(f"old{number}"))
     for _ in range(50):
-        assert recent.add("refused", 0)
-        recent.forget("refused", 0)
-    assert not recent.add("old0", 0), "it was forgotten although the window has room"
-    assert recent.add("refused", 0)
-    assert all(recent.add(f"new{number}", 0) for number in range(4))
-    assert not recent.add("refused", 0), "an old refusal counted against the new publication"
+        assert recent.add(Envelope("refused"))
+        recent.forget(Envelope("refused"))
+    assert not recent.add(Envelope("old0")), "it was forgotten although the window has room"
+    assert recent.add(Envelope("refused"))
+    assert all(recent.add(Envelope(f"new{number}")) for number in range(4))
+    assert not recent.add(Envelope("refused")), "an old refusal counted against the new publication"
 
 
 async def test_messages_scheduled_for_later_do_not_keep_others_in_the_journal(tmp_path: Path) -> None:

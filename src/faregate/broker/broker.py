@@ -25,25 +25,49 @@ def unsent(node: str, envelope: Envelope, reason: str, error: str, at: float) ->
 
 
 class Broker:
-    def __init__(self, clock: Clock, *, duplicate_window: int = DUPLICATE_WINDOW) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        duplicate_window: int = DUPLICATE_WINDOW,
+        on_disagreement: Callable[[Envelope], None] | None = None,
+    ) -> None:
         self.topics = Topics()
         self.flight = Flight()
         self.recent = RecentPublications(duplicate_window)
+        self.recent.on_disagreement = on_disagreement
         self._clock = clock
         self._schedule = Schedule(clock)
         self._queues: dict[str, Queue] = {}
         self._bindings: dict[str, Binding] = {}
 
     def bind(self, binding: Binding, *, consumed: bool = True) -> Queue:
-        """The binding's queue, made with its poison queue if it is not there yet.
+        """Lead the binding's topic to its queue, made with its poison queue if it is not there yet.
 
         What waits in a queue that nobody here consumes is not in flight.
         """
+        queue = self._declare(binding, consumed=consumed)
+        self.topics.add(binding, queue)
+        if consumed:
+            queue.count_in(self.flight)
+        return queue
+
+    def unbind(self, name: str) -> None:
+        """Lead no topic to that queue any more. What waits in it stays, and is no longer in flight."""
+        if name not in self._bindings:
+            names = ", ".join(sorted(self._bindings)) or "none"
+            raise QueueNotFound(f"there is no bound queue {name!r}; there are: {names}")
+        queue = self._queues[name]
+        self.topics.remove(self._bindings[name], queue)
+        queue.count_in(Flight())
+
+    def _declare(self, binding: Binding, *, consumed: bool) -> Queue:
+        """The binding's queue, without leading anything there."""
         known = self._bindings.get(binding.queue)
         if known is not None and known != binding:
             raise ConfigurationError(f"the queue {binding.queue} is bound already, with other properties")
         if known is None:
-            queue = self._make(
+            self._make(
                 binding.queue,
                 flight=self.flight if consumed else Flight(),
                 key_of=binding.key_of,
@@ -54,7 +78,6 @@ class Broker:
                 on_abandoned=binding.on_abandoned,
             )
             self._bindings[binding.queue] = binding
-            self.topics.add(binding, queue)
             if poison_queue(binding.node) not in self._queues:
                 self._make(poison_queue(binding.node))
         return self._queues[binding.queue]
@@ -87,7 +110,7 @@ class Broker:
     def append(self, envelopes: Sequence[Envelope]) -> None:
         """Take all publications or none: every route is found before the first entry is made."""
         for envelope, route in zip(envelopes, self.routes(envelopes), strict=True):
-            if self.recent.add(envelope.publication_id, envelope.replay, envelope.body_digest):
+            if self.recent.add(envelope, route.partial):
                 for queue in route.queues:
                     queue.enqueue(envelope)
 
@@ -97,7 +120,13 @@ class Broker:
 
     def route(self, envelope: Envelope) -> Route:
         """Where a publication goes; the same for one."""
+        wanted = envelope.recipients
         route = self.topics.route(envelope)
+        if envelope.kind == "command" and wanted and not set(wanted).issubset(route.recipients if route.queues else ()):
+            raise Unroutable(
+                f"the command {envelope.type} ({envelope.publication_id}) to {envelope.destination!r} names recipients "
+                f"that do not handle it there: {', '.join(wanted)}"
+            )
         if not route.queues and envelope.kind == "command":
             raise Unroutable(
                 f"no node {envelope.destination!r} handles the command {envelope.type} "

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from faregate.broker.entry import Entry
 from faregate.message import Envelope
-from faregate.ports.queue import Outcome
+from faregate.ports.queue import Outcome, Poisoned
 
 if TYPE_CHECKING:
     from faregate.broker.queue import Queue
@@ -38,7 +38,13 @@ class BrokerDelivery:
 
     @property
     def position(self) -> int:
-        return self._entry.position
+        """The offset in the journal; without one the position in the queue."""
+        entry = self._entry
+        return entry.position if entry.offset < 0 else entry.offset
+
+    @property
+    def poisoned(self) -> Poisoned | None:
+        return self._entry.poisoned
 
     @property
     def lock_seconds(self) -> float:

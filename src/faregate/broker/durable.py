@@ -5,7 +5,7 @@ What a queue cannot hold in memory waits in the journal; see `Backlog`.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from faregate.broker.broker import Broker, unsent
@@ -37,8 +37,15 @@ _BURY_AGAIN_SECONDS = 1.0
 class DurableBroker(Broker):
     """Made on an open journal. `bind` every queue, then `begin`."""
 
-    def __init__(self, clock: Clock, journal: Journal, *, resident_bytes: int = RESIDENT_BYTES) -> None:
-        super().__init__(clock)
+    def __init__(
+        self,
+        clock: Clock,
+        journal: Journal,
+        *,
+        resident_bytes: int = RESIDENT_BYTES,
+        on_disagreement: Callable[[Envelope], None] | None = None,
+    ) -> None:
+        super().__init__(clock, on_disagreement=on_disagreement)
         self._journal = journal
         journal.on_appended = self._appended
         self._numbers: dict[str, int] = {}
@@ -60,8 +67,8 @@ class DurableBroker(Broker):
         """Whether every queue of the journal is here; before that a snapshot would forget the others."""
         self._careful = _CAREFUL_STARTS
         """After an opening, starts are written at once: a message that kills the process must be counted."""
-        for publication_id, replay, digest in journal.recent_publications(self.recent.window):
-            self.recent.add(publication_id, replay, digest)
+        for identity, digest in journal.recent_publications(self.recent.window):
+            self.recent.restore(identity, digest)
 
     # --- queues -------------------------------------------------------------------------------------------
 
@@ -72,16 +79,27 @@ class DurableBroker(Broker):
         self._adopt(self.queue(poison_queue(binding.node)))
         return queue
 
+    def unbind(self, name: str) -> None:
+        """Durable when it returns, also for a queue that this process has not bound."""
+        self._journal.unbind(name)
+        if name in self._bindings:
+            super().unbind(name)
+
     def begin(self) -> None:
-        """The queues that this process does not consume go on collecting; then messages may come and go."""
+        """The queues that this process does not consume go on collecting; then messages may come and go.
+
+        An unbound one is here as well, for what waits in it, but no topic leads there.
+        """
         self._begun = True
-        for record in self._journal.topology.queues:
+        topology = self._journal.topology
+        for record in topology.queues:
             if record.name not in self._queues:
                 if record.is_poison or record.kind is None or record.type is None:
                     self._adopt(self._make(record.name))
                 else:
                     known = Binding(record.node, record.type, record.kind, record.source)
-                    queue = super().bind(known, consumed=False)
+                    bound = topology.is_bound(record)
+                    queue = super().bind(known, consumed=False) if bound else self._declare(known, consumed=False)
                     self._adopt(queue)
                     log.info("%s is not consumed here; %d messages wait in it", queue.name, len(queue))
 
@@ -116,10 +134,16 @@ class DurableBroker(Broker):
         number = self._topics.get(route.number)
         if number is None:
             address = envelope.source if envelope.kind == "event" else envelope.destination
-            topic = self._journal.topology.topic(envelope.kind, address, envelope.type)
-            if topic is None:
+            topic = (envelope.kind, address, envelope.type)
+            # By its queues: what is current now need not be what was when the route was found.
+            queues = [self._numbers[queue.name] for queue in route.queues]
+            if route.partial:
+                self._journal.add_partial(*topic, queues)
+            topology = self._journal.topology
+            record = topology.leading(*topic, queues, partial=route.partial) or topology.topic(*topic)
+            if record is None:
                 return -1
-            number = self._topics[route.number] = topic.number
+            number = self._topics[route.number] = record.number
         return number
 
     # --- publications -------------------------------------------------------------------------------------
@@ -134,29 +158,33 @@ class DurableBroker(Broker):
             if self._journal.is_behind:
                 await self._journal.wait_for_room()
             routes = self.routes(envelopes)
-            fresh, fresh_routes, known = envelopes, routes, []
+            fresh, fresh_routes = envelopes, routes
+            known: list[tuple[Envelope, bool]] = []
             add = self.recent.add
-            added = [add(envelope.publication_id, envelope.replay, envelope.body_digest) for envelope in envelopes]
+            added = [add(envelope, route.partial) for envelope, route in zip(envelopes, routes, strict=True)]
             if not all(added):
                 fresh = [envelope for envelope, new in zip(envelopes, added, strict=True) if new]
                 fresh_routes = [route for route, new in zip(routes, added, strict=True) if new]
-                known = [envelope for envelope, new in zip(envelopes, added, strict=True) if not new]
+                known = [
+                    (envelope, route.partial)
+                    for envelope, route, new in zip(envelopes, routes, added, strict=True)
+                    if not new
+                ]
             if fresh:
                 await self._commit(fresh, fresh_routes)
             elif known:
                 await self._journal.barrier()
             if not known:
                 return
-            envelopes = [each for each in known if not self.recent.knows(each.publication_id, each.replay)]
+            envelopes = [envelope for envelope, partial in known if not self.recent.knows(envelope, partial)]
 
     def _commit(self, envelopes: Sequence[Envelope], routes: Sequence[Route]) -> "asyncio.Future[None]":
         """Hand them in; the future is done when they are durable."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        item = Append(envelopes, routes, self._topics_of(envelopes, routes), waiter)
         try:
-            self._journal.append(item)
+            self._journal.append(Append(envelopes, routes, self._topics_of(envelopes, routes), waiter))
         except FaregateError:
-            self._forget(envelopes)
+            self._forget(envelopes, routes)
             raise
         return waiter
 
@@ -176,7 +204,7 @@ class DurableBroker(Broker):
                 self._segments_seen = self._journal.segments
                 self.keep()
         else:
-            self._forget(item.envelopes)
+            self._forget(item.envelopes, item.routes)
         if item.batch is not None:
             self.flight.land()
         if item.waiter is not None and not item.waiter.done():
@@ -195,9 +223,9 @@ class DurableBroker(Broker):
             for queue in route.queues:
                 queue.enqueue(envelope, None, offset)
 
-    def _forget(self, refused: Sequence[Envelope]) -> None:
-        for envelope in refused:
-            self.recent.forget(envelope.publication_id, envelope.replay)
+    def _forget(self, refused: Sequence[Envelope], routes: Sequence[Route]) -> None:
+        for envelope, route in zip(refused, routes, strict=True):
+            self.recent.forget(envelope, route.partial)
 
     def take_in_spool(self) -> None:
         """Append the batches that other processes left."""
@@ -225,7 +253,7 @@ class DurableBroker(Broker):
                 except Unroutable as exc:
                     await self.bury(envelope.source, envelope, exc.reason, f"Unroutable: {exc}")
                     continue
-                if self.recent.add(envelope.publication_id, envelope.replay, envelope.body_digest):
+                if self.recent.add(envelope, route.partial):
                     fresh.append(envelope)
                     routes.append(route)
             if fresh:
@@ -235,7 +263,7 @@ class DurableBroker(Broker):
                 self.flight.land()
         except FaregateError as exc:
             self.flight.land()
-            self._forget(fresh)
+            self._forget(fresh, routes)
             self._journal.hand_back(path)
             log.warning("a batch in the spool has to wait: %s", exc)
 
@@ -304,7 +332,7 @@ class DurableBroker(Broker):
             self._journal.settle(record)
 
     def ended(self, queue: Queue, entry: Entry, outcome: str) -> None:
-        if outcome != "dead":  # a dead one is marked when its poison record is durable
+        if outcome != "poisoned":  # that one is marked as dead when its poison record is durable
             self._journal.settle(self._record(queue, entry, OUTCOMES[outcome], self._clock.time()))
         self._settled += 1
         if self._settled >= _SETTLEMENTS_PER_SNAPSHOT and self._journal.failure is None:

@@ -10,9 +10,9 @@ class Flight:
         self.count = 0
         self._waiters: list[asyncio.Future[None]] = []
 
-    def land(self) -> None:
-        """One of them is done."""
-        self.count -= 1
+    def land(self, count: int = 1) -> None:
+        """One of them, or that many, are done."""
+        self.count -= count
         if not self.count and self._waiters:
             for waiter in self._waiters:
                 if not waiter.done():

@@ -72,7 +72,7 @@ class Queue:
     ) -> None:
         self.name = name
         self.lock_seconds = lock_seconds
-        self.settled: dict[str, int] = {"handled": 0, "skipped": 0, "dead": 0}
+        self.settled: dict[str, int] = {"handled": 0, "skipped": 0, "dead": 0, "duplicate": 0}
         self._clock = clock
         self._schedule = schedule
         self._give_up = give_up
@@ -115,6 +115,14 @@ class Queue:
     def activity(self) -> int:
         """A number that grows with every enqueue and every acquisition."""
         return self._next_position + self._next_lock
+
+    def count_in(self, flight: Flight) -> None:
+        """What is here counts in that flight from now on, and no longer in the one it counted in."""
+        if flight is not self._flight:
+            before, self._flight = self._flight, flight
+            here = len(self) - self._scheduled
+            flight.count += here
+            before.land(here)
 
     # --- entries come in ----------------------------------------------------------------------------------
 
@@ -432,7 +440,7 @@ class Queue:
         self._give_up(self, entry, reason, error)
         self.settled["dead"] += 1
         if self._recorder is not None:
-            self._recorder.ended(self, entry, "dead")
+            self._recorder.ended(self, entry, "poisoned")
         self._archive(entry)
 
     # --- time ---------------------------------------------------------------------------------------------

@@ -1,30 +1,44 @@
-"""The bus: binds nodes to a transport and runs them."""
+"""The bus: binds nodes to a transport and to stores, and runs them."""
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from faregate.bus.alarms import Alarm, Alarms
+from faregate.bus.dead import DeadLetters
+from faregate.bus.direct import Direct
+from faregate.bus.directory import topic_for
 from faregate.bus.node import Node
+from faregate.bus.node_stores import NodeStores
 from faregate.bus.outgoing import Outgoing, publish, send
 from faregate.bus.policy import check_count
-from faregate.bus.sender import KeyFields, Sender
+from faregate.bus.receiver import Receiver
+from faregate.bus.sealing import KeyFields
+from faregate.bus.sender import Sender
+from faregate.bus.subscription import Subscription
+from faregate.bus.unit import Transactional
 from faregate.bus.worker import Worker
 from faregate.codec import BodyWriter
 from faregate.codec import codec as find_codec
 from faregate.errors import ConfigurationError, IdleTimeout, check_delay
-from faregate.message import known
+from faregate.message import Envelope, known
 from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.queue import Poisoned, QueueTransport, SpoolTransport
 from faregate.ports.schemes import hide_password, open_transport
+from faregate.ports.store import DeadFilter, DeadLetter, DeadStatus, Store
 
 log = logging.getLogger("faregate.bus")
 
 MAX_MESSAGE_BYTES = 1024 * 1024
+RETAIN_LEDGER = 30 * 86_400.0
 _THREADS = 64
+_PREFETCH, _PREFETCH_WITH_STORE = 32, 512
+"""Messages that share a commit have to be here together."""
 
 
 class SubscriptionCounts(NamedTuple):
@@ -35,6 +49,7 @@ class SubscriptionCounts(NamedTuple):
     source: str | None
     handled: int
     skipped: int
+    duplicate: int
     redelivered: int
     dead: int
     busy: int
@@ -44,6 +59,9 @@ class SubscriptionCounts(NamedTuple):
 class Bus:
     """Runs nodes on a transport. Making one does no I/O; `async with` starts and stops it.
 
+    `store` is the URL of the nodes' database, or a mapping of node name to URL; a handler's writes and outgoing
+    messages are one commit there. `tokens` is the URL of the token store, where subscriptions with dedup="tokens" do
+    not share one store with all other nodes. `retain_ledger` is for how many seconds handled messages are remembered.
     `max_message_bytes` bounds encoded bodies both ways. `codec` is what this bus writes with; it reads all.
     `compress_above` compresses larger bodies. `drain_seconds` is how long leaving waits for running handlers.
     """
@@ -57,11 +75,14 @@ class Bus:
         codec: str = "json",
         compress_above: int | None = None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        tokens: str | None = None,
+        retain_ledger: float = RETAIN_LEDGER,
         drain_seconds: float = 30.0,
         clock: Clock | None = None,
     ) -> None:
         self.clock = clock or SystemClock()
-        self.nodes = {node.name: node for node in _check_nodes(nodes, store)}
+        self.nodes = {node.name: node for node in _check_nodes(nodes)}
+        self._alarms = Alarms()
         self.url = hide_password(transport) if isinstance(transport, str) else type(transport).__name__
         self._transport = open_transport(transport, self.clock) if isinstance(transport, str) else transport
         self._drain_seconds = check_delay(drain_seconds, "drain_seconds")
@@ -74,20 +95,46 @@ class Bus:
         self._senders = {
             node.name: Sender(node, self._transport, writer, self.clock, keys) for node in self.nodes.values()
         }
+        self._stores = NodeStores(
+            self.nodes,
+            store,
+            transport=self._transport,
+            clock=self.clock,
+            alarms=self._alarms,
+            retain_ledger=check_delay(retain_ledger, "retain_ledger"),
+            tokens=tokens,
+        )
+        for name, sender in self._senders.items():
+            sender.use_store(self._stores.of(name), self._stores.directory)
         self._workers = [
-            Worker(
-                subscription,
-                node,
-                self._senders[node.name],
-                transport=self._transport,
-                clock=self.clock,
-                pool=self._pool,
-                body_limit=limit,
-            )
+            self._worker(node, subscription, limit)
             for node in self.nodes.values()
             for subscription in node.subscriptions.values()
         ]
+        self._transport.on_disagreement = self._disagreement
         self._state = "new"
+
+    def _worker(self, node: Node, subscription: Subscription, limit: int) -> Worker:
+        sender, shared = self._senders[node.name], self._stores.of(node.name)
+        receiver: Receiver
+        if shared is None:
+            receiver = Direct(subscription, node, sender, clock=self.clock, pool=self._pool, body_limit=limit)
+        else:
+            receiver = Transactional(
+                subscription, node, sender, shared, clock=self.clock, pool=self._pool, body_limit=limit
+            )
+        window = _PREFETCH if shared is None else _PREFETCH_WITH_STORE
+        prefetch = subscription.prefetch or max(window, 2 * subscription.order.lanes)
+        return Worker(receiver, transport=self._transport, clock=self.clock, body_limit=limit, prefetch=prefetch)
+
+    def _disagreement(self, envelope: Envelope) -> None:
+        self._alarms.sound(
+            "disagreement",
+            envelope.source,
+            envelope.publication_id,
+            f"{envelope} was published again with another body; the first one counts. Two runs of a handler disagree, "
+            "or one idempotency key stands for two things",
+        )
 
     # --- life ---------------------------------------------------------------------------------------------
 
@@ -97,30 +144,37 @@ class Bus:
             raise ConfigurationError(f"this bus is {self._state}; make a new one to start again")
         await self._open()
         try:
+            await self._stores.start()
             for worker in self._workers:
                 await worker.start()
         except BaseException:
-            await self._transport.close()
+            await self._close()
             raise
         self._state = "running"
         log.info("%d nodes with %d subscriptions run on %s", len(self.nodes), len(self._workers), self.url)
 
     async def prepare(self) -> None:
-        """Make what the transport keeps for these nodes (their queues), without running them."""
+        """Make what transport and stores keep for these nodes (their queues and tables), without running them."""
         if self._state != "new":
             raise ConfigurationError(f"this bus is {self._state}; prepare it before it is started")
         await self._open()
-        await self._transport.close()
+        await self._close()
 
     async def _open(self) -> None:
-        """Open the transport and declare every subscription; leave nothing open when that fails."""
-        await self._transport.open()
+        """Open the stores and the transport, and declare every subscription; leave nothing open when that fails."""
+        await self._stores.open()
         try:
+            await self._transport.open()
             for worker in self._workers:
                 await self._transport.bind(worker.binding)
         except BaseException:
-            await self._transport.close()
+            await self._close()
             raise
+
+    async def _close(self) -> None:
+        await self._stores.stop(0)
+        await self._transport.close()
+        await self._stores.close()
 
     async def failed(self) -> Exception:
         """Return, with the reason, once the transport cannot go on; otherwise never."""
@@ -140,7 +194,9 @@ class Bus:
         await asyncio.gather(*(worker.stop(limit) for worker in self._workers))
         if self._state == "stopping":
             self._state = "stopped"
+            await self._stores.stop(limit)
             await self._transport.close()
+            await self._stores.close()
             self._pool.shutdown(wait=False)
 
     async def __aenter__(self) -> Self:
@@ -153,16 +209,24 @@ class Bus:
         await self.stop()
 
     async def idle(self, timeout: float | None = None) -> None:
-        """Return once nothing is in flight.
+        """Return once nothing is in flight and every outbox is empty.
 
         A message that waits for redelivery is in flight; one scheduled for later is not. Raises `IdleTimeout`.
         """
         self._check_running()
         try:
-            await asyncio.wait_for(self._transport.idle(), timeout)
+            await asyncio.wait_for(self._landed(), timeout)
         except TimeoutError:
             busy = ", ".join(f"{worker.subscription}" for worker in self._workers if worker.busy) or "no handler"
             raise IdleTimeout(f"messages were still in flight after {timeout} s; running: {busy}") from None
+
+    async def _landed(self) -> None:
+        while True:
+            before = self._stores.activity
+            await self._transport.idle()
+            await self._stores.idle()
+            if self._stores.activity == before:
+                return
 
     # --- sending ------------------------------------------------------------------------------------------
 
@@ -249,6 +313,18 @@ class Bus:
             raise ConfigurationError(f"{told}; its nodes are: {names}")
         return sender
 
+    async def unsubscribe(self, node: str | Node, message: type | str) -> None:
+        """Take a node off the recipients of a type; what is on its way to it is still handled.
+
+        It subscribes again when a bus starts with the subscription declared.
+        """
+        self._check_running()
+        for worker in self._find(node, message):
+            if self._stores.directory is not None:
+                subscription = worker.subscription
+                await self._stores.directory.unsubscribe(topic_for(subscription), subscription.node)
+            await self._transport.unbind(worker.binding.queue)
+
     # --- control and view ---------------------------------------------------------------------------------
 
     async def pause(self, node: str | Node, message: type | str, seconds: float | None = None) -> None:
@@ -284,6 +360,7 @@ class Bus:
                 source=worker.subscription.source,
                 handled=worker.outcomes["handled"],
                 skipped=worker.outcomes["skipped"],
+                duplicate=worker.outcomes["duplicate"],
                 redelivered=worker.outcomes["redelivered"],
                 dead=worker.outcomes["dead"],
                 busy=worker.busy,
@@ -294,7 +371,7 @@ class Bus:
 
     def outcomes(self) -> dict[str, int]:
         """How messages ended so far, over all subscriptions."""
-        names = ("handled", "skipped", "redelivered", "dead")
+        names = ("handled", "skipped", "duplicate", "redelivered", "dead")
         return {name: sum(getattr(count, name) for count in self.counts()) for name in names}
 
     async def poisoned(self, node: str | Node | None = None) -> list[Poisoned]:
@@ -302,14 +379,57 @@ class Bus:
         self._check_running()
         wanted = list(self.nodes) if node is None else [node.name if isinstance(node, Node) else node]
         found = [record for name in wanted for record in await self._transport.poisoned(name)]
+        for name in wanted:
+            shared = self._stores.of(name)
+            if shared is not None:
+                letters = await shared.store.dead(DeadFilter(node=name, status="open"))
+                found += map(as_poisoned, letters)
         return sorted(found, key=lambda record: record.at)
+
+    async def dead_letters(
+        self, node: str | Node | None = None, *, status: DeadStatus | None = "open", limit: int = 1000
+    ) -> list[DeadLetter]:
+        """The dead letters in the stores, oldest last failure first; `status=None` is every one of them."""
+        name = node.name if isinstance(node, Node) else node
+        return await self._dead().letters(DeadFilter(node=name, status=status), limit)
+
+    async def replay(self, *message_ids: str, by: str = "bus") -> list[DeadLetter]:
+        """Have dead letters handled again, with the identity they had; returns them as they are then.
+
+        Raises `DeadLetterNotFound`, and `DeadLetterClosed` for one that was handled or discarded meanwhile.
+        """
+        return await self._dead().replay(message_ids, by)
+
+    async def discard(self, *message_ids: str, by: str = "bus") -> list[DeadLetter]:
+        """Decide that dead letters are never handled, nor any copy of them that still comes. Raises as `replay`."""
+        return await self._dead().discard(message_ids, by)
+
+    def _dead(self) -> DeadLetters:
+        self._check_running()
+        if not self.stores:
+            raise ConfigurationError("dead letters are kept in a store, and this bus has none: fg.Bus(…, store='…')")
+        return DeadLetters(self.stores.values(), self.clock)
+
+    @property
+    def stores(self) -> Mapping[str, Store]:
+        """The nodes' stores by URL; they are open while the bus runs."""
+        return self._stores.stores
+
+    @property
+    def alarms(self) -> Counter[str]:
+        """How often each kind of alarm sounded (see `Alarm`)."""
+        return self._alarms.counts
+
+    def on_alarm(self, callback: Callable[[Alarm], None]) -> None:
+        """Call this for every alarm, from the event loop."""
+        self._alarms.listen(callback)
 
     def _check_running(self) -> None:
         if self._state != "running":
             raise ConfigurationError(f"the bus is {self._state}: use it inside 'async with bus:'")
 
 
-def _check_nodes(nodes: Sequence[Node], store: str | Mapping[str, str] | None) -> list[Node]:
+def _check_nodes(nodes: Sequence[Node]) -> list[Node]:
     found: dict[str, Node] = {}
     for node in nodes:
         if not isinstance(node, Node):
@@ -318,17 +438,6 @@ def _check_nodes(nodes: Sequence[Node], store: str | Mapping[str, str] | None) -
             raise ConfigurationError(f"two nodes are named {node.name!r}; a name is one logical service")
     if not found:
         raise ConfigurationError("a bus needs at least one node: nodes=[fg.Node('shop')]")
-    needs_store = [node.name for node in found.values() if node.schema is not None] or [
-        str(subscription)
-        for node in found.values()
-        for subscription in node.subscriptions.values()
-        if subscription.dedup == "tokens" or subscription.identity is not None
-    ]
-    if store is not None or needs_store:
-        who = f" ({', '.join(needs_store)})" if needs_store else ""
-        raise ConfigurationError(
-            f"stores are not part of this version: leave out store=, schema=, identity= and dedup='tokens'{who}"
-        )
     return list(found.values())
 
 
@@ -342,3 +451,17 @@ def _key_fields(nodes: Iterable[Node]) -> KeyFields:
                 topic = (kind, source if kind == "event" else node.name, wire)
                 fields.setdefault(topic, set()).add(subscription.key)
     return {topic: next(iter(names)) for topic, names in fields.items() if len(names) == 1}
+
+
+def as_poisoned(letter: DeadLetter) -> Poisoned:
+    """A dead letter of a store, in the form in which transports give theirs."""
+    return Poisoned(
+        node=letter.node,
+        queue=letter.queue,
+        reason=letter.reason,
+        error=letter.error,
+        tries=letter.tries,
+        redeliveries=letter.redeliveries,
+        at=letter.last_failed_at,
+        envelope=letter.envelope,
+    )

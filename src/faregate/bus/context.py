@@ -1,9 +1,11 @@
 """What a handler and its middlewares see of the message they work on. Read-only for both."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from faregate.bus.outgoing import RECORDED, Outgoing, Recorded, publish, send
 from faregate.errors import ConfigurationError
@@ -11,8 +13,13 @@ from faregate.ids import message_id
 from faregate.message import Envelope
 from faregate.ports.queue import Delivery
 
-Settled = Literal["handled", "skipped", "redelivered", "dead", "lost"]
-"""How a delivery ended; `lost`: its lock had expired, so the message is someone else's now."""
+if TYPE_CHECKING:
+    from faregate.bus.database import BlockingDatabase, Database
+    from faregate.bus.work import Work
+
+Settled = Literal["handled", "skipped", "duplicate", "redelivered", "dead", "lost"]
+"""How a delivery ended; `duplicate`: it had been handled before; `lost`: its lock had expired, so the message is
+someone else's now."""
 
 
 class Context:
@@ -21,11 +28,14 @@ class Context:
     """What went wrong, for middlewares that run after the core."""
     _message_id: str | None = None
     _attempt = 0
+    """The try at hand; before the handler runs, how many tries there were."""
     _completed = False
     _outcome: Settled | None = None
     _outputs: list[Outgoing] | None = None
     _resources: tuple[Any, ...] = ()
     """What the node provides to this message, in the order in which the pipeline was compiled."""
+    _work: Work | None = None
+    """Its part in a unit of work; None for a node without a store."""
 
     def __init__(self, node: str, delivery: Delivery, message: Any) -> None:
         self._node = node
@@ -119,11 +129,17 @@ class Context:
     # --- doing --------------------------------------------------------------------------------------------
 
     @property
-    def db(self) -> Any:
-        """The connection inside the unit of work."""
-        raise ConfigurationError(
-            f"node {self._node!r} has no store, so there is no ctx.db: stores are not part of this version"
-        )
+    def db(self) -> Database | BlockingDatabase:
+        """The node's database, inside the unit of work: awaited in `async def`, called plainly in `def`.
+
+        What is written commits together with the ledger and the outgoing messages, or not at all.
+        """
+        if self._work is None:
+            raise ConfigurationError(
+                f"node {self._node!r} has no store, so there is no ctx.db: give the bus one, "
+                "fg.Bus(…, store='sqlite:./shop.db')"
+            )
+        return self._work.database
 
     def publish(
         self,

@@ -1,7 +1,8 @@
 """Lanes: how many deliveries of one subscription are worked on at a time, and in which order.
 
 Rules kept here:
-- At most `size` deliveries run at once.
+- At most `size` deliveries, or batches of them, run at once. `batch` bounds what a lane takes at a time; it may change
+  as one learns how long a message takes.
 - Of one key at most one runs, in the order in which they were submitted; different keys do not wait for each
   other, and a key that has its turn never waits while a lane is free.
 - What waits is bounded by the transport's prefetch. The embedded broker withholds what follows a busy key, so a busy
@@ -17,7 +18,8 @@ from faregate.ports.queue import Delivery
 
 log = logging.getLogger("faregate.bus")
 
-Run = Callable[[Delivery], Awaitable[None]]
+Run = Callable[[list[Delivery]], Awaitable[list[Delivery]]]
+"""Works on a batch; returns those of it that shall run again, each alone, ahead of everything else of their keys."""
 
 _CANCEL_SECONDS = 5.0
 _RUNS_PER_TURN = 64
@@ -32,11 +34,15 @@ class Lanes:
         self._ready: deque[Delivery] = deque()
         self._keys: dict[str, deque[Delivery]] = {}
         """The keys that are ready or running, with what waits behind each."""
+        self._alone: set[Delivery] = set()
+        """Ready ones that are not taken together with others."""
         self._idle: list[asyncio.Future[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
+        self.batch = 1
+        """How many deliveries a lane takes at a time, at most."""
         self.busy = 0
-        """How many deliveries run now."""
+        """How many lanes are at work now."""
 
     def submit(self, delivery: Delivery) -> None:
         """Take a delivery from the transport."""
@@ -75,14 +81,21 @@ class Lanes:
         runs = 0
         while not self._closing:
             while self._ready and not self._closing:
-                delivery = self._ready.popleft()
+                taken = self._take()
+                again: list[Delivery] = []
                 self.busy += 1
                 try:
-                    await self._run(delivery)
+                    again = await self._run(taken)
                 finally:
                     self.busy -= 1
+                    if again and not self._closing:
+                        self._alone.update(again)
+                        self._ready.extendleft(reversed(again))
+                        self._wake()
                     if self._by_key:
-                        self._next_of_key(delivery)
+                        for delivery in taken:
+                            if delivery not in self._alone:
+                                self._next_of_key(delivery)
                 runs += 1
                 if runs == _RUNS_PER_TURN:
                     runs = 0
@@ -92,6 +105,16 @@ class Lanes:
             idle = asyncio.get_running_loop().create_future()
             self._idle.append(idle)
             await idle
+
+    def _take(self) -> list[Delivery]:
+        first = self._ready.popleft()
+        if first in self._alone:
+            self._alone.discard(first)
+            return [first]
+        taken = [first]
+        while self._ready and len(taken) < self.batch and self._ready[0] not in self._alone:
+            taken.append(self._ready.popleft())
+        return taken
 
     def _next_of_key(self, delivery: Delivery) -> None:
         key = delivery.key
@@ -106,6 +129,7 @@ class Lanes:
         """Start nothing more; let what runs finish for that many seconds, then cancel it."""
         self._closing = True
         self._ready.clear()
+        self._alone.clear()
         self._keys.clear()
         for idle in self._idle:
             if not idle.done():

@@ -15,7 +15,7 @@ from faregate.bus.policy import (
     check_count,
 )
 from faregate.bus.signature import Signature, check_handler, declaring_frame, read_signature, yielded_type
-from faregate.bus.subscription import Dedup, Subscription
+from faregate.bus.subscription import Claim, Dedup, Subscription
 from faregate.codec import BodyReader
 from faregate.errors import (
     ConfigurationError,
@@ -61,12 +61,16 @@ class Node:
         redeliver: Redeliver | None = DEFAULT_REDELIVER,
         dedup: Dedup = "ledger",
         identity: str | None = None,
+        claim: Claim | None = None,
         expires: float | None = None,
         name: str | None = None,
     ) -> Callable[[F], F]:
         """Subscribe a handler: to an event from the node `source`, or, without one, to a command sent here.
 
-        `key` names the field whose values are handled in order. `prefetch` bounds what is fetched ahead,
+        `key` names the field whose values are handled in order. `dedup` is how repetitions are recognised, `identity`
+        names a field whose values are handled once each, whatever message brings them, and `claim` says when that value
+        is claimed: in the "transaction" of the effect, or, for effects outside the store, "eager" or "lazy". `prefetch`
+        bounds what is fetched ahead,
         `expires` is how many seconds a message may wait here. Raises a `ConfigurationError` that says what to
         change.
         """
@@ -77,6 +81,10 @@ class Node:
         chosen = _check_order(order, key, f"node {self.name!r}, {message_type.wire}")
         if dedup not in ("ledger", "tokens", "off"):
             raise ConfigurationError(f"dedup is 'ledger', 'tokens' or 'off'; got {dedup!r}")
+        if claim not in (None, "transaction", "eager", "lazy"):
+            raise ConfigurationError(f"claim is 'transaction', 'eager' or 'lazy'; got {claim!r}")
+        if claim is not None and identity is None:
+            raise ConfigurationError(f"claim={claim!r} needs identity='the field that holds the business key'")
         for value, wanted, option in ((retry, Retry, "retry"), (redeliver, Redeliver, "redeliver")):
             if value is not None and not isinstance(value, wanted):
                 raise ConfigurationError(f"{option} must be an fg.{wanted.__name__} or None; got {value!r}")
@@ -106,11 +114,12 @@ class Node:
                 handler=handler,
                 key=key,
                 order=chosen,
-                prefetch=prefetch or max(32, 2 * chosen.lanes),
+                prefetch=prefetch,
                 retry=retry or Retry(0),
                 redeliver=redeliver or Redeliver(),
                 dedup=dedup,
                 identity=identity,
+                claim=claim or "transaction",
                 expires=expires,
             )
             return function

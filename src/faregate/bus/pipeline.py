@@ -21,13 +21,19 @@ from faregate.bus.node import Node
 from faregate.bus.policy import Retry
 from faregate.bus.signature import Signature
 from faregate.bus.subscription import Subscription
+from faregate.bus.work import NeedsTransaction
 from faregate.errors import ConfigurationError, Permanent, RetryAfter, Unavailable, WrongSignature
 from faregate.ports import faults
 from faregate.ports.clock import Clock
 
 Step = Callable[..., Awaitable[None]]
 
-NOT_RETRIED_IN_MEMORY = (Permanent, ConfigurationError, RetryAfter, Unavailable)
+_NOT_RETRIED = (Permanent, ConfigurationError, RetryAfter, Unavailable)
+
+
+def is_retried(exc: BaseException) -> bool:
+    """Whether the same again, moments later, may help."""
+    return not isinstance(exc, _NOT_RETRIED) and not hasattr(exc, "retry_after")
 
 
 def compile_pipeline(subscription: Subscription, node: Node, clock: Clock, pool: Executor) -> Step:
@@ -64,28 +70,45 @@ async def _end(ctx: Context, again: Context | None = None) -> None:
 
 def _core(call: Call, collect: Collect, retry: Retry, clock: Clock) -> Step:
     async def core(ctx: Context, again: Context | None = None) -> None:
-        attempt = 1
+        attempt = ctx._attempt + 1
+        work = ctx._work
+        # What a middleware wrote is undone with a failed try; then all of it has to run again, not the handler alone.
+        here = work is None or (work.may_wait and not work.entered)
         while True:
             ctx._attempt = attempt
             if ctx._completed or ctx._outputs:  # an earlier run of the handler, which no longer counts
+                if work is not None and ctx._completed:
+                    await work.undo()
                 ctx._completed = False
                 ctx._outputs = None
             try:
                 if faults.hook is not None:
                     await faults.hook("bus.before-handler")
+                if work is not None and work.eager:
+                    await work.transaction()
                 result = await call(ctx, ctx.message)
                 if result is not None:
                     await collect(ctx, result)
                 ctx._completed = True
                 return
             except Exception as exc:
-                if attempt > retry.times or isinstance(exc, NOT_RETRIED_IN_MEMORY) or hasattr(exc, "retry_after"):
+                if work is not None:
+                    await work.failed()
+                if not here or attempt > retry.times or not is_retried(exc):
                     raise
             except asyncio.CancelledError:
                 # Someone cancelled what the handler awaited; our own lane being cancelled is another matter.
                 task = asyncio.current_task()
-                if attempt > retry.times or task is None or task.cancelling():
+                if task is None or task.cancelling():
                     raise
+                if work is not None:
+                    await work.failed()
+                if not here or attempt > retry.times:
+                    raise
+            except NeedsTransaction:
+                assert work is not None
+                work.eager = True
+                continue
             await clock.sleep(retry.wait(attempt))
             attempt += 1
 

@@ -1,24 +1,28 @@
-"""The outgoing side of one node: `use_outgoing` middlewares, identity, encoding, and the publish itself."""
+"""The outgoing side of one node: `use_outgoing` middlewares, the ids of outputs, and the publish itself."""
+
+from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from faregate import ids
 from faregate.bus.context import Context
 from faregate.bus.node import Node
 from faregate.bus.outgoing import Outgoing, check_headers
+from faregate.bus.sealing import KeyFields, Sealer
 from faregate.codec import BodyWriter
-from faregate.errors import DuplicateIdKey, Unroutable
+from faregate.errors import ConfigurationError, DuplicateIdKey, Unroutable
 from faregate.message import Envelope, Kind
 from faregate.ports import faults
 from faregate.ports.clock import Clock
 from faregate.ports.queue import QueueTransport
 
-Publish = Callable[[Sequence[Envelope]], Awaitable[None]]
+if TYPE_CHECKING:
+    from faregate.bus.directory import Directory
+    from faregate.bus.unit import NodeStore
 
-KeyFields = dict[tuple[Kind, str | None, str], str]
-"""(kind, source or destination, type) -> the field that all its subscriptions on this bus order by."""
+Publish = Callable[[Sequence[Envelope]], Awaitable[None]]
 
 
 class OutgoingContext:
@@ -50,29 +54,39 @@ class OutgoingContext:
         return self._outgoing.destination
 
 
-class Sender:
+class Sender(Sealer):
     """Seals messages of one node into envelopes and hands them to the transport."""
 
     def __init__(
         self, node: Node, transport: QueueTransport, writer: BodyWriter, clock: Clock, key_fields: KeyFields
     ) -> None:
-        self._node = node.name
+        super().__init__(node.name, writer, key_fields)
         self._transport = transport
-        self._writer = writer
         self._clock = clock
-        self._key_fields = key_fields
         self._middlewares = [middleware.function for middleware in node.outgoing_middlewares]
+        self._store: NodeStore | None = None
+        self._directory: Directory | None = None
+
+    def use_store(self, store: NodeStore | None, directory: Directory | None) -> None:
+        """Where this node keeps what must not be lost, and who wants tokens."""
+        self._store = store
+        self._directory = directory
 
     async def publish(self, outgoing: Outgoing, idempotency_key: str | None, through: Publish | None = None) -> str:
         """Publish a root: a message that no handler caused. Returns its publication id.
 
         `through` is what takes the envelope instead of the transport's own publish.
         """
-        envelope = self._seal_root(outgoing, idempotency_key, self._clock.time())
+        envelope = self.seal_root(outgoing, idempotency_key, self._clock.time())
         if not self._middlewares or await self._pass_middlewares(outgoing, envelope, None):
             if faults.hook is not None:
                 await faults.hook("bus.before-publish")
-            await (through or self._transport.publish)((envelope,))
+            if through is not None:
+                await through((envelope,))
+            elif self._directory is None:
+                await self._transport.publish((envelope,))
+            else:
+                await self._publish_roots(self._directory, (envelope,), remember=idempotency_key is not None)
             if faults.hook is not None:
                 await faults.hook("bus.after-publish")
         return envelope.publication_id
@@ -80,20 +94,16 @@ class Sender:
     async def publish_many(self, outgoing: Sequence[Outgoing]) -> list[str]:
         """Publish roots together: all or none."""
         now = self._clock.time()
-        sealed = [self._seal_root(out, None, now) for out in outgoing]
+        sealed = [self.seal_root(out, None, now) for out in outgoing]
         passed = sealed
         if self._middlewares:
             pairs = zip(outgoing, sealed, strict=True)
             passed = [envelope for out, envelope in pairs if await self._pass_middlewares(out, envelope, None)]
-        await self._hand_over(passed)
-        return [envelope.publication_id for envelope in sealed]
-
-    def _seal_root(self, out: Outgoing, idempotency_key: str | None, now: float) -> Envelope:
-        if idempotency_key is None:
-            root = ids.root_id(int(now * 1000))
+        if self._directory is None:
+            await self._hand_over(passed)
         else:
-            root = ids.idempotent_id(self._node, out.message_type.wire, idempotency_key)
-        return self._seal(out, root, root, None, 0, now)
+            await self._publish_roots(self._directory, passed, remember=False)
+        return [envelope.publication_id for envelope in sealed]
 
     async def seal_outputs(self, ctx: Context, handler: str) -> list[Envelope]:
         """The envelopes of what a handler sends: the same for every run of it on the same message."""
@@ -122,6 +132,22 @@ class Sender:
                 envelopes.append(envelope)
         return envelopes
 
+    async def _publish_roots(self, directory: Directory, envelopes: Sequence[Envelope], *, remember: bool) -> None:
+        """Publish where some recipients may want tokens: then through the outbox, which makes them.
+
+        With `remember`, the ledger of this node keeps a repetition of the same idempotency key from making new ones.
+        """
+        lists = await directory.resolve(envelopes)
+        if not any("tokens" in recipients.modes.values() for recipients in lists.values()):
+            await self._transport.publish(envelopes)
+            return
+        if self._store is None:
+            raise ConfigurationError(
+                f"node {self._node!r} publishes to a node that deduplicates by tokens, and has no store to send from: "
+                "give it one, fg.Bus(…, store=…)"
+            )
+        await self._store.publish(self._node, envelopes, self.outbox_row, remember=remember, now=self._clock.time())
+
     async def publish_outputs(self, envelopes: list[Envelope]) -> None:
         """Publish what a handler sends. An output that no queue takes becomes a dead letter of its own."""
         try:
@@ -141,52 +167,6 @@ class Sender:
         await self._transport.publish(envelopes)
         if faults.hook is not None:
             await faults.hook("bus.after-publish")
-
-    def _seal(
-        self,
-        out: Outgoing,
-        publication_id: str,
-        correlation_id: str,
-        causation_id: str | None,
-        marker: int,
-        now: float,
-    ) -> Envelope:
-        message_type = out.message_type
-        kind, wire = message_type.kind, message_type.wire
-        body, encoding, digest = self._writer.write(out.message)
-        key = None
-        if self._key_fields:
-            address = self._node if kind == "event" else out.destination
-            field = self._key_fields.get((kind, address, wire))
-            key = None if field is None else getattr(out.message, field, None)
-        # In the order of the fields: names would make this four times as slow, and it runs for every message.
-        return Envelope(
-            publication_id,
-            wire,
-            kind,
-            self._node,
-            body,
-            (),  # recipients: the transport fills them in
-            out.destination,
-            correlation_id,
-            causation_id,
-            marker,
-            None if key is None else str(key),
-            None,  # attempt_id
-            now,
-            out.at if out.delay is None else now + out.delay,
-            None,  # expires_at
-            0,  # redeliveries
-            0,  # replay
-            self._writer.content_type,
-            encoding,
-            None,  # key_id
-            None,  # algorithm
-            None,  # payload_ref
-            digest,
-            None,  # traceparent
-            {} if out.headers is None else out.headers,
-        )
 
     async def _pass_middlewares(self, out: Outgoing, envelope: Envelope, cause: Context | None) -> bool:
         """Run the outgoing middlewares; whether they let the message through, now with their headers."""

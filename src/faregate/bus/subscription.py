@@ -17,6 +17,8 @@ SPARE_DELIVERIES = 20
 """Started deliveries beyond the redelivery policy after which a message counts as what kills its process."""
 
 Dedup = Literal["ledger", "tokens", "off"]
+Claim = Literal["transaction", "eager", "lazy"]
+"""When the business key of a message is claimed (see `identity.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +30,12 @@ class Subscription:
     handler: Signature
     key: str | None
     order: Order
-    prefetch: int
+    prefetch: int | None
     retry: Retry
     redeliver: Redeliver
     dedup: Dedup
     identity: str | None
+    claim: Claim
     expires: float | None
 
     def __str__(self) -> str:

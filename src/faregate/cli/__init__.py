@@ -5,11 +5,13 @@ import sys
 import typer
 
 from faregate import __version__
+from faregate.cli.dead import dead
 from faregate.cli.demo import demo
 from faregate.cli.journal import journal
 from faregate.cli.output import fail
 from faregate.cli.publish import publish
 from faregate.cli.run import run
+from faregate.cli.store import store
 from faregate.errors import FaregateError
 
 app = typer.Typer(
@@ -21,7 +23,9 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(run)
 app.command()(publish)
+app.add_typer(dead, name="dead")
 app.add_typer(journal, name="journal")
+app.add_typer(store, name="store")
 
 
 def _show_version(asked: bool) -> None:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from faregate.broker.journal.export import of_types
 from faregate.broker.journal.reader import JournalReader
-from faregate.cli.output import console, print_json
+from faregate.cli.output import console, print_json, printable
 
 _POLL_SECONDS = 0.1
 _PREVIEW_BYTES = 4096
@@ -143,8 +143,3 @@ def _preview(line: Line, room: int) -> str:
         return f"<{line.payload_bytes:,} bytes of {kind}>"
     text = printable(line.payload[: room + 1])
     return text if len(text) <= room and not line.payload_cut else text[: room - 1] + "…"
-
-
-def printable(text: str) -> str:
-    """Nothing in a message may steer the terminal."""
-    return "".join(character if character.isprintable() else "·" for character in text)

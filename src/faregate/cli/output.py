@@ -15,6 +15,11 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value) + "\n")
 
 
+def printable(text: str) -> str:
+    """Nothing in a message may steer the terminal."""
+    return "".join(character if character.isprintable() else "·" for character in text)
+
+
 def fail(exc: Exception, *, as_json: bool) -> int:
     """Say what went wrong; the exit status to leave with."""
     if as_json:

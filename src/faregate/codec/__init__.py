@@ -6,7 +6,7 @@ Rules kept here:
 - Nothing from outside is trusted: no pickle, decompression is bounded, every failure is `Undecodable`.
 """
 
-from faregate.codec.body import BodyReader, BodyWriter
+from faregate.codec.body import BodyReader, BodyWriter, digest_of
 from faregate.codec.json import JsonCodec
 from faregate.codec.msgpack import MsgpackCodec
 from faregate.codec.port import Codec, Decode, Encode
@@ -33,4 +33,5 @@ __all__ = [
     "JsonCodec",
     "MsgpackCodec",
     "codec",
+    "digest_of",
 ]

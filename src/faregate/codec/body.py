@@ -45,6 +45,11 @@ class BodyWriter:
         return plain, None, digest
 
 
+def digest_of(envelope: Envelope) -> bytes | None:
+    """The digest of a body that came without one; None where that would mean to decompress it."""
+    return None if envelope.content_encoding is not None else sha256(envelope.body).digest()[:16]
+
+
 class BodyReader:
     """Decodes bodies into one class, whatever codec the publisher chose."""
 

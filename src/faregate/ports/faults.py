@@ -13,10 +13,21 @@ hook: Callable[[str], Awaitable[None]] | None = None
 POINTS: dict[str, str] = {
     "bus.before-handler": "a delivery was decoded; its handler is about to run",
     "bus.after-handler": "the handler and the middlewares are done; nothing has been published or settled",
-    "bus.before-settle": "the outgoing messages are published; the delivery is not settled",
+    "unit.before-commit": "everything is in the transaction; it is not committed",
+    "unit.after-commit": "the transaction is committed; the delivery is not settled, nothing is dispatched",
+    "bus.before-settle": "the outcome is decided and safe; the delivery is not settled",
     "bus.after-settle": "the delivery is settled; the after-middlewares have not run",
     "bus.before-publish": "outgoing messages are sealed and about to be handed to the transport",
     "bus.after-publish": "the transport confirmed the outgoing messages",
+    "tokens.resolved": "an outbox row was replaced by one per kind of recipient; not committed",
+    "tokens.registered": "a fresh attempt is registered with its outbox row; its token is not created",
+    "tokens.created": "the token of the attempt is created; the attempt is not chosen",
+    "tokens.chosen": "the attempt is chosen; its signal is not sent",
+    "tokens.claim-recorded": "the recipient recorded a claim; the token is not claimed",
+    "tokens.claimed": "the recipient claimed the token; the handler has not run",
+    "tokens.deleted": "the token is deleted; the claim is still recorded",
+    "tokens.forgotten": "token and claim are deleted; the delivery is not settled",
+    "dispatch.before-remove": "confirmed messages are about to be taken out of the outbox",
 }
 
 

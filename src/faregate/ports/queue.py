@@ -14,7 +14,9 @@ import msgspec
 
 from faregate.message import Envelope, Kind
 
-Outcome = Literal["handled", "skipped"]
+Outcome = Literal["handled", "skipped", "dead", "duplicate"]
+"""How a consumer is done with a message. dead: it gave up, and keeps the dead letter itself, so nothing goes to the
+poison queue. duplicate: it was handled before."""
 
 
 def poison_queue(node: str) -> str:
@@ -88,6 +90,21 @@ class Delivery(Protocol):
         ...
 
     @property
+    def tries(self) -> int:
+        """How often a handler started on it and that counted, this delivery included once it is started."""
+        ...
+
+    @property
+    def position(self) -> int | None:
+        """Its place in the transport's log, or in the queue where there is no log; None where neither is known."""
+        ...
+
+    @property
+    def poisoned(self) -> Poisoned | None:
+        """Why it was given up, when this is a delivery from a poison queue."""
+        ...
+
+    @property
     def lock_seconds(self) -> float: ...
 
     def start(self) -> None:
@@ -146,6 +163,10 @@ class SpoolTransport(Protocol):
 class QueueTransport(Protocol):
     """All methods are called from one event loop. Errors of a driver are translated to `faregate.errors`."""
 
+    on_disagreement: Callable[[Envelope], None] | None
+    """Told of a repeated publication whose body is not the first one's (which counts): two runs of a handler
+    disagree, or one key stands for two things. None: nobody is told. It may be set at any time."""
+
     async def open(self) -> None: ...
 
     async def close(self) -> None:
@@ -156,12 +177,23 @@ class QueueTransport(Protocol):
         """Declare the subscription's queue and the node's poison queue. Idempotent; before `consume`."""
         ...
 
+    async def unbind(self, queue: str) -> None:
+        """The topic no longer leads to that queue, as durably as `bind` made it; binding again adds it again.
+
+        What waits in the queue stays there and is still delivered to whoever consumes it. Unbinding twice does
+        nothing. Raises `QueueNotFound` when no binding ever made such a queue.
+        """
+        ...
+
     async def publish(self, envelopes: Sequence[Envelope]) -> None:
         """Append all of them, in order, or none; returns once they are as safe as this transport makes them.
 
-        Fills in each envelope's `recipients`. A publication id seen shortly before (with the same replay
-        number) is confirmed and not appended again. Raises `Unroutable` for a command that no queue takes; an
-        event that nobody wants is confirmed and delivered to nobody.
+        Fills in each envelope's `recipients`. Where they are given already it goes to these only, so that an
+        envelope that is published again after a failure goes where it went before. A repetition of something
+        published shortly before is confirmed and not appended again: the same publication id, replay number and
+        attempt id, and the same recipients if not all. Raises `Unroutable` for a command that no queue takes, or
+        not every given recipient; an event that nobody wants is confirmed and delivered to nobody, and one with a
+        recipient that does not want it to the others.
         """
         ...
 
@@ -189,7 +221,7 @@ class QueueTransport(Protocol):
         ...
 
     async def idle(self) -> None:
-        """Return once no bound queue holds anything but messages scheduled for later."""
+        """Return once no bound queue holds anything but messages scheduled for later; an unbound one may."""
         ...
 
     async def failed(self) -> Exception:

@@ -2,15 +2,26 @@
 who does not ask for it."""
 
 from importlib import import_module
+from typing import Any
 
-from faregate.errors import ConfigurationError
+from faregate.errors import ConfigurationError, MissingExtra
 from faregate.ports.clock import Clock
 from faregate.ports.queue import QueueTransport
+from faregate.ports.store import Insertion, Store, StoreInfo
+from faregate.ports.tokens import TokenStore
 
 TRANSPORTS = {
     "journal": "faregate.transports.journal:JournalTransport",
     "memory": "faregate.transports.memory:MemoryTransport",
 }
+
+STORES = {
+    "memory": "faregate.stores.sqlite:MemoryStore",
+    "postgres": "faregate.stores.postgres:PostgresStore",
+    "postgresql": "faregate.stores.postgres:PostgresStore",
+    "sqlite": "faregate.stores.sqlite:SqliteStore",
+}
+STORE_URLS = "memory:, sqlite:PATH, postgresql://USER@HOST/DATABASE"
 
 
 def open_transport(url: str, clock: Clock) -> QueueTransport:
@@ -23,6 +34,65 @@ def open_transport(url: str, clock: Clock) -> QueueTransport:
     module, _, name = target.partition(":")
     adapter: QueueTransport = getattr(import_module(module), name)(rest, clock=clock)
     return adapter
+
+
+def open_store(url: str, clock: Clock) -> Store:
+    """The store that a URL names; nothing is opened yet."""
+    store: Store = _store_class(url, "")(_store_address(url), clock=clock)
+    return store
+
+
+def open_token_store(url: str, clock: Clock) -> TokenStore:
+    """The token store that a URL names; nothing is opened yet."""
+    store: TokenStore = _store_class(url, "Token")(_store_address(url), clock=clock)
+    return store
+
+
+def open_insertion(scheme: str) -> Insertion:
+    """How a row gets into the outbox of a store of this scheme, on a connection that is not ours."""
+    backend: Insertion = _load(STORES[scheme].partition(":")[0] + ".insertion", f"{scheme}:", scheme)
+    return backend
+
+
+async def describe_store(url: str) -> StoreInfo:
+    """What is in a database; it is read as it is, and not brought up to date."""
+    scheme = url.partition(":")[0]
+    backend = _store_class(url, "").__module__.rpartition(".")[0]
+    info: StoreInfo = await _load(f"{backend}.inspection", url, scheme).describe(_store_address(url))
+    return info
+
+
+def _store_class(url: str, kind: str) -> Any:
+    """The class of a backend for a URL: `SqliteStore`, or with kind "Token" `SqliteTokenStore`."""
+    scheme, colon, _ = url.partition(":")
+    target = STORES.get(scheme) if colon else None
+    if target is None:
+        raise ConfigurationError(f"{hide_password(url)!r} names no store that this version has; known: {STORE_URLS}")
+    module, _, name = target.partition(":")
+    return getattr(_load(module, url, scheme), name.removesuffix("Store") + kind + "Store")
+
+
+def _load(module: str, url: str, scheme: str) -> Any:
+    """A module of a backend. Raises `MissingExtra`."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as exc:
+        if exc.name is None or exc.name.startswith("faregate"):
+            raise
+        raise MissingExtra(
+            f"the store {hide_password(url)!r} needs the package {exc.name!r}: pip install 'faregate[{_extra(scheme)}]'"
+        ) from exc
+
+
+def _extra(scheme: str) -> str:
+    """The extra that brings the driver for a scheme."""
+    return "postgres" if scheme == "postgresql" else scheme
+
+
+def _store_address(url: str) -> str:
+    """What a store is made with: the whole URL of a server, else what comes after the scheme."""
+    scheme, _, rest = url.partition(":")
+    return url if scheme in ("postgres", "postgresql") else rest
 
 
 def hide_password(url: str) -> str:

@@ -19,22 +19,46 @@ from faregate.testing.queue_suite import (
     memory_subject,
     run_queue_case,
 )
+from faregate.testing.store_subjects import (
+    StoreSubject,
+    TokenSubject,
+    memory_store_subject,
+    memory_token_subject,
+    postgres_store_subject,
+    postgres_token_subject,
+    sqlite_store_subject,
+    sqlite_token_subject,
+)
+from faregate.testing.store_suite import STORE_CASES, run_store_case
+from faregate.testing.token_suite import TOKEN_CASES, run_token_case
 
 __all__ = [
     "CODEC_CASES",
     "LOG_CASES",
     "QUEUE_CASES",
+    "STORE_CASES",
+    "TOKEN_CASES",
     "Bench",
     "BenchStuck",
     "FakeClock",
     "LogSubject",
     "QueueSubject",
+    "StoreSubject",
+    "TokenSubject",
     "bench",
     "crash_at",
     "journal_log_subject",
     "journal_subject",
+    "memory_store_subject",
     "memory_subject",
+    "memory_token_subject",
+    "postgres_store_subject",
+    "postgres_token_subject",
     "reached",
     "run_log_case",
     "run_queue_case",
+    "run_store_case",
+    "run_token_case",
+    "sqlite_store_subject",
+    "sqlite_token_subject",
 ]

@@ -5,14 +5,14 @@ Redelivery, delay, expiry and poison are the broker's own, not imitations; only 
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Any, TypeVar, overload
 
 from faregate.broker import Broker
-from faregate.bus.bus import Bus
+from faregate.bus.bus import Bus, as_poisoned
 from faregate.bus.node import Node
 from faregate.bus.outgoing import Outgoing
 from faregate.codec import BodyReader
@@ -20,6 +20,7 @@ from faregate.errors import ConfigurationError, FaregateError, Unroutable
 from faregate.message import Envelope, known
 from faregate.ports.clock import Clock
 from faregate.ports.queue import Poisoned, poison_queue
+from faregate.ports.store import DeadFilter, DeadLetter, DeadStatus
 from faregate.testing.clock import FakeClock
 from faregate.transports.memory import MemoryTransport
 
@@ -66,6 +67,7 @@ class Bench:
         self.bus = Bus(
             self._transport,
             nodes=[*nodes, *(Node(source) for source in sorted(sources))],
+            store="memory:",
             clock=self.clock,
             drain_seconds=0,
         )
@@ -166,7 +168,11 @@ class Bench:
         while True:
             await self._rest()
             if self._at_rest():
-                return
+                before = self.bus._stores.activity
+                await self.bus._stores.idle()
+                if self.bus._stores.activity == before:
+                    return
+                continue
             if self._working() > 0:
                 # A handler waits for something real: a thread, a socket, an event of the test.
                 if time.monotonic() > give_up:
@@ -183,7 +189,7 @@ class Bench:
         await self.clock.advance(seconds, self._rest)
 
     def _at_rest(self) -> bool:
-        if any(worker.busy for worker in self.bus._workers):
+        if any(worker.busy for worker in self.bus._workers) or self.bus._stores.busy:
             return False
         paused = {worker.binding.queue for worker in self.bus._workers if worker.paused}
         waiting = sum(
@@ -216,7 +222,7 @@ class Bench:
     def _fingerprint(self) -> tuple[object, ...]:
         queues = [(queue.activity, len(queue)) for queue in self.broker.queues()]
         outcomes = [tuple(worker.outcomes.values()) for worker in self.bus._workers]
-        return (tuple(queues), tuple(outcomes), self.clock.sleepers, self._working())
+        return (tuple(queues), tuple(outcomes), self.clock.sleepers, self._working(), self.bus._stores.activity)
 
     def _count_threads(self) -> None:
         pool = self.bus._pool
@@ -270,11 +276,27 @@ class Bench:
         names = [node] if node else list(self.bus.nodes)
         queues = [queue for queue in self.broker.queues() if queue.name in map(poison_queue, names)]
         found = [entry.poisoned for queue in queues for entry in queue.browse() if entry.poisoned]
-        return sorted(found, key=lambda record: record.at)
+        return sorted([*found, *map(as_poisoned, self.dead(node, status="open"))], key=lambda record: record.at)
+
+    def dead(self, node: str | None = None, *, status: DeadStatus | None = None) -> list[DeadLetter]:
+        """The dead letters in the nodes' store, oldest first."""
+        (store,) = self.bus._stores.stores.values()
+        return _at_once(store.dead(DeadFilter(node=node, status=status)))
 
     def outcomes(self) -> dict[str, int]:
         """How many messages were handled, skipped, redelivered, dead."""
         return self.bus.outcomes()
+
+
+def _at_once(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of something that never really waits, as everything on the memory store."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    coroutine.close()
+    raise BenchStuck("the memory store waits for something")
 
 
 @asynccontextmanager

@@ -6,6 +6,8 @@
 
 A case raises AssertionError when the promise is broken. Capability flags on the subject may relax order by key and
 expiry; redelivery, atomicity and settlement have no flag.
+
+Longer than most files because it is a list: what a transport promises is to be read, and imported, in one place.
 """
 
 import asyncio
@@ -14,10 +16,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from faregate import ids
 from faregate.errors import ConsumerRefused, QueueNotFound, StaleLock, Unroutable
 from faregate.message import Envelope
-from faregate.ports.queue import Binding, Consumer, Delivery, Poisoned, QueueTransport
+from faregate.ports.queue import Binding, Consumer, Delivery, Outcome, Poisoned, QueueTransport, poison_queue
 from faregate.testing.clock import FakeClock, rest
 from faregate.transports.journal import JournalTransport
 from faregate.transports.memory import MemoryTransport
@@ -103,8 +107,20 @@ def event(text: str = "x", *, type: str = "Noted", key: str | None = None, **mor
     )
 
 
-def command(to: str) -> Envelope:
-    return Envelope(publication_id=ids.root_id(), type="Do", kind="command", source="author", destination=to)
+def command(to: str, *recipients: str) -> Envelope:
+    return Envelope(
+        publication_id=ids.root_id(),
+        type="Do",
+        kind="command",
+        source="author",
+        destination=to,
+        recipients=recipients,
+    )
+
+
+def again(envelope: Envelope, **changes: object) -> Envelope:
+    """A publication under the same id."""
+    return msgspec.structs.replace(envelope, **changes)
 
 
 def key_header(envelope: Envelope) -> str | None:
@@ -162,11 +178,26 @@ async def open_inbox(subject: QueueSubject, *texts: str, prefetch: int = 10, **b
     return await Inbox(subject).open(prefetch=prefetch)
 
 
+async def inboxes(subject: QueueSubject, *nodes: str) -> list[Inbox]:
+    """A bound and consumed queue for each of these nodes."""
+    for node in nodes:
+        await subject.transport.bind(noted(node))
+    return [await Inbox(subject).open(noted(node).queue) for node in nodes]
+
+
 async def only_poisoned(subject: QueueSubject) -> Poisoned:
     await subject.rest()
     records = await subject.transport.poisoned("reader")
     assert len(records) == 1, f"{len(records)} messages are poisoned, not one"
     return records[0]
+
+
+async def expect_unroutable(subject: QueueSubject, envelope: Envelope, what: str) -> None:
+    try:
+        await subject.transport.publish([envelope])
+    except Unroutable:
+        return
+    raise AssertionError(f"{what} was confirmed")
 
 
 async def expect_stale(ending: Awaitable[None], what: str) -> None:
@@ -264,6 +295,173 @@ async def a_replay_of_a_publication_is_delivered_again(subject: QueueSubject) ->
     assert await inbox.texts() == ["x", "x"]
 
 
+@case
+async def a_repetition_with_another_body_is_told_and_the_first_counts(subject: QueueSubject) -> None:
+    told: list[Envelope] = []
+    inbox = await open_inbox(subject)
+    first = event("first", body_digest=b"1" * 16)
+    other = again(first, body=b"other", body_digest=b"2" * 16)
+    await subject.transport.publish([first])
+    await subject.transport.publish([other])  # nobody has asked to be told
+    subject.transport.on_disagreement = told.append
+    await subject.transport.publish([again(first)])
+    assert not told, "a plain repetition was taken for a disagreement"
+    await subject.transport.publish([other])
+    assert [envelope.body for envelope in told] == [b"other"], f"told of {told}"
+    assert await inbox.texts() == ["first"]
+
+
+@case
+async def whoever_fails_at_being_told_of_a_disagreement_spoils_no_batch(subject: QueueSubject) -> None:
+    def fail(envelope: Envelope) -> None:
+        raise RuntimeError("the alarm is broken")
+
+    inbox = await open_inbox(subject)
+    subject.transport.on_disagreement = fail
+    first = event("first", body_digest=b"1" * 16)
+    await subject.transport.publish([first])
+    try:
+        await subject.transport.publish([again(first, body_digest=b"2" * 16), event("next")])
+    except RuntimeError as exc:
+        raise AssertionError("the batch was refused because of the alarm") from exc
+    assert await inbox.texts() == ["first", "next"]
+
+
+# --- recipients -------------------------------------------------------------------------------------------
+
+
+@case
+async def a_publication_that_names_recipients_goes_to_these_only(subject: QueueSubject) -> None:
+    one, two, three = await inboxes(subject, "one", "two", "three")
+    await subject.transport.publish(
+        [event("a"), event("b", recipients=("two",)), event("c", recipients=("two", "one"))]
+    )
+    await subject.transport.publish([event("d")])
+    texts = [await inbox.texts() for inbox in (one, two, three)]
+    assert texts == [["a", "c", "d"], ["a", "b", "c", "d"], ["a", "d"]], f"one, two and three got {texts}"
+
+
+@case
+async def a_publication_that_is_published_again_goes_where_it_went_before(subject: QueueSubject) -> None:
+    await subject.transport.bind(noted("early"))
+    sent = event()
+    await subject.transport.publish([sent])
+    await subject.transport.bind(noted("late"))
+    await subject.transport.publish([again(sent, replay=1)])
+    await (await Inbox(subject).open(noted("late").queue)).nothing("its recipients were resolved before")
+    assert await (await Inbox(subject).open(noted("early").queue)).texts() == ["x", "x"]
+
+
+@case
+async def a_recipient_that_does_not_want_an_event_is_left_out(subject: QueueSubject) -> None:
+    one, two = await inboxes(subject, "one", "two")
+    nobody = event("nobody", recipients=("stranger",))
+    for _ in range(2):  # what went to nobody must not go to everybody when the same object comes again
+        await subject.transport.publish([nobody])
+    await subject.transport.publish([again(nobody)])
+    await two.nothing("it was for somebody else")
+    await subject.transport.publish([event("rest", recipients=("stranger", "one"))])
+    await two.nothing("it was for somebody else")
+    assert await one.texts() == ["rest"]
+    assert one.got[0].envelope.recipients == ("one",), f"recipients are {one.got[0].envelope.recipients}"
+
+
+@case
+async def a_command_that_names_another_recipient_is_refused(subject: QueueSubject) -> None:
+    doers = {node: Binding(node=node, type="Do", kind="command") for node in ("one", "two")}
+    for binding in doers.values():
+        await subject.transport.bind(binding)
+    await subject.transport.publish([command("one", "one")])
+    await expect_unroutable(subject, command("one", "two"), "a command to one for two")
+    await expect_unroutable(subject, command("one", "one", "stranger"), "a command to one for a stranger, too")
+    assert len(await (await Inbox(subject).open(doers["one"].queue)).texts()) == 1
+    await (await Inbox(subject).open(doers["two"].queue)).nothing("no command was for it")
+
+
+@case
+async def parts_of_one_publication_are_not_taken_for_repetitions_of_each_other(subject: QueueSubject) -> None:
+    one, two, _ = await inboxes(subject, "one", "two", "three")
+    whole = event()
+    for node in ("one", "two", "one"):
+        await subject.transport.publish([again(whole, recipients=(node,))])
+    texts = [await one.texts(), await two.texts()]
+    assert texts == [["x"], ["x"]], f"one and two got {texts}"
+    for recipients in (("one", "two"), ("two", "one")):
+        await subject.transport.publish([again(whole, recipients=recipients, replay=1)])
+    assert len(await one.texts()) == 2, "the order of recipients made a repetition something else"
+
+
+@case
+async def another_attempt_at_a_publication_is_no_repetition(subject: QueueSubject) -> None:
+    inbox = await open_inbox(subject)
+    whole = event()
+    for attempt in ("first", "second", "first"):
+        await subject.transport.publish([again(whole, attempt_id=attempt)])
+    assert await inbox.texts() == ["x", "x"]
+    assert [delivery.envelope.attempt_id for delivery in inbox.got] == ["first", "second"]
+
+
+# --- unbind -----------------------------------------------------------------------------------------------
+
+
+@case
+async def an_unbound_queue_collects_no_more_and_gives_what_it_has(subject: QueueSubject) -> None:
+    for node in ("one", "two"):
+        await subject.transport.bind(noted(node))
+    await subject.transport.publish([event("before"), event("part", recipients=("one",))])
+    for _ in range(2):
+        await subject.transport.unbind(noted("one").queue)
+    await subject.transport.publish([event("after"), event("named", recipients=("one",))])
+    one = await Inbox(subject).open(noted("one").queue)
+    assert await one.texts() == ["before", "part"]
+    await (await one.take()).settle("handled")
+    assert await (await Inbox(subject).open(noted("two").queue)).texts() == ["before", "after"]
+
+
+@case
+async def a_queue_that_is_bound_again_collects_again(subject: QueueSubject) -> None:
+    one, two = await inboxes(subject, "one", "two")
+    await subject.transport.unbind(noted("one").queue)
+    await subject.transport.publish([event("between")])
+    await subject.transport.bind(noted("one"))
+    await subject.transport.publish([event("again"), event("part", recipients=("one",))])
+    texts = [await one.texts(), await two.texts()]
+    assert texts == [["again", "part"], ["between", "again"]], f"one and two got {texts}"
+
+
+@case
+async def a_command_to_an_unbound_queue_is_refused(subject: QueueSubject) -> None:
+    binding = Binding(node="one", type="Do", kind="command")
+    await subject.transport.bind(binding)
+    await subject.transport.unbind(binding.queue)
+    await expect_unroutable(subject, command("one"), "a command to an unbound queue")
+
+
+@case
+async def an_unbound_queue_is_not_waited_for(subject: QueueSubject) -> None:
+    inbox = await open_inbox(subject, *"ab")
+    await (await inbox.take()).redeliver(10)
+    waiting = asyncio.ensure_future(subject.transport.idle())
+    await subject.rest()
+    assert not waiting.done(), "idle although messages wait"
+    await subject.transport.unbind(QUEUE)
+    await subject.rest()
+    assert waiting.done(), "waits for a queue that is not bound"
+    await waiting
+
+
+@case
+async def unbinding_an_unknown_queue_is_an_error(subject: QueueSubject) -> None:
+    await subject.transport.bind(noted())
+    for name in ("no.such.queue", poison_queue("reader")):
+        try:
+            await subject.transport.unbind(name)
+        except QueueNotFound as exc:
+            assert name in str(exc), f"the error does not name the queue: {exc}"
+        else:
+            raise AssertionError(f"{name} was unbound, which nobody bound")
+
+
 # --- hold and end -----------------------------------------------------------------------------------------
 
 
@@ -275,6 +473,49 @@ async def a_settled_message_never_comes_back(subject: QueueSubject) -> None:
     assert inbox.consumer is not None
     await inbox.consumer.close()
     await (await Inbox(subject).open()).nothing("it was settled")
+
+
+@case
+async def a_message_settled_as_dead_or_as_a_duplicate_is_gone(subject: QueueSubject) -> None:
+    inbox = await open_inbox(subject, *"abc", lock_seconds=5)
+    endings: tuple[Outcome, ...] = ("dead", "duplicate", "skipped")
+    for outcome in endings:
+        await (await inbox.take()).settle(outcome)
+    await subject.advance(20)
+    await inbox.nothing("all were settled")
+    await subject.transport.idle()
+    assert not await subject.transport.poisoned("reader"), "a settled message is poison: it has two dead letters"
+
+
+@case
+async def a_delivery_knows_its_position_and_its_tries(subject: QueueSubject) -> None:
+    inbox = await open_inbox(subject, *"abc")
+    first, second, third = [await inbox.take() for _ in range(3)]
+    places = [delivery.position for delivery in (first, second, third)]
+    if None not in places:
+        assert places[0] < places[1] < places[2], f"positions are {places}"  # type: ignore[operator]
+    assert (first.tries, first.poisoned) == (0, None), f"{first.tries} tries before the first"
+    first.start()
+    assert first.tries == 1, f"{first.tries} tries after the first start"
+    await first.redeliver(0)
+    back = await inbox.take()
+    assert (back.position, back.tries) == (places[0], 1), f"came back at {back.position} after {back.tries} tries"
+
+
+@case
+async def a_delivery_from_a_poison_queue_carries_the_reason(subject: QueueSubject) -> None:
+    inbox = await open_inbox(subject, "bad")
+    delivery = await inbox.take()
+    delivery.start()
+    await delivery.poison("broken", "ValueError: no")
+    await subject.rest()
+    buried = await (await Inbox(subject).open(poison_queue("reader"))).take()
+    record = buried.poisoned
+    assert record is not None, "it does not say why it is poison"
+    assert (record.reason, record.error, record.tries, record.queue) == ("broken", "ValueError: no", 1, QUEUE)
+    assert record.envelope.publication_id == buried.envelope.publication_id
+    await buried.settle("handled")
+    assert not await subject.transport.poisoned("reader"), "settled, and still among the poison"
 
 
 @case

@@ -53,6 +53,7 @@ class JournalTransport:
         self._watch: asyncio.TimerHandle | None = None
         self._begun = False
         self._failed: asyncio.Future[Exception] | None = None
+        self.on_disagreement: Callable[[Envelope], None] | None = None
 
     @property
     def broker(self) -> DurableBroker:
@@ -70,7 +71,12 @@ class JournalTransport:
             on_failure=self._journal_failed,
         )
         try:
-            self._broker = DurableBroker(self._clock, self.journal, resident_bytes=self._resident_bytes)
+            self._broker = DurableBroker(
+                self._clock,
+                self.journal,
+                resident_bytes=self._resident_bytes,
+                on_disagreement=self._disagreed,
+            )
         except BaseException:
             self.journal.release()
             raise
@@ -96,6 +102,14 @@ class JournalTransport:
 
     async def bind(self, binding: Binding) -> None:
         self.broker.bind(binding)
+
+    async def unbind(self, queue: str) -> None:
+        """Also one that this process has not bound; further queues may be bound afterwards."""
+        self.broker.unbind(queue)
+
+    def _disagreed(self, envelope: Envelope) -> None:
+        if self.on_disagreement is not None:
+            self.on_disagreement(envelope)
 
     def _begin(self) -> None:
         """All queues are bound: what other processes left, and what they will leave, may come in."""
@@ -133,7 +147,10 @@ class JournalTransport:
         reader = JournalReader(self.path)
         topology = reader.topology()
         for envelope in envelopes:
-            if envelope.kind == "command" and topology.topic("command", envelope.destination, envelope.type) is None:
+            if envelope.kind == "event":
+                continue
+            nodes = topology.nodes("command", envelope.destination, envelope.type)
+            if not nodes or not nodes.issuperset(envelope.recipients):
                 raise Unroutable(
                     f"no node {envelope.destination!r} handles the command {envelope.type} in the journal {self.path}"
                 )

@@ -20,7 +20,8 @@ class MemoryTransport:
         if rest:
             raise ConfigurationError(f"memory: takes nothing behind the colon; got {rest!r}")
         self._clock = clock or SystemClock()
-        self.broker = Broker(self._clock)
+        self.on_disagreement: Callable[[Envelope], None] | None = None
+        self.broker = Broker(self._clock, on_disagreement=self._disagreed)
         self._appended = 0
 
     async def open(self) -> None:
@@ -31,6 +32,13 @@ class MemoryTransport:
 
     async def bind(self, binding: Binding) -> None:
         self.broker.bind(binding)
+
+    async def unbind(self, queue: str) -> None:
+        self.broker.unbind(queue)
+
+    def _disagreed(self, envelope: Envelope) -> None:
+        if self.on_disagreement is not None:
+            self.on_disagreement(envelope)
 
     async def publish(self, envelopes: Sequence[Envelope]) -> None:
         self.broker.append(envelopes)

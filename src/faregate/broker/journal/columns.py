@@ -12,7 +12,9 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from faregate.broker.recent import Identity, identity_of
 from faregate.message import Envelope
 
 _STRING, _BINARY, _TIME = pa.string(), pa.binary(), pa.timestamp("us", tz="UTC")
@@ -141,6 +143,24 @@ def to_envelopes(batch: Any) -> list[Envelope]:
         else:
             columns.append(column.to_pylist())
     return [Envelope(*values) for values in zip(*columns, strict=True)]
+
+
+def identities(batch: Any, restricted: set[int]) -> Sequence[Identity]:
+    """What recognises a repetition of each row. `restricted`: topics whose rows went to their recipients only."""
+    plain: list[Identity] = batch.column("publication_id").to_pylist()
+    replays = batch.column("replay").to_pylist()
+    attempts = batch.column("attempt_id")
+    topics = batch.column("topic")
+    by_topic = not restricted.isdisjoint(pc.unique(topics).to_pylist())
+    if not by_topic and attempts.null_count == len(plain) and not any(replays):
+        return plain
+    recipients: list[Any] = [()] * len(plain)
+    if by_topic:
+        listed = batch.column("recipients").to_pylist()
+        recipients = [
+            names if topic in restricted else () for topic, names in zip(topics.to_pylist(), listed, strict=True)
+        ]
+    return [identity_of(*row) for row in zip(plain, replays, attempts.to_pylist(), recipients, strict=True)]  # type: ignore[arg-type]
 
 
 def read_batch(body: memoryview) -> Any:

@@ -20,6 +20,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from faregate.broker.journal import settled
+from faregate.broker.journal.columns import identities
 from faregate.broker.journal.disk import Disk, File, RealDisk, WriterLock, lock_holder
 from faregate.broker.journal.errors import JournalCorrupt, JournalFailed, JournalFull, JournalLocked, Unwritable
 from faregate.broker.journal.items import Append, Bury, Call, Done, Item, Marker, weight
@@ -31,8 +32,10 @@ from faregate.broker.journal.retention import Retention, apply_retention
 from faregate.broker.journal.settled import Record
 from faregate.broker.journal.snapshot import Snapshot
 from faregate.broker.journal.spool import mark_of, read_spooled, waiting
-from faregate.errors import ConfigurationError, FaregateError, MessageTooLarge
-from faregate.message import Envelope
+from faregate.broker.journal.topology import Topology
+from faregate.broker.recent import Identity
+from faregate.errors import ConfigurationError, FaregateError, MessageTooLarge, QueueNotFound
+from faregate.message import Envelope, Kind
 from faregate.ports.queue import Binding, Poisoned
 
 log = logging.getLogger("faregate.journal")
@@ -243,24 +246,52 @@ class Journal:
 
     def bind(self, binding: Binding) -> None:
         """Make the binding's queues and topic part of the journal before anything refers to them."""
-        if self.topology.add(binding):
-            write_json(self.layout.topology, self._disk, self.topology)
+        self._change_topology(lambda topology: topology.add(binding))
+
+    def unbind(self, name: str) -> None:
+        """Lead no topic to that queue any more. Raises `QueueNotFound`."""
+        queue = self.topology.queue(name)
+        if queue is None or queue.is_poison:
+            names = ", ".join(sorted(each.name for each in self.topology.queues if not each.is_poison)) or "none"
+            raise QueueNotFound(f"there is no bound queue {name!r} in {self.layout.root}; there are: {names}")
+        self._change_topology(lambda topology: topology.remove(queue))
+
+    def add_partial(self, kind: Kind, address: str | None, type: str, queues: Sequence[int]) -> None:
+        """Let publications that name their recipients go to these queues of a topic."""
+        self._change_topology(lambda topology: topology.add_partial(kind, address, type, queues))
 
     def add_poison_queue(self, node: str) -> None:
         """A node that only publishes has dead letters, too."""
-        if self.topology.add_poison_queue(node):
-            write_json(self.layout.topology, self._disk, self.topology)
+        self._change_topology(lambda topology: topology.add_poison_queue(node))
+
+    def _change_topology(self, change: Callable[[Topology], bool]) -> None:
+        """Durable before anything refers to it. What could not be written is not there, and may be tried again."""
+        changed = self.topology.copy()
+        if not change(changed):
+            return
+        if self.failure is not None:
+            raise self.failure
+        try:
+            write_json(self.layout.topology, self._disk, changed)
+        except OSError as exc:
+            path = self.layout.topology
+            if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise JournalFull(f"the disk has no room to write {path}: make room, try again") from exc
+            self.fail(exc)
+            raise self.failure or JournalFailed(f"{path} cannot be written: {exc}") from exc
+        self.topology = changed
 
     def recover(self) -> dict[int, Found]:
         """What waits in each queue."""
         return recover(self.layout, self._disk, self.reader, self.topology)
 
-    def recent_publications(self, most: int) -> Iterator[tuple[str, int, bytes | None]]:
-        """(publication id, replay number, body digest) of the last messages."""
+    def recent_publications(self, most: int) -> Iterator[tuple[Identity, bytes | None]]:
+        """Identity and body digest of the last messages."""
         start = max(self.reader.earliest(), self.next_offset - most)
-        names = ("publication_id", "replay", "body_digest")
+        # Restricted to its recipients was what has a partial topic, and what none of the named recipients wanted.
+        restricted = {-1, *(topic.number for topic in self.topology.topics if topic.partial)}
         for batch in self.reader.batches(start):
-            yield from zip(*(batch.column(name).to_pylist() for name in names), strict=True)
+            yield from zip(identities(batch, restricted), batch.column("body_digest").to_pylist(), strict=True)
 
     def fail(self, error: Exception) -> None:
         """Something that was confirmed cannot be had: go no further, and say so."""

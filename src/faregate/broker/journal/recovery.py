@@ -210,14 +210,29 @@ def _sort_out(batch: Any, topics: dict[int, list[int]], waiting: dict[int, _Wait
     by_topic = batch.column("topic").to_pylist()
     listed = offsets.to_pylist()
     special = frozenset(_timed_offsets(batch)) if timed else frozenset()
-    for number in numbers:
-        own = array("q", [offset for offset, topic in zip(listed, by_topic, strict=True) if topic == number])
-        for queue in topics.get(number, ()):
+    for leading, queues in _by_topics(numbers, topics).items():
+        own = array("q", [offset for offset, topic in zip(listed, by_topic, strict=True) if topic in leading])
+        for queue in queues:
             one, held = waiting[queue], found[queue]
             for start, stop in one.within(own[0], own[-1] + 1):
                 held.gap()
                 _one_by_one(own[bisect_left(own, start) : bisect_left(own, stop)], one, held, special)
             held.gap()
+
+
+def _by_topics(numbers: list[int], topics: dict[int, list[int]]) -> dict[frozenset[int], list[int]]:
+    """The queues that these topics lead to, by the set of those that do.
+
+    Several may lead to one queue: all of a topic, and parts of it for named recipients. Its rows have one order.
+    """
+    leading: dict[int, set[int]] = defaultdict(set)
+    for number in numbers:
+        for queue in topics.get(number, ()):
+            leading[queue].add(number)
+    grouped: dict[frozenset[int], list[int]] = defaultdict(list)
+    for queue, those in leading.items():
+        grouped[frozenset(those)].append(queue)
+    return grouped
 
 
 def _timed_offsets(batch: Any) -> list[int]:

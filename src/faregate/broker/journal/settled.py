@@ -8,9 +8,10 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-HANDLED, SKIPPED, DEAD, REDELIVER, STARTED = 1, 2, 3, 4, 5
-OUTCOMES = {"handled": HANDLED, "skipped": SKIPPED, "dead": DEAD}
-NAMES = {HANDLED: "handled", SKIPPED: "skipped", DEAD: "dead", REDELIVER: "redeliver", STARTED: "started"}
+HANDLED, SKIPPED, DEAD, REDELIVER, STARTED, DUPLICATE = 1, 2, 3, 4, 5, 6
+"""Numbers are only ever added: a reader passes over those that it does not know, which delivers again."""
+OUTCOMES = {"handled": HANDLED, "skipped": SKIPPED, "dead": DEAD, "duplicate": DUPLICATE}
+NAMES = {**{code: name for name, code in OUTCOMES.items()}, REDELIVER: "redeliver", STARTED: "started"}
 
 _RECORD = struct.Struct("<QIBxHHxxd")
 _CRC = struct.Struct("<I")

@@ -1,5 +1,7 @@
 """Queues and topics of a journal, kept in topology.json. Numbers are given once and never reused."""
 
+from collections.abc import Collection
+
 import msgspec
 
 from faregate.message import Kind
@@ -19,14 +21,20 @@ class QueueRecord(msgspec.Struct):
         return self.type is None
 
 
-class TopicRecord(msgspec.Struct):
-    """A topic and the queues it led to from some moment on; the last record of a topic is the current one."""
+class TopicRecord(msgspec.Struct, omit_defaults=True):
+    """A topic and the queues it led to from some moment on.
+
+    The last record of a topic is the current one. A partial one is none of these: it is where publications went that
+    named their recipients, so that a row needs one number to say which queues it is for, whatever was bound since.
+    """
 
     number: int
     kind: Kind
     address: str | None
     type: str
     queues: list[int]
+    partial: bool = False
+    """Left out when false, so that the checksums of files from before it was there still fit."""
 
 
 class Topology(msgspec.Struct):
@@ -35,6 +43,10 @@ class Topology(msgspec.Struct):
     topics: list[TopicRecord] = []
     checksum: str = ""
     """CRC-32 of this file's content with an empty checksum, in hexadecimal."""
+
+    def copy(self) -> "Topology":
+        """One that can be changed without changing this one. Records never change."""
+        return Topology(self.version, [*self.queues], [*self.topics], self.checksum)
 
     def add(self, binding: Binding) -> bool:
         """Add the binding's queues and lead its topic there; whether anything changed."""
@@ -45,8 +57,7 @@ class Topology(msgspec.Struct):
         current = self.topic(binding.kind, address, binding.type)
         if current is None or queue.number not in current.queues:
             queues = [*(current.queues if current else ()), queue.number]
-            self.topics.append(TopicRecord(len(self.topics), binding.kind, address, binding.type, queues))
-            self.version += 1
+            self._topic(binding.kind, address, binding.type, queues)
         return self.version != before
 
     def add_poison_queue(self, node: str) -> bool:
@@ -54,17 +65,67 @@ class Topology(msgspec.Struct):
         self._queue(poison_queue(node), node)
         return self.version != before
 
+    def add_partial(self, kind: Kind, address: str | None, type: str, queues: Collection[int]) -> bool:
+        """Let publications of a topic go to these of its queues."""
+        if self.leading(kind, address, type, queues, partial=True) is not None:
+            return False
+        self._topic(kind, address, type, sorted(queues), partial=True)
+        return True
+
+    def remove(self, queue: QueueRecord) -> bool:
+        """Lead its topic to a queue no longer; whether it did."""
+        current = self.topic_of(queue)
+        if current is None or queue.number not in current.queues:
+            return False
+        left = [number for number in current.queues if number != queue.number]
+        self._topic(current.kind, current.address, current.type, left)
+        return True
+
+    def queue(self, name: str) -> QueueRecord | None:
+        return next((queue for queue in self.queues if queue.name == name), None)
+
     def topic(self, kind: Kind, address: str | None, type: str) -> TopicRecord | None:
-        """The current record of a topic."""
-        wanted = (kind, address, type)
-        return next(
-            (topic for topic in reversed(self.topics) if (topic.kind, topic.address, topic.type) == wanted), None
-        )
+        """The current record of a topic; None when it leads nowhere, or nowhere any more."""
+        wanted = (kind, address, type, False)
+        for each in reversed(self.topics):
+            if (each.kind, each.address, each.type, each.partial) == wanted:
+                return each if each.queues else None
+        return None
+
+    def topic_of(self, queue: QueueRecord) -> TopicRecord | None:
+        """The current record of the topic that a queue is, or was, bound to."""
+        if queue.kind is None or queue.type is None:
+            return None
+        return self.topic(queue.kind, queue.source if queue.kind == "event" else queue.node, queue.type)
+
+    def is_bound(self, queue: QueueRecord) -> bool:
+        current = self.topic_of(queue)
+        return current is not None and queue.number in current.queues
+
+    def leading(
+        self, kind: Kind, address: str | None, type: str, queues: Collection[int], *, partial: bool
+    ) -> TopicRecord | None:
+        """The last record of a topic that leads, or led, to exactly these queues."""
+        wanted = (kind, address, type, partial)
+        for each in reversed(self.topics):
+            if (each.kind, each.address, each.type, each.partial) == wanted and set(each.queues) == set(queues):
+                return each
+        return None
+
+    def nodes(self, kind: Kind, address: str | None, type: str) -> set[str]:
+        """The nodes that a topic leads to now."""
+        current = self.topic(kind, address, type)
+        numbers = () if current is None else current.queues
+        return {queue.node for queue in self.queues if queue.number in numbers}
+
+    def _topic(self, kind: Kind, address: str | None, type: str, queues: list[int], *, partial: bool = False) -> None:
+        self.topics.append(TopicRecord(len(self.topics), kind, address, type, queues, partial))
+        self.version += 1
 
     def _queue(self, name: str, node: str, binding: Binding | None = None) -> QueueRecord:
-        for queue in self.queues:
-            if queue.name == name:
-                return queue
+        known = self.queue(name)
+        if known is not None:
+            return known
         queue = QueueRecord(len(self.queues), name, node)
         if binding is not None:
             queue.type, queue.kind, queue.source = binding.type, binding.kind, binding.source

@@ -1,0 +1,38 @@
+"""Alarms: what must never pass in silence. Each is logged as an error, counted by kind, and told to whoever asked."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+log = logging.getLogger("faregate.bus")
+
+AlarmKind = Literal["disagreement", "dispatch-stalled", "foreign-claim", "unroutable"]
+
+
+class Alarm(NamedTuple):
+    """`disagreement`: one id came with two bodies. `dispatch-stalled`: outgoing messages cannot be sent for a while.
+    `foreign-claim`: a token is claimed by a record that is not ours. `unroutable`: an output that nobody takes."""
+
+    kind: AlarmKind
+    node: str
+    message_id: str
+    text: str
+
+
+class Alarms:
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._callbacks: list[Callable[[Alarm], None]] = []
+
+    def listen(self, callback: Callable[[Alarm], None]) -> None:
+        self._callbacks.append(callback)
+
+    def sound(self, kind: AlarmKind, node: str, message_id: str, text: str) -> None:
+        self.counts[kind] += 1
+        log.error("alarm %s at %s, message %s: %s", kind, node, message_id, text)
+        for callback in self._callbacks:
+            try:
+                callback(Alarm(kind, node, message_id, text))
+            except Exception:
+                log.exception("a callback for alarms failed")

@@ -1,0 +1,58 @@
+"""Handling without a store: run the pipeline, publish the outputs, settle.
+
+    validate -> pipeline (middlewares, tries around the handler) -> publish outputs -> settle
+                   `-- failed --> redeliver later, or poison with the reason
+    and in any case -> `after` middlewares
+
+A crash between the publishing and the settling runs the handler again; its outputs keep their ids, so the broker's
+window and the recipients' ledgers recognise them.
+"""
+
+import asyncio
+
+from faregate.bus.context import Context, Settled
+from faregate.bus.receiver import Receiver
+from faregate.bus.verdict import describe_error
+from faregate.ports import faults
+from faregate.ports.queue import Delivery
+
+
+class Direct(Receiver):
+    async def handle(self, deliveries: list[Delivery]) -> list[Delivery]:
+        for delivery in deliveries:
+            await self.handle_one(delivery)
+        return []
+
+    async def handle_one(self, delivery: Delivery) -> None:
+        delivery.start()
+        ctx: Context | None = None
+        outcome: Settled
+        try:
+            ctx = self._open(delivery)
+            await self._pipeline(ctx)
+            if faults.hook is not None:
+                await faults.hook("bus.after-handler")
+            if ctx._outputs and ctx._completed:
+                await self._sender.publish_outputs(await self._sender.seal_outputs(ctx, self.subscription.name))
+        except Exception as exc:
+            outcome = await self._fail(delivery, ctx, exc)
+        except asyncio.CancelledError as exc:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                await delivery.release()
+                raise
+            outcome = await self._fail(delivery, ctx, exc)
+        else:
+            if faults.hook is not None:
+                await faults.hook("bus.before-settle")
+            outcome = "handled" if ctx._completed else "skipped"
+            await delivery.settle(outcome)
+        await self._finish(ctx, outcome)
+
+    async def _fail(self, delivery: Delivery, ctx: Context | None, exc: BaseException) -> Settled:
+        verdict = self._judge(delivery, ctx, exc)
+        if verdict.delay is None:
+            await delivery.poison(verdict.reason, describe_error(exc))
+            return "dead"
+        await delivery.redeliver(verdict.delay, counted=verdict.counted)
+        return "redelivered"

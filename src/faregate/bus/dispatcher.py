@@ -1,0 +1,345 @@
+"""Sends what is in the outbox of a store, in the order in which it was committed.
+
+Rules kept here:
+- A row is sent after its commit, and removed after the transport confirmed it. A crash in between sends it again, with
+  the same id.
+- One batch at a time, the next after the confirmation of the one before: so the order holds for every destination
+  and key.
+- Sending is tried for ever, with growing pauses and an alarm. An output that nobody takes becomes a dead letter of its
+  own.
+- Removing a row costs no commit of its own where possible: it goes with the next unit of work on the same store.
+
+Rows that other processes put there (`fg.outbox`, `faregate dead replay`) are found by looking, when there is nothing
+else to do.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+
+from faregate.bus.alarms import Alarms
+from faregate.bus.attempts import Attempts, has_strays, is_pending, is_unresolved, without_attempt
+from faregate.bus.verdict import describe_error
+from faregate.errors import CommitUnknown, FaregateError, StoreConflict, StoreUnavailable, Unroutable
+from faregate.ports import faults
+from faregate.ports.clock import Clock
+from faregate.ports.queue import QueueTransport
+from faregate.ports.store import DeadLetter, OutboxRow, Store, Transaction
+
+log = logging.getLogger("faregate.bus")
+
+_BATCH = 500
+_LOOK_SECONDS = 0.25
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 30.0
+_ALARM_AFTER = 10.0
+_STORE_ERRORS = (StoreUnavailable, StoreConflict, CommitUnknown)
+
+
+class Recorded:
+    """What one transaction did to the outbox; it counts once that is committed."""
+
+    __slots__ = ("removed", "rows")
+
+    def __init__(self, rows: list[OutboxRow], removed: list[int]) -> None:
+        self.rows = rows
+        self.removed = removed
+
+
+class Dispatcher:
+    def __init__(
+        self,
+        store: Store,
+        transport: QueueTransport,
+        clock: Clock,
+        alarms: Alarms,
+        attempts: Attempts | None = None,
+    ) -> None:
+        self._store = store
+        self._attempts = attempts
+        """Where recipients may want tokens: who prepares rows for sending."""
+        self._transport = transport
+        self._clock = clock
+        self._alarms = alarms
+        self._queue: deque[OutboxRow] = deque()
+        self._sent: list[int] = []
+        """Confirmed, and still in the table."""
+        self._held: set[int] = set()
+        """All rows that this dispatcher knows: queued, being sent, or sent and still in the table."""
+        self._replaced: dict[int, list[OutboxRow]] = {}
+        """Rows being sent that were replaced by one per kind of recipient."""
+        self._waiting: dict[int, list[asyncio.Future[None]]] = {}
+        """Who waits for rows to be sent."""
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self.activity = 0
+        """Grows with everything that happens here."""
+
+    # --- for units of work -----------------------------------------------------------------------------------
+
+    async def record(self, transaction: Transaction, rows: Sequence[OutboxRow]) -> Recorded:
+        """Put rows into the outbox within a transaction, and take out what was sent since."""
+        removed, self._sent = self._sent, []
+        recorded = Recorded([], removed)
+        try:
+            if rows:
+                seqs = await transaction.send(rows)
+                recorded.rows = [row._replace(seq=seq) for row, seq in zip(rows, seqs, strict=True)]
+            if removed:
+                await transaction.dispatched(removed)
+        except BaseException:
+            self.rolled_back(recorded)
+            raise
+        return recorded
+
+    def committed(self, recorded: Recorded) -> None:
+        self._held.difference_update(recorded.removed)
+        self.activity += 1
+        self._take(recorded.rows)
+
+    def rolled_back(self, recorded: Recorded) -> None:
+        self._sent.extend(recorded.removed)
+
+    async def dispatch(self, rows: Sequence[OutboxRow]) -> None:
+        """Return once these rows are sent."""
+        unsent = [row for row in rows if row.seq not in self._sent]
+        self._take(unsent)
+        waiting = []
+        for row in unsent:
+            future = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(row.seq, []).append(future)
+            waiting.append(future)
+        if waiting:
+            await asyncio.gather(*waiting)
+
+    def _take(self, rows: Sequence[OutboxRow]) -> None:
+        for row in rows:
+            if row.seq not in self._held:
+                self._held.add(row.seq)
+                self._queue.append(row)
+        if rows:
+            self.activity += 1
+            self._wake.set()
+
+    # --- life ------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Send what an earlier process left, before anything new can overtake it; then go on in the background."""
+        while await self._look():
+            await self._send_queue()
+            await self._remove()
+        self._task = asyncio.create_task(self._run(), name="faregate-dispatcher")
+
+    async def stop(self, deadline: float) -> None:
+        """Send what is there within the deadline. What is not sent stays in the outbox."""
+        if self._task is None:
+            return
+        if self._queue:
+            try:
+                await asyncio.wait_for(self._emptied(), deadline)
+            except TimeoutError:
+                log.warning("%d outgoing messages stay in the outbox of %s", len(self._queue), self._store.url)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._task = None
+        try:
+            await asyncio.wait_for(self._remove(), 5)
+        except (TimeoutError, *_STORE_ERRORS) as exc:
+            log.info("sent messages stay in the outbox of %s, and are recognised next time: %s", self._store.url, exc)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._queue)
+
+    async def idle(self) -> None:
+        """Return once everything committed was sent, and removed from the table."""
+        while True:
+            await self._emptied()
+            await self._remove()
+            if not await self._look():
+                return
+            self._wake.set()
+
+    async def _emptied(self) -> None:
+        while self._queue:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._send_queue()
+                self._wake.clear()
+                if not self._queue:
+                    await self._rest()
+            except faults.Crash:
+                self._forget()
+            except _STORE_ERRORS as exc:
+                log.warning("the outbox of %s cannot be read or written now: %s", self._store.url, exc)
+                await self._clock.sleep(_LOOK_SECONDS)
+
+    async def _rest(self) -> None:
+        """Wait for work; now and then clean up, and look for what others left."""
+        try:
+            async with asyncio.timeout(_LOOK_SECONDS):
+                await self._wake.wait()
+        except TimeoutError:
+            await self._remove()
+            await self._look()
+
+    def _forget(self) -> None:
+        """A test crashed us: what is in memory is gone, what is in the table is not."""
+        self._queue.clear()
+        self._sent.clear()
+        self._held.clear()
+        self._replaced.clear()
+        for futures in self._waiting.values():
+            for future in futures:
+                if not future.done():
+                    future.set_exception(faults.Crash())
+        self._waiting.clear()
+
+    # --- work ------------------------------------------------------------------------------------------------
+
+    async def _look(self) -> int:
+        """Take up rows of the table that are not known here; how many."""
+        found = [row for row in await self._store.undispatched(_BATCH + len(self._held)) if row.seq not in self._held]
+        self._take(found)
+        return len(found)
+
+    async def _send_queue(self) -> None:
+        while self._queue:
+            rows = [self._queue[place] for place in range(min(_BATCH, len(self._queue)))]
+            await self._send(rows)
+            for row in rows:
+                self._queue.popleft()
+                if self._replaced.pop(row.seq, None) is not None:
+                    self._held.discard(row.seq)
+                for future in self._waiting.pop(row.seq, ()):
+                    if not future.done():
+                        future.set_result(None)
+            self.activity += 1
+            self._changed.set()
+
+    async def _send(self, rows: list[OutboxRow]) -> None:
+        """Send a batch, however long it takes."""
+        pause, waited, alarmed = _FIRST_PAUSE, 0.0, False
+        while True:
+            try:
+                await self._publish(rows)
+                return
+            except (FaregateError, OSError) as exc:
+                log.warning("%d outgoing messages wait %g s, then are sent again: %s", len(rows), pause, exc)
+                if waited >= _ALARM_AFTER and not alarmed:
+                    alarmed = True
+                    text = f"{len(self._queue)} messages cannot be sent since {waited:.0f} s: {exc}"
+                    self._alarms.sound("dispatch-stalled", rows[0].node, rows[0].envelope.publication_id, text)
+            await self._clock.sleep(pause)
+            waited += pause
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _publish(self, rows: list[OutboxRow]) -> None:
+        if self._attempts is not None:
+            rows = await self._prepare(self._attempts, rows)
+        elif any(map(is_pending, rows)):
+            rows = [without_attempt(row) for row in rows]
+        if faults.hook is not None:
+            await faults.hook("bus.before-publish")
+        try:
+            await self._transport.publish([row.envelope for row in rows])
+        except Unroutable:
+            await self._publish_singly(rows)
+        else:
+            self._sent.extend(row.seq for row in rows)
+        if faults.hook is not None:
+            await faults.hook("bus.after-publish")
+        if self._attempts is not None:
+            await self._keep_strays(rows)
+
+    async def _prepare(self, attempts: Attempts, rows: list[OutboxRow]) -> list[OutboxRow]:
+        """Resolve the recipients of each row, and see that those who want tokens have them."""
+        unresolved = [row for row in rows if is_unresolved(row) and row.seq not in self._replaced]
+        if unresolved:
+            replaced = await attempts.resolve(unresolved)
+            self._replaced.update(replaced)
+            for fresh in replaced.values():
+                self._held.update(row.seq for row in fresh)
+        resolved = [fresh for row in rows for fresh in self._replaced.get(row.seq, (row,))]
+        ready: list[OutboxRow] = []
+        for row in resolved:
+            chosen = await attempts.choose(row) if is_pending(row) else row
+            if chosen is not None and row.seq not in self._sent:
+                ready.append(chosen)
+        return ready
+
+    async def _keep_strays(self, rows: list[OutboxRow]) -> None:
+        """Sent rows with attempts that were not chosen stay, marked, until those cannot turn up any more."""
+        strays = [row.seq for row in rows if has_strays(row)]
+        if strays:
+            await self._store.mark_dispatched(strays, self._clock.time())
+            self._sent = [seq for seq in self._sent if seq not in strays]
+            self._held.difference_update(strays)
+
+    async def discard_strays(self) -> None:
+        """Remove what was kept because of its strays, as far as it is time."""
+        if self._attempts is not None:
+            await self._attempts.discard_strays()
+
+    async def _publish_singly(self, rows: list[OutboxRow]) -> None:
+        for row in rows:
+            if row.seq in self._sent or row.seq not in self._held:
+                continue
+            try:
+                await self._transport.publish([row.envelope])
+            except Unroutable as exc:
+                await self._bury(row, exc)
+            else:
+                self._sent.append(row.seq)
+
+    async def _bury(self, row: OutboxRow, exc: Unroutable) -> None:
+        """Nobody takes it: a dead letter of the sending node, in the same commit in which it leaves the outbox."""
+        envelope, now = row.envelope, self._clock.time()
+        letter = DeadLetter(
+            node=row.node,
+            message_id=envelope.publication_id,
+            publication_id=envelope.publication_id,
+            type=envelope.type,
+            source=envelope.source,
+            correlation_id=envelope.correlation_id,
+            key=envelope.key,
+            queue=row.destination,
+            reason=exc.reason,
+            error=describe_error(exc),
+            first_failed_at=now,
+            last_failed_at=now,
+            envelope=envelope,
+        )
+        transaction = self._store.transaction()
+        try:
+            await transaction.begin()
+            await transaction.bury(letter)
+            await transaction.dispatched([row.seq])
+            await transaction.commit()
+        finally:
+            await transaction.roll_back()
+        self._held.discard(row.seq)
+        self._alarms.sound("unroutable", row.node, envelope.publication_id, str(exc))
+
+    async def _remove(self) -> None:
+        """Take what was sent out of the table, in a commit of its own."""
+        if not self._sent:
+            return
+        if faults.hook is not None:
+            await faults.hook("dispatch.before-remove")
+        transaction = self._store.transaction()
+        recorded = Recorded([], [])
+        try:
+            await transaction.begin()
+            recorded = await self.record(transaction, ())
+            await transaction.commit()
+        except BaseException:
+            self.rolled_back(recorded)
+            await transaction.roll_back()
+            raise
+        self.committed(recorded)

@@ -1,0 +1,62 @@
+"""Idempotent consumers by a business key, for upstreams that repeat themselves under new message ids.
+
+    claim="transaction"   the key is inserted in the transaction of the effect: exactly once, for effects in the store
+    claim="eager"         the key first, in a commit of its own, removed on failure: a crash in between loses the effect
+    claim="lazy"          the key after success: a crash in between doubles the effect
+
+Eager and lazy are for effects that are not in the store (a mail, a payment); which of the two losses is the smaller is
+for the handler's author to say.
+"""
+
+from typing import Any
+
+from faregate.bus.subscription import Claim
+from faregate.bus.work import Work
+from faregate.ports.store import Store, Transaction
+
+
+class BusinessIdentity:
+    def __init__(self, store: Store, node: str, handler: str, field: str, claim: Claim) -> None:
+        self._store = store
+        self._node = node
+        self._handler = handler
+        self._field = field
+        self._claim = claim
+
+    def of(self, message: Any) -> str:
+        return str(getattr(message, self._field))
+
+    async def admit(self, work: Work) -> bool:
+        """Before the handler: False when the key is taken."""
+        assert work.ctx is not None
+        key = self.of(work.ctx.message)
+        if self._claim != "eager":
+            if self._claim == "transaction":
+                work.identity = key  # and the transaction sees to it that nobody else was faster
+            return not await self._store.has_identity(self._node, self._handler, key)
+        transaction = self._store.transaction()
+        try:
+            await transaction.begin()
+            taken = await transaction.identify(self._node, self._handler, key, work.at)
+            await transaction.commit()
+        finally:
+            await transaction.roll_back()
+        return taken
+
+    async def succeed(self, transaction: Transaction, work: Work) -> None:
+        """Within the commit of a success."""
+        if self._claim == "lazy":
+            assert work.ctx is not None
+            await transaction.identify(self._node, self._handler, self.of(work.ctx.message), work.at)
+
+    async def fail(self, work: Work) -> None:
+        """The handler failed: the key is free again."""
+        if self._claim != "eager" or work.ctx is None:
+            return
+        transaction = self._store.transaction()
+        try:
+            await transaction.begin()
+            await transaction.unidentify(self._node, self._handler, self.of(work.ctx.message))
+            await transaction.commit()
+        finally:
+            await transaction.roll_back()

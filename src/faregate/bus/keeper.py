@@ -1,0 +1,125 @@
+"""Keeps a node's store in order: drains what the transport gave up on, and removes what the ledger need not remember.
+
+Rules kept here:
+- What the transport gives up on (expiry, too many deliveries) is in the table of dead letters before it leaves the
+  transport's poison queue.
+- Claims whose token is gone, and tokens of attempts that no signal carries, are swept up.
+- Ledger rows go by age, never before their outgoing messages are sent, and the floor rises in the same commit.
+"""
+
+import asyncio
+import logging
+
+from faregate import ids
+from faregate.bus.unit import NodeStore, dead_letter
+from faregate.bus.work import TRANSACTION_LOST
+from faregate.errors import QueueNotFound, StaleLock
+from faregate.ports.clock import Clock, Timer
+from faregate.ports.queue import Consumer, Delivery, QueueTransport, poison_queue
+
+log = logging.getLogger("faregate.bus")
+
+_LONGEST_PERIOD, _SHORTEST_PERIOD = 60.0, 0.5
+_ROWS_AT_A_TIME = 5_000
+_STORE_DOWN_SECONDS = 10.0
+_CLAIM_AGE = 60.0
+"""A claim this old whose token is gone belongs to nobody who still works on it."""
+
+
+class Keeper:
+    def __init__(
+        self, node: str, shared: NodeStore, transport: QueueTransport, clock: Clock, *, retain_ledger: float
+    ) -> None:
+        self._node = node
+        self._shared = shared
+        self._transport = transport
+        self._clock = clock
+        self._retain = retain_ledger
+        self._period = min(_LONGEST_PERIOD, max(_SHORTEST_PERIOD, retain_ledger / 10))
+        self._consumer: Consumer | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: Timer | None = None
+        self.activity = 0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._tasks)
+
+    async def start(self) -> None:
+        try:
+            self._consumer = await self._transport.consume(poison_queue(self._node), self._take, prefetch=100)
+        except QueueNotFound:
+            pass  # a node without subscriptions has nothing that could be given up on
+        await self._evict()
+        self._timer = self._clock.call_later(self._period, self._evict_soon)
+
+    async def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._consumer is not None:
+            self._consumer.pause()
+        await self.drained()
+        if self._consumer is not None:
+            await self._consumer.close()
+
+    async def drained(self) -> None:
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _background(self, work: "asyncio.Task[None]") -> None:
+        self._tasks.add(work)
+        work.add_done_callback(self._tasks.discard)
+
+    # --- what the transport gave up on -----------------------------------------------------------------------
+
+    def _take(self, delivery: Delivery) -> None:
+        self._background(asyncio.create_task(self._drain(delivery)))
+
+    async def _drain(self, delivery: Delivery) -> None:
+        envelope, record = delivery.envelope, delivery.poisoned
+        message_id = ids.message_id(envelope.publication_id, self._node)
+        reason, error = (record.reason, record.error) if record is not None else ("failed", "")
+        letter = dead_letter(self._node, message_id, delivery, reason, error, self._clock.time())
+        if record is not None:
+            letter.queue, letter.tries, letter.redeliveries = record.queue, record.tries, record.redeliveries
+            letter.first_failed_at = letter.last_failed_at = record.at
+        transaction = self._shared.store.transaction()
+        try:
+            await transaction.begin()
+            await transaction.bury(letter)
+            await transaction.commit()
+            await delivery.settle("handled")
+        except TRANSACTION_LOST as exc:
+            log.warning("the dead letter of %s cannot be written now: %s", letter, exc)
+            await delivery.redeliver(_STORE_DOWN_SECONDS, counted=False)
+        except StaleLock:
+            pass  # another consumer of the poison queue has it
+        finally:
+            await transaction.roll_back()
+        self.activity += 1
+
+    # --- retention -------------------------------------------------------------------------------------------
+
+    def _evict_soon(self) -> None:
+        self._background(asyncio.create_task(self._evict()))
+        self._timer = self._clock.call_later(self._period, self._evict_soon)
+
+    async def _evict(self) -> None:
+        store, before = self._shared.store, self._clock.time() - self._retain
+        try:
+            evicted = await store.evict(self._node, before, _ROWS_AT_A_TIME)
+            while evicted == _ROWS_AT_A_TIME:
+                await asyncio.sleep(0)
+                evicted = await store.evict(self._node, before, _ROWS_AT_A_TIME)
+            self._shared.floor = await store.floor(self._node)
+            await self._sweep()
+        except TRANSACTION_LOST as exc:
+            log.warning("old ledger rows of %s are not removed this time: %s", self._node, exc)
+
+    # --- tokens ----------------------------------------------------------------------------------------------
+
+    async def _sweep(self) -> None:
+        """Claims without a token, and tokens without a signal, go: nothing of a message stays behind."""
+        if self._shared.gate is not None:
+            await self._shared.gate.sweep(self._clock.time() - _CLAIM_AGE)
+        await self._shared.dispatcher.discard_strays()

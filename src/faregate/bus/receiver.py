@@ -1,0 +1,101 @@
+"""What both ways of handling share: reading a delivery, counting how it ended, and the `after` middlewares.
+
+`direct.py` handles messages of nodes without a store, `unit.py` those of nodes with one.
+"""
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from typing import NoReturn
+
+from faregate.bus.context import Context, Settled
+from faregate.bus.node import Node
+from faregate.bus.pipeline import compile_after, compile_pipeline
+from faregate.bus.sender import Sender
+from faregate.bus.subscription import Subscription
+from faregate.bus.verdict import Verdict, first_line, judge
+from faregate.codec import BodyReader
+from faregate.errors import MissingProperties, UnknownType
+from faregate.message import Envelope
+from faregate.ports import faults
+from faregate.ports.clock import Clock
+from faregate.ports.queue import Delivery
+
+log = logging.getLogger("faregate.bus")
+
+OUTCOMES: tuple[Settled, ...] = ("handled", "skipped", "duplicate", "redelivered", "dead", "lost")
+
+
+class Receiver(ABC):
+    """The messages of one subscription, from the delivery to how they ended."""
+
+    def __init__(
+        self, subscription: Subscription, node: Node, sender: Sender, *, clock: Clock, pool: Executor, body_limit: int
+    ) -> None:
+        self.subscription = subscription
+        self.outcomes: dict[Settled, int] = dict.fromkeys(OUTCOMES, 0)
+        self._node = node.name
+        self._type = subscription.message_type.wire
+        self._kind = subscription.message_type.kind
+        self._sender = sender
+        self._clock = clock
+        self._read = BodyReader(subscription.message_type.cls, limit=body_limit).read
+        self._pipeline: Callable[[Context], Awaitable[None]] = compile_pipeline(subscription, node, clock, pool)
+        self._after = compile_after(node)
+
+    @abstractmethod
+    async def handle(self, deliveries: list[Delivery]) -> list[Delivery]:
+        """See the deliveries to their end, but for those that it returns: they shall come again, each alone.
+
+        Raises `StaleLock` when one belongs to someone else by now.
+        """
+
+    @property
+    def batch(self) -> int:
+        """How many deliveries are best handled together, as far as one knows by now."""
+        return 1
+
+    def _open(self, delivery: Delivery) -> Context:
+        """The context of a delivery. Raises `Permanent` for one that cannot be read."""
+        envelope = delivery.envelope
+        if envelope.type != self._type or envelope.kind != self._kind or not envelope.publication_id:
+            self._refuse(envelope)
+        return Context(self._node, delivery, self._read(envelope))
+
+    def _refuse(self, envelope: Envelope) -> NoReturn:
+        """Say what is missing or wrong."""
+        if not envelope.publication_id:
+            raise MissingProperties("the message has no publication id, so it cannot be told from a repetition")
+        if not envelope.type:
+            raise MissingProperties("the message does not say what type it is")
+        raise UnknownType(
+            f"{self.subscription} handles the {self._kind} {self._type}, not the {envelope.kind} {envelope.type}"
+        )
+
+    def _judge(self, delivery: Delivery, ctx: Context | None, exc: BaseException) -> Verdict:
+        """What becomes of a message that failed; logged, so that nobody has to guess."""
+        if ctx is not None:
+            ctx.error = exc
+        verdict = judge(exc, delivery.redeliveries, self.subscription.redeliver.delays)
+        what = str(ctx) if ctx is not None else f"{delivery.envelope} at {self._node}"
+        if verdict.delay is None:
+            tries = " after all its tries" if verdict.reason == "failed" else f" ({verdict.reason})"
+            log.error("%s is given up%s: %s", what, tries, first_line(exc))
+        elif verdict.counted:
+            log.warning("%s failed and is delivered again in %g s: %s", what, verdict.delay, first_line(exc))
+        else:
+            log.info("%s is delivered again in %g s, as asked: %s", what, verdict.delay, first_line(exc))
+        return verdict
+
+    async def _finish(self, ctx: Context | None, outcome: Settled) -> None:
+        """It is settled: nothing from here on can change what became of it."""
+        self.outcomes[outcome] += 1
+        if faults.hook is not None:
+            await faults.hook("bus.after-settle")
+        if self._after is not None and ctx is not None:
+            ctx._outcome = outcome
+            try:
+                await self._after(ctx)
+            except Exception:
+                log.exception("a middleware after the core failed; %s stays %s", ctx, outcome)

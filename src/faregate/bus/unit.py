@@ -1,0 +1,548 @@
+"""Handling with a store: the ledger row, the handler's writes and its outgoing messages are one commit.
+
+    look up (handled before? dead? below the floor?)
+        -> pipeline, message after message in one transaction -> outbox -> commit -> settle -> dispatch
+              `-- failed --> leaves the batch, runs alone with its tries -> redeliver later, or dead letter
+
+Rules kept here:
+- Nothing after the commit can change what became of a message; nothing before it has happened.
+- A message that failed, was delivered before, or shared a transaction that failed, runs alone: it can hurt nobody else.
+- A commit whose outcome is unknown is tried again; the look-up then finds out what it was.
+- Giving up is a commit too: the dead letter is in the store before the delivery is settled.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from time import perf_counter
+
+from faregate import ids
+from faregate.bus.alarms import Alarms
+from faregate.bus.context import Settled
+from faregate.bus.dispatcher import Dispatcher, Recorded
+from faregate.bus.gate import TokenGate
+from faregate.bus.identity import BusinessIdentity
+from faregate.bus.node import Node
+from faregate.bus.pipeline import is_retried
+from faregate.bus.policy import Serial
+from faregate.bus.receiver import Receiver
+from faregate.bus.sender import Sender
+from faregate.bus.subscription import Subscription
+from faregate.bus.verdict import describe_error
+from faregate.bus.work import (
+    TRANSACTION_LOST,
+    AlreadyHandled,
+    NeedsTransaction,
+    TransactionEnded,
+    UnitOfWork,
+    Work,
+)
+from faregate.codec import digest_of
+from faregate.errors import BelowFloor, RetryAfter, StaleLock
+from faregate.message import Envelope
+from faregate.ports import faults
+from faregate.ports.clock import Clock
+from faregate.ports.queue import Delivery, Outcome
+from faregate.ports.store import DeadLetter, LedgerRow, OutboxRow, Store, Transaction
+from faregate.ports.tokens import TokenStore
+
+log = logging.getLogger("faregate.bus")
+
+BATCH_SECONDS = 0.02
+"""How long the messages of one transaction may take together, roughly: it is what the first of them waits."""
+BATCH_LIMIT = 256
+_STORE_DOWN_SECONDS = 10.0
+_TAKEN_SECONDS = 5.0
+
+
+class NodeStore:
+    """A node's store, with what everything that works on it for this node shares."""
+
+    def __init__(
+        self,
+        store: Store,
+        dispatcher: Dispatcher,
+        alarms: Alarms,
+        tokens: TokenStore | None = None,
+        gate: TokenGate | None = None,
+    ) -> None:
+        self.store = store
+        self.dispatcher = dispatcher
+        self.alarms = alarms
+        self.tokens = tokens
+        """Where signals with an attempt id have their tokens."""
+        self.gate = gate
+        """How they are claimed there; None where tokens and business data are one database."""
+        self.floor: float | None = None
+
+    async def publish(
+        self,
+        node: str,
+        envelopes: Sequence[Envelope],
+        row_of: Callable[[Envelope, None, int], OutboxRow],
+        *,
+        remember: bool,
+        now: float,
+    ) -> None:
+        """Put publications from outside of handlers into the outbox. `remember` them: a repetition does nothing."""
+        transaction = self.store.transaction()
+        try:
+            await transaction.begin()
+            fresh = envelopes
+            if remember:
+                rows = [
+                    LedgerRow(envelope.publication_id, envelope.body_digest, None, None, now) for envelope in envelopes
+                ]
+                known = await transaction.record(node, rows)
+                fresh = [envelope for envelope in envelopes if envelope.publication_id not in known]
+            outbox = [row_of(envelope, None, place) for place, envelope in enumerate(fresh)]
+            recorded = await self.dispatcher.record(transaction, outbox)
+            try:
+                await transaction.commit()
+            except BaseException:
+                self.dispatcher.rolled_back(recorded)
+                raise
+        finally:
+            await transaction.roll_back()
+        self.dispatcher.committed(recorded)
+
+
+class Transactional(Receiver):
+    def __init__(
+        self,
+        subscription: Subscription,
+        node: Node,
+        sender: Sender,
+        shared: NodeStore,
+        *,
+        clock: Clock,
+        pool: Executor,
+        body_limit: int,
+    ) -> None:
+        super().__init__(subscription, node, sender, clock=clock, pool=pool, body_limit=body_limit)
+        self._shared = shared
+        self._store = shared.store
+        self._serial = isinstance(subscription.order, Serial)
+        self._eager = False
+        """Whether the handlers of this subscription want the transaction before they start."""
+        self._identity = (
+            BusinessIdentity(shared.store, node.name, subscription.name, subscription.identity, subscription.claim)
+            if subscription.identity is not None
+            else None
+        )
+        self._failing: dict[Delivery, int] = {}
+        """Those that come again alone, since they failed among others or were delivered before; how often they failed."""
+        self._seconds = BATCH_SECONDS
+        """How long one message takes, as a moving average."""
+
+    @property
+    def batch(self) -> int:
+        """Slow handlers run one at a time, so that lanes share them; fast ones share a commit."""
+        if self._identity is not None or self._shared.gate is not None:
+            return 1
+        return max(1, min(BATCH_LIMIT, int(BATCH_SECONDS / self._seconds)))
+
+    async def handle(self, deliveries: list[Delivery]) -> list[Delivery]:
+        if len(deliveries) == 1 and deliveries[0] in self._failing:
+            tries = self._failing.pop(deliveries[0])
+            if tries:
+                await self._clock.sleep(self.subscription.retry.wait(tries))
+            await self._run([self._work(deliveries[0], tries)])
+            return []
+        for delivery in deliveries:
+            delivery.start()
+        again: list[Delivery] = []
+        for group in _groups([self._work(delivery) for delivery in deliveries]):
+            if group[0].delivery.redelivered and len(deliveries) > 1 and not self._serial:
+                self._failing[group[0].delivery] = 0
+                again.append(group[0].delivery)
+            else:
+                again += await self._run(group)
+        return again
+
+    def _work(self, delivery: Delivery, tries: int = 0) -> Work:
+        envelope = delivery.envelope
+        at = max(self._clock.time(), _sent(envelope))
+        work = Work(delivery, _message_id(envelope, self._node), self.subscription.name, at)
+        try:
+            ctx = work.ctx = self._open(delivery)
+        except Exception as exc:
+            work.state, work.error = "failed", exc
+            return work
+        ctx._message_id = work.message_id
+        ctx._work = work
+        ctx._attempt = work.tries = tries
+        work.eager = self._eager
+        if envelope.attempt_id is not None:  # whatever the mode is by now: the sender made a token for it
+            work.attempt_id = envelope.attempt_id
+        elif self.subscription.dedup != "off":
+            digest = envelope.body_digest or digest_of(envelope)
+            work.row = LedgerRow(work.message_id, digest, delivery.key, delivery.position, at)
+        return work
+
+    # --- a batch -------------------------------------------------------------------------------------------
+
+    async def _run(self, works: list[Work]) -> list[Delivery]:
+        """See these messages to their end, as many of them as possible in one transaction.
+
+        Returns those that failed among others and have tries left. A serial subscription returns nothing: it waits for
+        them here, since nothing may go on meanwhile.
+        """
+        again: list[Delivery] = []
+        while works:
+            await self._once(works)
+            for work in works:
+                if work.state != "failed":
+                    continue
+                if not self._has_tries_left(work):
+                    await self._fail(work)
+                elif self._serial or len(works) == 1:
+                    if work.handler_failed:
+                        await self._clock.sleep(self.subscription.retry.wait(work.tries))
+                    await self._run([self._work(work.delivery, work.tries)])
+                else:
+                    self._failing[work.delivery] = work.tries if work.handler_failed else 0
+                    again.append(work.delivery)
+            works = [self._work(work.delivery, work.tries) for work in works if work.state == "new"]
+        return again
+
+    async def _once(self, works: list[Work]) -> None:
+        """One transaction. Afterwards a message is settled, or "failed" with its error, or "new" as before."""
+        unit = UnitOfWork(self._store, self._node, works, self._check_digest)
+        recorded: list[Recorded] = []
+
+        async def record(transaction: Transaction, done: list[Work]) -> None:
+            recorded.append(await self._record(transaction, done))
+
+        started = perf_counter()
+        try:
+            await self._look_up(works)
+            await self._admit(works)
+            for work in works:
+                if work.state == "new" and not await self._run_pipeline(unit, work) and self._serial:
+                    break
+            took = perf_counter() - started - unit.waited
+            self._seconds += (took / len(works) - self._seconds) / 4
+            await unit.commit(record, [work for work in works if work.state == "folded"])
+        except BaseException as exc:
+            await unit.abandon()
+            for outbox in recorded:
+                self._shared.dispatcher.rolled_back(outbox)
+            if isinstance(exc, TRANSACTION_LOST):
+                self._scatter(works, exc)
+            elif isinstance(exc, TransactionEnded):
+                await self._after_misuse(works, exc)
+            else:
+                raise
+        else:
+            for outbox in recorded:
+                self._shared.dispatcher.committed(outbox)
+        await self._settle_all(works)
+
+    async def _settle_all(self, works: list[Work]) -> None:
+        for work in works:
+            if work.state in ("new", "failed"):
+                continue
+            try:
+                await self._release_token(work)
+                await self._settle(work)
+            except TRANSACTION_LOST as exc:
+                # What happened is committed; a later copy finds that, and goes on from there.
+                log.warning("%s is not settled yet: %s", work.envelope, exc)
+                await work.delivery.redeliver(_STORE_DOWN_SECONDS, counted=False)
+
+    async def _release_token(self, work: Work) -> None:
+        """D and G of the token protocol: outgoing messages first, then the token goes, then its claim."""
+        gate = self._shared.gate
+        if gate is not None and work.attempt_id is not None:
+            if work.state == "folded" or (work.state == "duplicate" and work.in_ledger):
+                await gate.drop(work, work.attempt_id)
+            elif work.state in ("done", "resumed"):
+                await gate.finish(work)
+
+    def _scatter(self, works: list[Work], exc: BaseException) -> None:
+        """A transaction is lost, and with it what was done: among others everyone starts again alone; one alone has
+        used up a try."""
+        for work in works:
+            if work.state in ("done", "new", "folded"):
+                work.state, work.error = "failed", exc
+                work.handler_failed = work.handler_failed or len(works) == 1
+                work.tries = work.ctx._attempt if work.handler_failed and work.ctx is not None else work.tries
+
+    async def _look_up(self, works: list[Work]) -> None:
+        """Tell what was handled before, what is dead, and what is too old to be told."""
+        asked = [
+            work for work in works if work.state == "new" and (work.row is not None or work.attempt_id is not None)
+        ]
+        if not asked:
+            return
+        known = await self._store.known(self._node, [work.message_id for work in asked])
+        floor = self._shared.floor
+        for work in asked:
+            found = known.get(work.message_id)
+            if found is None:
+                if work.row is not None and floor is not None and _sent(work.envelope) < floor:
+                    work.state, work.error = "failed", _below_floor(work, floor)
+            elif found.state == "handled":
+                work.state, work.in_ledger = "duplicate", True
+                self._check_digest(work, found.digest)
+            elif found.state == "dead" and work.envelope.replay:
+                work.replayed = True
+            else:
+                work.state = "folded"
+
+    async def _admit(self, works: list[Work]) -> None:
+        """Ask the gate and the business key; both see one message at a time."""
+        gate, tokens = self._shared.gate, self._shared.tokens
+        for work in works:
+            if work.state != "new":
+                continue
+            if work.attempt_id is not None and gate is not None:
+                admission = await gate.admit(work, work.attempt_id)
+                if admission == "taken":
+                    error = RetryAfter(_TAKEN_SECONDS, f"the token of {work.envelope} is claimed by someone else")
+                    work.state, work.error = "failed", error
+                elif admission != "run":
+                    work.state = "duplicate" if admission == "duplicate" else "resumed"
+            elif work.attempt_id is not None and tokens is not None and await tokens.read(work.attempt_id) is None:
+                work.state = "duplicate"
+            if work.state == "new" and self._identity is not None and not await self._identity.admit(work):
+                work.state = "duplicate"
+
+    async def _run_pipeline(self, unit: UnitOfWork, work: Work) -> bool:
+        """Run one message within the transaction; False when it failed."""
+        ctx = work.ctx
+        assert ctx is not None
+        unit.current = work
+        tried = ctx._attempt
+        try:
+            try:
+                await self._pipeline(ctx)
+            except NeedsTransaction:  # of a middleware; the core sees to the handler's own
+                await unit.enter(work)
+                ctx._attempt, ctx._resources = tried, ()
+                await self._pipeline(ctx)
+            if faults.hook is not None:
+                await faults.hook("bus.after-handler")
+            work.outputs = await self._seal(work)
+            await unit.leave(work)
+            work.state = "done"
+            self._eager = self._eager or work.eager
+        except AlreadyHandled:
+            await unit.undo(work)
+            work.state = "duplicate"
+        except TransactionEnded as exc:
+            work.state, work.error = "failed", exc
+            raise
+        except TRANSACTION_LOST:
+            raise
+        except Exception as exc:
+            await self._failed(unit, work, exc)
+        except asyncio.CancelledError as exc:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            await self._failed(unit, work, exc)
+        finally:
+            unit.current = None
+        return work.state != "failed"
+
+    async def _failed(self, unit: UnitOfWork, work: Work, exc: BaseException) -> None:
+        await unit.undo(work)
+        work.state, work.error = "failed", exc
+        work.tries = work.ctx._attempt if work.ctx is not None else 0
+
+    async def _seal(self, work: Work) -> list[OutboxRow]:
+        ctx = work.ctx
+        assert ctx is not None
+        if not ctx._completed or not ctx._outputs:
+            return []
+        envelopes = await self._sender.seal_outputs(ctx, self.subscription.name)
+        return [self._sender.outbox_row(envelope, work.message_id, place) for place, envelope in enumerate(envelopes)]
+
+    async def _record(self, transaction: Transaction, done: list[Work]) -> Recorded:
+        """What is committed beside the ledger rows and the handlers' own writes."""
+        skipped = [work for work in done if work.row is not None and work.ctx is not None and not work.ctx._completed]
+        if skipped:
+            await transaction.unrecord(self._node, [work.message_id for work in skipped])
+            rows = [work.row._replace(outcome="skipped") for work in skipped if work.row is not None]
+            await transaction.record(self._node, rows)
+        for work in done:
+            if self._shared.gate is not None and work.claim_id is not None:
+                await self._shared.gate.commit(transaction, work)
+            if self._identity is not None:
+                await self._identity.succeed(transaction, work)
+        replayed = [work.message_id for work in done if work.replayed]
+        if replayed:
+            await transaction.resolve(self._node, replayed, self._clock.time())
+        return await self._shared.dispatcher.record(transaction, [row for work in done for row in work.outputs])
+
+    async def _settle(self, work: Work) -> None:
+        """It is decided: tell the transport. Its outgoing messages are on their way already."""
+        outcome: Outcome = "handled"
+        if work.state in ("duplicate", "resumed"):
+            outcome = "duplicate"
+        elif work.state == "folded":
+            outcome = "dead"
+        elif work.ctx is not None and not work.ctx._completed:
+            outcome = "skipped"
+        if faults.hook is not None:
+            await faults.hook("bus.before-settle")
+        try:
+            await work.delivery.settle(outcome)
+        except StaleLock as exc:
+            self.outcomes["lost"] += 1
+            log.warning("%s: %s; it is delivered again, and recognised", self.subscription, exc)
+            return
+        await self._finish(work.ctx, outcome)
+
+    # --- failures ------------------------------------------------------------------------------------------
+
+    def _has_tries_left(self, work: Work) -> bool:
+        """Whether a failed message runs again here, alone."""
+        if work.ctx is None or work.error is None or work.tries > self.subscription.retry.times:
+            return False
+        if not work.handler_failed:  # something around the handler failed, or the transaction of others
+            return isinstance(work.error, TRANSACTION_LOST)
+        return is_retried(work.error)
+
+    async def _fail(self, work: Work) -> None:
+        assert work.error is not None
+        outcome: Settled = "redelivered"
+        try:
+            if self._identity is not None:
+                await self._identity.fail(work)
+            verdict = self._judge(work.delivery, work.ctx, work.error)
+            if verdict.delay is not None:
+                await work.delivery.redeliver(verdict.delay, counted=verdict.counted)
+            elif await self._bury(work, verdict.reason):
+                if self._shared.gate is not None and work.attempt_id is not None:
+                    await self._shared.gate.drop(work, work.attempt_id)
+                await work.delivery.settle("dead")
+                outcome = "dead"
+            else:
+                await work.delivery.redeliver(_STORE_DOWN_SECONDS, counted=False)
+        except StaleLock as exc:
+            self.outcomes["lost"] += 1
+            log.warning("%s: %s; it is delivered again", self.subscription, exc)
+            return
+        except TRANSACTION_LOST as exc:
+            log.warning("%s waits for its store: %s", work.envelope, exc)
+            await work.delivery.redeliver(_STORE_DOWN_SECONDS, counted=False)
+        await self._finish(work.ctx, outcome)
+
+    async def _bury(self, work: Work, reason: str) -> bool:
+        """Write the dead letter; False when the store does not take it now, so that the decision has to wait."""
+        assert work.error is not None
+        letter = dead_letter(
+            self._node, work.message_id, work.delivery, reason, describe_error(work.error), self._clock.time()
+        )
+        transaction = self._store.transaction()
+        try:
+            await transaction.begin()
+            if work.attempt_id is not None and self._shared.gate is None:
+                await transaction.consume_tokens([work.attempt_id])
+            await transaction.bury(letter)
+            if faults.hook is not None:
+                await faults.hook("unit.before-commit")
+            await transaction.commit()
+        except TRANSACTION_LOST as exc:
+            log.warning("the dead letter of %s cannot be written now: %s", letter, exc)
+            return False
+        finally:
+            await transaction.roll_back()
+        return True
+
+    async def _after_misuse(self, works: list[Work], exc: TransactionEnded) -> None:
+        """A handler ended the transaction of its batch. Save the others: what they wrote may or may not be committed.
+
+        Those that are keep their outputs; those that are not run again.
+        """
+        known = await self._store.known(self._node, [work.message_id for work in works])
+        saved = [work for work in works if work.state == "done" and work.message_id in known]
+        strays = [work.message_id for work in works if work not in saved and work.state in ("new", "done", "failed")]
+        transaction = self._store.transaction()
+        try:
+            await transaction.begin()
+            await transaction.unrecord(self._node, strays)
+            rows = [row for work in saved for row in work.outputs]
+            recorded = await self._shared.dispatcher.record(transaction, rows)
+            await transaction.commit()
+        finally:
+            await transaction.roll_back()
+        self._shared.dispatcher.committed(recorded)
+        for work in works:
+            if work.state == "done" and work not in saved:
+                work.state = "new"
+
+    def _check_digest(self, work: Work, digest: bytes | None) -> None:
+        mine = work.envelope.body_digest or digest_of(work.envelope)
+        if digest is not None and mine is not None and digest != mine:
+            self._shared.alarms.sound(
+                "disagreement",
+                self._node,
+                work.message_id,
+                f"{work.envelope} came again with another body than the one that was handled; the handled one "
+                "counts. Two runs of a handler disagree, or one idempotency key stands for two things",
+            )
+
+
+def _groups(works: list[Work]) -> list[list[Work]]:
+    """Split into transactions: one that was delivered before may be what kills us, so it runs alone; copies of one
+    message must not meet in one transaction."""
+    groups: list[list[Work]] = []
+    seen: set[str] = set()
+    shared = False
+    for work in works:
+        alone = work.delivery.redelivered
+        if alone or not shared or work.message_id in seen:
+            groups.append([])
+            seen = set()
+        groups[-1].append(work)
+        seen.add(work.message_id)
+        shared = not alone
+    return groups
+
+
+def dead_letter(
+    node: str, message_id: str, delivery: Delivery, reason: str, error: str, now: float, tries: int | None = None
+) -> DeadLetter:
+    envelope = delivery.envelope
+    return DeadLetter(
+        node=node,
+        message_id=message_id,
+        publication_id=envelope.publication_id,
+        type=envelope.type,
+        source=envelope.source,
+        correlation_id=envelope.correlation_id or envelope.publication_id,
+        key=delivery.key,
+        queue=".".join(filter(None, (node, envelope.type, envelope.source if envelope.kind == "event" else None))),
+        reason=reason,
+        error=error,
+        tries=delivery.tries if tries is None else tries,
+        redeliveries=delivery.redeliveries,
+        first_failed_at=now,
+        last_failed_at=now,
+        envelope=envelope,
+    )
+
+
+def _message_id(envelope: Envelope, node: str) -> str:
+    """What the node knows the message by; one without an identity is known by its content."""
+    if envelope.publication_id:
+        return ids.message_id(envelope.publication_id, node)
+    return ids.idempotent_id(node, envelope.type, envelope.body.hex())
+
+
+def _sent(envelope: Envelope) -> float:
+    """When a message set out; the same for all its copies."""
+    return max(envelope.sent_at, envelope.deliver_at or 0.0)
+
+
+def _below_floor(work: Work, floor: float) -> BelowFloor:
+    return BelowFloor(
+        f"{work.envelope} was sent at {_sent(work.envelope):.0f}, before {floor:.0f}: the ledger of this node "
+        "remembers nothing from before, so a repetition could not be recognised. If it never was handled, replay its "
+        "dead letter"
+    )

@@ -1,0 +1,255 @@
+"""`faregate dead`: look at dead letters and decide about them, beside a running bus or without one.
+
+Every decision is a commit in the store; the process that runs the bus carries a replay out, now or when it starts.
+"""
+
+import asyncio
+import getpass
+import re
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+
+from faregate.bus.bus import Bus
+from faregate.bus.dead import DeadLetters, Found
+from faregate.cli import dead_view
+from faregate.cli.loop import run_async
+from faregate.cli.output import console, errors, print_json
+from faregate.cli.targets import Target, find_stores, opened
+from faregate.codec import BodyReader
+from faregate.errors import ConfigurationError
+from faregate.message import Envelope
+from faregate.ports.clock import SystemClock
+from faregate.ports.store import DeadFilter, DeadLetter, DeadStatus
+
+_MOST = 100_000
+_LONGEST_BODY = 64 * 1024 * 1024
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d|w)")
+_SPANS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
+
+dead = typer.Typer(no_args_is_help=True, help="Look at dead letters, and replay, edit or discard them.")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Id = Annotated[str, typer.Argument(help="The id, or the beginning of it: 8 or more characters.", metavar="ID")]
+Ids = Annotated[list[str] | None, typer.Argument(help="The ids, or the beginnings of them.", metavar="ID")]
+ByNode = Annotated[str | None, typer.Option("--node", help="Only those of this node.")]
+ByType = Annotated[str | None, typer.Option("--type", help="Only messages of this type, by its wire name.")]
+ByReason = Annotated[str | None, typer.Option("--reason", help="Only those given up on for this reason.")]
+ByStatus = Annotated[DeadStatus | None, typer.Option("--status", help="Only those with this status.")]
+Since = Annotated[
+    str | None, typer.Option(help="Only those that failed since then: 30m, 12h, 7d, or a date and time (local).")
+]
+All = Annotated[bool, typer.Option("--all", help="All that are open and fit the filters.")]
+
+
+@dead.command("list")
+def list_letters(
+    target: Target,
+    node: ByNode = None,
+    type_: ByType = None,
+    reason: ByReason = None,
+    status: ByStatus = None,
+    since: Since = None,
+    limit: Annotated[int, typer.Option(min=1, max=_MOST, help="How many at most, oldest last failure first.")] = 1000,
+    as_json: AsJson = False,
+) -> None:
+    """List dead letters, oldest last failure first, whatever became of them. Works beside a running bus."""
+    which = _filter(node, type_, reason, status, since)
+    letters = _run(target, lambda letters, _: letters.letters(which, limit + 1))
+    if as_json:
+        print_json([dead_view.as_json(letter) for letter in letters[:limit]])
+    else:
+        dead_view.show_list(letters[:limit], more=len(letters) > limit)
+
+
+@dead.command()
+def show(target: Target, message_id: Id, node: ByNode = None, as_json: AsJson = False) -> None:
+    """Show one dead letter: headers, body, and the error with its traceback."""
+    letter = _run(target, lambda letters, _: letters.show(message_id, node))
+    if as_json:
+        print_json(dead_view.as_whole_json(letter))
+    else:
+        dead_view.show_letter(letter)
+
+
+@dead.command()
+def replay(
+    target: Target,
+    message_ids: Ids = None,
+    everything: All = False,
+    node: ByNode = None,
+    type_: ByType = None,
+    reason: ByReason = None,
+    status: ByStatus = None,
+    since: Since = None,
+    rate: Annotated[float | None, typer.Option(min=0.001, help="How many per second at most.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Have dead letters handled again, by the node that gave up, with the identity they had.
+
+    A running bus finds them within a fraction of a second; otherwise they are sent when it starts. What was handled or
+    discarded meanwhile is left alone.
+    """
+    _check_choice(message_ids, everything)
+    which = _filter(node, type_, reason, status or "open", since)
+
+    async def decide(letters: DeadLetters, _: Bus | None) -> list[DeadLetter]:
+        if not everything and rate is None:
+            return await letters.replay(message_ids or [], _me(), node)
+        if everything:
+            found = await letters.find(which, _MOST)
+        else:
+            found = [await letters.one(each, node) for each in message_ids or []]
+        return await _paced(letters, found, rate)
+
+    _tell("replayed", _run(target, decide), as_json)
+
+
+@dead.command()
+def discard(
+    target: Target,
+    message_ids: Ids = None,
+    everything: All = False,
+    node: ByNode = None,
+    type_: ByType = None,
+    reason: ByReason = None,
+    status: ByStatus = None,
+    since: Since = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Decide that messages are never handled, nor any copy of them that still comes. There is no way back."""
+    _check_choice(message_ids, everything)
+    which = _filter(node, type_, reason, status or "open", since)
+    if everything and not yes and not _can_ask():
+        raise ConfigurationError("--all discards without asking only with --yes: there is no terminal to ask on")
+
+    async def find(letters: DeadLetters, _: Bus | None) -> list[Found]:
+        if everything:
+            return await letters.find(which, _MOST)
+        return [await letters.one(each, node) for each in message_ids or []]
+
+    async def decide(letters: DeadLetters, _: Bus | None) -> list[DeadLetter]:
+        if everything:
+            return await letters.decide_all(await letters.find(which, _MOST), "discarded", _me())
+        return await letters.discard(message_ids or [], _me(), node)
+
+    if not yes and _can_ask():
+        found = _run(target, find)
+        for each in found[:10]:
+            errors.print(f"  {each.letter}", markup=False)
+        many = f"these {len(found):,} messages" if len(found) != 1 else "this message"
+        if not found or not typer.confirm(f"Discard {many} for ever?", err=True):
+            raise typer.Exit(1 if found else 0)
+    _tell("discarded", _run(target, decide), as_json)
+
+
+@dead.command()
+def edit(
+    target: Target,
+    message_id: Id,
+    body: Annotated[str, typer.Argument(help="The new body as JSON, or - to read it from standard input.")],
+    node: ByNode = None,
+    as_json: AsJson = False,
+) -> None:
+    """Send a dead letter's message with another body, as a new message that names the original.
+
+    The original stays as it is: discard it when the new one has done its work. Where the target is a bus, the body is
+    checked against the message's class first.
+    """
+    text = sys.stdin.read(_LONGEST_BODY) if body == "-" else body
+
+    async def decide(letters: DeadLetters, bus: Bus | None) -> tuple[DeadLetter, Envelope]:
+        letter = await letters.show(message_id, node)
+        _check_body(bus, letter, text)
+        return letter, await letters.edit(letter.message_id, text, _me(), letter.node)
+
+    letter, sent = _run(target, decide)
+    if as_json:
+        names = {"edited_from": letter.message_id, "node": letter.node, "type": letter.type}
+        print_json({"publication_id": sent.publication_id, **names})
+    else:
+        console.print(f"sent as {sent.publication_id} to {letter.node}, edited from {letter.message_id}", markup=False)
+
+
+def _run(target: str, work: Any) -> Any:
+    """Do something with the dead letters of a target's stores."""
+    stores, bus = find_stores(target)
+
+    async def main() -> Any:
+        async with opened(stores):
+            return await work(DeadLetters(stores, SystemClock()), bus)
+
+    return run_async(main())
+
+
+async def _paced(letters: DeadLetters, found: Sequence[Found], rate: float | None) -> list[DeadLetter]:
+    if rate is None:
+        return await letters.decide_all(found, "replayed", _me())
+    decided: list[DeadLetter] = []
+    for number, each in enumerate(found):
+        if number:
+            await asyncio.sleep(1 / rate)
+        decided += await letters.decide_all([each], "replayed", _me())
+    return decided
+
+
+def _tell(what: str, letters: Sequence[DeadLetter], as_json: bool) -> None:
+    if as_json:
+        print_json([dead_view.as_json(letter) for letter in letters])
+        return
+    for letter in letters[:10]:
+        console.print(f"{what} {letter}", markup=False, soft_wrap=True)
+    if len(letters) != 1:
+        console.print(f"{what} {len(letters):,} messages")
+
+
+def _filter(
+    node: str | None, type_: str | None, reason: str | None, status: DeadStatus | None, since: str | None
+) -> DeadFilter:
+    return DeadFilter(
+        node=node, type=type_, reason=reason, status=status, since=None if since is None else _moment(since)
+    )
+
+
+def _moment(text: str) -> float:
+    """A span before now, or a date and time."""
+    span = _SPAN.fullmatch(text.strip())
+    if span is not None:
+        return time.time() - float(span[1]) * _SPANS[span[2]]
+    try:
+        return datetime.fromisoformat(text.strip()).astimezone().timestamp()
+    except (ValueError, OverflowError, OSError) as exc:
+        raise ConfigurationError(
+            f"--since takes 30m, 12h, 7d, or a date such as 2026-11-15T20:00; got {text!r}"
+        ) from exc
+
+
+def _check_choice(message_ids: Sequence[str] | None, everything: bool) -> None:
+    if bool(message_ids) == everything:
+        raise ConfigurationError("name the messages by their ids, or say --all (with filters, if you like)")
+
+
+def _check_body(bus: Bus | None, letter: DeadLetter, text: str) -> None:
+    node = None if bus is None else bus.nodes.get(letter.node)
+    source = letter.source if letter.envelope.kind == "event" else None
+    subscription = None if node is None else node.subscriptions.get((letter.type, source))
+    if subscription is not None:
+        BodyReader(subscription.message_type.cls, limit=_LONGEST_BODY).read(Envelope(body=text.encode()))
+
+
+def _can_ask() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def _me() -> str:
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):
+        user = "somebody"
+    return f"{user}@{socket.gethostname()}"

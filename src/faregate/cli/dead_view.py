@@ -1,0 +1,171 @@
+"""Dead letters as people read them, and as JSON."""
+
+import base64
+import json
+import time
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.text import Text
+
+from faregate.bus.dead import body_of
+from faregate.cli.journal_progress import counted
+from faregate.cli.output import console, printable
+from faregate.errors import Undecodable
+from faregate.message import Envelope
+from faregate.ports.store import DeadLetter
+
+_STYLES = {"open": "red", "replayed": "yellow", "resolved": "green", "discarded": "dim"}
+_HEADINGS = ("ID", "TYPE", "NODE", "REASON", "STATUS", "LAST FAILED")
+_GAP = "  "
+_STEPS = ((60.0, "s", 1.0), (3_600.0, "min", 60.0), (86_400.0, "h", 3_600.0), (float("inf"), "days", 86_400.0))
+
+
+def age(moment: float, now: float) -> str:
+    """How long ago, in a form that people read."""
+    seconds = max(0.0, now - moment)
+    if seconds < 1:
+        return "just now"
+    for end, unit, length in _STEPS:
+        if seconds < end:
+            count = int(seconds // length)
+            return f"{count} {'day' if unit == 'days' and count == 1 else unit} ago"
+    raise AssertionError("the last step has no end")
+
+
+def iso(moment: float | None) -> str | None:
+    if moment is None:
+        return None
+    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def as_json(letter: DeadLetter) -> dict[str, Any]:
+    """What a listing tells of a letter."""
+    return {
+        "id": letter.message_id,
+        "node": letter.node,
+        "type": letter.type,
+        "source": letter.source,
+        "reason": letter.reason,
+        "status": letter.status,
+        "error": letter.error.partition("\n")[0],
+        "publication_id": letter.publication_id,
+        "correlation_id": letter.correlation_id,
+        "key": letter.key,
+        "queue": letter.queue,
+        "tries": letter.tries,
+        "redeliveries": letter.redeliveries,
+        "copies": letter.copies,
+        "replays": letter.replays,
+        "first_failed_at": iso(letter.first_failed_at),
+        "last_failed_at": iso(letter.last_failed_at),
+        "changed_by": letter.changed_by,
+        "changed_at": iso(letter.changed_at),
+    }
+
+
+def as_whole_json(letter: DeadLetter) -> dict[str, Any]:
+    """Everything about one letter. A body that cannot be read comes as `body_base64`."""
+    envelope = letter.envelope
+    told = {**as_json(letter), "error": letter.error, "causation_id": envelope.causation_id, "kind": envelope.kind}
+    told |= {"sent_at": iso(envelope.sent_at), "content_type": envelope.content_type, "headers": envelope.headers}
+    body, readable = _body(envelope)
+    return {**told, "body": body} if readable else {**told, "body": None, "body_base64": body}
+
+
+def _body(envelope: Envelope) -> tuple[Any, bool]:
+    try:
+        body = body_of(envelope)
+        json.dumps(body)
+    except (Undecodable, TypeError, ValueError):
+        return base64.b64encode(envelope.body).decode(), False
+    return body, True
+
+
+# --- for people -----------------------------------------------------------------------------------------------
+
+
+def show_list(letters: Sequence[DeadLetter], *, more: bool) -> None:
+    if not letters:
+        console.print("no dead letters")
+        return
+    now = time.time()
+    rows = [(*map(printable, _cells(letter)), age(letter.last_failed_at, now)) for letter in letters]
+    widths = [max(len(row[place]) for row in (_HEADINGS, *rows)) for place in range(len(_HEADINGS))]
+    _print(Text(_GAP.join(_HEADINGS[place].ljust(width) for place, width in enumerate(widths)).rstrip(), "bold"))
+    for letter, row in zip(letters, rows, strict=True):
+        line = Text()
+        for place, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            line.append(cell.ljust(width) + _GAP, _STYLES.get(letter.status, "") if place == 4 else "")
+        line.rstrip()
+        _print(line)
+        _print(Text(f"    {printable(letter.error.partition(chr(10))[0])}", "dim"))
+    counts = Counter(letter.status for letter in letters)
+    console.print(f"{', '.join(f'{count:,} {status}' for status, count in counts.items())}{', and more' * more}")
+
+
+def _cells(letter: DeadLetter) -> tuple[str, str, str, str, str]:
+    return letter.message_id, letter.type, letter.node, letter.reason, letter.status
+
+
+def _print(line: Text) -> None:
+    """One line each: cut on a terminal, whole in a pipe."""
+    if console.is_terminal:
+        console.print(line, no_wrap=True, overflow="ellipsis")
+    else:
+        console.print(line, soft_wrap=True)
+
+
+def show_letter(letter: DeadLetter) -> None:
+    now, envelope = time.time(), letter.envelope
+    failed = f"{iso(letter.last_failed_at)}, {age(letter.last_failed_at, now)}"
+    if letter.first_failed_at != letter.last_failed_at:
+        failed += f"; first {iso(letter.first_failed_at)}"
+    counts = (
+        counted(letter.tries, "try", "tries"),
+        counted(letter.redeliveries, "redelivery", "redeliveries"),
+        counted(letter.replays, "replay"),
+        counted(letter.copies, "copy", "copies"),
+    )
+    status: str = letter.status
+    if letter.changed_at is not None:
+        who = f" by {letter.changed_by}" if letter.changed_by else ""
+        status += f" (changed{who} {age(letter.changed_at, now)})"
+    facts = {
+        "id": letter.message_id,
+        "type": f"{letter.type} ({envelope.kind})",
+        "node": letter.node,
+        "source": letter.source,
+        "status": status,
+        "reason": letter.reason,
+        "failed": failed,
+        "counts": ", ".join(counts),
+        "sent": iso(envelope.sent_at) or "",
+        "publication": letter.publication_id,
+        "correlation": letter.correlation_id,
+        "caused by": envelope.causation_id or "nothing: it is a root",
+        "key": letter.key or "",
+    }
+    for name, value in facts.items():
+        if value:
+            style = _STYLES.get(letter.status, "") if name == "status" else ""
+            console.print(Text.assemble((f"{name:<12}", "bold"), (printable(value), style)), soft_wrap=True)
+    if envelope.headers:
+        _show_part("headers", [f"{name}: {value}" for name, value in envelope.headers.items()])
+    body, readable = _body(envelope)
+    if readable:
+        _show_part("body", json.dumps(body, indent=2, ensure_ascii=False).splitlines())
+    else:
+        _show_part(f"body ({envelope.content_type}, in base64)", [body])
+    # The first line is that of the traceback's end, too.
+    _, _, trace = letter.error.partition("\n\n")
+    _show_part("error", (trace or letter.error).splitlines())
+
+
+def _show_part(heading: str, lines: Sequence[str]) -> None:
+    console.print()
+    console.print(Text(heading, "bold"))
+    for line in lines:
+        console.print(Text(f"  {printable(line)}"), soft_wrap=True)

@@ -1,0 +1,100 @@
+"""`faregate store`: what is in a store, and bringing its tables up to date."""
+
+import time
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from faregate.cli.dead_view import age, iso
+from faregate.cli.loop import run_async
+from faregate.cli.output import console, print_json, printable
+from faregate.cli.targets import StoreUrl, check_lasting, opened
+from faregate.ports.clock import SystemClock
+from faregate.ports.schemes import describe_store, open_store
+from faregate.ports.store import StoreInfo
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+store = typer.Typer(no_args_is_help=True, help="Look at a store, and bring its tables up to date.")
+
+
+@store.command()
+def info(url: StoreUrl, as_json: AsJson = False) -> None:
+    """Show the version of a store's schema, its tables, each node's floor, and what waits longest in the outbox.
+
+    Changes nothing, and works beside a running bus.
+    """
+    check_lasting(url)
+    found = run_async(describe_store(url))
+    if as_json:
+        print_json(_as_json(found))
+    else:
+        _show(found)
+
+
+@store.command()
+def migrate(url: StoreUrl, as_json: AsJson = False) -> None:
+    """Bring Faregate's tables in a database up to date, or make them. A bus does so by itself when it starts."""
+    check_lasting(url)
+    run_async(_open(url))
+    found = run_async(describe_store(url))
+    if as_json:
+        print_json({"url": found.url, "version": found.version, "known": found.known})
+    else:
+        console.print(f"{found.url} is at schema version {found.version}", markup=False)
+
+
+async def _open(url: str) -> None:
+    async with opened([open_store(url, SystemClock())]):
+        pass
+
+
+def _as_json(found: StoreInfo) -> dict[str, Any]:
+    oldest = found.oldest
+    return {
+        "url": found.url,
+        "version": found.version,
+        "known": found.known,
+        "tables": found.tables,
+        "floors": {node: iso(floor) for node, floor in found.floors.items()},
+        "oldest_undispatched": None
+        if oldest is None
+        else {
+            "seq": oldest.seq,
+            "node": oldest.node,
+            "type": oldest.envelope.type,
+            "destination": oldest.destination,
+            "publication_id": oldest.envelope.publication_id,
+            "sent_at": iso(oldest.envelope.sent_at),
+        },
+    }
+
+
+def _show(found: StoreInfo) -> None:
+    now = time.time()
+    if not found.version:
+        console.print(
+            f"{found.url} has no tables of Faregate: `faregate store migrate` makes them", markup=False, soft_wrap=True
+        )
+        return
+    is_newer = found.version > found.known
+    known = f"this Faregate knows versions up to {found.known}" if is_newer else f"known here: {found.known}"
+    console.print(f"{found.url}: schema version {found.version} ({known})", markup=False, soft_wrap=True)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("TABLE")
+    table.add_column("ROWS", justify="right")
+    for name, count in found.tables.items():
+        table.add_row(printable(name), f"{count:,}")
+    console.print(table)
+    for node, floor in found.floors.items():
+        told = f"the ledger of {printable(node)} remembers from {iso(floor)} on ({age(floor, now)})"
+        console.print(told, markup=False, soft_wrap=True)
+    if found.oldest is not None:
+        envelope = found.oldest.envelope
+        waits = (
+            f"waits in the outbox of {found.oldest.node} since {iso(envelope.sent_at)} ({age(envelope.sent_at, now)})"
+        )
+        console.print(printable(f"{envelope} {waits}"), markup=False, soft_wrap=True)
+    elif not is_newer:
+        console.print("the outbox is empty")

@@ -1,0 +1,83 @@
+"""What a command line names when it means stores: a bus as `module:attribute`, or the URL of a store."""
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+
+from faregate.bus.bus import Bus
+from faregate.cli.load import EXAMPLE, load_bus
+from faregate.errors import ConfigurationError
+from faregate.ports.clock import SystemClock
+from faregate.ports.schemes import STORE_URLS, STORES, hide_password, open_store
+from faregate.ports.store import Store
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        help="The bus, as module:attribute, or its store, as sqlite:PATH or postgresql://….", metavar="TARGET"
+    ),
+]
+StoreUrl = Annotated[str, typer.Argument(help="The store, as sqlite:PATH or postgresql://….", metavar="URL")]
+
+
+class Stores(NamedTuple):
+    stores: list[Store]
+    bus: Bus | None
+    """The bus whose stores they are, when one was named."""
+
+
+def find_stores(target: str) -> Stores:
+    """The stores that a target names; nothing is opened yet."""
+    if is_store_url(target):
+        check_lasting(target)
+        check_file(target)
+        return Stores([open_store(target, SystemClock())], None)
+    if ":" not in target:
+        raise ConfigurationError(
+            f"{target!r} names neither a bus (module:attribute, {EXAMPLE}) nor a store ({STORE_URLS})"
+        )
+    bus = load_bus(target)
+    lasting = {url: store for url, store in bus.stores.items() if not _in_memory(url)}
+    if not lasting:
+        if bus.stores:
+            check_lasting("memory:")
+        raise ConfigurationError(f"{target} has no store=, so there are no dead letters in one")
+    for url in lasting:
+        check_file(url)
+    return Stores(list(lasting.values()), bus)
+
+
+def is_store_url(target: str) -> bool:
+    scheme, colon, _ = target.partition(":")
+    return bool(colon) and scheme in STORES
+
+
+def _in_memory(url: str) -> bool:
+    return url.partition(":")[0] == "memory"
+
+
+def check_lasting(url: str) -> None:
+    if _in_memory(url):
+        raise ConfigurationError(
+            "a memory: store lives in the process that runs the bus and ends with it: there is nothing to look at from "
+            "here. Within that process use bus.dead_letters(), bus.replay(…) and bus.discard(…)"
+        )
+
+
+def check_file(url: str) -> None:
+    """Looking at a store must not make one."""
+    scheme, _, path = url.partition(":")
+    if scheme == "sqlite" and path and not Path(path).is_file():
+        raise ConfigurationError(f"there is no file {path}: {hide_password(url)} was never set up by a bus")
+
+
+@asynccontextmanager
+async def opened(stores: Iterable[Store]) -> AsyncIterator[None]:
+    async with AsyncExitStack() as stack:
+        for store in stores:
+            await store.open()
+            stack.push_async_callback(store.close)
+        yield

@@ -1,0 +1,73 @@
+"""What a sink has committed, by query: the guard that makes a replayed batch a no-op.
+
+    JOURNAL/sinks/QUERY.json
+
+The journal itself appends a batch of one name once, for as long as it remembers the name; this record also knows
+those that retention forgot, and notices a batch that is *not* a replay although it has the number of one: Spark
+restored from an older checkpoint cuts its input anew, and skipping such a batch would lose messages.
+
+A query's id lives in its checkpoint, so a new checkpoint that restarts at batch 0 has a record of its own.
+"""
+
+import msgspec
+
+from faregate.broker.journal.disk import RealDisk
+from faregate.broker.journal.layout import Layout, read_json
+from faregate.errors import FaregateError
+
+_KEPT = 1000
+"""Batches remembered with their size; Spark replays the last one, a restored checkpoint some more."""
+
+
+class BatchDiffers(FaregateError):
+    """A batch came again under its number with other content."""
+
+
+class CommittedBatch(msgspec.Struct, frozen=True):
+    batch: int
+    rows: int
+    bytes: int
+
+
+class SinkRecord(msgspec.Struct):
+    query: str
+    batches: list[CommittedBatch] = []
+
+
+class SinkCommits:
+    """The record of one query in one journal."""
+
+    def __init__(self, layout: Layout, query: str) -> None:
+        self._disk = RealDisk()
+        self._folder = layout.root / "sinks"
+        self._path = self._folder / f"{query}.json"
+        self._query = query
+
+    def has(self, batch: CommittedBatch) -> bool:
+        """Whether it was committed before. Raises `BatchDiffers` when what has its number was something else."""
+        known = self._read().batches
+        if not known or batch.batch > known[-1].batch:
+            return False
+        found = next((each for each in known if each.batch == batch.batch), None)
+        if found != batch:
+            before = "is no longer remembered" if found is None else f"had {found.rows} messages, {found.bytes} bytes"
+            raise BatchDiffers(
+                f"batch {batch.batch} of query {self._query} was committed before and {before}; now it has "
+                f"{batch.rows} messages, {batch.bytes} bytes. Either an older checkpoint was restored, or the query "
+                "does not compute the same from the same input. Nothing was written; go on with a new "
+                "checkpointLocation, and give rows a publication_id so that the bus recognises those it has"
+            )
+        return True
+
+    def add(self, batch: CommittedBatch) -> None:
+        """Durable when it returns."""
+        record = self._read()
+        record.batches = [*(each for each in record.batches if each.batch < batch.batch), batch][-_KEPT:]
+        self._disk.make_folder(self._folder)
+        self._disk.replace(self._path, msgspec.json.encode(record))
+
+    def _read(self) -> SinkRecord:
+        if self._path.name not in self._disk.list(self._folder):
+            return SinkRecord(self._query)
+        found: SinkRecord = read_json(self._path, self._disk, SinkRecord)
+        return found

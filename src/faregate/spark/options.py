@@ -1,0 +1,168 @@
+"""The options of `format("faregate")`: names, meaning, and errors that say what is allowed.
+
+Rules kept here:
+- An option that is not known is an error: a misspelt `startingOffset` must not read everything.
+- Every error names the option, what was given, and what is allowed.
+- Paths are made absolute on the driver; executors may run elsewhere in the tree.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from faregate.errors import ConfigurationError, InvalidName
+from faregate.message import check_name
+from faregate.spark.positions import ALLOWED, EARLIEST, LATEST, MalformedPosition, Positions, parse_positions
+
+
+class InvalidOption(ConfigurationError):
+    """An option of the Spark source or sink is unknown or malformed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a user asked for. Plain values: it travels to executors."""
+
+    path: Path
+    starting: Positions = EARLIEST
+    ending: Positions = LATEST
+    fail_on_data_loss: bool = True
+    max_messages: int | None = None
+    max_bytes: int | None = None
+    min_partitions: int = 1
+    types: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    reader_name: str | None = None
+    source: str | None = None
+    given: frozenset[str] = frozenset()
+    """The names of the options that were set."""
+
+    def refuse(self, names: Iterable[str], why: str) -> None:
+        """Raises `InvalidOption` when one of these was set: an option without effect is a misunderstanding."""
+        for name in sorted(self.given.intersection(names)):
+            raise InvalidOption(f"option {name} {why}")
+
+
+_SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_SIZE = re.compile(r"(\d{1,18})([kmg]?)", re.IGNORECASE)
+
+
+def parse_options(given: Mapping[str, str]) -> Options:
+    """Raises `InvalidOption`."""
+    by_lower = {name.lower(): name for name in (*_PARSERS, *_OTHERS)}
+    parsed: dict[str, Any] = {}
+    for key, value in given.items():
+        name = by_lower.get(key.lower())
+        if name is None:
+            raise InvalidOption(f"there is no option {key!r} of faregate: {_hint(key, by_lower)}")
+        if name == "url":
+            raise InvalidOption(
+                "option url: RabbitMQ streams are not in this version; read a journal with option path, the folder "
+                "behind journal: in the URL of the bus"
+            )
+        if name in _PARSERS:
+            field, parse = _PARSERS[name]
+            parsed[field] = parse(name, value)
+    if "path" not in parsed:
+        raise InvalidOption("option path is missing: the journal's folder, for example load('/data/journal')")
+    return Options(**parsed, given=frozenset(by_lower[key.lower()] for key in given))
+
+
+def _hint(key: str, by_lower: Mapping[str, str]) -> str:
+    close = get_close_matches(key.lower(), by_lower, n=1)
+    known = ", ".join(name for name in _PARSERS)
+    return f"did you mean {by_lower[close[0]]!r}?" if close else f"there are {known}"
+
+
+def _wrong(name: str, value: str, allowed: str) -> InvalidOption:
+    return InvalidOption(f"option {name} is {value!r}: {allowed}")
+
+
+def _path(name: str, value: str) -> Path:
+    parts = urlsplit(value)
+    if parts.scheme == "journal":
+        raise _wrong(name, value, "give the folder alone, without 'journal:'")
+    if parts.scheme not in ("", "file"):
+        raise _wrong(name, value, "it must be a folder that driver and executors can reach as a file path")
+    folder = unquote(parts.path) if parts.scheme == "file" else value
+    if not folder.strip():
+        raise _wrong(name, value, "it must be the journal's folder, for example /data/journal")
+    return Path(folder).absolute()
+
+
+def _positions(name: str, value: str) -> Positions:
+    try:
+        return parse_positions(value)
+    except MalformedPosition as exc:
+        raise InvalidOption(f"option {name} is {value!r}: {exc}; allowed are {ALLOWED}") from exc
+
+
+def _flag(name: str, value: str) -> bool:
+    if value.strip().lower() not in ("true", "false"):
+        raise _wrong(name, value, "it must be true or false")
+    return value.strip().lower() == "true"
+
+
+def _count(name: str, value: str) -> int:
+    if not re.fullmatch(r"\d{1,18}", value.strip()) or not int(value):
+        raise _wrong(name, value, "it must be a whole number, 1 or more")
+    return int(value)
+
+
+def _bytes(name: str, value: str) -> int:
+    found = _SIZE.fullmatch(value.strip())
+    if found is None or not int(found[1]):
+        raise _wrong(name, value, "it must be a number of bytes, 1 or more, such as 1000000 or 64M")
+    return int(found[1]) * _SIZES[found[2].lower()]
+
+
+def _list(name: str, value: str) -> tuple[str, ...]:
+    """Separated by commas, or a JSON array."""
+    try:
+        items = json.loads(value) if value.lstrip().startswith("[") else value.split(",")
+    except ValueError as exc:
+        raise _wrong(name, value, f"it is not JSON: {exc}") from exc
+    stripped = tuple(item.strip() if isinstance(item, str) else "" for item in items)
+    if not all(stripped) or not stripped:
+        raise _wrong(name, value, "it must be names separated by commas, or a JSON array of names")
+    return stripped
+
+
+def _names(name: str, value: str) -> tuple[str, ...]:
+    return tuple(_name(name, item) for item in _list(name, value))
+
+
+def _name(name: str, value: str) -> str:
+    try:
+        return check_name(value, f"option {name}:")
+    except InvalidName as exc:
+        raise InvalidOption(str(exc)) from exc
+
+
+_PARSERS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
+    "path": ("path", _path),
+    "startingOffsets": ("starting", _positions),
+    "endingOffsets": ("ending", _positions),
+    "failOnDataLoss": ("fail_on_data_loss", _flag),
+    "maxMessagesPerTrigger": ("max_messages", _count),
+    "maxBytesPerTrigger": ("max_bytes", _bytes),
+    "minPartitions": ("min_partitions", _count),
+    "types": ("types", _names),
+    "nodes": ("nodes", _names),
+    "columns": ("columns", _list),
+    "readerName": ("reader_name", _name),
+    "source": ("source", _name),
+}
+"""Each option, the field it fills, and how its text is read."""
+
+FOR_WRITING = ("source",)
+FOR_READING = tuple(name for name in _PARSERS if name not in ("path", *FOR_WRITING))
+
+_OTHERS = ("url", "checkpointLocation")
+"""Known as well: the first is refused with a sentence of its own, the second is Spark's and passed on by it."""

@@ -1,0 +1,43 @@
+"""Stretches of a log that tasks read in parallel.
+
+Pure: the same bounds give the same ranges, whenever and wherever they are asked for.
+"""
+
+from itertools import pairwise
+
+from pyspark.sql.datasource import InputPartition
+
+TASK_MESSAGES = 250_000
+"""What one task reads at the most: enough that starting it does not show, few enough to share the work."""
+
+
+class OffsetRange(InputPartition):
+    """The messages of one partition of the log from `start` up to, not including, `end`."""
+
+    def __init__(self, partition: str, start: int, end: int) -> None:
+        self.partition = partition
+        self.start = start
+        self.end = end
+
+    def __repr__(self) -> str:
+        return f"OffsetRange({self.partition!r}, {self.start}, {self.end})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OffsetRange) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((self.partition, self.start, self.end))
+
+
+def split(starts: dict[str, int], ends: dict[str, int], least: int) -> list[OffsetRange]:
+    """Even ranges, at least `least` of them where there are as many offsets."""
+    lengths = {name: max(0, ends[name] - starts[name]) for name in sorted(ends)}
+    total = sum(lengths.values())
+    found: list[OffsetRange] = []
+    for name, length in lengths.items():
+        if not length:
+            continue
+        pieces = min(length, max(-(-length // TASK_MESSAGES), -(-least * length // total)))
+        bounds = [starts[name] + length * number // pieces for number in range(pieces + 1)]
+        found += [OffsetRange(name, first, last) for first, last in pairwise(bounds)]
+    return found

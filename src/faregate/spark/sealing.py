@@ -1,0 +1,227 @@
+"""Rows that Spark writes become publications: the sink's input columns to the columns of the journal.
+
+Rules kept here:
+- `type` and `body` must be there; who publishes is the column or the option `source`. The rest is optional and gets
+  what `bus.publish` would have given it.
+- A row's publication id is the one given, so that the bus recognises a repetition, or a hash of where the row stood:
+  (query, batch, partition, ordinal). Nothing that differs between two runs enters it.
+- A column of another name or type is refused on the driver, before anything runs; a bad value fails the task.
+"""
+
+import time
+from dataclasses import dataclass, field
+from functools import lru_cache
+from hashlib import sha256
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import BinaryType, DataType, StringType, StructType, TimestampType
+
+from faregate import ids
+from faregate.broker.journal.columns import SCHEMA
+from faregate.broker.journal.topology import Topology
+from faregate.errors import ConfigurationError, Permanent, Unroutable
+from faregate.message import Envelope, check_name
+from faregate.spark.schema import COLUMNS
+
+WRITABLE = (
+    "type",
+    "body",
+    "source",
+    "destination",
+    "kind",
+    "key",
+    "headers",
+    "publication_id",
+    "correlation_id",
+    "causation_id",
+    "marker",
+    "sent_at",
+    "deliver_at",
+    "expires_at",
+    "replay",
+    "content_type",
+    "content_encoding",
+    "body_digest",
+    "payload_ref",
+    "traceparent",
+)
+"""The columns that a publisher may fill; the journal gives the others itself."""
+
+
+class UnfitColumns(ConfigurationError):
+    """The columns of what is written are not those of messages."""
+
+
+class UnfitValue(Permanent):
+    """A row that is written holds a value that no message can have."""
+
+
+def check_columns(schema: StructType, source: str | None) -> None:
+    """Raises `UnfitColumns`, which names the column and what to do about it."""
+    names = schema.fieldNames()
+    for fld in schema.fields:
+        if fld.name not in WRITABLE:
+            hint = "the journal fills it itself: drop it" if fld.name in COLUMNS else f"allowed are {list(WRITABLE)}"
+            raise UnfitColumns(f"faregate cannot write a column {fld.name!r}; {hint}")
+        allowed = _allowed_types(fld.name)
+        if fld.dataType.simpleString() not in allowed:
+            raise UnfitColumns(
+                f"column {fld.name} is {fld.dataType.simpleString()} and must be {' or '.join(allowed)}: cast it"
+            )
+    missing = [name for name in ("type", "body") if name not in names]
+    if missing:
+        raise UnfitColumns(f"faregate needs the columns type and body to write messages; missing: {missing}")
+    if "source" not in names and source is None:
+        raise UnfitColumns("who publishes? Give a column source, or option source with the name of the node")
+
+
+def _allowed_types(name: str) -> list[str]:
+    own: DataType = COLUMNS[name].type
+    if name == "body":
+        return [BinaryType().simpleString(), StringType().simpleString()]
+    if own.simpleString() == "int":
+        return ["int", "smallint", "tinyint"]
+    return [own.simpleString()] if not isinstance(own, TimestampType) else ["timestamp"]
+
+
+@dataclass
+class Sealer:
+    """Seals the rows of one task. `origin` is where they come from, the same for every attempt."""
+
+    origin: str
+    source: str | None
+    topology: Topology
+    ordinal: int = 0
+    _seen: dict[str, set[Any]] = field(default_factory=dict)
+
+    def seal(self, rows: Any) -> Any:
+        """A record batch of Spark's as one of the journal's. Raises `UnfitValue`, `Unroutable`."""
+        count = rows.num_rows
+        given = {name: rows.column(at) for at, name in enumerate(rows.schema.names)}
+        columns = {name: self._plain(name, values) for name, values in given.items()}
+        columns["source"] = self._filled(columns.get("source"), self.source, "source", count)
+        for name in ("type", "source", "destination"):
+            if name in columns:
+                self._check_names(name, columns[name])
+        self._check_present(columns, "type", "body")
+        columns["kind"] = self._kinds(columns, count)
+        columns["publication_id"] = self._publication_ids(columns, count)
+        columns["correlation_id"] = _or(columns.get("correlation_id"), columns["publication_id"])
+        columns["sent_at"] = _or(columns.get("sent_at"), _repeat(time.time_ns() // 1000, "sent_at", count))
+        columns["body_digest"] = _digests(columns, count)
+        self.ordinal += count
+        return pa.RecordBatch.from_arrays([_stored(fld, columns, count) for fld in SCHEMA], schema=SCHEMA)
+
+    def _plain(self, name: str, values: Any) -> Any:
+        wanted = SCHEMA.field(COLUMNS[name].stored).type
+        if name == "headers":
+            return _headers(values)
+        return values if values.type == wanted else values.cast(wanted)
+
+    def _filled(self, values: Any, default: str | None, name: str, count: int) -> Any:
+        if values is None:
+            return _repeat(default, name, count)
+        if values.null_count and default is None:
+            raise UnfitValue(f"column {name} is null in {values.null_count} rows, and there is no option {name}")
+        return values.fill_null(default) if values.null_count else values
+
+    def _check_present(self, columns: dict[str, Any], *names: str) -> None:
+        for name in names:
+            if columns[name].null_count:
+                raise UnfitValue(f"column {name} is null in {columns[name].null_count} rows; a message must have it")
+
+    def _check_names(self, name: str, values: Any) -> None:
+        known = self._seen.setdefault(name, {None})
+        for value in pc.unique(values).to_pylist():
+            if value not in known:
+                known.add(check_name(value, f"column {name}: the value"))
+
+    def _kinds(self, columns: dict[str, Any], count: int) -> Any:
+        destination = columns.get("destination")
+        if destination is None:
+            destination = pa.nulls(count, pa.string())
+        implied = pc.if_else(pc.is_valid(destination), "command", "event")
+        kinds = _or(columns.get("kind"), implied)
+        if not pc.all(pc.equal(kinds, implied), min_count=0).as_py():
+            odd = kinds.filter(pc.not_equal(kinds, implied))[0].as_py()
+            raise UnfitValue(
+                f"column kind is {odd!r} where it cannot be: a 'command' has a destination, an 'event' has none"
+            )
+        commands = pc.is_valid(destination)
+        pairs = zip(destination.filter(commands).to_pylist(), columns["type"].filter(commands).to_pylist(), strict=True)
+        known = self._seen.setdefault("command", set())
+        for node, wire in set(pairs) - known:
+            if self.topology.topic("command", node, wire) is None:
+                raise Unroutable(f"no node {node!r} handles the command {wire} in the journal")
+            known.add((node, wire))
+        return kinds
+
+    def _publication_ids(self, columns: dict[str, Any], count: int) -> Any:
+        given = columns.get("publication_id")
+        if given is not None and not given.null_count:
+            return given
+        types, sources = columns["type"].to_pylist(), columns["source"].to_pylist()
+        derived = [
+            ids.idempotent_id(source, wire, f"{self.origin}/{ordinal}")
+            for ordinal, (source, wire) in enumerate(zip(sources, types, strict=True), self.ordinal)
+        ]
+        return _or(given, pa.array(derived, pa.string()))
+
+
+_DEFAULTS: dict[str, Any] = {
+    name: default
+    for name, default in zip(Envelope.__struct_fields__, Envelope.__struct_defaults__, strict=True)
+    if default is not None and name not in ("recipients", "headers")
+}
+
+
+def _stored(fld: Any, columns: dict[str, Any], count: int) -> Any:
+    """A column of the journal: as given, with the envelope's default where it has one."""
+    if fld.name == "offset":
+        return _places(count)  # the journal numbers them when it takes them in
+    if fld.name in ("time", "topic"):
+        return pa.repeat(pa.scalar(0 if fld.name == "time" else -1, fld.type), count)
+    name = "body" if fld.name == "payload" else fld.name
+    default = _DEFAULTS.get(name)
+    if name in ("recipients", "headers"):
+        values = columns.get(name)
+        return pa.repeat(pa.scalar([], fld.type), count) if values is None else values
+    if name not in columns:
+        return pa.nulls(count, fld.type) if default is None else pa.repeat(pa.scalar(default, fld.type), count)
+    return columns[name] if default is None else _or(columns[name], pa.repeat(pa.scalar(default, fld.type), count))
+
+
+@lru_cache(maxsize=4)
+def _places(count: int) -> Any:
+    return pa.array(range(count), pa.int64())
+
+
+def _or(values: Any, otherwise: Any) -> Any:
+    if values is None:
+        return otherwise
+    return pc.coalesce(values, otherwise) if values.null_count else values
+
+
+def _repeat(value: Any, name: str, count: int) -> Any:
+    return pa.repeat(pa.scalar(value, SCHEMA.field(COLUMNS[name].stored).type), count)
+
+
+def _headers(values: Any) -> Any:
+    """No headers instead of null; a header without a value is refused."""
+    rows = [dict(pairs or ()) for pairs in values.to_pylist()]
+    if any(value is None for row in rows for value in row.values()):
+        raise UnfitValue("column headers has a header without a value: every header is a text")
+    return pa.array([tuple(row.items()) for row in rows], SCHEMA.field("headers").type)
+
+
+def _digests(columns: dict[str, Any], count: int) -> Any:
+    """Of the plain bodies, so that the bus notices two bodies under one id. Of compressed ones it is not known here."""
+    given, encoding = columns.get("body_digest"), columns.get("content_encoding")
+    if encoding is not None and encoding.null_count < count:
+        return given if given is not None else pa.nulls(count, pa.binary())
+    if given is not None and not given.null_count:
+        return given
+    bodies = columns["body"].to_pylist()
+    return _or(given, pa.array([sha256(body).digest()[:16] for body in bodies], pa.binary()))

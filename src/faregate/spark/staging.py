@@ -1,0 +1,186 @@
+"""Between `write` in the tasks and `commit` on the driver: staged files, the spool file made of them, and garbage.
+
+    JOURNAL/staging/ORIGIN/BATCH/PARTITION-ATTEMPT-RANDOM.frames     what one attempt of one task wrote
+    JOURNAL/spool/spark-ORIGIN-BATCH.batch                           the whole batch, atomically
+
+Rules kept here:
+- Every attempt writes under a name of its own: speculation, retries and zombies never touch each other's files.
+- Only what the commit names goes into the batch; it is one file, synced, then moved into the spool. Its name is the
+  batch's identity: the journal appends a name once, however often it comes.
+- Staged files need not survive a crash, so they are not synced. What nobody commits is collected: with a later commit
+  of the same origin, or by any sink once it is a day old.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+
+from faregate.broker.journal import frame as frames
+from faregate.broker.journal.columns import write_batch
+from faregate.broker.journal.disk import PRIVATE_FOLDER, RealDisk
+from faregate.broker.journal.errors import JournalCorrupt
+from faregate.broker.journal.layout import BATCH_SUFFIX, Layout
+from faregate.errors import MessageTooLarge
+
+_FOLDER = "staging"
+_FRAME_ROWS = 10_000
+_MOST_PARTS = 0xFFFF
+"""A frame counts its batch's parts in two bytes."""
+_OLD_SECONDS = 24 * 3600.0
+_SAFE = re.compile(r"[A-Za-z0-9-]{1,100}")
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What one attempt left for the commit."""
+
+    file: str | None
+    """None when it had no rows."""
+    frames: int = 0
+    rows: int = 0
+    bytes: int = 0
+    """Of the bodies."""
+
+
+def batch_folder(layout: Layout, origin: str, batch: int) -> Path:
+    """Where the attempts of one batch stage. `origin` is a query's id, or a write's."""
+    if not _SAFE.fullmatch(origin):
+        raise ValueError(f"{origin!r} is not the id of a query or a write")
+    return layout.root / _FOLDER / origin / f"{batch:020d}"
+
+
+def stage(folder: Path, stem: str, batches: Iterable[Any]) -> Staged:
+    """Write sealed record batches under a name that no other attempt has. Leaves nothing behind when it fails."""
+    path = folder / f"{stem}-{os.urandom(6).hex()}.frames"
+    count = rows = size = 0
+    try:
+        for batch in _pieces(batches):
+            if not count:
+                folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+            with path.open("ab") as file:
+                file.writelines(_frame(write_batch(batch), batch.num_rows))
+            count, rows = count + 1, rows + batch.num_rows
+            size += pc.sum(pc.binary_length(batch.column("payload"))).as_py() or 0
+    except BaseException:
+        remove([path])
+        raise
+    return Staged(path.name if count else None, count, rows, size)
+
+
+def _pieces(batches: Iterable[Any]) -> Iterator[Any]:
+    for batch in batches:
+        for start in range(0, batch.num_rows, _FRAME_ROWS):
+            yield batch.slice(start, _FRAME_ROWS)
+
+
+def _frame(body: Any, rows: int, previous: int = 0, part: int = 0, parts: int = 1) -> tuple[bytes, Any, bytes]:
+    if memoryview(body).nbytes > frames.LONGEST_BODY:
+        raise MessageTooLarge(
+            f"{rows} messages are over what a frame of the journal takes, {frames.LONGEST_BODY} bytes"
+        )
+    header, padding, _ = frames.pack_frame(
+        body,
+        kind=frames.MESSAGES,
+        previous=previous,
+        rows=rows,
+        commit=0,
+        base=0,
+        time=0,
+        epoch=0,
+        part=part,
+        parts=parts,
+    )
+    return header, body, padding
+
+
+def spool_path(layout: Layout, origin: str, batch: int) -> Path:
+    """Names of one origin sort by batch, which is the order the journal takes them in."""
+    return layout.spool / f"spark-{origin}-{batch:020d}{BATCH_SUFFIX}"
+
+
+def move_into_spool(layout: Layout, origin: str, batch: int, staged: list[Staged]) -> None:
+    """Make one spool file of what the commit names; durable when this returns. Raises `FileNotFoundError` when another
+    driver committed the batch and collected its files."""
+    parts = sum(each.frames for each in staged)
+    if not parts:
+        return
+    if parts > _MOST_PARTS:
+        raise MessageTooLarge(
+            f"a batch of {sum(each.rows for each in staged)} messages in {parts} pieces is more than the journal takes "
+            "as one; limit the trigger (maxMessagesPerTrigger), or use fewer partitions"
+        )
+    disk = RealDisk()
+    folder = batch_folder(layout, origin, batch)
+    whole = folder / f"commit-{os.urandom(6).hex()}{BATCH_SUFFIX}"
+    file = disk.create(whole, 0)
+    try:
+        position = previous = part = 0
+        for each in staged:
+            for body, rows in _staged_frames(disk, folder, each):
+                pieces = _frame(body, rows, previous, part, parts)
+                position += file.write(position, pieces)
+                previous = int.from_bytes(pieces[0][12:16], "little")  # where a frame's header keeps its CRC
+                part += 1
+        file.sync()
+    except BaseException:
+        file.close()
+        remove([whole])
+        raise
+    file.close()
+    disk.rename(whole, spool_path(layout, origin, batch))
+
+
+def _staged_frames(disk: RealDisk, folder: Path, staged: Staged) -> Iterator[tuple[memoryview, int]]:
+    if staged.file is None:
+        return
+    path = folder / staged.file
+    data = disk.view(path)
+    position = 0
+    for _ in range(staged.frames):
+        frame = frames.read_header(data, position, 0)
+        if frame is None or not frames.is_sound(data, frame):
+            raise JournalCorrupt(
+                f"the staged file {path} is damaged at position {position}; the batch is not committed"
+            )
+        yield frames.body_of(data, frame), frame.rows
+        position = frame.end
+
+
+# --- garbage ----------------------------------------------------------------------------------------------
+
+
+def remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def collect_garbage(layout: Layout, origin: str, batch: int) -> None:
+    """Drop what was staged for this batch and those before it, and what any dead sink left a day ago. Never raises:
+    garbage is no reason to fail what is committed."""
+    with contextlib.suppress(OSError):
+        own = batch_folder(layout, origin, batch)
+        for folder in own.parent.iterdir():
+            if folder.name <= own.name:
+                shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            own.parent.rmdir()
+        for other in (layout.root / _FOLDER).iterdir():
+            if _last_touched(other) < time.time() - _OLD_SECONDS:
+                shutil.rmtree(other, ignore_errors=True)
+
+
+def _last_touched(folder: Path) -> float:
+    """Now, should it vanish while it is looked at."""
+    try:
+        return max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))
+    except OSError:
+        return time.time()

@@ -1,0 +1,289 @@
+-- The statements of the PostgreSQL store. Each has a name and a purpose. Several rows go as arrays, in one statement.
+
+-- name: record
+-- Insert ledger rows in the order of their ids (or two batches could lock each other); the new ids if some were there.
+with inserted as (
+    insert into faregate_ledger (node, message_id, digest, key, position, handled_at, outcome)
+    select %s, given.*
+    from unnest(%s::uuid[], %b::bytea[], %s::text[], %s::bigint[], %s::float8[], %s::text[])
+        as given (message_id, digest, key, position, handled_at, outcome)
+    order by given.message_id
+    on conflict do nothing
+    returning message_id
+)
+select coalesce(array_agg(message_id::text), '{}') from inserted having count(*) < %s;
+
+-- name: recorded
+-- The digests of some handled messages.
+select message_id::text, digest from faregate_ledger where node = %s and message_id = any(%s::uuid[]);
+
+-- name: unrecord
+-- Take ledger rows out again.
+delete from faregate_ledger where node = %s and message_id = any(%s::uuid[]);
+
+-- name: identify
+-- Claim a business key unless it is taken.
+insert into faregate_identities (node, handler, identity, claimed_at) values (%s, %s, %s, %s) on conflict do nothing;
+
+-- name: unidentify
+-- Give a business key back.
+delete from faregate_identities where node = %s and handler = %s and identity = %s;
+
+-- name: has_identity
+-- Whether a business key is taken.
+select 1 from faregate_identities where node = %s and handler = %s and identity = %s;
+
+-- name: send
+-- Insert outbox rows in the given order.
+insert into faregate_outbox (node, message_id, ordinal, destination, key, envelope)
+select node, message_id, ordinal, destination, key, envelope
+from unnest(%s::text[], %s::uuid[], %s::int[], %s::text[], %s::text[], %b::bytea[])
+    with ordinality as given (node, message_id, ordinal, destination, key, envelope, place)
+order by place
+returning seq;
+
+-- name: send_attempts
+-- Insert outbox rows in the given order, with what is known of their attempts.
+insert into faregate_outbox
+    (node, message_id, ordinal, destination, key, envelope, registered, chosen, not_after, version, dispatched_at)
+select node, message_id, ordinal, destination, key, envelope, registered, chosen, not_after, version, dispatched_at
+from unnest(%s::text[], %s::uuid[], %s::int[], %s::text[], %s::text[], %b::bytea[], %s::text[], %s::text[],
+            %s::float8[], %s::int[], %s::float8[])
+    with ordinality as given (node, message_id, ordinal, destination, key, envelope, registered, chosen, not_after,
+                              version, dispatched_at, place)
+order by place
+returning seq;
+
+-- name: dispatched
+-- Remove outbox rows.
+delete from faregate_outbox where seq = any(%s::bigint[]);
+
+-- name: undispatched
+-- Outbox rows that are not dispatched, in order.
+select seq, node, message_id::text, ordinal, destination, key, envelope, registered, chosen, not_after, version, dispatched_at
+from faregate_outbox where dispatched_at is null order by seq limit %s;
+
+-- name: dispatched_rows
+-- Outbox rows that are dispatched and stay for their stray attempts.
+select seq, node, message_id::text, ordinal, destination, key, envelope, registered, chosen, not_after, version, dispatched_at
+from faregate_outbox where dispatched_at is not null order by seq limit %s;
+
+-- name: outbox_row
+-- One outbox row.
+select seq, node, message_id::text, ordinal, destination, key, envelope, registered, chosen, not_after, version, dispatched_at
+from faregate_outbox where seq = %s;
+
+-- name: outbox_rows_of
+-- The undispatched outputs of one message.
+select seq, node, message_id::text, ordinal, destination, key, envelope, registered, chosen, not_after, version, dispatched_at
+from faregate_outbox where node = %s and message_id = %s::uuid and dispatched_at is null order by seq;
+
+-- name: mark_dispatched
+-- Mark outbox rows as dispatched.
+update faregate_outbox set dispatched_at = %s where seq = any(%s::bigint[]) and dispatched_at is null;
+
+-- name: register_attempts
+-- Add to the registered attempts of the version that was read.
+update faregate_outbox
+set registered = (coalesce(registered, '[]')::jsonb || %s::jsonb)::text, not_after = %s, version = version + 1
+where seq = %s and version = %s;
+
+-- name: choose_attempts
+-- Set the chosen attempts of the version that was read.
+update faregate_outbox set chosen = %s, version = version + 1 where seq = %s and version = %s;
+
+-- name: bury
+-- Insert a dead letter, or fold it into the one that is there; a discarded one only counts.
+insert into faregate_dead as dead
+    (node, message_id, publication_id, type, source, correlation_id, key, queue, reason, error, tries, redeliveries,
+    first_failed_at, last_failed_at, copies, replays, status, changed_by, changed_at, envelope)
+values (%s, %s::uuid, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
+on conflict (node, message_id) do update set
+    copies = dead.copies + 1,
+    reason = case when dead.status = 'discarded' then dead.reason else excluded.reason end,
+    error = case when dead.status = 'discarded' then dead.error else excluded.error end,
+    tries = case when dead.status = 'discarded' then dead.tries else excluded.tries end,
+    redeliveries = case when dead.status = 'discarded' then dead.redeliveries else excluded.redeliveries end,
+    last_failed_at = case when dead.status = 'discarded' then dead.last_failed_at else excluded.last_failed_at end,
+    envelope = case when dead.status = 'discarded' then dead.envelope else excluded.envelope end,
+    status = case when dead.status = 'discarded' then dead.status else 'open' end
+returning node, message_id::text, publication_id, type, source, correlation_id, key, queue, reason, error, tries, redeliveries,
+    first_failed_at, last_failed_at, copies, replays, status, changed_by, changed_at, envelope;
+
+-- name: fold
+-- Count another copy of a dead letter.
+update faregate_dead set copies = copies + 1 where node = %s and message_id = %s::uuid;
+
+-- name: resolve
+-- Dead letters whose messages were handled after all.
+update faregate_dead set status = 'resolved', changed_at = %s
+where node = %s and message_id = any(%s::uuid[]) and status <> 'resolved';
+
+-- name: mark_dead
+-- Set the status of a dead letter that waits for a decision.
+update faregate_dead
+set status = %(status)s, replays = replays + (%(status)s::text = 'replayed')::int, changed_by = %(by)s, changed_at = %(at)s
+where node = %(node)s and message_id = %(message_id)s::uuid and status in ('open', 'replayed')
+returning node, message_id::text, publication_id, type, source, correlation_id, key, queue, reason, error, tries, redeliveries,
+    first_failed_at, last_failed_at, copies, replays, status, changed_by, changed_at, envelope;
+
+-- name: dead
+-- Dead letters that fit a filter, oldest last failure first.
+select node, message_id::text, publication_id, type, source, correlation_id, key, queue, reason, error, tries, redeliveries,
+    first_failed_at, last_failed_at, copies, replays, status, changed_by, changed_at, envelope
+from faregate_dead
+where (%(node)s::text is null or node = %(node)s) and (%(type)s::text is null or type = %(type)s)
+    and (%(reason)s::text is null or reason = %(reason)s) and (%(status)s::text is null or status = %(status)s)
+    and (%(message_id)s::uuid is null or message_id = %(message_id)s::uuid)
+    and (%(since)s::float8 is null or last_failed_at >= %(since)s)
+order by last_failed_at, node, message_id limit %(limit)s;
+
+-- name: known
+-- Those of some messages that were handled or are dead.
+select message_id::text, 'handled', digest, 0 from faregate_ledger
+where node = %(node)s and message_id = any(%(ids)s::uuid[])
+union all
+select message_id::text, case status when 'discarded' then status else 'dead' end, null, replays from faregate_dead
+where node = %(node)s and message_id = any(%(ids)s::uuid[]) and status in ('open', 'replayed', 'discarded');
+
+-- name: floor
+-- Up to when ledger rows were removed.
+select floor from faregate_floor where node = %s;
+
+-- name: evict
+-- Remove old ledger rows whose outputs are all dispatched, and keys as old; raise the floor if any went. How many rows.
+with gone as (
+    delete from faregate_ledger where ctid = any(array(
+        select ctid from faregate_ledger as old
+        where node = %(node)s and handled_at < %(before)s and not exists (
+            select from faregate_outbox as waiting
+            where waiting.node = old.node and waiting.message_id = old.message_id and waiting.dispatched_at is null
+        )
+        order by handled_at limit %(limit)s
+    )) returning 1
+), keys_gone as (
+    delete from faregate_identities where ctid = any(array(
+        select ctid from faregate_identities where node = %(node)s and claimed_at < %(before)s limit %(limit)s
+    )) returning 1
+), raised as (
+    insert into faregate_floor (node, floor)
+    select %(node)s, %(before)s where exists (select from gone) or exists (select from keys_gone)
+    on conflict (node) do update set floor = greatest(faregate_floor.floor, excluded.floor)
+)
+select count(*) from gone;
+
+-- name: insert_claim
+-- Record a claim unless there is one.
+insert into faregate_claims (node, message_id, claim_id, attempt_id, state, created_at)
+values (%s, %s::uuid, %s, %s, 'NEW', %s) on conflict do nothing;
+
+-- name: finish_claim
+-- The effects of a claimed message are in this transaction.
+update faregate_claims set state = 'DONE'
+where node = %s and message_id = %s::uuid and claim_id = %s and state = 'NEW';
+
+-- name: delete_claim
+-- Remove a claim, or only one whose effects are not committed.
+delete from faregate_claims where node = %s and message_id = %s::uuid and claim_id = %s and (state = 'NEW' or not %s);
+
+-- name: claim_record
+-- The claim on one message.
+select node, message_id::text, claim_id, attempt_id, state, created_at from faregate_claims
+where node = %s and message_id = %s::uuid;
+
+-- name: claim_records
+-- Old claims, oldest first.
+select node, message_id::text, claim_id, attempt_id, state, created_at from faregate_claims
+where created_at < %s order by created_at, node, message_id limit %s;
+
+-- name: create_tokens
+-- Create tokens that are absent and in time by the clock of the server.
+insert into faregate_tokens (attempt_id, message_id, recipient, producer, created_at, not_after, payload_ref, claim_id)
+select given.*
+from unnest(%s::text[], %s::uuid[], %s::text[], %s::text[], %s::float8[], %s::float8[], %s::text[], %s::text[])
+    as given (attempt_id, message_id, recipient, producer, created_at, not_after, payload_ref, claim_id)
+where extract(epoch from clock_timestamp()) < given.not_after
+order by given.attempt_id
+on conflict do nothing;
+
+-- name: read_token
+-- One token.
+select attempt_id, message_id::text, recipient, producer, created_at, not_after, payload_ref, claim_id
+from faregate_tokens where attempt_id = %s;
+
+-- name: claim_token
+-- Set the claim of a token that has none, or this one already.
+update faregate_tokens set claim_id = %(claim)s where attempt_id = %(attempt)s and coalesce(claim_id, %(claim)s) = %(claim)s;
+
+-- name: delete_token
+-- Remove a token that this claim holds.
+delete from faregate_tokens where attempt_id = %s and claim_id = %s;
+
+-- name: discard_tokens
+-- Remove tokens whoever holds them, locked in order (or two could lock each other); those that were there.
+with locked as (
+    select attempt_id from faregate_tokens where attempt_id = any(%s::text[]) order by attempt_id for update
+)
+delete from faregate_tokens using locked where faregate_tokens.attempt_id = locked.attempt_id
+returning faregate_tokens.attempt_id;
+
+-- name: count_tokens
+-- How many tokens there are.
+select count(*) from faregate_tokens;
+
+-- name: now
+-- The clock of the server.
+select extract(epoch from clock_timestamp())::float8;
+
+-- name: recipients
+-- The recipient lists of some topics.
+select topic, version, modes from faregate_topics where topic = any(%s::text[]);
+
+-- name: insert_topic
+-- The first recipient list of a topic.
+insert into faregate_topics (topic, version, modes) values (%s, 1, %s) on conflict do nothing;
+
+-- name: swap_topic
+-- Replace the recipient list of the version that was read.
+update faregate_topics set version = version + 1, modes = %s where topic = %s and version = %s;
+
+-- name: lock_migrations
+-- One process at a time brings the tables of a schema up to date.
+select pg_advisory_lock(hashtext('faregate_migrations'), hashtext(current_schema()));
+
+-- name: lock_schema
+-- One process at a time applies a node's schema: `create … if not exists` of two at once fails in one of them.
+select pg_advisory_lock(hashtext('faregate_schema'));
+
+-- name: unlock_schema
+-- The next one may.
+select pg_advisory_unlock(hashtext('faregate_schema'));
+
+-- name: has_migrations
+-- Whether Faregate's tables are here at all.
+select to_regclass('faregate_migrations') is not null;
+
+-- name: schema_version
+-- The version of the schema of this database.
+select coalesce(max(version), 0) from faregate_migrations;
+
+-- name: create_migrations
+-- The table that tells which migrations this database has seen.
+create table if not exists faregate_migrations (
+    version integer primary key,
+    name text not null,
+    applied_at double precision not null
+);
+
+-- name: note_migration
+-- Note that a migration was applied.
+insert into faregate_migrations (version, name, applied_at) values (%s, %s, %s);
+
+-- name: our_tables
+-- Which of our tables are here.
+select tablename::text from pg_tables where schemaname = current_schema() and starts_with(tablename, 'faregate_')
+order by tablename;
+
+-- name: floors
+-- Up to when ledger rows were removed, per node.
+select node, floor from faregate_floor order by node;

@@ -1,0 +1,176 @@
+"""Connecting to PostgreSQL: what a store and a token store of the same database have in common.
+
+Rules kept here:
+- Connections come from a pool and are in autocommit: a statement outside of a transaction is a commit of its own, and
+  transactions send their BEGIN together with their first statement.
+- A connection that broke never goes back to the pool. When one did, the idle ones are looked at too: after a restart of
+  the server all of them are gone.
+- A password is in no message: everything said about the server goes by `url`, which has none.
+"""
+
+import asyncio
+import re
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from psycopg_pool import AsyncConnectionPool
+
+from faregate.errors import ConfigurationError, StoreUnavailable
+from faregate.ports.clock import Clock
+from faregate.ports.schemes import hide_password
+from faregate.stores.postgres.faults import is_lost, raise_translated
+from faregate.stores.postgres.migrate import migrate
+from faregate.stores.postgres.rows import QUERIES
+from faregate.stores.sql.opening import patiently
+
+T = TypeVar("T")
+Connection = psycopg.AsyncConnection[tuple[Any, ...]]
+Cursor = psycopg.AsyncCursor[tuple[Any, ...]]
+_HINT = "; check that the server runs and takes connections there, and the user, password and database in the URL"
+
+
+class PostgresServer:
+    def __init__(
+        self,
+        url: str,
+        *,
+        clock: Clock,
+        connections: int = 10,
+        wait_seconds: float = 30.0,
+        tries: int = 5,
+        delay: float = 1.0,
+    ) -> None:
+        """`connections` at most; `wait_seconds` for a free one; `tries` at opening, first `delay` seconds apart."""
+        self.url = _without_password(url)
+        try:
+            known = conninfo_to_dict(url)
+        except psycopg.Error as exc:
+            raise ConfigurationError(
+                f"{self.url!r} is no PostgreSQL URL; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
+            ) from exc
+        database = known.get("dbname") or known.get("user") or ""
+        place = f"{known.get('host') or ''}:{known.get('port') or 5432}/{database}"
+        self.identity = f"postgresql://{place} {known.get('options') or ''}".rstrip()
+        self._conninfo = url
+        self._clock = clock
+        self._connections, self._wait_seconds = connections, wait_seconds
+        self._tries, self._delay = tries, delay
+        self._pool: AsyncConnectionPool[Connection] | None = None
+
+    # --- opening and closing ---
+
+    async def open(self) -> None:
+        if self._pool is None:
+            await patiently(self._prepare, self.url, tries=self._tries, delay=self._delay, hint=_HINT)
+            pool = AsyncConnectionPool(
+                self._conninfo,
+                min_size=1,
+                max_size=self._connections,
+                timeout=self._wait_seconds,
+                kwargs={"autocommit": True},
+                open=False,
+                name="faregate",
+            )
+            await pool.open()
+            self._pool = pool
+
+    async def _prepare(self) -> None:
+        """Reach the server once, by a connection of its own, and bring our tables up to date."""
+        try:
+            connection = await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True, connect_timeout=5)
+        except psycopg.OperationalError as exc:
+            raise StoreUnavailable(" ".join(str(exc).split())) from exc
+        try:
+            await migrate(connection, self.url, self._clock.time())
+        except psycopg.Error as exc:
+            raise_translated(exc, self.url, connection)
+        finally:
+            await connection.close()
+
+    async def close(self) -> None:
+        if self._pool is not None:
+            pool, self._pool = self._pool, None
+            await pool.close()
+
+    # --- connections ---
+
+    @property
+    def pool(self) -> "AsyncConnectionPool[Connection]":
+        if self._pool is None:
+            raise StoreUnavailable(f"{self.url} is not open: `await store.open()` comes first")
+        return self._pool
+
+    async def take(self) -> Connection:
+        """A connection, to be given back with `give_back`; waits for a free one."""
+        try:
+            return await self.pool.getconn()
+        except psycopg.Error as exc:
+            raise_translated(exc, self.url, None)
+
+    async def give_back(self, connection: Connection) -> None:
+        if self._pool is None:
+            await connection.close()
+            return
+        broken = connection.closed
+        await self._pool.putconn(connection)
+        if broken:
+            await self._pool.check()
+
+    async def _run(self, name: str, parameters: Any = (), *, changes: bool = False) -> list[tuple[Any, ...]]:
+        """The rows of one statement, a transaction of its own; with `changes` a list as long as the rows it changed."""
+        connection = await self.take()
+        try:
+            cursor = await connection.execute(query(name), parameters)
+            if cursor.description is not None:
+                return await cursor.fetchall()
+            return [()] * cursor.rowcount
+        except psycopg.Error as exc:
+            if not changes and is_lost(exc, connection):
+                return await self._run_again(name, parameters)
+            raise_translated(exc, self.url, connection, committing=changes)
+        finally:
+            await finish(self.give_back(connection))
+
+    async def _run_again(self, name: str, parameters: Any) -> list[tuple[Any, ...]]:
+        """A read whose connection was gone: once more, on one that is not."""
+        await self.pool.check()
+        connection = await self.take()
+        try:
+            return await (await connection.execute(query(name), parameters)).fetchall()
+        except psycopg.Error as exc:
+            raise_translated(exc, self.url, connection)
+        finally:
+            await finish(self.give_back(connection))
+
+    async def _changed(self, name: str, parameters: Any) -> int:
+        """One statement as a commit of its own; how many rows it changed."""
+        return len(await self._run(name, parameters, changes=True))
+
+
+def query(name: str) -> str:
+    return QUERIES[name]
+
+
+async def finish(work: Coroutine[Any, Any, T]) -> T:
+    """Do it to the end, also when whoever waits is cancelled meanwhile; the cancellation comes after it."""
+    running = asyncio.ensure_future(work)
+    cancelled = None
+    while not running.done():
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError as exc:
+            if running.cancelled():
+                raise
+            cancelled = exc
+        except Exception:
+            break
+    if cancelled is not None:
+        running.exception()  # it was looked at: the cancellation is what the waiter is told
+        raise cancelled
+    return running.result()
+
+
+def _without_password(url: str) -> str:
+    return re.sub(r"((?:^|[?&\s])password=)[^&\s]*", r"\1***", hide_password(url))

@@ -1,0 +1,284 @@
+"""One transaction on one connection to PostgreSQL.
+
+Rules kept here:
+- A round trip is what costs. What has no result that anybody waits for (BEGIN, savepoints, removing dispatched rows)
+  waits and goes out as one text, before the next statement with parameters or together with COMMIT. (The driver's
+  pipeline would save one more round trip; with the server on the same machine it was slower for single messages.)
+- Whoever asks for the driver's connection finds everything sent, in order.
+- A connection that turns out to be gone at the first statement is replaced once: nothing can have been committed.
+- A commit of a transaction in which a statement failed would be answered with ROLLBACK and no error: it is refused.
+"""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import psycopg
+from psycopg.pq import ExecStatus, TransactionStatus
+
+from faregate.errors import StoreUnavailable, TransactionMisused
+from faregate.ports.store import DeadLetter, DeadStatus, LedgerRow, OutboxRow
+from faregate.ports.tokens import NOBODY, Recipients, Token
+from faregate.stores.postgres.faults import is_lost, raise_translated
+from faregate.stores.postgres.rows import QUERIES, token_columns
+from faregate.stores.postgres.server import Connection, Cursor, PostgresServer, finish
+from faregate.stores.sql import columns
+from faregate.stores.sql.columns import attempts_text, pack
+from faregate.stores.sql.statements import to_percent
+
+_IDLE, _FAILED = TransactionStatus.IDLE, TransactionStatus.INERROR
+_BEGIN, _UNDO = "begin", "rollback to faregate"
+_RECORD, _SEND, _SEND_ATTEMPTS = QUERIES["record"], QUERIES["send"], QUERIES["send_attempts"]
+_DISPATCHED = QUERIES["dispatched"]
+
+
+class PostgresTransaction:
+    def __init__(self, server: PostgresServer) -> None:
+        self._server = server
+        self._connection: Connection | None = None
+        self._waiting: list[str] = []
+        """Statements without parameters that go out before the next one, or with it."""
+        self._used = False
+
+    # --- begin and end ---
+
+    async def begin(self) -> None:
+        if self._used:
+            raise TransactionMisused("this transaction was begun before; make a new one with store.transaction()")
+        self._connection = await self._server.take()
+        self._used = True
+        self._waiting = [_BEGIN]
+
+    async def commit(self) -> None:
+        if self._connection is None:
+            return
+        connection = self._live()
+        if connection.pgconn.transaction_status == _FAILED and _UNDO not in self._waiting:
+            await self.roll_back()
+            raise TransactionMisused(_FAILED_BEFORE)
+        self._connection = None
+        await finish(self._commit(connection))
+
+    async def _commit(self, connection: Connection) -> None:
+        waiting, self._waiting = self._waiting, []
+        try:
+            if waiting != [_BEGIN]:
+                ended = await _send_together(connection, [*waiting, "commit"])
+                if ended.statusmessage != "COMMIT":
+                    raise TransactionMisused(_FAILED_BEFORE)
+        except psycopg.Error as exc:
+            raise_translated(exc, self._server.url, connection, committing=True)
+        finally:
+            await self._release(connection)
+
+    async def roll_back(self) -> None:
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            self._waiting = []
+            await finish(self._release(connection))
+
+    async def _release(self, connection: Connection) -> None:
+        """Give the connection back without a transaction on it; one that cannot be freed of it is closed."""
+        try:
+            if not connection.closed and connection.pgconn.transaction_status != _IDLE:
+                await connection.execute("rollback")
+        except psycopg.Error:
+            await connection.close()
+        await self._server.give_back(connection)
+
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None and (_BEGIN in self._waiting or _in_transaction(self._connection))
+
+    def _live(self) -> Connection:
+        connection = self._connection
+        if connection is None:
+            raise TransactionMisused("this transaction is not open: it was not begun, or it has ended")
+        if connection.pgconn.transaction_status == _IDLE and _BEGIN not in self._waiting:
+            raise TransactionMisused(_ENDED)
+        return connection
+
+    async def _run(self, sql: str, parameters: Any = None) -> Cursor:
+        connection = self._live()
+        waiting, self._waiting = self._waiting, []
+        try:
+            return await _send(connection, waiting, sql, parameters)
+        except psycopg.Error as exc:
+            if not (waiting[:1] == [_BEGIN] and is_lost(exc, connection)):
+                raise_translated(exc, self._server.url, connection)
+        # The connection had been lost before anything was done on it.
+        self._connection = None
+        await finish(self._server.give_back(connection))
+        self._connection = connection = await self._server.take()
+        try:
+            return await _send(connection, waiting, sql, parameters)
+        except psycopg.Error as exc:
+            raise_translated(exc, self._server.url, connection)
+
+    async def _rows(self, sql: str, parameters: Any = None) -> list[tuple[Any, ...]]:
+        return await (await self._run(sql, parameters)).fetchall()
+
+    # --- savepoints ---
+
+    async def savepoint(self) -> None:
+        self._live()
+        self._waiting.append("savepoint faregate")
+
+    async def release_savepoint(self) -> None:
+        self._live()
+        self._waiting.append("release faregate")
+
+    async def roll_back_to_savepoint(self) -> None:
+        self._live()
+        self._waiting.append(_UNDO)
+
+    # --- the user's statements ---
+
+    async def execute(self, sql: str, parameters: Sequence[Any] = ()) -> int:
+        cursor = await self._run(to_percent(sql, bool(parameters)), parameters or None)
+        return max(0, cursor.rowcount)
+
+    async def executemany(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
+        statement = to_percent(sql, True)
+        if not rows:
+            return 0
+        connection = await self._flushed()
+        try:
+            async with connection.cursor() as cursor:
+                await cursor.executemany(statement, rows)
+                return max(0, cursor.rowcount)
+        except psycopg.Error as exc:
+            raise_translated(exc, self._server.url, connection)
+
+    async def fetchone(self, sql: str, parameters: Sequence[Any] = ()) -> tuple[Any, ...] | None:
+        return await (await self._run(to_percent(sql, bool(parameters)), parameters or None)).fetchone()
+
+    async def fetchall(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        return await self._rows(to_percent(sql, bool(parameters)), parameters or None)
+
+    async def _flushed(self) -> Connection:
+        if self._waiting:
+            await self._run("select")
+        return self._live()
+
+    @property
+    def raw(self) -> Connection:
+        """The driver's connection. What still waits is sent first, and the loop stands still for it."""
+        connection = self._live()
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            result = connection.pgconn.exec_("; ".join(waiting).encode())
+            if result.status != ExecStatus.COMMAND_OK:
+                raise StoreUnavailable(f"{self._server.url}: {result.error_message.decode().strip()}")
+        return connection
+
+    # --- ledger and identities ---
+
+    async def record(self, node: str, rows: Sequence[LedgerRow]) -> dict[str, bytes | None]:
+        if not rows:
+            return {}
+        given = [list(column) for column in zip(*rows, strict=True)]
+        fewer = await self._rows(_RECORD, (node, *given, len(rows)))
+        if not fewer:
+            return {}
+        new = set(fewer[0][0])
+        others = {row.message_id for row in rows} - new
+        if len(new) + len(others) < len(rows):
+            raise ValueError(f"an id is twice in one batch for node {node}: {len(rows)} rows")
+        found: dict[str, bytes | None] = dict.fromkeys(others)
+        found.update(cast(Any, await self._rows(QUERIES["recorded"], (node, list(others)))))
+        return found
+
+    async def unrecord(self, node: str, message_ids: Sequence[str]) -> None:
+        await self._run(QUERIES["unrecord"], (node, list(message_ids)))
+
+    async def identify(self, node: str, handler: str, identity: str, at: float) -> bool:
+        return (await self._run(QUERIES["identify"], (node, handler, identity, at))).rowcount == 1
+
+    async def unidentify(self, node: str, handler: str, identity: str) -> None:
+        await self._run(QUERIES["unidentify"], (node, handler, identity))
+
+    # --- outbox ---
+
+    async def send(self, rows: Sequence[OutboxRow]) -> list[int]:
+        if not rows:
+            return []
+        _, *given = (list(column) for column in zip(*rows, strict=True))
+        given[5] = [pack(envelope) for envelope in given[5]]
+        registered, chosen, not_after, versions, dispatched_at = given[6:]
+        plain = not (any(registered) or any(chosen) or any(versions))
+        if plain and not_after.count(None) == dispatched_at.count(None) == len(rows):
+            return [seq for (seq,) in await self._rows(_SEND, given[:6])]
+        given[6:8] = [[attempts_text(each) for each in column] for column in given[6:8]]
+        return [seq for (seq,) in await self._rows(_SEND_ATTEMPTS, given)]
+
+    async def dispatched(self, seqs: Sequence[int]) -> None:
+        self._live()
+        if seqs:
+            numbers = ",".join([str(int(seq)) for seq in sorted(seqs)])
+            self._waiting.append(_DISPATCHED.replace("%s", f"'{{{numbers}}}'"))
+
+    # --- dead letters ---
+
+    async def bury(self, letter: DeadLetter) -> DeadLetter:
+        rows = await self._rows(QUERIES["bury"], columns.dead_values(letter, letter.message_id))
+        return columns.dead_letter(rows[0])
+
+    async def fold(self, node: str, message_id: str) -> None:
+        await self._run(QUERIES["fold"], (node, message_id))
+
+    async def resolve(self, node: str, message_ids: Sequence[str], at: float) -> None:
+        await self._run(QUERIES["resolve"], (at, node, list(message_ids)))
+
+    async def mark_dead(
+        self, node: str, message_id: str, status: DeadStatus, *, by: str, at: float
+    ) -> DeadLetter | None:
+        values = {"node": node, "message_id": message_id, "status": status, "by": by, "at": at}
+        rows = await self._rows(QUERIES["mark_dead"], values)
+        return columns.dead_letter(rows[0]) if rows else None
+
+    # --- mode `tokens` ---
+
+    async def create_tokens(self, tokens: Sequence[Token]) -> None:
+        if tokens:
+            await self._run(QUERIES["create_tokens"], token_columns(tokens))
+
+    async def consume_tokens(self, attempt_ids: Sequence[str]) -> set[str]:
+        return {attempt for (attempt,) in await self._rows(QUERIES["discard_tokens"], (list(attempt_ids),))}
+
+    async def recipients(self, topics: Sequence[str]) -> dict[str, Recipients]:
+        found = dict.fromkeys(topics, NOBODY)
+        for topic, version, modes in await self._rows(QUERIES["recipients"], (list(topics),)):
+            found[topic] = columns.recipients(version, modes)
+        return found
+
+    async def finish_claim(self, node: str, message_id: str, claim_id: str) -> bool:
+        return (await self._run(QUERIES["finish_claim"], (node, message_id, claim_id))).rowcount == 1
+
+
+async def _send(connection: Connection, waiting: Sequence[str], sql: str, parameters: Any) -> Cursor:
+    """The statement, behind what waits for it."""
+    if waiting:
+        await _send_together(connection, waiting)
+    return await connection.execute(sql, parameters)
+
+
+async def _send_together(connection: Connection, statements: Sequence[str]) -> Cursor:
+    """Several statements in one round trip; what is returned stands at the last one's result."""
+    cursor = await connection.execute("; ".join(statements), prepare=False)
+    while cursor.nextset():
+        pass
+    return cursor
+
+
+def _in_transaction(connection: Connection) -> bool:
+    return not connection.closed and connection.pgconn.transaction_status != _IDLE
+
+
+_ENDED = (
+    "the database has ended this transaction already: a statement committed it or rolled it back, so nothing of it may "
+    "be relied on. Leave beginning and ending to the unit of work, also on ctx.db.raw"
+)
+_FAILED_BEFORE = (
+    "a statement of this transaction failed, and PostgreSQL commits nothing after that: let the error end the handler, "
+    "or roll back to the savepoint"
+)

@@ -1,0 +1,82 @@
+"""Values as columns hold them, the same on every SQL store: packed envelopes, ids, lists of attempts, dead letters."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from faregate.message import Envelope
+from faregate.ports.store import DeadLetter, OutboxRow
+from faregate.ports.tokens import Mode, Recipients
+
+pack = msgspec.msgpack.Encoder().encode
+unpack = msgspec.msgpack.Decoder(Envelope).decode
+
+_attempts = msgspec.json.Decoder(tuple[str, ...]).decode
+_modes = msgspec.json.Decoder(dict[str, Mode]).decode
+_json = msgspec.json.Encoder(order="deterministic").encode
+
+
+def id_bytes(text: str) -> bytes:
+    """A UUID's text as 16 bytes."""
+    return bytes.fromhex(text.replace("-", ""))
+
+
+def id_text(value: bytes) -> str:
+    """16 bytes as a UUID's canonical text."""
+    digits = value.hex()
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+def attempts_text(attempts: Sequence[str]) -> str | None:
+    """Attempt ids as JSON; None when there are none, which is so for nearly all rows."""
+    return _json(tuple(attempts)).decode() if attempts else None
+
+
+def attempts(text: str | None) -> tuple[str, ...]:
+    return _attempts(text) if text else ()
+
+
+def modes_text(modes: Mapping[str, Mode]) -> str:
+    return _json(dict(modes)).decode()
+
+
+def recipients(version: int, modes: str) -> Recipients:
+    return Recipients(version, _modes(modes))
+
+
+def outbox_row(row: Sequence[Any]) -> OutboxRow:
+    """From the columns in the order of `OutboxRow`, ids as text."""
+    seq, node, message_id, ordinal, destination, key, envelope, registered, chosen, not_after, version, done = row
+    return OutboxRow(
+        seq,
+        node,
+        message_id,
+        ordinal,
+        destination,
+        key,
+        unpack(envelope),
+        attempts(registered),
+        attempts(chosen),
+        not_after,
+        version,
+        done,
+    )
+
+
+DEAD_COLUMNS = DeadLetter.__struct_fields__
+
+
+def dead_values(letter: DeadLetter, message_id: Any) -> list[Any]:
+    """The values of a dead letter in the order of its fields; the id as the store keeps it."""
+    values = [getattr(letter, name) for name in DEAD_COLUMNS]
+    values[1] = message_id
+    values[-1] = pack(letter.envelope)
+    return values
+
+
+def dead_letter(row: Sequence[Any]) -> DeadLetter:
+    """From the columns in the order of its fields, the id as text."""
+    fields = dict(zip(DEAD_COLUMNS, row, strict=True))
+    fields["envelope"] = unpack(fields["envelope"])
+    return DeadLetter(**fields)

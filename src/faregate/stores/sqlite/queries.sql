@@ -1,0 +1,246 @@
+-- The statements of the SQLite store. Each has a name and a purpose.
+
+-- name: record
+-- Insert a ledger row unless the message was handled.
+insert into faregate_ledger (node, message_id, digest, key, position, handled_at, outcome)
+values (?, ?, ?, ?, ?, ?, ?) on conflict do nothing;
+
+-- name: recorded
+-- One ledger row's place and digest.
+select seq, digest from faregate_ledger where node = ? and message_id = ?;
+
+-- name: unrecord
+-- Take a ledger row out again.
+delete from faregate_ledger where node = ? and message_id = ?;
+
+-- name: last_rowid
+-- The rowid of this connection's last insert.
+select last_insert_rowid();
+
+-- name: identify
+-- Claim a business key unless it is taken.
+insert into faregate_identities (node, handler, identity, claimed_at) values (?, ?, ?, ?) on conflict do nothing;
+
+-- name: unidentify
+-- Give a business key back.
+delete from faregate_identities where node = ? and handler = ? and identity = ?;
+
+-- name: has_identity
+-- Whether a business key is taken.
+select 1 from faregate_identities where node = ? and handler = ? and identity = ?;
+
+-- name: send
+-- Insert an outbox row.
+insert into faregate_outbox
+    (node, message_id, ordinal, destination, key, envelope, registered, chosen, not_after, version, dispatched_at)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: dispatched
+-- Remove one outbox row.
+delete from faregate_outbox where seq = ?;
+
+-- name: dispatched_range
+-- Remove outbox rows that lie together.
+delete from faregate_outbox where seq between ? and ?;
+
+-- name: undispatched
+-- Outbox rows that are not dispatched, in order.
+select seq, node, message_id, ordinal, destination, key, envelope, registered, chosen, not_after, version, dispatched_at
+from faregate_outbox where dispatched_at is null order by seq limit ?;
+
+-- name: dispatched_rows
+-- Outbox rows that are dispatched and stay for their stray attempts.
+select seq, node, message_id, ordinal, destination, key, envelope, registered, chosen, not_after, version, dispatched_at
+from faregate_outbox where dispatched_at is not null order by seq limit ?;
+
+-- name: outbox_row
+-- One outbox row.
+select seq, node, message_id, ordinal, destination, key, envelope, registered, chosen, not_after, version, dispatched_at
+from faregate_outbox where seq = ?;
+
+-- name: outbox_rows_of
+-- The undispatched outputs of one message.
+select seq, node, message_id, ordinal, destination, key, envelope, registered, chosen, not_after, version, dispatched_at
+from faregate_outbox where node = ? and message_id = ? and dispatched_at is null order by seq;
+
+-- name: mark_dispatched
+-- Mark an outbox row as dispatched.
+update faregate_outbox set dispatched_at = ? where seq = ? and dispatched_at is null;
+
+-- name: attempts_of
+-- What a change of a row's attempts starts from.
+select registered from faregate_outbox where seq = ? and version = ?;
+
+-- name: register_attempts
+-- Set the registered attempts of the version that was read.
+update faregate_outbox set registered = ?, not_after = ?, version = version + 1 where seq = ? and version = ?;
+
+-- name: choose_attempts
+-- Set the chosen attempts of the version that was read.
+update faregate_outbox set chosen = ?, version = version + 1 where seq = ? and version = ?;
+
+-- name: bury
+-- Insert a dead letter, or fold it into the one that is there; a discarded one only counts.
+insert into faregate_dead
+    (node, message_id, publication_id, type, source, correlation_id, key, queue, reason, error, tries, redeliveries,
+     first_failed_at, last_failed_at, copies, replays, status, changed_by, changed_at, envelope)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+on conflict (node, message_id) do update set
+    copies = copies + 1,
+    reason = iif(status = 'discarded', reason, excluded.reason),
+    error = iif(status = 'discarded', error, excluded.error),
+    tries = iif(status = 'discarded', tries, excluded.tries),
+    redeliveries = iif(status = 'discarded', redeliveries, excluded.redeliveries),
+    last_failed_at = iif(status = 'discarded', last_failed_at, excluded.last_failed_at),
+    envelope = iif(status = 'discarded', envelope, excluded.envelope),
+    status = iif(status = 'discarded', status, 'open')
+returning node, message_id, publication_id, type, source, correlation_id, key, queue, reason, error, tries, redeliveries,
+    first_failed_at, last_failed_at, copies, replays, status, changed_by, changed_at, envelope;
+
+-- name: fold
+-- Count another copy of a dead letter.
+update faregate_dead set copies = copies + 1 where node = ? and message_id = ?;
+
+-- name: resolve
+-- A dead letter's message was handled after all.
+update faregate_dead set status = 'resolved', changed_at = ? where node = ? and message_id = ? and status <> 'resolved';
+
+-- name: mark_dead
+-- Set the status of a dead letter that waits for a decision.
+update faregate_dead set status = :status, replays = replays + (:status = 'replayed'), changed_by = :by, changed_at = :at
+where node = :node and message_id = :message_id and status in ('open', 'replayed')
+returning node, message_id, publication_id, type, source, correlation_id, key, queue, reason, error, tries, redeliveries,
+    first_failed_at, last_failed_at, copies, replays, status, changed_by, changed_at, envelope;
+
+-- name: dead
+-- Dead letters that fit a filter, oldest last failure first.
+select node, message_id, publication_id, type, source, correlation_id, key, queue, reason, error, tries, redeliveries,
+    first_failed_at, last_failed_at, copies, replays, status, changed_by, changed_at, envelope
+from faregate_dead
+where (:node is null or node = :node) and (:type is null or type = :type) and (:reason is null or reason = :reason)
+    and (:status is null or status = :status) and (:message_id is null or message_id = :message_id)
+    and (:since is null or last_failed_at >= :since)
+order by last_failed_at, node, message_id limit :limit;
+
+-- name: known_handled
+-- Those of some messages that were handled; the list of ids is filled in.
+select message_id, digest from faregate_ledger where node = ? and message_id in (/*ids*/);
+
+-- name: known_dead
+-- Those of some messages that are dead; the list of ids is filled in.
+select message_id, iif(status = 'discarded', 'discarded', 'dead'), replays from faregate_dead
+where node = ? and message_id in (/*ids*/) and status in ('open', 'replayed', 'discarded');
+
+-- name: floor
+-- Up to when ledger rows were removed.
+select floor from faregate_floor where node = ?;
+
+-- name: evict
+-- Remove old ledger rows whose outputs are all dispatched.
+delete from faregate_ledger where seq in (
+    select seq from faregate_ledger
+    where node = :node and handled_at < :before and message_id not in (
+        select message_id from faregate_outbox
+        where node = :node and message_id is not null and dispatched_at is null
+    )
+    order by seq limit :limit
+);
+
+-- name: evict_identities
+-- Remove business keys that are as old.
+delete from faregate_identities where rowid in (
+    select rowid from faregate_identities where node = :node and claimed_at < :before limit :limit
+);
+
+-- name: raise_floor
+-- Raise the floor of a node; it never sinks.
+insert into faregate_floor (node, floor) values (?, ?)
+on conflict (node) do update set floor = max(floor, excluded.floor);
+
+-- name: insert_claim
+-- Record a claim unless there is one.
+insert into faregate_claims (node, message_id, claim_id, attempt_id, state, created_at)
+values (?, ?, ?, ?, 'NEW', ?) on conflict do nothing;
+
+-- name: finish_claim
+-- The effects of a claimed message are in this transaction.
+update faregate_claims set state = 'DONE' where node = ? and message_id = ? and claim_id = ? and state = 'NEW';
+
+-- name: delete_claim
+-- Remove a claim, or only one whose effects are not committed.
+delete from faregate_claims where node = ? and message_id = ? and claim_id = ? and (state = 'NEW' or not ?);
+
+-- name: claim_record
+-- The claim on one message.
+select node, message_id, claim_id, attempt_id, state, created_at from faregate_claims where node = ? and message_id = ?;
+
+-- name: claim_records
+-- Old claims, oldest first.
+select node, message_id, claim_id, attempt_id, state, created_at from faregate_claims
+where created_at < ? order by created_at, node, message_id limit ?;
+
+-- name: create_token
+-- Create a token that is absent.
+insert into faregate_tokens (attempt_id, message_id, recipient, producer, created_at, not_after, payload_ref, claim_id)
+values (?, ?, ?, ?, ?, ?, ?, ?) on conflict do nothing;
+
+-- name: read_token
+-- One token.
+select attempt_id, message_id, recipient, producer, created_at, not_after, payload_ref, claim_id
+from faregate_tokens where attempt_id = ?;
+
+-- name: claim_token
+-- Set the claim of a token that has none.
+update faregate_tokens set claim_id = ? where attempt_id = ? and claim_id is null;
+
+-- name: delete_token
+-- Remove a token that this claim holds.
+delete from faregate_tokens where attempt_id = ? and claim_id = ?;
+
+-- name: discard_token
+-- Remove a token whoever holds it.
+delete from faregate_tokens where attempt_id = ?;
+
+-- name: count_tokens
+-- How many tokens there are.
+select count(*) from faregate_tokens;
+
+-- name: recipients
+-- The recipient list of a topic.
+select version, modes from faregate_topics where topic = ?;
+
+-- name: insert_topic
+-- The first recipient list of a topic.
+insert into faregate_topics (topic, version, modes) values (?, 1, ?) on conflict do nothing;
+
+-- name: swap_topic
+-- Replace the recipient list of the version that was read.
+update faregate_topics set version = version + 1, modes = ? where topic = ? and version = ?;
+
+-- name: schema_version
+-- The version of the schema of this database.
+select coalesce(max(version), 0) from faregate_migrations;
+
+-- name: has_migrations
+-- Whether Faregate's tables are here at all.
+select 1 from sqlite_master where type = 'table' and name = 'faregate_migrations';
+
+-- name: create_migrations
+-- The table that tells which migrations this database has seen.
+create table if not exists faregate_migrations (
+    version integer primary key,
+    name text not null,
+    applied_at real not null
+);
+
+-- name: note_migration
+-- Note that a migration was applied.
+insert into faregate_migrations (version, name, applied_at) values (?, ?, ?);
+
+-- name: our_tables
+-- Which of our tables are here.
+select name from sqlite_master where type = 'table' and substr(name, 1, 9) = 'faregate_' order by name;
+
+-- name: floors
+-- Up to when ledger rows were removed, per node.
+select node, floor from faregate_floor order by node;

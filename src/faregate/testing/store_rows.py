@@ -1,0 +1,81 @@
+"""What the cases of the store suite are written with: their list, ids, rows, and transactions that end."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from faregate.ids import root_id
+from faregate.message import Envelope
+from faregate.ports.store import DeadLetter, LedgerRow, OutboxRow, Store, Transaction
+from faregate.testing.store_subjects import StoreSubject
+
+StoreCase = Callable[[StoreSubject], Awaitable[None]]
+STORE_CASES: dict[str, StoreCase] = {}
+
+
+def case(function: StoreCase) -> StoreCase:
+    STORE_CASES[function.__name__] = function
+    return function
+
+
+def ids(count: int) -> list[str]:
+    """Fresh ids in ascending order."""
+    return sorted(root_id() for _ in range(count))
+
+
+def ledger(message_id: str, digest: bytes | None = None, at: float = 100.0) -> LedgerRow:
+    return LedgerRow(message_id, digest, "key", 7, at)
+
+
+def outgoing(node: str, message_id: str | None = None, text: str = "x", **more: Any) -> OutboxRow:
+    envelope = Envelope(publication_id=root_id(), type="Noted", source=node, body=text.encode(), headers={"a": "b"})
+    return OutboxRow(0, node, message_id, more.pop("ordinal", 0), "author.Noted", "key", envelope, **more)
+
+
+def letter(node: str, message_id: str, **more: Any) -> DeadLetter:
+    values: dict[str, Any] = {
+        "publication_id": "p",
+        "type": "Noted",
+        "source": "author",
+        "correlation_id": "c",
+        "queue": "billing.author.Noted",
+        "reason": "failed",
+        "error": "ValueError: no",
+        "first_failed_at": 10.0,
+        "last_failed_at": 10.0,
+        "envelope": Envelope(publication_id="p", body=b"x"),
+    }
+    return DeadLetter(node=node, message_id=message_id, **{**values, **more})
+
+
+@asynccontextmanager
+async def committed(store: Store) -> AsyncIterator[Transaction]:
+    """A transaction that is committed at the end, or rolled back after an error."""
+    tx = store.transaction()
+    await tx.begin()
+    try:
+        yield tx
+        await tx.commit()
+    finally:
+        await tx.roll_back()
+
+
+@asynccontextmanager
+async def aborted(store: Store) -> AsyncIterator[Transaction]:
+    """A transaction that is rolled back at the end."""
+    tx = store.transaction()
+    await tx.begin()
+    try:
+        yield tx
+    finally:
+        await tx.roll_back()
+
+
+async def expect(error: type[Exception], doing: Awaitable[Any], what: str) -> None:
+    try:
+        await doing
+    except error:
+        return
+    except Exception as exc:
+        raise AssertionError(f"{what} raised {exc!r}, not {error.__name__}") from exc
+    raise AssertionError(f"{what} was accepted")

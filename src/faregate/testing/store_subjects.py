@@ -1,0 +1,137 @@
+"""Stores and token stores to run the suites on, each in an empty database of its own."""
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from faregate.ports.clock import Clock, SystemClock
+from faregate.ports.store import Store
+from faregate.ports.tokens import TokenStore
+from faregate.stores.sqlite import MemoryStore, MemoryTokenStore, SqliteStore, SqliteTokenStore
+from faregate.testing.clock import FakeClock
+
+_numbers = count(1)
+
+
+@dataclass
+class StoreSubject:
+    """A store under test."""
+
+    store: Store
+    reopen: Callable[[], Awaitable[Store]] | None
+    """Close it and open the same database again; None for one that ends with its last user."""
+    now: Callable[[], float]
+    """About what the database's own clock says."""
+
+
+@dataclass
+class TokenSubject:
+    """A token store under test, and a second user of the same one."""
+
+    store: TokenStore
+    other: TokenStore
+
+
+MakeStore = Callable[[], AbstractAsyncContextManager[StoreSubject]]
+MakeTokens = Callable[[], AbstractAsyncContextManager[TokenSubject]]
+
+
+@asynccontextmanager
+async def _tested(make: Callable[[], Store], clock: Clock, *, lasting: bool) -> AsyncIterator[StoreSubject]:
+    store = make()
+    await store.open()
+
+    async def reopen() -> Store:
+        await subject.store.close()
+        subject.store = make()
+        await subject.store.open()
+        return subject.store
+
+    subject = StoreSubject(store, reopen if lasting else None, clock.time)
+    try:
+        yield subject
+    finally:
+        await subject.store.close()
+
+
+@asynccontextmanager
+async def _tested_tokens(make: Callable[[], TokenStore]) -> AsyncIterator[TokenSubject]:
+    store, other = make(), make()
+    await store.open()
+    try:
+        await other.open()
+        try:
+            yield TokenSubject(store, other)
+        finally:
+            await other.close()
+    finally:
+        await store.close()
+
+
+def memory_store_subject(store: Callable[..., Store] = MemoryStore) -> AbstractAsyncContextManager[StoreSubject]:
+    """`memory:` on a fake clock."""
+    clock = FakeClock()
+    return _tested(lambda: store("", clock=clock), clock, lasting=False)
+
+
+def sqlite_store_subject(path: Path, store: Callable[..., Store] = SqliteStore) -> Any:
+    """`sqlite:PATH` on a fake clock."""
+    clock = FakeClock()
+    return _tested(lambda: store(str(path), clock=clock), clock, lasting=True)
+
+
+@asynccontextmanager
+async def postgres_store_subject(url: str) -> AsyncIterator[StoreSubject]:
+    """`postgresql://…`, in a schema of its own that is dropped afterwards."""
+    from faregate.stores.postgres import PostgresStore
+
+    clock = SystemClock()
+    async with (
+        postgres_schema(url) as inside,
+        _tested(lambda: PostgresStore(inside, clock=clock), clock, lasting=True) as subject,
+    ):
+        yield subject
+
+
+def memory_token_subject(store: Callable[..., TokenStore] = MemoryTokenStore) -> Any:
+    """`memory:` with a name, on a fake clock."""
+    clock, name = FakeClock(), f"tokens-{next(_numbers)}"
+    return _tested_tokens(lambda: store(name, clock=clock))
+
+
+def sqlite_token_subject(path: Path) -> Any:
+    clock = FakeClock()
+    return _tested_tokens(lambda: SqliteTokenStore(str(path), clock=clock))
+
+
+@asynccontextmanager
+async def postgres_token_subject(url: str) -> AsyncIterator[TokenSubject]:
+    from faregate.stores.postgres import PostgresTokenStore
+
+    clock = SystemClock()
+    async with (
+        postgres_schema(url) as inside,
+        _tested_tokens(lambda: PostgresTokenStore(inside, clock=clock)) as subject,
+    ):
+        yield subject
+
+
+@asynccontextmanager
+async def postgres_schema(url: str) -> AsyncIterator[str]:
+    """The URL of an empty schema in the same database; it is dropped afterwards."""
+    import psycopg
+
+    name = f"faregate_test_{os.getpid()}_{next(_numbers)}"
+    options = quote(f"-csearch_path={name}")
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        await connection.execute(f"create schema {name}")
+        try:
+            yield f"{url}{'&' if '?' in url else '?'}options={options}"
+        finally:
+            await connection.execute("set client_min_messages = warning")
+            await connection.execute(f"drop schema {name} cascade")

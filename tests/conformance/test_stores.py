@@ -1,0 +1,35 @@
+"""Every store keeps every promise of the store port."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from faregate.testing import (
+    STORE_CASES,
+    memory_store_subject,
+    postgres_store_subject,
+    run_store_case,
+    sqlite_store_subject,
+)
+from tests.presence import address
+
+
+@pytest.mark.parametrize("name", STORE_CASES)
+async def test_a_store_in_memory(name: str) -> None:
+    await run_store_case(name, memory_store_subject)
+
+
+@pytest.mark.parametrize("name", STORE_CASES)
+async def test_a_sqlite_file(name: str, tmp_path: Path) -> None:
+    await run_store_case(name, partial(sqlite_store_subject, tmp_path / "store.db"))
+
+
+@pytest.mark.services
+@pytest.mark.parametrize("name", STORE_CASES)
+async def test_postgresql(name: str) -> None:
+    await run_store_case(name, partial(postgres_store_subject, address("FAREGATE_TEST_POSTGRES")))
+
+
+def test_there_are_cases() -> None:
+    assert len(STORE_CASES) >= 40

@@ -1,0 +1,40 @@
+"""The Spark session that all tests share: starting one takes seconds, and a process can have only one."""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.presence import missing
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
+    java_home = os.environ.get("JAVA_HOME")
+    if not (java_home and Path(java_home, "bin/java").exists()) and shutil.which("java") is None:
+        missing("there is no Java for Spark: run the tests with ./dev test, which installs it")
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # or Spark's workers are whatever python3 is on the PATH
+    from pyspark.sql import SparkSession  # loading it takes a second, which most runs need not spend
+
+    session = (
+        # Plain local[2] never tries a failed task again; a cluster does, four times.
+        SparkSession.builder.master("local[2,4]")
+        .appName("faregate-tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.adaptive.enabled", "false")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+        .getOrCreate()
+    )
+    yield session
+    session.stop()

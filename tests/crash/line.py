@@ -1,0 +1,149 @@
+"""The nodes that the crash tests run, and what must be there when they are at rest.
+
+    shop --Ordered--> first --Passed--> second --Arrived--> first --Closed--> nobody
+                            `--Tell---> second
+
+Every handler keeps the message id in a table without a unique constraint, so that a second run is seen. Every sixth
+Passed fails once in memory, every sixth needs a redelivery, and some are given up on: each after it has written and
+sent something, none of which may stay. Ids are deterministic, so `expected` knows every one of them beforehand.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import faregate as fg
+
+KEYS = 3
+
+
+class Ordered(fg.Event):
+    number: int
+    lane: str
+
+
+class Passed(fg.Event):
+    number: int
+    lane: str
+
+
+class Tell(fg.Command):
+    number: int
+
+
+class Arrived(fg.Event):
+    number: int
+
+
+class Closed(fg.Event):
+    number: int
+
+
+def is_poison(number: int) -> bool:
+    return number % 9 == 3
+
+
+def ordered(number: int) -> Ordered:
+    return Ordered(number=number, lane=f"lane-{number % KEYS}")
+
+
+def nodes(dedup: Literal["ledger", "tokens"]) -> list[fg.Node]:
+    shop, first, second = (
+        fg.Node(name, schema=f"create table if not exists {name}_effects (message_id text, number integer)")
+        for name in ("shop", "first", "second")
+    )
+
+    async def note(ctx: fg.Context, number: int) -> None:
+        await ctx.db.execute(f"insert into {ctx.node}_effects values (?, ?)", (ctx.message_id, number))
+
+    @first.on(Ordered, source="shop", key="lane", dedup=dedup)
+    async def pass_on(order: Ordered, ctx: fg.Context) -> None:
+        await note(ctx, order.number)
+        ctx.publish(Passed(number=order.number, lane=order.lane))
+        ctx.send(Tell(number=order.number), to="second")
+
+    @second.on(
+        Passed,
+        source="first",
+        key="lane",
+        dedup=dedup,
+        retry=fg.Retry(1, delay=0.01),
+        redeliver=fg.Redeliver(0.01, 0.01),
+    )
+    async def arrive(passed: Passed, ctx: fg.Context) -> None:
+        await note(ctx, passed.number)
+        ctx.publish(Arrived(number=passed.number))
+        if is_poison(passed.number):
+            raise fg.Permanent("poison, on purpose")
+        if passed.number % 6 == 1 and ctx.attempt == 1:
+            raise OSError("its first try fails")
+        if passed.number % 6 == 2 and ctx.redeliveries == 0:
+            raise OSError("its first delivery fails")
+
+    @second.on(Tell, dedup=dedup)
+    async def listen(tell: Tell, ctx: fg.Context) -> None:
+        await note(ctx, tell.number)
+
+    @first.on(Arrived, source="second", dedup=dedup)
+    async def finish(arrived: Arrived, ctx: fg.Context) -> None:
+        await note(ctx, arrived.number)
+        ctx.publish(Closed(number=arrived.number))
+
+    return [shop, first, second]
+
+
+@dataclass
+class Records:
+    """What is in the stores and in the journal; sorted lists, so that what is there twice is seen."""
+
+    effects: list[tuple[str, str, int]] = field(default_factory=list)
+    """(node, message id, number)"""
+    ledger: list[tuple[str, str]] = field(default_factory=list)
+    dead: list[tuple[str, str, str]] = field(default_factory=list)
+    """(node, message id, status)"""
+    log: list[str] = field(default_factory=list)
+    """Publication ids in the journal."""
+    outbox: int = 0
+    tokens: int = 0
+    claims: int = 0
+
+    def tidy(self) -> "Records":
+        for rows in (self.effects, self.ledger, self.dead, self.log):
+            rows.sort()
+        return self
+
+
+def expected(numbers: Iterable[int], dedup: str) -> Records:
+    """What must be there, and nothing else, once these orders are through."""
+    there = Records()
+    for number in numbers:
+        root = fg.ids.idempotent_id("shop", "Ordered", f"order-{number}")
+        if dedup == "tokens":
+            there.ledger.append(("shop", root))  # that is how a repetition of its idempotency key is told
+
+        def effect(publication: str, node: str, number: int = number) -> str:
+            message_id = fg.ids.message_id(publication, node)
+            there.effects.append((node, message_id, number))
+            if dedup == "ledger":
+                there.ledger.append((node, message_id))
+            return message_id
+
+        def output(cause: str, node: str, handler: str, type: str, slot: int, root: str = root) -> str:
+            publication = fg.ids.publication_id(
+                correlation_id=root, node=node, causation_id=cause, handler=handler, type=type, slot=slot
+            )
+            there.log.append(publication)
+            return publication
+
+        there.log.append(root)
+        cause = effect(root, "first")
+        passed = output(cause, "first", "pass_on", "Passed", 0)
+        effect(output(cause, "first", "pass_on", "Tell", 1), "second")
+        if is_poison(number):
+            there.dead.append(("second", fg.ids.message_id(passed, "second"), "open"))
+        else:
+            arrived = output(effect(passed, "second"), "second", "arrive", "Arrived", 0)
+            cause = effect(arrived, "first")
+            if dedup == "ledger":  # with recipient lists, what nobody wants is not sent
+                output(cause, "first", "finish", "Closed", 0)
+    return there.tidy()

@@ -1,0 +1,1 @@
+MUTANTS: dict = {}

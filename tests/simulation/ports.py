@@ -1,0 +1,117 @@
+"""The store and the token store as one process sees them: each call is a point, and may fail in the ways of a network.
+
+    fail   the call did not arrive
+    lose   the call was done, its answer got lost
+    late   neither now; but it arrives some time later
+
+Rules kept here:
+- A statement within a transaction is no point: nobody sees it before the commit. `begin` is one, and so is `commit`
+  where it may fail.
+- Whoever watches (`Watch`) is told of every change, with its result, as it happens.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from faregate.errors import CommitUnknown, StoreUnavailable
+from tests.simulation.scheduler import Scheduler
+
+Watch = Callable[[str, tuple[Any, ...], Any], None]
+"""Told of (call, arguments, result)."""
+Modes = dict[str, tuple[str, ...]]
+"""How each call may fail: `tokens.create` -> ("lose", "late")."""
+
+
+class LateCall:
+    """A call whose caller was told that it failed, and which is still on its way."""
+
+    def __init__(self, name: str, call: Callable[[], Awaitable[Any]]) -> None:
+        self.name = name
+        self.call = call
+
+
+class Port:
+    """Forwards every coroutine method of `real`, with a point before it."""
+
+    def __init__(
+        self, prefix: str, real: Any, scheduler: Scheduler, modes: Modes, late: list[LateCall], watch: Watch
+    ) -> None:
+        self._prefix, self._real, self._scheduler = prefix, real, scheduler
+        self._modes, self._late, self._watch = modes, late, watch
+        self.url, self.identity = real.url, real.identity
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._real, name)
+        point = f"{self._prefix}.{name}"
+        modes = self._modes.get(point, ())
+
+        async def perform(*args: Any, **kwargs: Any) -> Any:
+            result = await method(*args, **kwargs)
+            self._watch(point, args, result)
+            return result
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            outcome = await self._scheduler.point(point, modes)
+            if outcome == "late":
+                self._late.append(LateCall(point, lambda: perform(*args, **kwargs)))
+            if outcome in ("fail", "late"):
+                raise StoreUnavailable(f"{point} did not get through", retry_after=1.0)
+            result = await perform(*args, **kwargs)
+            self._scheduler.acted()
+            if outcome == "lose":
+                raise StoreUnavailable(f"the answer to {point} got lost", retry_after=1.0)
+            return result
+
+        self.__dict__[name] = call
+        return call
+
+    async def now(self) -> float:
+        """Only a clock: no point."""
+        moment: float = await self._real.now()
+        return moment
+
+    def transaction(self) -> "SimTransaction":
+        return SimTransaction(self._real.transaction(), self._scheduler, self._modes, self._watch)
+
+
+class SimTransaction:
+    def __init__(self, real: Any, scheduler: Scheduler, modes: Modes, watch: Watch) -> None:
+        self._real, self._scheduler, self._watch = real, scheduler, watch
+        self._commit_modes = modes.get("store.commit", ())
+        self._told: list[tuple[str, tuple[Any, ...], Any]] = []
+
+    async def begin(self) -> None:
+        await self._scheduler.point("store.begin")
+        await self._real.begin()
+
+    async def commit(self) -> None:
+        if not self._real.is_open:
+            await self._real.commit()
+            return
+        outcome = await self._scheduler.point("store.commit", self._commit_modes) if self._commit_modes else "go"
+        if outcome == "fail":
+            await self._real.roll_back()
+            raise CommitUnknown("the connection broke before the commit")
+        await self._real.commit()
+        self._scheduler.acted()
+        told, self._told = self._told, []
+        for each in told:
+            self._watch(*each)
+        if outcome == "lose":
+            raise CommitUnknown("the connection broke after the commit")
+
+    async def roll_back(self) -> None:
+        self._told.clear()
+        await self._real.roll_back()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._real, name)
+        if name not in ("send", "finish_claim", "consume_tokens", "create_tokens"):
+            return found
+
+        async def call(*args: Any) -> Any:
+            result = await found(*args)
+            self._told.append((f"tx.{name}", args, result))
+            return result
+
+        return call

@@ -1,0 +1,216 @@
+"""The sink's two phases, without Spark: attempts, commits, replays, aborts, garbage, two drivers."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext
+from pyspark.sql.types import StructType
+
+from faregate.broker.journal.errors import JournalCorrupt
+from faregate.broker.journal.layout import Layout
+from faregate.errors import FaregateError, MessageTooLarge
+from faregate.spark import staging
+from faregate.spark.commits import BatchDiffers, SinkCommits
+from faregate.spark.options import InvalidOption
+from faregate.spark.sink import BatchWriter, StagedMessage, StreamWriter
+from tests.spark.rig import empty_journal, options, run_bus, spooled
+
+SCHEMA = StructType().add("type", "string").add("body", "string").add("source", "string")
+QUERY = "11111111-2222-3333-4444-555555555555"
+
+
+class Task:
+    """What a writer sees of the task that it runs in."""
+
+    attempts = 0
+
+    def __init__(self, query: str, batch: int, partition: int) -> None:
+        self._properties = {"sql.streaming.queryId": query, "streaming.sql.batchId": str(batch)}
+        self._partition = partition
+        Task.attempts += 1
+        self._attempt = Task.attempts
+
+    def partitionId(self) -> int:
+        return self._partition
+
+    def taskAttemptId(self) -> int:
+        return self._attempt
+
+    def getLocalProperty(self, name: str) -> str | None:
+        return self._properties.get(name)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return empty_journal(tmp_path / "j")
+
+
+Write = Callable[..., StagedMessage]
+
+
+@pytest.fixture
+def write(path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Run one attempt of a task that writes these texts."""
+
+    def attempt(*texts: str, query: str = QUERY, batch: int = 0, partition: int = 0, fail: bool = False) -> Any:
+        monkeypatch.setattr(TaskContext, "get", lambda: cast(Any, Task(query, batch, partition)))
+
+        def batches() -> Any:
+            for text in texts:
+                yield pa.record_batch([["Noted"], [f'{{"text":"{text}"}}'], ["author"]], names=SCHEMA.fieldNames())
+            if fail:
+                raise RuntimeError("the task was killed")
+
+        return StreamWriter(options(path), SCHEMA, False).write(batches())
+
+    return attempt
+
+
+def commit(path: Path, *messages: StagedMessage | None, batch: int = 0) -> None:
+    StreamWriter(options(path), SCHEMA, False).commit(list(messages), batch)
+
+
+def staged_files(path: Path) -> list[str]:
+    return sorted(file.name for file in (path / "staging").rglob("*") if file.is_file())
+
+
+def texts(path: Path) -> list[list[bytes]]:
+    return [[envelope.body[9:-2] for envelope in batch] for batch in spooled(path)]
+
+
+def test_a_batch_is_one_file_in_the_spool_in_the_order_of_partitions(path: Path, write: Write) -> None:
+    later, none, earlier = write("3", "4", partition=2), write(partition=1), write("1", "2", partition=0)
+    assert texts(path) == []
+    commit(path, later, none, earlier)
+    assert texts(path) == [[b"1", b"2", b"3", b"4"]]
+    assert staged_files(path) == []
+    assert run_bus(path) == ["1", "2", "3", "4"]
+
+
+def test_only_the_attempt_that_spark_chose_is_committed(path: Path, write: Write) -> None:
+    chosen, speculative = write("1"), write("1")
+    assert chosen.staged.file != speculative.staged.file
+    commit(path, chosen)
+    zombie = write("1")  # it goes on after the commit
+    assert len(staged_files(path)) == 1 and zombie.staged.file is not None
+    commit(path, write("2", batch=1), batch=1)
+    assert staged_files(path) == [], "the next commit collects what zombies leave"
+    assert texts(path) == [[b"1"], [b"2"]]
+
+
+def test_a_failed_attempt_leaves_nothing(path: Path, write: Write) -> None:
+    with pytest.raises(RuntimeError, match="killed"):
+        write("1", fail=True)
+    assert staged_files(path) == []
+
+
+def test_an_abort_removes_what_it_knows_of_and_nothing_else(path: Path, write: Write) -> None:
+    aborted, other_run = write("1"), write("1")
+    StreamWriter(options(path), SCHEMA, False).abort([aborted, None], 0)
+    assert staged_files(path) == [other_run.staged.file]
+    commit(path, other_run)
+    assert texts(path) == [[b"1"]]
+
+
+def test_a_replayed_batch_is_a_no_op_before_and_after_the_bus_took_it_in(path: Path, write: Write) -> None:
+    commit(path, write("1"))
+    commit(path, write("1"))
+    assert texts(path) == [[b"1"]]
+    assert run_bus(path) == ["1"]
+    commit(path, write("1"))
+    assert texts(path) == [] and staged_files(path) == []
+    assert run_bus(path) == []
+
+
+def test_a_driver_that_died_between_spool_and_record_does_not_double(path: Path, write: Write) -> None:
+    for taken_in in (False, True):
+        batch = int(taken_in)
+        commit(path, write(f"{batch}", batch=batch), batch=batch)
+        assert not taken_in or run_bus(path) == ["1"]
+        (path / "sinks" / f"{QUERY}.json").unlink()
+        commit(path, write(f"{batch}", batch=batch), batch=batch)
+        assert run_bus(path) == ([] if taken_in else ["0"])
+
+
+def test_a_new_checkpoint_that_restarts_at_batch_0_is_no_replay(path: Path, write: Write) -> None:
+    commit(path, write("1"))
+    commit(path, write("1", query="another-query"))
+    assert sorted(run_bus(path)) == ["1", "1"]
+
+
+def test_a_batch_with_the_number_of_another_is_refused_not_skipped(path: Path, write: Write) -> None:
+    commit(path, write("1"))
+    commit(path, write("2", batch=1), batch=1)
+    with pytest.raises(BatchDiffers, match=r"batch 0 of query .* had 1 messages, 12 bytes; now it has 2 messages"):
+        commit(path, write("1", "2"))
+    assert texts(path) == [[b"1"], [b"2"]]
+
+
+def test_an_empty_batch_is_remembered_and_writes_no_file(path: Path, write: Write) -> None:
+    commit(path, write())
+    commit(path)
+    assert texts(path) == []
+    assert [batch.rows for batch in SinkCommits(Layout(path), QUERY)._read().batches] == [0]
+
+
+def test_two_drivers_on_one_checkpoint_commit_once(path: Path, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = write("1"), write("1")
+    move = staging.move_into_spool
+
+    def overtaken(*arguments: Any) -> None:
+        monkeypatch.setattr("faregate.spark.sink.move_into_spool", move)
+        commit(path, two)
+        move(*arguments)
+
+    monkeypatch.setattr("faregate.spark.sink.move_into_spool", overtaken)
+    commit(path, one)
+    assert run_bus(path) == ["1"]
+
+
+def test_a_staged_file_that_the_driver_cannot_see_is_named(path: Path, write: Write) -> None:
+    message = write("1")
+    assert message.staged.file is not None
+    (staging.batch_folder(Layout(path), QUERY, 0) / message.staged.file).unlink()
+    with pytest.raises(FaregateError, match=r"staged, is not there for the driver: .* under the same path"):
+        commit(path, message)
+
+
+def test_a_damaged_staged_file_is_not_committed(path: Path, write: Write) -> None:
+    message = write("1")
+    assert message.staged.file is not None
+    file = staging.batch_folder(Layout(path), QUERY, 0) / message.staged.file
+    data = bytearray(file.read_bytes())
+    data[data.index(b'"text"')] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(
+        JournalCorrupt, match=r"the staged file .* is damaged at position 0; the batch is not committed"
+    ):
+        commit(path, message)
+    assert texts(path) == []
+
+
+def test_too_many_pieces_for_one_batch_are_refused(path: Path, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "_MOST_PARTS", 1)
+    with pytest.raises(MessageTooLarge, match=r"a batch of 2 messages in 2 pieces .*maxMessagesPerTrigger"):
+        commit(path, write("1", "2"))
+
+
+def test_what_dead_sinks_staged_goes_after_a_day_and_not_before(path: Path, write: Write) -> None:
+    write("1", query="dead-for-long")
+    write("1", query="at-work")
+    long_ago = time.time() - 25 * 3600
+    for entry in (path / "staging/dead-for-long", *(path / "staging/dead-for-long").rglob("*")):
+        os.utime(entry, (long_ago, long_ago))
+    commit(path, write("2"))
+    assert [entry.name for entry in (path / "staging").iterdir()] == ["at-work"]
+
+
+def test_a_bus_cannot_be_overwritten(path: Path) -> None:
+    for writer in (StreamWriter, BatchWriter):
+        with pytest.raises(InvalidOption, match=r"cannot be overwritten: use mode\('append'\)"):
+            writer(options(path), SCHEMA, True)

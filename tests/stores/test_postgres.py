@@ -1,0 +1,237 @@
+"""What is special about PostgreSQL: connections that break, a server that is not there, and what waits to be sent."""
+
+import asyncio
+import logging
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+
+import psycopg
+import pytest
+
+from faregate.errors import CommitUnknown, ConfigurationError, StoreConflict, StoreUnavailable, TransactionMisused
+from faregate.ports.clock import SystemClock
+from faregate.ports.schemes import open_store
+from faregate.stores.postgres import PostgresStore
+from faregate.testing.store_rows import aborted, committed, ids, ledger, outgoing
+from faregate.testing.store_subjects import postgres_schema
+from tests.presence import address
+
+UNREACHABLE = "postgresql://shop:secret@127.0.0.1:1/shop"
+
+
+@pytest.fixture
+async def url() -> AsyncIterator[str]:
+    async with postgres_schema(address("FAREGATE_TEST_POSTGRES")) as inside:
+        yield inside
+
+
+@pytest.fixture
+async def store(url: str) -> AsyncIterator[PostgresStore]:
+    store = PostgresStore(url, clock=SystemClock(), connections=3, wait_seconds=5, tries=1)
+    await store.open()
+    await store.apply_schema("create table goods (name text primary key)")
+    yield store
+    await store.close()
+
+
+async def end_sessions(url: str, *processes: int) -> None:
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        for process in processes:
+            await connection.execute("select pg_terminate_backend(%s, 5000)", (process,))
+
+
+# --- not there --------------------------------------------------------------------------------------------
+
+
+async def test_a_server_that_is_not_there_is_tried_again_and_then_named(caplog: pytest.LogCaptureFixture) -> None:
+    store = PostgresStore(UNREACHABLE, clock=SystemClock(), tries=3, delay=0.01)
+    with caplog.at_level(logging.WARNING), pytest.raises(StoreUnavailable, match="after 3 tries") as caught:
+        await store.open()
+    warnings = [record.getMessage() for record in caplog.records if record.name == "faregate.stores"]
+    assert len(warnings) == 2, warnings
+    assert "127.0.0.1:1/shop" in warnings[0] and "try 2 of 3 in 0.01 s" in warnings[0]
+    assert "check that the server runs" in str(caught.value)
+    assert not any("secret" in text for text in [*warnings, str(caught.value), store.url, store.identity])
+
+
+def test_a_password_is_shown_nowhere() -> None:
+    for url in (UNREACHABLE, "postgresql://db/shop?user=shop&password=secret", "postgres://shop:secret@db/shop"):
+        store = PostgresStore(url, clock=SystemClock())
+        assert "secret" not in store.url + store.identity
+    with pytest.raises(ConfigurationError) as caught:
+        PostgresStore("postgresql://shop:secret@db/shop?nonsense=1", clock=SystemClock())
+    assert "secret" not in str(caught.value)
+
+
+def test_a_missing_driver_names_the_extra() -> None:
+    code = (
+        "import sys; sys.modules['psycopg'] = None\n"
+        "from faregate.ports.schemes import open_store\n"
+        "open_store('postgresql://shop:secret@db/shop', None)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "MissingExtra" in result.stderr and "faregate[postgres]" in result.stderr, result.stderr
+    assert "secret" not in result.stderr.splitlines()[-1]
+
+
+# --- broken connections -----------------------------------------------------------------------------------
+
+
+@pytest.mark.services
+async def test_a_connection_lost_in_a_transaction_is_unavailable_and_the_store_recovers(
+    store: PostgresStore, url: str
+) -> None:
+    [message_id] = ids(1)
+    tx = store.transaction()
+    await tx.begin()
+    await tx.record("billing", [ledger(message_id)])
+    await end_sessions(url, tx.raw.info.backend_pid)
+    with pytest.raises(StoreUnavailable):
+        await tx.execute("insert into goods values ('x')")
+    assert not tx.is_open
+    await tx.roll_back()
+    async with committed(store) as again:
+        assert await again.record("billing", [ledger(message_id)]) == {}
+
+
+@pytest.mark.services
+async def test_a_connection_lost_before_the_commit_is_unknown(store: PostgresStore, url: str) -> None:
+    [message_id] = ids(1)
+    tx = store.transaction()
+    await tx.begin()
+    await tx.record("billing", [ledger(message_id)])
+    await end_sessions(url, tx.raw.info.backend_pid)
+    with pytest.raises(CommitUnknown):
+        await tx.commit()
+    await tx.roll_back()
+    assert await store.known("billing", [message_id]) == {}
+
+
+@pytest.mark.services
+async def test_a_connection_lost_in_the_middle_of_a_commit_is_unknown(store: PostgresStore, url: str) -> None:
+    await store.apply_schema(
+        "create function linger() returns trigger language plpgsql as"
+        " $$ begin perform pg_sleep(30); return null; end $$;"
+        "create constraint trigger lingers after insert on goods deferrable initially deferred"
+        " for each row execute function linger()"
+    )
+    tx = store.transaction()
+    await tx.begin()
+    await tx.execute("insert into goods values ('x')")
+    process = tx.raw.info.backend_pid
+    committing = asyncio.ensure_future(tx.commit())
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as watching:
+        query = "select 1 from pg_stat_activity where pid = %s and wait_event = 'PgSleep'"
+        while not await (await watching.execute(query, (process,))).fetchone():
+            pass  # each look is a round trip, so the commit goes on meanwhile
+    await end_sessions(url, process)
+    with pytest.raises(CommitUnknown):
+        await committing
+    async with aborted(store) as after:
+        assert await after.fetchall("select * from goods") == []
+
+
+@pytest.mark.services
+async def test_when_all_idle_connections_are_gone_nobody_notices(store: PostgresStore, url: str) -> None:
+    open_ones = [store.transaction() for _ in range(3)]
+    for tx in open_ones:
+        await tx.begin()
+    processes = [tx.raw.info.backend_pid for tx in open_ones]
+    for tx in open_ones:
+        await tx.roll_back()
+    await end_sessions(url, *processes)
+    [message_id] = ids(1)
+    async with committed(store) as tx:
+        assert await tx.record("billing", [ledger(message_id)]) == {}
+    assert set(await store.known("billing", [message_id])) == {message_id}
+
+
+@pytest.mark.services
+async def test_a_read_on_a_lost_connection_is_done_again(store: PostgresStore, url: str) -> None:
+    async with aborted(store) as tx:
+        process = tx.raw.info.backend_pid
+    await end_sessions(url, process)
+    assert await store.undispatched(10) == []
+
+
+# --- conflicts and failed statements ----------------------------------------------------------------------
+
+
+@pytest.mark.services
+async def test_a_deadlock_is_a_conflict(store: PostgresStore) -> None:
+    await store.apply_schema("insert into goods values ('a'), ('b')")
+    lock = "select * from goods where name = ? for update"
+
+    async def both(first: str, second: str, met: asyncio.Barrier) -> None:
+        async with aborted(store) as tx:
+            await tx.execute("set local deadlock_timeout = '20ms'")
+            await tx.fetchall(lock, (first,))
+            await met.wait()
+            await tx.fetchall(lock, (second,))
+
+    met = asyncio.Barrier(2)
+    results = await asyncio.gather(both("a", "b", met), both("b", "a", met), return_exceptions=True)
+    assert sorted(type(result) for result in results if result is not None) == [StoreConflict], results
+
+
+@pytest.mark.services
+async def test_a_commit_after_a_failed_statement_is_refused(store: PostgresStore) -> None:
+    tx = store.transaction()
+    await tx.begin()
+    await tx.execute("insert into goods values ('a')")
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        await tx.execute("insert into goods values ('a')")
+    with pytest.raises(TransactionMisused, match="a statement of this transaction failed"):
+        await tx.commit()
+    async with aborted(store) as after:
+        assert await after.fetchall("select * from goods") == []
+
+
+@pytest.mark.services
+async def test_a_transaction_ended_by_the_back_door_is_noticed(store: PostgresStore) -> None:
+    tx = store.transaction()
+    await tx.begin()
+    await tx.raw.execute("commit")
+    assert not tx.is_open
+    with pytest.raises(TransactionMisused, match="has ended this transaction already"):
+        await tx.execute("insert into goods values ('alone')")
+    await tx.roll_back()
+
+
+# --- what waits to be sent --------------------------------------------------------------------------------
+
+
+@pytest.mark.services
+async def test_the_drivers_connection_is_inside_the_transaction_and_the_savepoint(
+    store: PostgresStore,
+) -> None:
+    async with committed(store) as tx:
+        seqs = await tx.send([outgoing("billing"), outgoing("billing")])
+    async with committed(store) as tx:
+        await tx.dispatched(seqs[:1])
+        await tx.savepoint()
+        await tx.raw.execute("insert into goods values ('undone')")
+        await tx.roll_back_to_savepoint()
+        await tx.release_savepoint()
+        await tx.raw.execute("insert into goods values ('kept')")
+    async with aborted(store) as tx:
+        await tx.raw.execute("insert into goods values ('rolled back')")
+    async with aborted(store) as after:
+        assert await after.fetchall("select name from goods") == [("kept",)]
+    assert [row.seq for row in await store.undispatched(10)] == seqs[1:]
+
+
+@pytest.mark.services
+async def test_a_doubled_question_mark_is_an_operator(store: PostgresStore) -> None:
+    async with aborted(store) as tx:
+        assert await tx.fetchone("select '{\"a\": 1}'::jsonb ?? ?, 'x%'", ("a",)) == (True, "x%")
+        assert await tx.fetchone("select '{\"a\": 1}'::jsonb ?? 'b', 'x%'") == (False, "x%")
+
+
+@pytest.mark.services
+async def test_postgres_is_another_name_for_it(url: str) -> None:
+    store = open_store(url.replace("postgresql://", "postgres://"), SystemClock())
+    await store.open()
+    assert await store.floor("billing") is None
+    await store.close()

@@ -1,0 +1,175 @@
+"""What is special about SQLite: the file, its lock, and the thread that commits."""
+
+import asyncio
+import sqlite3
+import stat
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from faregate.errors import ConfigurationError, StoreConflict, TransactionMisused
+from faregate.ports.clock import SystemClock
+from faregate.ports.schemes import open_store, open_token_store
+from faregate.stores.sqlite import MemoryStore, SqliteStore
+from faregate.testing.store_rows import aborted, committed, ids, ledger
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(str(tmp_path / "store.db"), clock=SystemClock(), busy_seconds=0.05)
+    await store.open()
+    yield store
+    await store.close()
+
+
+async def test_only_the_owner_may_read_the_files(store: SqliteStore, tmp_path: Path) -> None:
+    async with committed(store) as tx:
+        await tx.record("billing", [ledger(ids(1)[0])])
+    found = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
+    assert found == {"store.db": 0o600, "store.db-shm": 0o600, "store.db-wal": 0o600}
+
+
+async def test_the_file_is_durable_at_commit(store: SqliteStore) -> None:
+    async with aborted(store) as tx:
+        [(mode,)] = await tx.fetchall("pragma journal_mode")
+        [(synchronous,)] = await tx.fetchall("pragma synchronous")
+        [(keys,)] = await tx.fetchall("pragma foreign_keys")
+    assert (mode, synchronous, keys) == ("wal", 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("sqlite:{}/nowhere/a.db", "there is no folder"),
+        ("sqlite:{}", "is a folder"),
+        ("sqlite:{}/text", "not a SQLite database"),
+    ],
+)
+async def test_a_path_that_cannot_be_is_named(url: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("this is no database, however long one looks at it" * 20)
+    with pytest.raises(ConfigurationError, match=message):
+        await open_store(url.format(tmp_path), SystemClock()).open()
+
+
+@pytest.mark.parametrize("url", ["sqlite:", "sqlite:///a.db", "sqlite::memory:", "mysql://a:b@c/d", "nothing"])
+def test_a_url_that_names_no_store_says_what_is_known(url: str) -> None:
+    for opening in (open_store, open_token_store):
+        with pytest.raises(ConfigurationError, match=r"sqlite:PATH"):
+            opening(url, SystemClock())
+
+
+async def test_a_writer_in_another_process_is_waited_for_with_the_loop_free(store: SqliteStore, tmp_path: Path) -> None:
+    other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
+    other.execute("begin immediate")
+    tx = store.transaction()
+    beginning = asyncio.ensure_future(tx.begin())
+    turns = 0
+    while turns < 5:
+        await asyncio.sleep(0.001)
+        turns += 1
+    assert not beginning.done()
+    other.execute("rollback")
+    await beginning
+    await tx.roll_back()
+    other.close()
+
+
+async def test_a_writer_that_stays_is_a_conflict_and_holds_nothing_up_afterwards(
+    store: SqliteStore, tmp_path: Path
+) -> None:
+    other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
+    other.execute("begin immediate")
+    with pytest.raises(StoreConflict, match="held by another process"):
+        await store.transaction().begin()
+    assert await store.known("billing", ids(1)) == {}, "reading does not wait for writers"
+    waiting = asyncio.ensure_future(store.transaction().begin())
+    await asyncio.sleep(0.005)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    other.execute("rollback")
+    other.close()
+    async with committed(store) as tx:
+        await tx.record("billing", [ledger(ids(1)[0])])
+
+
+async def test_two_stores_of_one_file_take_turns(store: SqliteStore) -> None:
+    second = SqliteStore(store.url.removeprefix("sqlite:"), clock=SystemClock())
+    await second.open()
+    assert second.identity == store.identity
+    [first] = ids(1)
+    async with committed(store) as tx:
+        waiting = second.transaction()
+        beginning = asyncio.ensure_future(waiting.begin())
+        await tx.record("billing", [ledger(first)])
+    await beginning
+    assert set(await waiting.record("billing", [ledger(first)])) == {first}
+    await waiting.roll_back()
+    await second.close()
+    assert set(await store.known("billing", [first])) == {first}, "closing one closed the other"
+
+
+async def test_a_transaction_that_the_database_ended_is_not_gone_on_with(store: SqliteStore) -> None:
+    await store.apply_schema("create table goods (name text primary key)")
+    tx = store.transaction()
+    await tx.begin()
+    await tx.execute("insert into goods values ('a')")
+    with pytest.raises(sqlite3.IntegrityError):
+        await tx.execute("insert or rollback into goods values ('a')")
+    assert not tx.is_open
+    with pytest.raises(TransactionMisused, match="has ended this transaction already"):
+        await tx.execute("insert into goods values ('alone')")
+    with pytest.raises(TransactionMisused):
+        await tx.commit()
+    async with aborted(store) as after:
+        assert await after.fetchall("select * from goods") == []
+
+
+async def test_a_constraint_that_fails_at_commit_leaves_the_store_usable(store: SqliteStore) -> None:
+    await store.apply_schema(
+        "create table a (id integer primary key);create table b (a integer references a deferrable initially deferred)"
+    )
+    tx = store.transaction()
+    await tx.begin()
+    await tx.execute("insert into b values (1)")
+    with pytest.raises(sqlite3.IntegrityError):
+        await tx.commit()
+    async with aborted(store) as after:
+        assert await after.fetchall("select * from b") == []
+
+
+async def test_a_database_in_memory_uses_no_thread() -> None:
+    before = threading.active_count()
+    store = MemoryStore(clock=SystemClock())
+    await store.open()
+    async with committed(store) as tx:
+        await tx.record("billing", [ledger(ids(1)[0])])
+    assert threading.active_count() == before
+    await store.close()
+
+
+async def test_a_large_transaction_in_memory_can_be_read_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore(clock=SystemClock())
+    await store.open()
+    await store.apply_schema("create table goods (name text)")
+    async with committed(store) as tx:
+        await tx.executemany("insert into goods values (?)", [("x" * 1000,)] * 10_000)
+        assert await store.undispatched(1) == []
+    await store.close()
+
+
+async def test_databases_in_memory_are_apart_unless_they_share_a_name() -> None:
+    stores = [open_store(url, SystemClock()) for url in ("memory:", "memory:", "memory:shared", "memory:shared")]
+    for each in stores:
+        await each.open()
+    tokens = open_token_store("memory:shared", SystemClock())
+    assert tokens.identity == stores[2].identity == stores[3].identity
+    assert len({each.identity for each in stores}) == 3
+    given = ids(1)
+    for each in (stores[0], stores[2]):
+        async with committed(each) as tx:
+            await tx.record("billing", [ledger(given[0])])
+    assert [len(await each.known("billing", given)) for each in stores] == [1, 0, 1, 1]
+    for each in stores:
+        await each.close()
