@@ -38,6 +38,24 @@ def test_the_last_line_is_the_result(name: str) -> None:
     check_result(lines[-1], name)
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("exactly_once", ["--messages", "200"]),
+        ("ledger_growth", ["--messages", "100", "--rows", "20000"]),
+        ("tokens_at_rest", ["--messages", "200"]),
+    ],
+)
+def test_the_benchmarks_of_stores_too(name: str, arguments: list[str]) -> None:
+    check_result(run(name, *arguments)[-1], name)
+
+
+def test_mode_tokens_leaves_nothing_behind() -> None:
+    """The one figure of these that does not depend on the machine."""
+    found = json.loads(run("tokens_at_rest", "--messages", "100")[-1])
+    assert found["met"], found
+
+
 @pytest.mark.full
 def test_the_queue_depth_benchmark_too() -> None:
     """Apart from the others because it fills a queue with a million messages."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from faregate.errors import FaregateError, StoreConflict, StoreUnavailable
-from faregate.ports.store import ClaimRecord, DeadFilter, DeadLetter, DeadStatus, LedgerRow, OutboxRow
+from faregate.ports.store import ClaimRecord, DeadFilter, DeadLetter, DeadStatus, Known, LedgerRow, OutboxRow
 from faregate.ports.tokens import NOBODY, Claim, Mode, Recipients, Token
 from faregate.stores.sql.columns import id_bytes
 from faregate.stores.sqlite import MemoryStore, MemoryTokenStore
@@ -339,6 +339,15 @@ class BuriesOverTheFirstLetter(Faulty):
             if not await self.fetchall("select 1 from faregate_dead where status = 'discarded'"):
                 await self.execute("delete from faregate_dead where message_id = ?", (id_bytes(letter.message_id),))
             return await super().bury(letter)
+
+
+@breaks("a_discarded_dead_letter_only_counts_its_copies")
+class KnowsWhatWasDiscardedAsDead(Faulty):
+    """A replay that is under way would run."""
+
+    async def known(self, node: str, message_ids: Sequence[str]) -> dict[str, Known]:
+        found = await super().known(node, message_ids)
+        return {key: each._replace(state="dead") if each.state == "discarded" else each for key, each in found.items()}
 
 
 @breaks("a_discarded_dead_letter_only_counts_its_copies")

@@ -1,1 +1,115 @@
-MUTANTS: dict = {}
+"""Deliberate mistakes in the order of things, made inside a worker: the matrix must see each of them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from faregate.bus.dispatcher import Dispatcher
+from faregate.bus.gate import TokenGate
+from faregate.bus.work import UnitOfWork, Work
+from faregate.ports import faults
+from faregate.ports.store import OutboxRow
+from faregate.stores.sqlite import SqliteStore
+from faregate.stores.sqlite.transaction import SqliteTransaction
+from faregate.transports.journal import JournalTransport
+
+
+class Mutant(NamedTuple):
+    form: str
+    point: str
+    """Where to kill the worker, so that the mistake matters."""
+    break_it: Callable[[], None]
+
+
+def settle_before_commit() -> None:
+    commit, open_transport = UnitOfWork.commit, JournalTransport.open
+    opened: list[JournalTransport] = []
+
+    async def remember(self: JournalTransport) -> None:
+        await open_transport(self)
+        opened.append(self)
+
+    async def broken(self: UnitOfWork, *given: Any) -> None:
+        for work in self.works:
+            if work.state == "done":
+                await work.delivery.settle("handled")
+        await opened[-1].journal.barrier()  # the settlement is on its way to the disk
+        await commit(self, *given)
+
+    JournalTransport.open = remember  # type: ignore[method-assign]
+    UnitOfWork.commit = broken  # type: ignore[method-assign]
+
+
+def remove_before_publish() -> None:
+    publish = Dispatcher._publish
+
+    async def broken(self: Dispatcher, rows: list[OutboxRow]) -> None:
+        self._sent.extend(row.seq for row in rows)
+        await self._remove()
+        if faults.hook is not None:
+            await faults.hook("mutant.removed")
+        await publish(self, rows)
+
+    Dispatcher._publish = broken  # type: ignore[method-assign]
+
+
+def ledger_row_in_a_commit_of_its_own() -> None:
+    begin = UnitOfWork.begin
+
+    async def broken(self: UnitOfWork) -> None:
+        await begin(self)
+        assert self.transaction is not None
+        await self.transaction.commit()
+        self.transaction = self._store.transaction()
+        await self.transaction.begin()
+
+    UnitOfWork.begin = broken  # type: ignore[method-assign]
+
+
+def no_memory() -> None:
+    async def nothing(self: Any, node: str, rows: Sequence[Any]) -> dict[str, Any]:
+        return {}
+
+    SqliteStore.known = nothing  # type: ignore[method-assign]
+    SqliteTransaction.record = nothing  # type: ignore[method-assign]
+
+
+def token_deleted_before_the_commit() -> None:
+    admit = TokenGate.admit
+
+    async def broken(self: TokenGate, work: Work, attempt_id: str) -> Any:
+        admission = await admit(self, work, attempt_id)
+        if admission == "run":
+            await self._tokens.discard([attempt_id])
+        return admission
+
+    TokenGate.admit = broken  # type: ignore[method-assign]
+
+
+def claim_made_anew() -> None:
+    """A claim that is there already is not resumed but dropped, and the handler runs again."""
+    admit = TokenGate.admit
+
+    async def broken(self: TokenGate, work: Work, attempt_id: str) -> Any:
+        record = await self._store.claim_record(self._node, work.message_id)
+        if record is not None:
+            await self._store.delete_claim(self._node, work.message_id, record.claim_id, only_new=False)
+            await self._tokens.delete(record.attempt_id, record.claim_id)
+            work.attempt_id = None
+            return "run"
+        return await admit(self, work, attempt_id)
+
+    TokenGate.admit = broken  # type: ignore[method-assign]
+
+
+MUTANTS = {
+    "settle before commit": Mutant("ledger-sqlite", "unit.before-commit", settle_before_commit),
+    "outbox row removed before it is published": Mutant("ledger-sqlite", "mutant.removed", remove_before_publish),
+    "ledger row in a commit of its own": Mutant(
+        "ledger-sqlite", "unit.before-commit", ledger_row_in_a_commit_of_its_own
+    ),
+    "no memory": Mutant("ledger-sqlite", "unit.after-commit", no_memory),
+    "token deleted before the commit": Mutant(
+        "tokens-apart-sqlite", "unit.before-commit", token_deleted_before_the_commit
+    ),
+    "claim made anew": Mutant("tokens-apart-sqlite", "unit.after-commit", claim_made_anew),
+}

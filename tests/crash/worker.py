@@ -20,7 +20,7 @@ from faregate.ports import faults
 from tests.crash.line import nodes, ordered
 from tests.crash.mutants import MUTANTS
 
-ROUND = 6
+ROUND = 4
 LONG = 60.0
 """Seconds until a run that hangs is ended."""
 

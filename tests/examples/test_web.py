@@ -2,8 +2,8 @@
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -107,11 +107,17 @@ async def test_a_crash_between_commit_and_answer_is_made_good_by_the_repetition(
 
 
 async def test_a_crash_before_the_commit_leaves_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: Any) -> str:
-        raise OSError("out of memory")
+    begin = orders.transaction
+
+    @contextmanager
+    def crash_at_the_end(path: Path) -> Iterator[sqlite3.Connection]:
+        with begin(path) as connection:
+            yield connection
+            assert connection.execute("select count(*) from faregate_outbox").fetchone() == (1,)
+            raise OSError("out of memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr(orders.json, "dumps", fail)
+        patched.setattr(orders, "transaction", crash_at_the_end)
         assert (await site.post("order-1")).status_code == 500
     assert site.count("orders") == site.count("faregate_outbox") == site.count("answers") == 0
     async with site.nodes():

@@ -60,6 +60,8 @@ class SimBroker:
 
     def _takers(self, envelope: Envelope) -> list[str]:
         takers = self.routes.get(envelope.type, [])
+        if envelope.kind == "command":
+            takers = [node for node in takers if node == envelope.destination]
         return [node for node in takers if not envelope.recipients or node in envelope.recipients]
 
     def available(self, nodes: Sequence[str]) -> list[Copy]:

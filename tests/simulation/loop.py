@@ -57,10 +57,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Context | None = None
     ) -> asyncio.Task[Any]:
         process = PROCESS.get() if context is None else context.get(PROCESS)
-        number = 0 if process is None else process.number_task()
-        task = asyncio.Task(coro, loop=self, name=f"{process}.{number}", context=context)
+        task = asyncio.Task(coro, loop=self, name=name, context=context)
         if process is not None:
-            process.tasks[task] = None
+            process.tasks[task] = len(process.tasks) + 1
         return task
 
     def get_debug(self) -> bool:
@@ -94,9 +93,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             raise RuntimeError(f"{coroutine} waits for something that nothing brings about")
         return task.result()
 
+    def has_timers(self, process: object) -> bool:
+        return any(_belongs(handle, process) for handle in self._timers)
+
     def fire_timers(self, process: object) -> bool:
         """Let the loop's own timers of a process be due; whether there were any."""
-        due = [handle for handle in self._timers if (handle._context or {}).get(PROCESS) is process]  # type: ignore[attr-defined]
+        due = [handle for handle in self._timers if _belongs(handle, process)]
         for handle in due:
             self._timers.remove(handle)
             self._ready.append(handle)
@@ -107,6 +109,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._ready.clear()
         self._timers.clear()
         self.errors.clear()
+
+
+def _belongs(handle: Any, process: object) -> bool:
+    return handle._context.get(PROCESS) is process
 
 
 @contextmanager

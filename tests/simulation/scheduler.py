@@ -60,7 +60,7 @@ class Waiter:
         self.fresh = True
 
     def __str__(self) -> str:
-        return f"{self.actor.task.get_name()}@{self.point}"
+        return f"{self.process}.{self.process.tasks[self.actor.task]}@{self.point}"
 
     def release(self, outcome: str) -> None:
         self.actor.acted = False
@@ -76,6 +76,8 @@ class Scheduler:
         self.waiting: list[Waiter] = []
         self.reached: dict[str, int] = {}
         """How often each point was reached."""
+        self.answers: dict[tuple[Any, ...], Any] = {}
+        """The first answer to each call that may be answered by an old one."""
         self._actors: dict[asyncio.Task[Any], Actor] = {}
         self._last: Actor | None = None
 

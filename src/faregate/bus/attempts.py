@@ -67,31 +67,43 @@ class Attempts:
     async def resolve(self, rows: Sequence[OutboxRow]) -> dict[int, list[OutboxRow]]:
         """Replace unresolved rows by one per kind of recipient, in one commit; old seq -> the new rows.
 
-        A command without a list stays as it is: the transport says whether anybody takes it.
+        A row without a list stays as it is: the transport keeps an event for those who read its log, and says whether
+        anybody takes a command.
         """
         lists = await self._directory.resolve(row.envelope for row in rows)
+        modes = {row.seq: lists.get(topic_of(row.envelope), NOBODY).modes for row in rows}
+        listed = [row for row in rows if modes[row.seq]]
+        if not listed:
+            return {}
         replaced: dict[int, list[OutboxRow]] = {}
         tokens: list[Token] = []
-        for row in rows:
-            modes = lists.get(topic_of(row.envelope), NOBODY).modes
-            if modes or row.envelope.kind == "event":
-                replaced[row.seq] = self._split(row, modes, tokens)
-        if not replaced:
-            return {}
-        fresh = [row for split in replaced.values() for row in split]
         transaction = self._store.transaction()
         try:
             await transaction.begin()
-            seqs = iter(await transaction.send(fresh) if fresh else ())
+            ours = await transaction.withdraw([row.seq for row in listed])
+            for row in listed:
+                if row.seq in ours:
+                    replaced[row.seq] = self._split(row, modes[row.seq], tokens)
+            seqs = iter(await transaction.send([row for split in replaced.values() for row in split]))
             if tokens:
                 await transaction.create_tokens(tokens)
-            await transaction.dispatched(list(replaced))
             if faults.hook is not None:
                 await faults.hook("tokens.resolved")
             await transaction.commit()
         finally:
             await transaction.roll_back()
-        return {old: [row._replace(seq=next(seqs)) for row in split] for old, split in replaced.items()}
+        replaced = {old: [row._replace(seq=next(seqs)) for row in split] for old, split in replaced.items()}
+        for row in listed:
+            if row.seq not in ours:
+                replaced[row.seq] = await self._resolved_by_another(row)
+        return replaced
+
+    async def _resolved_by_another(self, row: OutboxRow) -> list[OutboxRow]:
+        """Another dispatcher was faster, and may not have sent it yet: who waits for the row waits for what replaced it."""
+        if row.message_id is None:
+            return []
+        rows = await self._store.outbox_rows_of(row.node, row.message_id)
+        return [each for each in rows if each.envelope.publication_id == row.envelope.publication_id]
 
     def _split(self, row: OutboxRow, modes: Mapping[str, Mode], tokens: list[Token]) -> list[OutboxRow]:
         by_ledger = tuple(name for name, mode in modes.items() if mode != "tokens")

@@ -214,11 +214,14 @@ class Dispatcher:
             await self._send(rows)
             for row in rows:
                 self._queue.popleft()
-                if self._replaced.pop(row.seq, None) is not None:
+                fresh = self._replaced.pop(row.seq, None)
+                if fresh is not None:
                     self._held.discard(row.seq)
-                for future in self._waiting.pop(row.seq, ()):
-                    if not future.done():
-                        future.set_result(None)
+                # Another copy of the cause may have found the rows that replaced this one, and wait for those.
+                for seq in (row.seq, *(each.seq for each in fresh or ())):
+                    for future in self._waiting.pop(seq, ()):
+                        if not future.done():
+                            future.set_result(None)
             self.activity += 1
             self._changed.set()
 

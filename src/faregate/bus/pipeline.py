@@ -93,7 +93,7 @@ def _core(call: Call, collect: Collect, retry: Retry, clock: Clock) -> Step:
                 return
             except Exception as exc:
                 if work is not None:
-                    await work.failed()
+                    await work.failed(exc)
                 if not here or attempt > retry.times or not is_retried(exc):
                     raise
             except asyncio.CancelledError:

@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from time import perf_counter
+from typing import Literal
 
 from faregate import ids
 from faregate.bus.alarms import Alarms
@@ -132,7 +133,7 @@ class Transactional(Receiver):
             else None
         )
         self._failing: dict[Delivery, int] = {}
-        """Those that come again alone, since they failed among others or were delivered before; how often they failed."""
+        """Those that come again alone, as they failed among others or were delivered before; how often they failed."""
         self._seconds = BATCH_SECONDS
         """How long one message takes, as a moving average."""
 
@@ -165,6 +166,8 @@ class Transactional(Receiver):
         envelope = delivery.envelope
         at = max(self._clock.time(), _sent(envelope))
         work = Work(delivery, _message_id(envelope, self._node), self.subscription.name, at)
+        # Whatever the mode is by now: the sender made a token for it, which has to go even if it cannot be read.
+        work.attempt_id = envelope.attempt_id
         try:
             ctx = work.ctx = self._open(delivery)
         except Exception as exc:
@@ -174,9 +177,7 @@ class Transactional(Receiver):
         ctx._work = work
         ctx._attempt = work.tries = tries
         work.eager = self._eager
-        if envelope.attempt_id is not None:  # whatever the mode is by now: the sender made a token for it
-            work.attempt_id = envelope.attempt_id
-        elif self.subscription.dedup != "off":
+        if work.attempt_id is None and self.subscription.dedup != "off":
             digest = envelope.body_digest or digest_of(envelope)
             work.row = LedgerRow(work.message_id, digest, delivery.key, delivery.position, at)
         return work
@@ -349,7 +350,7 @@ class Transactional(Receiver):
         return work.state != "failed"
 
     async def _failed(self, unit: UnitOfWork, work: Work, exc: BaseException) -> None:
-        await unit.undo(work)
+        await unit.undo(work, exc)
         work.state, work.error = "failed", exc
         work.tries = work.ctx._attempt if work.ctx is not None else 0
 
@@ -416,11 +417,17 @@ class Transactional(Receiver):
             verdict = self._judge(work.delivery, work.ctx, work.error)
             if verdict.delay is not None:
                 await work.delivery.redeliver(verdict.delay, counted=verdict.counted)
-            elif await self._bury(work, verdict.reason):
+            elif (end := await self._bury(work, verdict.reason)) == "dead":
                 if self._shared.gate is not None and work.attempt_id is not None:
                     await self._shared.gate.drop(work, work.attempt_id)
                 await work.delivery.settle("dead")
                 outcome = "dead"
+            elif end == "handled" and work.ctx is not None:
+                await self._run([self._work(work.delivery, work.tries)])
+                return
+            elif end == "handled":
+                await work.delivery.settle("duplicate")
+                outcome = "duplicate"
             else:
                 await work.delivery.redeliver(_STORE_DOWN_SECONDS, counted=False)
         except StaleLock as exc:
@@ -432,8 +439,9 @@ class Transactional(Receiver):
             await work.delivery.redeliver(_STORE_DOWN_SECONDS, counted=False)
         await self._finish(work.ctx, outcome)
 
-    async def _bury(self, work: Work, reason: str) -> bool:
-        """Write the dead letter; False when the store does not take it now, so that the decision has to wait."""
+    async def _bury(self, work: Work, reason: str) -> Literal["dead", "handled", "later"]:
+        """Write the dead letter. `handled`: another copy has come to an end meanwhile, so there is nothing to give up.
+        `later`: the store does not take it now, so the decision has to wait."""
         assert work.error is not None
         letter = dead_letter(
             self._node, work.message_id, work.delivery, reason, describe_error(work.error), self._clock.time()
@@ -441,17 +449,29 @@ class Transactional(Receiver):
         transaction = self._store.transaction()
         try:
             await transaction.begin()
-            if work.attempt_id is not None and self._shared.gate is None:
-                await transaction.consume_tokens([work.attempt_id])
+            if not await self._is_unhandled(transaction, work):
+                return "handled"
             await transaction.bury(letter)
             if faults.hook is not None:
                 await faults.hook("unit.before-commit")
             await transaction.commit()
         except TRANSACTION_LOST as exc:
             log.warning("the dead letter of %s cannot be written now: %s", letter, exc)
-            return False
+            return "later"
         finally:
             await transaction.roll_back()
+        return "dead"
+
+    async def _is_unhandled(self, transaction: Transaction, work: Work) -> bool:
+        """Whether no other copy was handled; with tokens, none can be from this transaction's commit on."""
+        if work.claim_id is not None:
+            return await transaction.finish_claim(self._node, work.message_id, work.claim_id)
+        if work.attempt_id is not None and self._shared.gate is None:
+            return bool(await transaction.consume_tokens([work.attempt_id]))
+        if work.row is not None:
+            if await transaction.record(self._node, [work.row]):
+                return False
+            await transaction.unrecord(self._node, [work.message_id])
         return True
 
     async def _after_misuse(self, works: list[Work], exc: TransactionEnded) -> None:

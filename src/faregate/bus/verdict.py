@@ -3,9 +3,10 @@
 import traceback
 from typing import NamedTuple
 
-from faregate.errors import ConfigurationError, Permanent, RetryAfter
+from faregate.errors import CommitUnknown, ConfigurationError, Permanent, RetryAfter
 
 _LONGEST_ERROR = 16_384
+_UNKNOWN_SECONDS = 10.0
 
 
 class Verdict(NamedTuple):
@@ -22,6 +23,8 @@ def judge(exc: BaseException, redeliveries: int, delays: tuple[float, ...]) -> V
         return Verdict(None, reason=exc.reason)
     if isinstance(exc, ConfigurationError):
         return Verdict(None, reason="permanent")
+    if isinstance(exc, CommitUnknown):  # it may be handled: what became of it must be known before it is given up on
+        return Verdict(_UNKNOWN_SECONDS, counted=False)
     asked = exc.seconds if isinstance(exc, RetryAfter) else getattr(exc, "retry_after", None)
     if isinstance(asked, int | float) and 0 <= asked < float("inf"):
         return Verdict(float(asked), counted=False)

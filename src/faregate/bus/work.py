@@ -163,15 +163,15 @@ class Work:
         """Whether it may wait for its next try here; among others it must not hold them up."""
         return self.unit is None or self.unit.alone
 
-    async def failed(self) -> None:
+    async def failed(self, exc: BaseException | None = None) -> None:
         """A try of the handler failed: nothing that it wrote stays. Called by the core between tries."""
         self.handler_failed = True
-        await self.undo()
+        await self.undo(exc)
 
-    async def undo(self) -> None:
+    async def undo(self, exc: BaseException | None = None) -> None:
         """A run of the handler does not count: nothing that it wrote stays."""
         if self.unit is not None:
-            await self.unit.undo(self)
+            await self.unit.undo(self, exc)
 
 
 Disagreement = Callable[[Work, "bytes | None"], None]
@@ -231,12 +231,12 @@ class UnitOfWork:
             ):
                 work.state = "duplicate"
 
-    async def undo(self, work: Work) -> None:
-        """Roll a failed try back: alone everything, among others to its savepoint."""
+    async def undo(self, work: Work, exc: BaseException | None = None) -> None:
+        """Roll a failed try back: alone everything, among others to its savepoint. `exc` is what it failed with."""
         if self.transaction is None or not (work.entered or self.alone):
             return
         if work.entered and not self.transaction.is_open:
-            raise TransactionEnded(work)
+            raise await self._why_ended(self.transaction, work, exc)
         if self.alone:
             await self.abandon()
         else:
@@ -251,10 +251,23 @@ class UnitOfWork:
         transaction = self.transaction
         assert transaction is not None
         if not transaction.is_open:
-            raise TransactionEnded(work)
+            raise await self._why_ended(transaction, work)
         if not self.alone:
             await transaction.release_savepoint()
         work.entered = False
+
+    @staticmethod
+    async def _why_ended(transaction: Transaction, work: Work, exc: BaseException | None = None) -> BaseException:
+        """The transaction is not open any more: the database was lost, or else the handler ended it."""
+        if isinstance(exc, TRANSACTION_LOST):
+            return exc
+        try:
+            await transaction.execute("select 1")
+        except TRANSACTION_LOST as lost:
+            return lost
+        except Exception:
+            pass  # it is refused because there is no transaction
+        return TransactionEnded(work)
 
     async def commit(
         self, done: Callable[[Transaction, list[Work]], Awaitable[None]], folded: Sequence[Work] = ()

@@ -202,6 +202,10 @@ class Transaction(Protocol):
         """Insert outbox rows; returns the `seq` given to each, growing in the order of the rows."""
         ...
 
+    async def withdraw(self, seqs: Sequence[int]) -> set[int]:
+        """Remove outbox rows that are to be replaced; returns those that were there, after waiting for others."""
+        ...
+
     async def dispatched(self, seqs: Sequence[int]) -> None:
         """Remove outbox rows whose messages the transport has safe. Unknown ones are fine."""
         ...

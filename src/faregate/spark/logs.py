@@ -3,11 +3,17 @@
 Readers know only this: a log has a name for people, an identity, and partitions, each behind the log port.
 """
 
+import time
 from dataclasses import dataclass
 
+from faregate.broker.journal.errors import JournalCorrupt
 from faregate.broker.journal.reader import JournalReader
 from faregate.ports.log import LogTransport
 from faregate.spark.options import Options
+
+PATIENCE = 10.0
+"""Seconds that a writer may take, on a busy disk, from its first segment to its first mark."""
+_PAUSE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,4 +27,19 @@ class OpenLog:
 def open_log(options: Options) -> OpenLog:
     """Raises `JournalNotFound`, `NotAJournal`, `JournalTooNew`, `JournalCorrupt`."""
     reader = JournalReader(options.path)
+    _await_mark(reader)
     return OpenLog(f"the journal {options.path}", reader.meta.id, {"0": reader})
+
+
+def _await_mark(reader: JournalReader) -> None:
+    """A journal that is opened for the first time has a segment before it has a mark, and the reader takes that for
+    damage. A stream that waits on an empty journal meets that moment, and must outlast it."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            reader.high_water()
+            return
+        except JournalCorrupt:
+            if time.monotonic() > until:
+                raise
+            time.sleep(_PAUSE)

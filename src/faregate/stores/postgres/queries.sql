@@ -58,6 +58,10 @@ returning seq;
 -- Remove outbox rows.
 delete from faregate_outbox where seq = any(%s::bigint[]);
 
+-- name: withdraw
+-- Remove outbox rows that are to be replaced, and tell which were there.
+delete from faregate_outbox where seq = any(%s::bigint[]) returning seq;
+
 -- name: undispatched
 -- Outbox rows that are not dispatched, in order.
 select seq, node, message_id::text, ordinal, destination, key, envelope, registered, chosen, not_after, version, dispatched_at

@@ -211,6 +211,9 @@ class PostgresTransaction:
         given[6:8] = [[attempts_text(each) for each in column] for column in given[6:8]]
         return [seq for (seq,) in await self._rows(_SEND_ATTEMPTS, given)]
 
+    async def withdraw(self, seqs: Sequence[int]) -> set[int]:
+        return {seq for (seq,) in await self._rows(QUERIES["withdraw"], (sorted(set(seqs)),))}
+
     async def dispatched(self, seqs: Sequence[int]) -> None:
         self._live()
         if seqs:

@@ -195,6 +195,9 @@ class SqliteTransaction:
         last: int = self._fetch(_LAST_ROWID)[0][0]
         return list(range(last - len(values) + 1, last + 1))
 
+    async def withdraw(self, seqs: Sequence[int]) -> set[int]:
+        return {seq for seq in sorted(set(seqs)) if self._run(_DISPATCHED, (seq,)).rowcount}
+
     async def dispatched(self, seqs: Sequence[int]) -> None:
         if len(seqs) == 1:
             self._run(_DISPATCHED, seqs)

@@ -1,0 +1,21 @@
+"""The matrix can fail: with the steps in a wrong order, a kill at the right point loses or doubles something."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.crash.killing import check, finish, kill_at
+from tests.crash.mutants import MUTANTS
+from tests.crash.places import place
+
+NUMBERS = range(12)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+async def test_a_wrong_order_is_seen(name: str, tmp_path: Path) -> None:
+    mutant = MUTANTS[name]
+    async with place(mutant.form, tmp_path) as where:
+        done = kill_at(where, mutant.point, 3, NUMBERS, mutant=name)
+        finish(where, NUMBERS, done, mutant=name)
+        with pytest.raises(AssertionError):
+            check(where, NUMBERS)

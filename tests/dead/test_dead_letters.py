@@ -1,0 +1,226 @@
+"""Deciding about dead letters on a running bus: replay, discard, edit, and what meets them on the way."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+import faregate as fg
+from faregate.bus.dead import EDITED_FROM, DeadLetters
+from faregate.ports.store import DeadFilter
+
+
+class Job(fg.Command):
+    name: str
+
+
+class Told(fg.Event):
+    name: str
+
+
+class Rig:
+    """A worker that fails as long as it is broken, and a listener beside it."""
+
+    def __init__(self) -> None:
+        self.broken = True
+        self.runs: list[str] = []
+        self.heard: list[str] = []
+        self.worker, self.listener = fg.Node("worker"), fg.Node("listener")
+
+        @self.worker.on(Job, retry=None, redeliver=None)
+        async def work(job: Job, ctx: fg.Context) -> None:
+            self.runs.append(job.name)
+            if self.broken:
+                raise RuntimeError("broken")
+
+        @self.worker.on(Told, source="boss", retry=None, redeliver=None)
+        async def take(told: Told) -> None:
+            self.runs.append(told.name)
+            if self.broken:
+                raise RuntimeError("broken")
+
+        @self.listener.on(Told, source="boss")
+        async def listen(told: Told) -> None:
+            self.heard.append(told.name)
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def letters(bench: Any) -> DeadLetters:
+    return DeadLetters(bench.bus.stores.values(), bench.clock)
+
+
+async def test_a_bus_lists_replays_and_resolves(rig: Rig) -> None:
+    async with fg.testing.bench(rig.worker) as bench:
+        root = await bench.send(Job(name="a"))
+        await bench.settle()
+        [letter] = await bench.bus.dead_letters("worker")
+        assert letter.publication_id == root
+        assert await bench.bus.dead_letters(status="resolved") == []
+        rig.broken = False
+        [replayed] = await bench.bus.replay(letter.message_id, by="ann")
+        assert (replayed.status, replayed.replays, replayed.changed_by) == ("replayed", 1, "ann")
+        await bench.settle()
+        assert await bench.bus.dead_letters() == []
+        [resolved] = await bench.bus.dead_letters(status=None)
+        assert resolved.status == "resolved"
+        with pytest.raises(fg.DeadLetterClosed, match="was handled after all"):
+            await bench.bus.replay(letter.message_id)
+    assert rig.runs == ["a", "a"]
+
+
+async def test_only_the_node_that_gave_up_gets_the_replay_of_an_event(rig: Rig) -> None:
+    async with fg.testing.bench(rig.worker, rig.listener) as bench:
+        await bench.publish(Told(name="a"))
+        await bench.settle()
+        rig.broken = False
+        [letter] = await bench.bus.dead_letters()
+        await bench.bus.replay(letter.message_id)
+        await bench.settle()
+        assert bench.outcomes()["duplicate"] == 0, "the listener got it, too"
+    assert (rig.runs, rig.heard) == (["a", "a"], ["a"])
+
+
+async def test_a_replay_that_is_discarded_before_it_runs_does_not_run(rig: Rig) -> None:
+    async with fg.testing.bench(rig.worker) as bench:
+        await bench.send(Job(name="a"))
+        await bench.settle()
+        [letter] = await bench.bus.dead_letters()
+        await bench.bus.pause("worker", Job)
+        await bench.bus.replay(letter.message_id)
+        await bench.settle()  # it waits in the queue by now
+        await bench.bus.discard(letter.message_id, by="ann")
+        rig.broken = False
+        await bench.bus.resume("worker", Job)
+        await bench.settle()
+        [discarded] = await bench.bus.dead_letters(status=None)
+        assert (discarded.status, discarded.copies, discarded.changed_by) == ("discarded", 2, "ann")
+        with pytest.raises(fg.DeadLetterClosed, match="discarded by ann"):
+            await bench.bus.replay(letter.message_id)
+    assert rig.runs == ["a"]
+
+
+async def test_a_discard_takes_a_replay_back_that_was_not_sent_yet(tmp_path: Any) -> None:
+    """It matters for an output that nobody took: its recipients know nothing of the letter."""
+    relay, late, heard = fg.Node("relay"), fg.Node("late"), []
+
+    @relay.on(Told, source="boss")
+    async def pass_on(told: Told) -> Any:
+        return fg.send(Job(name=told.name), to="late")
+
+    @late.on(Job)
+    async def work(job: Job) -> None:
+        heard.append(job.name)
+
+    def bus(*nodes: fg.Node) -> fg.Bus:
+        nodes = (fg.Node("boss"), relay, *nodes)
+        return fg.Bus(f"journal:{tmp_path}/data", nodes=nodes, store=f"sqlite:{tmp_path}/store.db")
+
+    async with asyncio.timeout(30):
+        async with bus() as first:
+            await first.publish(Told(name="a"), node="boss")
+            await first.idle()
+            [letter] = await first.dead_letters()
+        second = bus(late)
+        [store] = second.stores.values()
+        await store.open()
+        found = DeadLetters([store], second.clock)
+        await found.replay([letter.message_id], "ann")
+        assert [row.envelope.recipients for row in await store.undispatched(9)] == [()]
+        await found.discard([letter.message_id], "ann")
+        assert await store.undispatched(9) == []
+        await store.close()
+        async with second:
+            await second.idle()
+    assert heard == []
+
+
+async def test_several_are_replayed_together_or_none_of_them(rig: Rig) -> None:
+    async with fg.testing.bench(rig.worker) as bench:
+        for name in ("a", "b"):
+            await bench.send(Job(name=name))
+        await bench.settle()
+        first, second = await bench.bus.dead_letters()
+        await bench.bus.discard(second.message_id)
+        with pytest.raises(fg.DeadLetterClosed):
+            await bench.bus.replay(first.message_id, second.message_id)
+        with pytest.raises(fg.DeadLetterNotFound):
+            await bench.bus.replay(first.message_id, fg.ids.root_id())
+        assert [letter.status for letter in await bench.bus.dead_letters(status=None)] == ["open", "discarded"]
+        found = await letters(bench).find(DeadFilter())
+        assert [each.status for each in await letters(bench).decide_all(found, "replayed", "ann")] == ["replayed"]
+
+
+async def test_an_edited_message_is_a_new_one_that_names_the_original(rig: Rig) -> None:
+    async with fg.testing.bench(rig.worker) as bench:
+        root = await bench.send(Job(name="bad"), headers={"tenant": "acme"})
+        await bench.settle()
+        [letter] = await bench.bus.dead_letters()
+        rig.broken = False
+        sent = await letters(bench).edit(letter.message_id, '{"name": "good"}', "ann")
+        again = await letters(bench).edit(letter.message_id, '{ "name":"good" }', "ann")
+        other = await letters(bench).edit(letter.message_id, '{"name": "better"}', "ann")
+        await bench.settle()
+        assert sent.publication_id == again.publication_id, "the same edit is the same publication"
+        assert len({root, sent.publication_id, other.publication_id}) == 3
+        assert (sent.correlation_id, sent.causation_id) == (root, letter.message_id)
+        assert (sent.headers["tenant"], sent.headers[EDITED_FROM]) == ("acme", letter.message_id)
+        assert [each.status for each in await bench.bus.dead_letters(status=None)] == ["open"]
+    assert rig.runs == ["bad", "good", "better"]
+
+
+async def test_an_edit_to_what_is_no_json_is_refused(rig: Rig) -> None:
+    async with fg.testing.bench(rig.worker) as bench:
+        await bench.send(Job(name="bad"))
+        await bench.settle()
+        [letter] = await bench.bus.dead_letters()
+        with pytest.raises(fg.ConfigurationError, match="no JSON"):
+            await letters(bench).edit(letter.message_id, "{", "ann")
+
+
+async def test_the_beginning_of_an_id_is_enough_while_it_is_the_only_one(rig: Rig) -> None:
+    async with fg.testing.bench(rig.worker) as bench:
+        for key in ("a", "b"):  # roots by key have nothing in common
+            await bench.send(Job(name=key), idempotency_key=key)
+        await bench.settle()
+        found = await bench.bus.dead_letters()
+        for letter in found:
+            assert await letters(bench).show(letter.message_id[:8].upper()) == letter
+        with pytest.raises(fg.ConfigurationError, match="too short"):
+            await letters(bench).show(found[0].message_id[:7])
+        with pytest.raises(fg.DeadLetterNotFound):
+            await letters(bench).show("00000000")
+
+
+async def test_the_beginning_of_several_ids_is_refused_with_some_of_them(rig: Rig) -> None:
+    async with fg.testing.bench(rig.worker) as bench:
+        for name in "abcde":
+            await bench.send(Job(name=name))  # all of one moment of the bench's clock
+        await bench.settle()
+        first, *_ = await bench.bus.dead_letters()
+        with pytest.raises(fg.ConfigurationError, match=f"the beginning of 5 ids.*{first.message_id}.*…"):
+            await letters(bench).show(first.message_id[:8])
+
+
+async def test_a_bus_without_a_store_says_so() -> None:
+    async with fg.Bus("memory:", nodes=[fg.Node("boss")]) as bus:
+        with pytest.raises(fg.ConfigurationError, match="store"):
+            await bus.dead_letters()
+
+
+async def test_a_replay_carries_nothing_of_the_first_journey(rig: Rig) -> None:
+    async with fg.testing.bench(rig.worker) as bench:
+        await bench.send(Job(name="a"), delay=5)
+        await bench.advance(6)
+        await bench.settle()
+        [letter] = await bench.bus.dead_letters()
+        [store] = bench.bus.stores.values()
+        await letters(bench).replay([letter.message_id], "ann")
+        [row] = await store.undispatched(9)
+    assert row.envelope == msgspec.structs.replace(
+        letter.envelope, recipients=("worker",), replay=1, deliver_at=None, expires_at=None, redeliveries=0
+    )

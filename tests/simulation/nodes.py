@@ -1,0 +1,96 @@
+"""The nodes of the simulated world: `a` gets an Order, writes it down and sends a Bill to `b`, which writes that down. A third, `c`, may listen.
+
+Rules kept here:
+- What a handler does is written to a table without any constraint, with the number of its run: nothing but the bus
+  keeps it from being there twice.
+- What it sends carries the number of the run too, so that outputs of another run than the committed one are seen.
+- `Script` says which runs fail, and how; without one every run succeeds.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import faregate as fg
+
+SCHEMA = """
+create table if not exists effects(
+    number integer primary key, node text, message_id text, run integer, key text, position integer, name text)
+"""
+
+
+class Order(fg.Command):
+    name: str
+    key: str | None = None
+
+
+class Bill(fg.Command):
+    name: str
+    run: int
+
+
+class Noted(fg.Event):
+    name: str
+
+
+class Runs:
+    """Counts the runs of all handlers, and says what each is to do."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.script: Callable[[str, int, str], BaseException | None] = lambda node, run, name: None
+        """(node, run of that node and name, name) -> what to raise after the writes."""
+        self.of: dict[tuple[str, str], int] = {}
+        self.outputs = 1
+        self.to = "b"
+        self.notes = False
+        """Whether `a` publishes a Noted, too; `c` may be subscribed to it."""
+        self.outside: list[str] = []
+        """Effects that are not in the store."""
+
+    def begin(self, node: str, name: str) -> tuple[int, int]:
+        self.count += 1
+        nth = self.of[node, name] = self.of.get((node, name), 0) + 1
+        return self.count, nth
+
+
+def make_nodes(runs: Runs, dedup: Any, *, subscriber: bool, **options: Any) -> dict[str, fg.Node]:
+    a, b = fg.Node("a"), fg.Node("b")
+    options = {"retry": None, "redeliver": fg.Redeliver(1, 1), **options}
+
+    async def write(ctx: fg.Context, name: str, run: int, key: str | None) -> None:
+        await ctx.db.execute(
+            "insert into effects(node, message_id, run, key, position, name) values (?, ?, ?, ?, ?, ?)",
+            (ctx.node, ctx.message_id, run, key, ctx._delivery.position, name),
+        )
+
+    @a.on(Order, dedup=dedup, **options)
+    async def take(order: Order, ctx: fg.Context) -> AsyncIterator[Any]:
+        run, nth = runs.begin("a", order.name)
+        runs.outside.append(ctx.message_id)
+        for number in range(runs.outputs):
+            yield fg.send(Bill(name=f"{order.name}.{number}", run=run), to=runs.to)
+        if runs.notes:
+            yield Noted(name=order.name)
+        await write(ctx, order.name, run, order.key)
+        error = runs.script("a", nth, order.name)
+        if error is not None:
+            raise error
+
+    @b.on(Bill, dedup=dedup, **options)
+    async def bill(bill: Bill, ctx: fg.Context) -> None:
+        run, nth = runs.begin("b", bill.name)
+        await write(ctx, bill.name, run, None)
+        error = runs.script("b", nth, bill.name)
+        if error is not None:
+            raise error
+
+    if not subscriber:
+        return {"a": a, "b": b}
+    c = fg.Node("c")
+
+    @c.on(Noted, source="a", dedup=dedup, **options)
+    async def note(noted: Noted, ctx: fg.Context) -> None:
+        run, _ = runs.begin("c", noted.name)
+        await write(ctx, noted.name, run, None)
+
+    return {"a": a, "b": b, "c": c}

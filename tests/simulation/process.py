@@ -1,0 +1,115 @@
+"""One simulated process: the real receivers, dispatcher and keepers of the nodes, on ports of their own.
+
+Several of them run the same nodes on the same stores. A crash ends all tasks of one; what it held returns, what it had
+not committed is gone, what it had on the wire may still arrive.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from concurrent.futures import Executor
+from contextvars import Context, copy_context
+from typing import TYPE_CHECKING, Any, cast
+
+from faregate.bus.alarms import Alarms
+from faregate.bus.attempts import Attempts
+from faregate.bus.directory import Directory
+from faregate.bus.dispatcher import Dispatcher
+from faregate.bus.gate import TokenGate
+from faregate.bus.keeper import Keeper
+from faregate.bus.sender import Sender
+from faregate.bus.unit import NodeStore, Transactional
+from faregate.codec import BodyWriter
+from faregate.codec import codec as find_codec
+from faregate.errors import StaleLock
+from tests.simulation.broker import SimDelivery, SimTransport
+from tests.simulation.loop import PROCESS
+from tests.simulation.ports import Port
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+_LIMIT = 1 << 20
+_WRITER = BodyWriter(find_codec("json"), limit=_LIMIT)
+
+
+class SimProcess:
+    def __init__(self, world: "World", name: str) -> None:
+        self.world, self.name = world, name
+        self.alive = True
+        self.started = False
+        """Only then it takes deliveries."""
+        self.tasks: dict[asyncio.Task[Any], int] = {}
+        """All it ever made, each with its number."""
+        self.held: dict[SimDelivery, None] = {}
+        self._context: Context = copy_context()
+        self._context.run(PROCESS.set, self)
+        scenario, scheduler, clock = world.scenario, world.scheduler, world.clock
+        self.store: Any = Port("store", world.store, scheduler, scenario.modes, world.late, world.audit.watch)
+        self.tokens: Any = None
+        attempts = None
+        if world.tokens is not None:
+            self.tokens = Port("tokens", world.tokens, scheduler, scenario.modes, world.late, world.audit.watch)
+            attempts = Attempts(self.store, Directory(self.tokens), clock)
+        transport: Any = SimTransport(world.broker, scheduler, scenario.modes.get("transport.publish", ()))
+        alarms = Alarms()
+        self.dispatcher = Dispatcher(self.store, transport, clock, alarms, attempts)
+        self.shared: dict[str, NodeStore] = {}
+        self.senders: dict[str, Sender] = {}
+        self.receivers: dict[str, Transactional] = {}
+        self.keepers: list[Keeper] = []
+        for node in world.nodes.values():
+            gate = None
+            if self.tokens is not None and self.tokens.identity != self.store.identity:
+                gate = TokenGate(node.name, self.store, self.tokens, self.dispatcher, alarms, clock)
+            shared = NodeStore(self.store, self.dispatcher, alarms, self.tokens, gate)
+            shared.floor = world.floor.get(node.name)
+            sender = Sender(node, transport, _WRITER, clock, {})
+            [subscription] = node.subscriptions.values()
+            self.shared[node.name] = shared
+            self.senders[node.name] = sender
+            sender.use_store(shared, None if attempts is None else Directory(self.tokens))
+            self.receivers[node.name] = Transactional(
+                subscription, node, sender, shared, clock=clock, pool=cast(Executor, None), body_limit=_LIMIT
+            )
+            self.keepers.append(Keeper(node.name, shared, transport, clock, retain_ledger=scenario.retain_ledger))
+
+    def __str__(self) -> str:
+        return self.name
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        return self.world.loop.create_task(coroutine, context=self._context)
+
+    # --- what it does ---
+
+    async def start(self) -> None:
+        """As a bus does: what an earlier process left is sent before anything is consumed."""
+        await self.dispatcher.start()
+        self.started = True
+
+    async def handle(self, deliveries: list[SimDelivery]) -> None:
+        """As a worker does: what shall come again runs again, alone."""
+        node = deliveries[0].copy.node
+        receiver = self.receivers[node]
+        waiting: list[list[SimDelivery]] = [deliveries]
+        try:
+            while waiting:
+                again = await receiver.handle(cast(Any, waiting.pop(0)))
+                waiting[:0] = [[cast(SimDelivery, delivery)] for delivery in again]
+        except StaleLock:
+            pass
+        finally:
+            for delivery in deliveries:
+                self.held.pop(delivery, None)
+
+    async def sweep(self) -> None:
+        for keeper in self.keepers:
+            await keeper._evict()
+
+    def crash(self) -> None:
+        self.alive = False
+        for task in list(self.tasks):
+            task.cancel()
+        for delivery in self.held:
+            if delivery.copy.held is delivery:
+                self.world.broker.give_back(delivery.copy)
+        self.held.clear()

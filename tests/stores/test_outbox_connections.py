@@ -1,0 +1,205 @@
+"""`fg.outbox` on every kind of connection that it knows, each in a transaction of the user's own."""
+
+import contextlib
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import faregate as fg
+from faregate.ports.clock import SystemClock
+from faregate.ports.schemes import open_store
+from faregate.ports.store import OutboxRow
+from faregate.testing.store_subjects import postgres_schema
+from tests.presence import address
+
+
+class Placed(fg.Event):
+    order: str
+
+
+class Charge(fg.Command):
+    order: str
+
+
+async def rows(url: str) -> list[OutboxRow]:
+    store = open_store(url, SystemClock())
+    await store.open()
+    try:
+        return await store.undispatched(100)
+    finally:
+        await store.close()
+
+
+@pytest.fixture
+async def sqlite_url(tmp_path: Path) -> str:
+    url = f"sqlite:{tmp_path}/store.db"
+    assert await rows(url) == []
+    return url
+
+
+@pytest.fixture
+async def postgres_url() -> AsyncIterator[str]:
+    async with postgres_schema(address("FAREGATE_TEST_POSTGRES")) as url:
+        assert await rows(url) == []
+        yield url
+
+
+def put(connection: Any) -> list[str]:
+    outbox = fg.outbox(connection, node="shop")
+    first = outbox.publish(Placed(order="1"), idempotency_key="k", headers={"a": "b"})
+    return [first, outbox.send(Charge(order="1"), to="bank", node=fg.Node("billing"), delay=5)]
+
+
+async def put_async(connection: Any) -> list[str]:
+    outbox = fg.outbox(connection, node="shop")
+    first = await outbox.publish(Placed(order="1"), idempotency_key="k", headers={"a": "b"})
+    return [first, await outbox.send(Charge(order="1"), to="bank", node=fg.Node("billing"), delay=5)]
+
+
+async def check(url: str, published: list[str]) -> None:
+    placed, charge = await rows(url)
+    assert published == [placed.envelope.publication_id, charge.envelope.publication_id]
+    assert published[0] == fg.ids.idempotent_id("shop", "Placed", "k")
+    assert (placed.node, placed.destination, placed.envelope.headers) == ("shop", "shop.Placed", {"a": "b"})
+    assert (charge.node, charge.destination, charge.envelope.source) == ("billing", "bank", "billing")
+    assert charge.envelope.deliver_at == pytest.approx(charge.envelope.sent_at + 5)
+    assert (placed.message_id, placed.registered, placed.version, placed.dispatched_at) == (None, (), 0, None)
+
+
+def sqlite_path(url: str) -> str:
+    return url.removeprefix("sqlite:")
+
+
+async def test_sqlite3_in_a_transaction_and_rolled_back(sqlite_url: str) -> None:
+    with contextlib.closing(sqlite3.connect(sqlite_path(sqlite_url))) as connection:
+        put(connection)
+        connection.rollback()
+        with connection:
+            published = put(connection)
+    await check(sqlite_url, published)
+
+
+async def test_sqlite3_in_autocommit_commits_each_row_by_itself(sqlite_url: str) -> None:
+    with contextlib.closing(sqlite3.connect(sqlite_path(sqlite_url), isolation_level=None)) as connection:
+        published = put(connection)
+        await check(sqlite_url, published)
+
+
+class Traced(sqlite3.Connection):
+    """A connection as a framework may wrap it."""
+
+
+async def test_a_subclass_of_a_connection_is_one(sqlite_url: str) -> None:
+    with contextlib.closing(sqlite3.connect(sqlite_path(sqlite_url), factory=Traced)) as connection, connection:
+        published = put(connection)
+    await check(sqlite_url, published)
+
+
+@pytest.mark.services
+async def test_psycopg(postgres_url: str) -> None:
+    psycopg = pytest.importorskip("psycopg")
+    with psycopg.connect(postgres_url) as connection:
+        put(connection)
+        connection.rollback()
+        published = put(connection)
+        assert await rows(postgres_url) == [], "it was committed by the outbox"
+        connection.commit()
+    await check(postgres_url, published)
+
+
+@pytest.mark.services
+async def test_psycopg_on_asyncio(postgres_url: str) -> None:
+    psycopg = pytest.importorskip("psycopg")
+    async with await psycopg.AsyncConnection.connect(postgres_url) as connection:
+        await put_async(connection)
+        await connection.rollback()
+        published = await put_async(connection)
+        assert await rows(postgres_url) == [], "it was committed by the outbox"
+    await check(postgres_url, published)
+
+
+@pytest.mark.services
+async def test_a_postgres_database_that_is_no_store_is_named_as_such() -> None:
+    psycopg = pytest.importorskip("psycopg")
+    async with postgres_schema(address("FAREGATE_TEST_POSTGRES")) as url:
+        with psycopg.connect(url) as connection, pytest.raises(fg.ConfigurationError, match="faregate store migrate"):
+            put(connection)
+
+
+async def test_a_connection_of_sqlalchemy(sqlite_url: str) -> None:
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+    engine = sqlalchemy.create_engine(f"sqlite:///{sqlite_path(sqlite_url)}")
+    with contextlib.closing(engine.connect()) as connection:
+        put(connection)
+        connection.rollback()
+        published = put(connection)  # nothing else is done in this transaction
+        connection.commit()
+    engine.dispose()
+    await check(sqlite_url, published)
+
+
+async def test_a_session_of_sqlalchemy(sqlite_url: str) -> None:
+    orm = pytest.importorskip("sqlalchemy.orm")
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+    engine = sqlalchemy.create_engine(f"sqlite:///{sqlite_path(sqlite_url)}")
+    with orm.Session(engine) as session, session.begin():
+        published = put(session)
+    engine.dispose()
+    await check(sqlite_url, published)
+
+
+@pytest.mark.services
+async def test_sqlalchemy_on_psycopg(postgres_url: str) -> None:
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+    engine = sqlalchemy.create_engine(postgres_url.replace("postgresql://", "postgresql+psycopg://"))
+    with engine.begin() as connection:
+        published = put(connection)
+    engine.dispose()
+    await check(postgres_url, published)
+
+
+@pytest.mark.services
+async def test_sqlalchemy_on_asyncio(postgres_url: str) -> None:
+    asyncio_ = pytest.importorskip("sqlalchemy.ext.asyncio")
+    pytest.importorskip("greenlet")
+    engine = asyncio_.create_async_engine(postgres_url.replace("postgresql://", "postgresql+psycopg://"))
+    async with asyncio_.AsyncSession(engine) as session, session.begin():
+        published = await put_async(session)
+    await check(postgres_url, published)
+    await engine.dispose()
+
+
+def test_sqlalchemy_on_an_empty_database_is_told_what_to_do() -> None:
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+    engine = sqlalchemy.create_engine("sqlite://")
+    with engine.connect() as connection, pytest.raises(fg.ConfigurationError, match="faregate store migrate"):
+        put(connection)
+    engine.dispose()
+
+
+class Dialect:
+    name, driver = "mysql", "pymysql"
+
+
+def test_another_database_is_refused_by_name() -> None:
+    foreign = type("Connection", (), {"__module__": "sqlalchemy.engine.base", "dialect": Dialect()})
+    with pytest.raises(fg.ConfigurationError, match=r"mysql\+pymysql"):
+        put(foreign())
+
+
+@pytest.mark.parametrize("node", [None, "", "no such name!"])
+def test_a_publication_needs_a_node(node: Any) -> None:
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection, pytest.raises(fg.ConfigurationError):
+        fg.outbox(connection, node).publish(Placed(order="1"))
+
+
+@pytest.mark.parametrize("key", ["", 17])
+def test_an_idempotency_key_is_a_text(key: Any) -> None:
+    with (
+        contextlib.closing(sqlite3.connect(":memory:")) as connection,
+        pytest.raises(fg.ConfigurationError, match="idempotency_key"),
+    ):
+        fg.outbox(connection, "shop").publish(Placed(order="1"), idempotency_key=key)
