@@ -9,20 +9,20 @@ class BankTimeout(Exception):
 
 
 class Bank:
-    """Fails the first calls for some orders; which ones depends on the order id only, so every run is alike."""
+    """Does not answer the first calls about some orders. Which ones, and how many, depends on the order id only: every
+    run is alike, also one whose process was killed in between."""
 
     def __init__(self, latency: float = 0.02, failing_percent: int = 5) -> None:
         self._latency = latency
         self._failing_percent = failing_percent
-        self._calls: dict[str, int] = {}
         self.timeouts = 0
 
-    async def charge(self, order_id: str) -> None:
+    async def charge(self, order_id: str, call: int) -> None:
+        """`call` is the how manieth call about this order it is, as the caller counts."""
         await asyncio.sleep(self._latency)
-        calls = self._calls[order_id] = self._calls.get(order_id, 0) + 1
-        if calls <= self.failures_of(order_id):
+        if call <= self.failures_of(order_id):
             self.timeouts += 1
-            raise BankTimeout(f"no answer about order {order_id} (call {calls})")
+            raise BankTimeout(f"no answer about order {order_id} (call {call})")
 
     def failures_of(self, order_id: str) -> int:
         """How many calls for this order fail before one succeeds."""

@@ -149,7 +149,9 @@ async def test_sessions_ended_again_and_again_double_and_poison_nothing(where: P
     """pg_terminate_backend, as an administrator does it, at whatever moment; commits and claims are hit alike."""
 
     async def terminate() -> None:
-        end = "select pg_terminate_backend(pid) from pg_stat_activity where datname = any(%s) and pid <> pg_backend_pid()"
+        end = (
+            "select pg_terminate_backend(pid) from pg_stat_activity where datname = any(%s) and pid <> pg_backend_pid()"
+        )
         names = [url.rpartition("/")[2] for url in {*where.stores.values(), where.tokens} if url]
         async with await psycopg.AsyncConnection.connect(server.url(), autocommit=True) as connection:
             while True:

@@ -123,7 +123,9 @@ class Audit:
             expected |= world.outputs_of(message_id)
         for where in expected:
             letter = dead.get(where)
-            is_dead = letter is not None and letter.status in ("open", "replayed", "discarded")
+            is_dead = letter is not None and letter.status in ("open", "discarded")
+            if letter is not None and letter.status == "replayed":
+                raise Violation(7, f"{where[1]} at {where[0]} was replayed, and nothing came of it")
             if (where in handled) == is_dead and not (is_dead and world.scenario.below_floor):
                 what = "handled and dead" if is_dead else "neither handled nor dead"
                 raise Violation(7, f"{where[1]} at {where[0]} is {what}")

@@ -41,9 +41,7 @@ class Broken(AssertionError):
         self.schedule = schedule
 
 
-def explore(
-    scenario: Scenario, limit: int | None = None, *, guide: Sequence[str] = (), seed: int = 1
-) -> Report:
+def explore(scenario: Scenario, limit: int | None = None, *, guide: Sequence[str] = (), seed: int = 1) -> Report:
     """Run the schedules of a scenario, at most `limit`. Raises `Broken`.
 
     With a guide, all of them begin with what it leads through, and deviate after that only.

@@ -1,8 +1,8 @@
 """Leads a schedule to a certain moment, by the names of points instead of by numbers.
 
-    deliver a#0            takes the option that begins so
-    P0@tokens.claimed      lets process P0 go on until one of its tasks is at this point
-    P0 done                lets process P0 go on until none of its tasks is at a point
+deliver a#0            takes the option that begins so
+P0@tokens.claimed      lets process P0 go on until one of its tasks is at this point
+P0 done                lets process P0 go on until none of its tasks is at a point
 """
 
 from collections.abc import Sequence

@@ -84,6 +84,11 @@ class Stage:
         found: list[DeadLetter] = self.loop_free(self.store.dead(DeadFilter()))
         return found
 
+    def ended(self) -> set[tuple[str, str]]:
+        """What was handled or given up on, as (node, message id)."""
+        handled = self.query("select node, message_id from effects")
+        return {*handled, *((letter.node, letter.message_id) for letter in self.dead_letters())}  # type: ignore[arg-type]
+
     def outputs_of(self, message_id: str) -> set[tuple[str, str]]:
         """What the handler of `a` sends for this message, as (node, message id)."""
         found = set()
@@ -146,7 +151,7 @@ class Stage:
         self._publications = itertools.count(1)
         self.clock = self._clock.current = FakeClock()
         self.scheduler = Scheduler(self.loop, every_point=self.scenario.every_point)
-        self.broker = SimBroker(self.clock, {"Order": ["a"], "Bill": ["b"], "Noted": ["c"]})
+        self.broker = SimBroker(self.clock, {"Order": ["a"], "Bill": ["b"], "Noted": []})
         self.audit = Audit(self)
         self.broker.on_signal = self.audit.on_signal
         self.runs.__init__()  # type: ignore[misc]

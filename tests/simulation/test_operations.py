@@ -14,7 +14,7 @@ from faregate.errors import Permanent
 from tests.simulation.nodes import Bill
 from tests.simulation.process import SimProcess
 from tests.simulation.scenario import Mode, Scenario
-from tests.simulation.tiers import explored, in_every_mode, limits
+from tests.simulation.tiers import explored, in_every_mode, limits, with_late_success_open
 from tests.simulation.world import World
 
 
@@ -47,7 +47,7 @@ async def edit_all(world: World) -> None:
 
 
 @limits
-@in_every_mode
+@with_late_success_open
 def test_poisoned_replayed_later_original_copy_arrives_too(mode: Mode, limit: int) -> None:
     explored(Scenario(dies_first, mode, operator=(replay_all,), crashes=1, without_attempts=True), limit, 100)
 
@@ -63,7 +63,7 @@ def test_edit_and_replay_gets_a_new_identity_while_the_original_lives(mode: Mode
 
 
 @limits
-@in_every_mode
+@with_late_success_open
 def test_operator_discard_consumes_everything(mode: Mode, limit: int) -> None:
     scenario = Scenario(dies_first, mode, operator=(replay_all, discard_all), crashes=1, without_attempts=True)
     explored(scenario, limit, 100)
@@ -94,7 +94,10 @@ def test_store_restored_from_an_older_backup(limit: int) -> None:
         if not world.store._database.writer.in_transaction:
             world.empty()
 
-    explored(Scenario(begin, "ledger", operator=(restore,), deviations=2), limit, 30)
+    def come_again(world: World) -> None:
+        world.broker.put(world.broker.copies[0].envelope, "a")
+
+    explored(Scenario(begin, "ledger", operator=(restore,), deviations=2, at_rest=come_again), limit, 30)
 
 
 @limits
@@ -102,6 +105,7 @@ def test_replay_from_below_the_retention_floor(limit: int) -> None:
     """Nobody remembers it any more: it is a dead letter, and not handled twice."""
 
     def begin(world: World) -> None:
+        world.runs.outputs = 0  # what has outputs in the outbox is not evicted
         world.order(copies=2)
         world.clock.jump(1000.0)
 
@@ -123,4 +127,3 @@ def test_repeated_post_at_the_http_boundary(mode: Mode, limit: int) -> None:
 
     scenario = Scenario(begin, mode, actors=(post, post), in_exploration=("a", "b"), faults=1, looks=True)
     explored(scenario, limit, 30)
-

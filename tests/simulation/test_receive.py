@@ -20,13 +20,13 @@ def one(world: World) -> None:
 @limits
 @in_every_mode
 def test_two_copies_at_once(mode: Mode, limit: int) -> None:
-    explored(Scenario(two_copies, mode, deviations=2), limit, 60)
+    explored(Scenario(two_copies, mode), limit, 30)
 
 
 @limits
 @in_every_mode
 def test_two_copies_at_once_in_one_process(mode: Mode, limit: int) -> None:
-    explored(Scenario(two_copies, mode, processes=1, deviations=2), limit, 60)
+    explored(Scenario(two_copies, mode, processes=1), limit, 30)
 
 
 @limits
@@ -44,17 +44,16 @@ def test_second_copy_checks_the_token_before_the_first_deletes_it(limit: int) ->
 
 @limits
 def test_third_inserts_its_claim_after_the_first_finished(limit: int) -> None:
-    scenario = Scenario(three_copies, "separate", processes=3, deviations=2)
+    scenario = Scenario(three_copies, "separate", processes=3, deviations=2, every_point=True)
     guide = [
         "deliver a#0",
         "P0@store.insert_claim",
         "deliver a#1",
         "P1@store.insert_claim",
         "deliver a#2",
-        "P2 done",
-        "P1 done",
+        "P2@tokens.claimed",
     ]
-    explored(scenario, limit, 10, guide=guide)
+    explored(scenario, limit, 60, guide=guide)
 
 
 @limits
@@ -94,7 +93,7 @@ def test_lease_expires_mid_handler(mode: Mode, limit: int) -> None:
 @in_every_mode
 def test_lost_settle(mode: Mode, limit: int) -> None:
     scenario = Scenario(one, mode, faults=2, modes={"delivery.settle": ("lose",)}, preemptions=1)
-    explored(scenario, limit, 4)
+    explored(scenario, limit, 3)
 
 
 @limits

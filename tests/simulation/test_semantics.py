@@ -3,7 +3,7 @@
 from faregate.errors import Permanent
 from tests.simulation.explorer import replay
 from tests.simulation.scenario import Mode, Scenario
-from tests.simulation.tiers import explored, in_every_mode, limits
+from tests.simulation.tiers import explored, in_every_mode, limits, with_late_success_open
 from tests.simulation.world import World
 
 
@@ -20,7 +20,7 @@ def fails_once(world: World) -> None:
 @in_every_mode
 def test_ghost_message(mode: Mode, limit: int) -> None:
     """Sent, not committed: the first run fails after it has sent."""
-    explored(Scenario(fails_once, mode, crashes=1, deviations=2), limit, 60)
+    explored(Scenario(fails_once, mode, crashes=1, deviations=2), limit, 50)
 
 
 @limits
@@ -50,7 +50,7 @@ def test_reordered_duplicate(mode: Mode, limit: int) -> None:
 def test_state_derived_event_differs_on_retry(mode: Mode, limit: int) -> None:
     """The outputs carry the number of the run; what is sent is what was committed, whatever a commit said."""
     modes = {"store.commit": ("lose", "fail")}
-    explored(Scenario(one, mode, faults=2, modes=modes), limit, 30)
+    explored(Scenario(one, mode, faults=3, modes=modes), limit, 8)
 
 
 @limits
@@ -96,7 +96,7 @@ def test_undecodable_message_leaves_nothing(mode: Mode, limit: int) -> None:
 
 
 @limits
-@in_every_mode
+@with_late_success_open
 def test_flaky_message_is_either_handled_or_dead(mode: Mode, limit: int) -> None:
     """One copy is given up on while another one succeeds."""
 

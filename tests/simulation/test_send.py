@@ -46,7 +46,7 @@ def test_late_token_create_after_consumption(limit: int) -> None:
         faults=1,
         modes={"tokens.create": ("late", "lose")},
     )
-    explored(scenario, limit, 30)
+    explored(scenario, limit, 25)
 
 
 @limits
@@ -60,7 +60,7 @@ def test_crash_after_sending(mode: Mode, limit: int) -> None:
 @in_every_mode
 def test_two_dispatchers_race(mode: Mode, limit: int) -> None:
     """For resolving, for choosing the attempt (D3), and for sending."""
-    explored(Scenario(left_behind, mode, starting=True, crashes=1), limit, 80)
+    explored(Scenario(left_behind, mode, starting=True, crashes=1), limit, 50)
 
 
 @limits
@@ -86,7 +86,7 @@ def test_partial_send(mode: Mode, limit: int) -> None:
 @in_every_mode
 def test_broker_down_after_commit(mode: Mode, limit: int) -> None:
     modes = {"transport.publish": ("fail",)}
-    explored(Scenario(one, mode, faults=3, modes=modes, preemptions=1), limit, 10)
+    explored(Scenario(one, mode, faults=3, modes=modes, preemptions=1), limit, 4)
 
 
 @limits
@@ -104,17 +104,25 @@ def test_subscriber_added_and_removed_between_retries(mode: Mode, limit: int) ->
     def subscribe(world: World) -> Any:
         return Directory(world.directory()).subscribe("event:a.Noted", "c", "tokens")
 
+    def bind(world: World) -> None:
+        world.broker.routes["Noted"] = ["c"]
+
     def unsubscribe(world: World) -> Any:
         return Directory(world.directory()).unsubscribe("event:a.Noted", "c")
+
+    def unbind(world: World) -> None:
+        world.broker.routes["Noted"] = []
 
     scenario = Scenario(
         begin,
         mode,
         subscriber=True,
-        operator=(subscribe, unsubscribe),
+        operator=(subscribe, bind, unsubscribe, unbind),
         check=check,
         faults=1,
         modes={"transport.publish": ("lose", "fail")},
+        preemptions=3,
+        deviations=4,
     )
     explored(scenario, limit, 100)
 
@@ -127,7 +135,7 @@ def test_unroutable_recipient(mode: Mode, limit: int) -> None:
         world.order()
 
     scenario = Scenario(begin, mode, crashes=1, without_attempts=True)
-    explored(scenario, limit, 40)
+    explored(scenario, limit, 12)
 
 
 @limits

@@ -11,6 +11,7 @@ Calls that are still on their way at the end arrive after all fences, when it is
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from faregate import ids
 from tests.simulation.audit import Violation
 from tests.simulation.broker import Copy, SimDelivery
 from tests.simulation.guide import Guide
@@ -165,8 +166,10 @@ class World(Stage):
             self._settle()
         self.scenario.at_rest(self)
         self._settle()
+        ended = self.ended()
         for envelope, node in list(self.broker.signals):
-            self.broker.put(envelope, node)
+            if (node, ids.message_id(envelope.publication_id, node)) in ended:  # others must not be saved by this
+                self.broker.put(envelope, node)
         self._settle()
         self._pass_fences()
         if self.late:

@@ -96,7 +96,7 @@ class Dispatcher:
     def committed(self, recorded: Recorded) -> None:
         self._held.difference_update(recorded.removed)
         self.activity += 1
-        self._take(recorded.rows)
+        self.take_up(recorded.rows)
 
     def rolled_back(self, recorded: Recorded) -> None:
         self._sent.extend(recorded.removed)
@@ -104,7 +104,7 @@ class Dispatcher:
     async def dispatch(self, rows: Sequence[OutboxRow]) -> None:
         """Return once these rows are sent."""
         unsent = [row for row in rows if row.seq not in self._sent]
-        self._take(unsent)
+        self.take_up(unsent)
         waiting = []
         for row in unsent:
             future = asyncio.get_running_loop().create_future()
@@ -113,7 +113,8 @@ class Dispatcher:
         if waiting:
             await asyncio.gather(*waiting)
 
-    def _take(self, rows: Sequence[OutboxRow]) -> None:
+    def take_up(self, rows: Sequence[OutboxRow]) -> None:
+        """Send these, which are in the table; known ones are on their way already."""
         for row in rows:
             if row.seq not in self._held:
                 self._held.add(row.seq)
@@ -126,7 +127,7 @@ class Dispatcher:
 
     async def start(self) -> None:
         """Send what an earlier process left, before anything new can overtake it; then go on in the background."""
-        while await self._look():
+        while await self.look():
             await self._send_queue()
             await self._remove()
         self._task = asyncio.create_task(self._run(), name="faregate-dispatcher")
@@ -157,7 +158,7 @@ class Dispatcher:
         while True:
             await self._emptied()
             await self._remove()
-            if not await self._look():
+            if not await self.look():
                 return
             self._wake.set()
 
@@ -186,7 +187,7 @@ class Dispatcher:
                 await self._wake.wait()
         except TimeoutError:
             await self._remove()
-            await self._look()
+            await self.look()
 
     def _forget(self) -> None:
         """A test crashed us: what is in memory is gone, what is in the table is not."""
@@ -202,10 +203,10 @@ class Dispatcher:
 
     # --- work ------------------------------------------------------------------------------------------------
 
-    async def _look(self) -> int:
+    async def look(self) -> int:
         """Take up rows of the table that are not known here; how many."""
         found = [row for row in await self._store.undispatched(_BATCH + len(self._held)) if row.seq not in self._held]
-        self._take(found)
+        self.take_up(found)
         return len(found)
 
     async def _send_queue(self) -> None:

@@ -76,6 +76,8 @@ class NodeStore:
         self.gate = gate
         """How they are claimed there; None where tokens and business data are one database."""
         self.floor: float | None = None
+        self.burials = 0
+        """How many dead letters were written here: a message that was under way meanwhile may have one now."""
 
     async def publish(
         self,
@@ -107,6 +109,8 @@ class NodeStore:
         finally:
             await transaction.roll_back()
         self.dispatcher.committed(recorded)
+        if len(fresh) < len(envelopes):  # the confirmation of the first time may be lost: see `_take_up`
+            await self.dispatcher.look()
 
 
 class Transactional(Receiver):
@@ -212,8 +216,13 @@ class Transactional(Receiver):
         """One transaction. Afterwards a message is settled, or "failed" with its error, or "new" as before."""
         unit = UnitOfWork(self._store, self._node, works, self._check_digest)
         recorded: list[Recorded] = []
+        burials = self._shared.burials
 
         async def record(transaction: Transaction, done: list[Work]) -> None:
+            buried_meanwhile = self._shared.burials != burials
+            dead = [work.message_id for work in done if work.replayed or buried_meanwhile]
+            if dead:
+                await transaction.resolve(self._node, dead, self._clock.time())
             recorded.append(await self._record(transaction, done))
 
         started = perf_counter()
@@ -246,12 +255,21 @@ class Transactional(Receiver):
             if work.state in ("new", "failed"):
                 continue
             try:
+                if work.state == "duplicate":
+                    await self._take_up(work)
                 await self._release_token(work)
+                if work.in_ledger and work.envelope.replay:
+                    await self._resolve_letter(work)
                 await self._settle(work)
             except TRANSACTION_LOST as exc:
                 # What happened is committed; a later copy finds that, and goes on from there.
                 log.warning("%s is not settled yet: %s", work.envelope, exc)
                 await work.delivery.redeliver(_STORE_DOWN_SECONDS, counted=False)
+
+    async def _take_up(self, work: Work) -> None:
+        """A commit whose confirmation was lost left rows in the outbox that our dispatcher does not know: they go before
+        what follows with the same key."""
+        self._shared.dispatcher.take_up(await self._store.outbox_rows_of(self._node, work.message_id))
 
     async def _release_token(self, work: Work) -> None:
         """D and G of the token protocol: outgoing messages first, then the token goes, then its claim."""
@@ -261,6 +279,16 @@ class Transactional(Receiver):
                 await gate.drop(work, work.attempt_id)
             elif work.state in ("done", "resumed"):
                 await gate.finish(work)
+
+    async def _resolve_letter(self, work: Work) -> None:
+        """The replay of a message that another copy of was handled after all: its dead letter is settled with that."""
+        transaction = self._store.transaction()
+        try:
+            await transaction.begin()
+            await transaction.resolve(self._node, [work.message_id], self._clock.time())
+            await transaction.commit()
+        finally:
+            await transaction.roll_back()
 
     def _scatter(self, works: list[Work], exc: BaseException) -> None:
         """A transaction is lost, and with it what was done: among others everyone starts again alone; one alone has
@@ -374,9 +402,6 @@ class Transactional(Receiver):
                 await self._shared.gate.commit(transaction, work)
             if self._identity is not None:
                 await self._identity.succeed(transaction, work)
-        replayed = [work.message_id for work in done if work.replayed]
-        if replayed:
-            await transaction.resolve(self._node, replayed, self._clock.time())
         return await self._shared.dispatcher.record(transaction, [row for work in done for row in work.outputs])
 
     async def _settle(self, work: Work) -> None:
@@ -460,6 +485,7 @@ class Transactional(Receiver):
             return "later"
         finally:
             await transaction.roll_back()
+        self._shared.burials += 1
         return "dead"
 
     async def _is_unhandled(self, transaction: Transaction, work: Work) -> bool:

@@ -1,0 +1,113 @@
+"""The store is away: at the start that is an error which says so; while running, messages wait and lose no try."""
+
+import asyncio
+from types import SimpleNamespace
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+import faregate as fg
+from faregate.errors import StoreUnavailable
+from faregate.stores.postgres.server import PostgresServer
+from faregate.stores.sql import opening
+from tests.crash.places import query
+from tests.crash.sequence import EVERYTHING, STEPS, Line, arrivals
+from tests.crash.server import PrivatePostgres
+
+UNREACHABLE = "postgresql://shop:secret@127.0.0.1:1/shop"
+LONG = 60
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses between tries to open a store, which take no time here."""
+    waited: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    monkeypatch.setattr(opening, "asyncio", SimpleNamespace(sleep=sleep))
+    return waited
+
+
+@pytest.fixture
+def database(server: PrivatePostgres) -> str:
+    """A database of the test's own on the server that may be crashed."""
+    name = f"steps_{uuid4().hex[:8]}"
+    with psycopg.connect(server.url(), autocommit=True) as connection:
+        connection.execute(f"create database {name}")
+    return server.url(name)
+
+
+class PostgresLine(Line):
+    """Nothing is tried twice: a failure that counts would be a dead letter at once."""
+
+    def __init__(self) -> None:
+        super().__init__(retry=None, redeliver=None)
+        self.second.schema = "create table if not exists arrivals (place serial, lane text, number integer)"
+
+
+async def test_a_store_that_is_down_at_the_start_is_named_after_some_tries(pauses: list[float]) -> None:
+    bus = fg.Bus("memory:", nodes=Line().nodes, store=UNREACHABLE)
+    with pytest.raises(
+        StoreUnavailable, match=r"gave up on postgresql://.*127\.0\.0\.1:1/shop after 5 tries"
+    ) as caught:
+        await bus.start()
+    assert "secret" not in str(caught.value)
+    assert "check that the server runs" in str(caught.value)
+    assert pauses == [1, 2, 3, 4]
+    with pytest.raises(fg.ConfigurationError):
+        await bus.publish(STEPS[0], node="shop")
+
+
+@pytest.mark.services
+async def test_a_store_that_comes_while_the_bus_starts_is_waited_for(server: PrivatePostgres, database: str) -> None:
+    server.crash()
+    try:
+        async with asyncio.timeout(LONG):
+            bus = fg.Bus("memory:", nodes=PostgresLine().nodes, store=database)
+            starting = asyncio.ensure_future(bus.start())
+            await asyncio.sleep(0)
+            assert not starting.done()
+    finally:
+        await asyncio.to_thread(server.start)
+    async with asyncio.timeout(LONG):
+        await starting
+        await bus.publish(STEPS[0], node="shop")
+        await bus.idle()
+        assert await arrivals(bus) == {"lane-0": [0]}
+        await bus.stop()
+
+
+@pytest.mark.services
+@pytest.mark.usefixtures("impatient")
+async def test_messages_wait_for_a_store_that_is_down_and_lose_no_try(
+    server: PrivatePostgres, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PostgresServer.__init__.__kwdefaults__, "wait_seconds", 0.3)
+    half = len(STEPS) // 2
+    line = PostgresLine()
+    async with asyncio.timeout(2 * LONG), fg.Bus("memory:", nodes=line.nodes, store=database) as bus:
+        for step in STEPS[:half]:
+            await bus.publish(step, node="shop")
+        await asyncio.to_thread(server.crash)
+        try:
+            for step in STEPS[half:]:
+                await bus.publish(step, node="shop")
+            while bus.outcomes()["redelivered"] < len({step.lane for step in STEPS}):
+                await asyncio.sleep(0.02)
+        finally:
+            await asyncio.to_thread(server.start)
+        while True:
+            try:
+                await bus.idle()
+                break
+            except StoreUnavailable:  # the connections come back one after another
+                await asyncio.sleep(0.05)
+        assert await bus.poisoned() == []
+        assert await arrivals(bus) == EVERYTHING
+        assert bus.outcomes()["dead"] == 0
+    assert query(database, "select count(*) from faregate_dead") == [(0,)]
+    assert query(database, "select count(*) from faregate_outbox") == [(0,)]
+    assert query(database, "select count(*) from faregate_ledger") == [(2 * len(STEPS),)]

@@ -1,0 +1,210 @@
+"""The bus with one rule broken at a time (exactly-once.md, "Mutations that the tests must catch").
+
+Each is a function that patches the real classes through pytest's `monkeypatch`.
+"""
+
+from typing import Any
+
+import msgspec
+from pytest import MonkeyPatch
+
+from faregate import ids
+from faregate.bus import attempts as attempts_module
+from faregate.bus.attempts import FENCE_SECONDS, Attempts
+from faregate.bus.context import Context
+from faregate.bus.gate import TokenGate
+from faregate.bus.keeper import Keeper
+from faregate.bus.unit import Transactional
+from faregate.bus.work import UnitOfWork
+from faregate.errors import StoreUnavailable
+from faregate.ports.store import LedgerRow
+from faregate.stores.sqlite import MemoryStore
+from faregate.stores.sqlite.transaction import SqliteTransaction
+
+# --- the unit of work ---------------------------------------------------------------------------------------
+
+
+def settle_before_commit(patch: MonkeyPatch) -> None:
+    commit = UnitOfWork.commit
+
+    async def mutant(self: Any, *args: Any) -> None:
+        for work in self.works:
+            if work.state == "done":
+                await work.delivery.settle("handled")
+        await commit(self, *args)
+
+    patch.setattr(UnitOfWork, "commit", mutant)
+
+
+def dispatch_before_commit(patch: MonkeyPatch) -> None:
+    record = Transactional._record
+
+    async def mutant(self: Any, transaction: Any, done: Any) -> Any:
+        recorded = await record(self, transaction, done)
+        await self._shared.dispatcher._transport.publish([row.envelope for row in recorded.rows])
+        return recorded
+
+    patch.setattr(Transactional, "_record", mutant)
+
+
+def ledger_insert_in_its_own_transaction(patch: MonkeyPatch) -> None:
+    begin = UnitOfWork.begin
+
+    async def mutant(self: Any) -> None:
+        own = self._store.transaction()
+        await own.begin()
+        there = await own.record(self._node, [work.row for work in self.works if work.row is not None])
+        await own.commit()
+        for work in self.works:
+            if work.message_id in there:
+                work.state = "duplicate"
+            work.row = None
+        await begin(self)
+
+    patch.setattr(UnitOfWork, "begin", mutant)
+
+
+def outputs_of_a_failed_try_kept(patch: MonkeyPatch) -> None:
+    def keep(self: Any, value: Any) -> None:
+        if value is not None:
+            self.__dict__["kept"] = value
+
+    patch.setattr(Context, "_outputs", property(lambda self: self.__dict__.get("kept"), keep))
+
+
+def eviction_without_floor(patch: MonkeyPatch) -> None:
+    async def mutant(self: Any, node: str) -> None:
+        return None
+
+    patch.setattr(MemoryStore, "floor", mutant)
+
+
+def dead_letter_writes_a_ledger_row(patch: MonkeyPatch) -> None:
+    bury = SqliteTransaction.bury
+
+    async def mutant(self: Any, letter: Any) -> Any:
+        await self.record(letter.node, [LedgerRow(letter.message_id, None, None, None, letter.last_failed_at)])
+        return await bury(self, letter)
+
+    patch.setattr(SqliteTransaction, "bury", mutant)
+
+
+# --- tokens: receiving ---------------------------------------------------------------------------------------
+
+
+def no_claim(patch: MonkeyPatch) -> None:
+    async def admit(self: Any, work: Any, attempt_id: str) -> str:
+        work.claim_id, work.claimed_attempt = "none", attempt_id
+        return "duplicate" if await self._tokens.read(attempt_id) is None else "run"
+
+    async def release(self: Any, work: Any) -> None:
+        if work.claimed_attempt is not None:
+            await self._tokens.discard([work.claimed_attempt])
+
+    async def commit(self: Any, transaction: Any, work: Any) -> None: ...
+
+    patch.setattr(TokenGate, "admit", admit)
+    patch.setattr(TokenGate, "commit", commit)
+    patch.setattr(TokenGate, "release", release)
+
+
+def commit_not_conditional_on_the_claim(patch: MonkeyPatch) -> None:
+    async def commit(self: Any, transaction: Any, work: Any) -> None:
+        await transaction.finish_claim(self._node, work.message_id, work.claim_id)
+
+    patch.setattr(TokenGate, "commit", commit)
+
+
+def claim_regenerated_on_retry(patch: MonkeyPatch) -> None:
+    admit = TokenGate.admit
+
+    async def mutant(self: Any, work: Any, attempt_id: str) -> str:
+        record = await self._store.claim_record(self._node, work.message_id)
+        if record is not None and record.state == "NEW":
+            await self._store.delete_claim(self._node, work.message_id, record.claim_id, only_new=True)
+        return await admit(self, work, attempt_id)
+
+    patch.setattr(TokenGate, "admit", mutant)
+
+
+def token_deleted_before_the_sends(patch: MonkeyPatch) -> None:
+    async def finish(self: Any, work: Any) -> None:
+        await self.release(work)
+        await self._dispatcher.dispatch(await self._store.outbox_rows_of(self._node, work.message_id))
+
+    patch.setattr(TokenGate, "finish", finish)
+
+
+def claim_deleted_before_the_token(patch: MonkeyPatch) -> None:
+    async def release(self: Any, work: Any) -> None:
+        if work.claim_id is not None and work.claimed_attempt is not None:
+            await self._store.delete_claim(self._node, work.message_id, work.claim_id, only_new=False)
+            await self._tokens.delete(work.claimed_attempt, work.claim_id)
+
+    patch.setattr(TokenGate, "release", release)
+
+
+def no_sweeper(patch: MonkeyPatch) -> None:
+    async def mutant(self: Any) -> None: ...
+
+    patch.setattr(Keeper, "_sweep", mutant)
+
+
+# --- tokens: sending -----------------------------------------------------------------------------------------
+
+
+def attempts_not_persisted_before_sending(patch: MonkeyPatch) -> None:
+    async def choose(self: Any, row: Any) -> Any:
+        attempt, now = attempts_module.uuid4(), await self._tokens.now()
+        await self._tokens.create([self._token(row.envelope, attempt, now, now + FENCE_SECONDS)])
+        return row._replace(envelope=msgspec.structs.replace(row.envelope, attempt_id=attempt))
+
+    patch.setattr(Attempts, "choose", choose)
+
+
+def token_keyed_by_message_id(patch: MonkeyPatch) -> None:
+    async def mutant(self: Any, row: Any) -> None:
+        attempt, now = ids.message_id(row.envelope.publication_id, row.envelope.recipients[0]), await self._tokens.now()
+        if await self._store.register_attempts(row.seq, row.version, [attempt], now + FENCE_SECONDS):
+            await self._tokens.create([self._token(row.envelope, attempt, now, now + FENCE_SECONDS)])
+            await self._store.choose_attempts(row.seq, row.version + 1, [attempt])
+
+    patch.setattr(Attempts, "_try", mutant)
+
+
+def create_retried_with_the_same_attempt(patch: MonkeyPatch) -> None:
+    attempt_of = Attempts._try
+
+    async def mutant(self: Any, row: Any) -> None:
+        tokens, self._tokens = self._tokens, _Insistent(self._tokens)
+        try:
+            await attempt_of(self, row)
+        finally:
+            self._tokens = tokens
+
+    patch.setattr(Attempts, "_try", mutant)
+
+
+def no_fence(patch: MonkeyPatch) -> None:
+    token = Attempts._token
+
+    def mutant(self: Any, envelope: Any, attempt: str, now: float, not_after: float) -> Any:
+        return token(self, envelope, attempt, now, 1e15)
+
+    patch.setattr(Attempts, "_token", mutant)
+
+
+class _Insistent:
+    """Repeats a create whose answer did not come."""
+
+    def __init__(self, tokens: Any) -> None:
+        self._tokens = tokens
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokens, name)
+
+    async def create(self, tokens: Any) -> None:
+        try:
+            await self._tokens.create(tokens)
+        except StoreUnavailable:
+            await self._tokens.create(tokens)

@@ -1,0 +1,103 @@
+"""Break it on purpose: with any rule of the protocol gone, the exploration finds a violated invariant."""
+
+from collections.abc import Callable
+
+import pytest
+
+import faregate as fg
+from faregate.errors import Permanent
+from tests.simulation import mutations
+from tests.simulation.audit import Violation
+from tests.simulation.explorer import Broken, explore, replay
+from tests.simulation.scenario import Scenario
+from tests.simulation.test_operations import replay_all
+from tests.simulation.test_send import left_behind
+from tests.simulation.world import World
+
+MOST = 3000
+Mutation = Callable[[pytest.MonkeyPatch], None]
+
+
+def one(world: World) -> None:
+    world.order()
+
+
+def two_copies(world: World) -> None:
+    world.order(copies=2)
+
+
+def fails_once(world: World) -> None:
+    world.runs.script = lambda node, run, name: OSError("once") if (node, run) == ("a", 1) else None
+    world.order()
+
+
+def dies_once(world: World) -> None:
+    world.runs.script = lambda node, run, name: Permanent("never") if (node, run) == ("a", 1) else None
+    world.order()
+
+
+def old(world: World) -> None:
+    world.runs.outputs = 0  # what has outputs in the outbox is not evicted
+    world.order(copies=2)
+    world.clock.jump(1000.0)
+
+
+def age(world: World) -> None:
+    world.clock.jump(200.0)
+
+
+COPIES = Scenario(two_copies, "separate", crashes=1)
+LATE_CREATE = Scenario(
+    left_behind,
+    "separate",
+    processes=1,
+    starting=True,
+    in_exploration=("a", "b"),
+    faults=1,
+    modes={"tokens.create": ("late", "lose")},
+)
+LATE_CLAIM = Scenario(two_copies, "separate", faults=1, modes={"store.insert_claim": ("late",)})
+CASES: list[tuple[Mutation, Scenario, set[int]]] = [
+    (mutations.settle_before_commit, Scenario(one, crashes=1), {7}),
+    (mutations.dispatch_before_commit, Scenario(one, crashes=1), {5}),
+    (mutations.ledger_insert_in_its_own_transaction, Scenario(one, crashes=1), {7}),
+    (
+        mutations.outputs_of_a_failed_try_kept,
+        Scenario(fails_once, options={"retry": fg.Retry(1, delay=0.0)}),
+        {5, 7},
+    ),
+    (
+        mutations.eviction_without_floor,
+        Scenario(old, retain_ledger=100.0, operator=(age,), sweeps=1, below_floor=True),
+        {1},
+    ),
+    (mutations.dead_letter_writes_a_ledger_row, Scenario(dies_once, operator=(replay_all,)), {7}),
+    (mutations.no_claim, COPIES, {1, 3}),
+    (mutations.commit_not_conditional_on_the_claim, COPIES, {1, 3}),
+    (mutations.claim_regenerated_on_retry, COPIES, {1, 3, 6}),
+    (mutations.token_deleted_before_the_sends, COPIES, {4}),
+    (mutations.claim_deleted_before_the_token, COPIES, {1, 3, 6}),
+    (mutations.no_sweeper, LATE_CLAIM, {6}),
+    (mutations.no_sweeper, LATE_CREATE, {6}),
+    (mutations.attempts_not_persisted_before_sending, COPIES, {2, 3}),
+    (mutations.token_keyed_by_message_id, LATE_CREATE, {1}),
+    (mutations.create_retried_with_the_same_attempt, LATE_CREATE, {1}),
+    (mutations.no_fence, LATE_CREATE, {6}),
+]
+
+
+@pytest.mark.parametrize(("mutate", "scenario", "invariants"), CASES, ids=[case[0].__name__ for case in CASES])
+def test_a_broken_rule_is_found(
+    mutate: Mutation, scenario: Scenario, invariants: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutate(monkeypatch)
+    with pytest.raises(Broken) as found:
+        print(explore(scenario, MOST))
+    cause = found.value.__cause__
+    print(found.value)
+    assert isinstance(cause, Violation), f"another error than a violation: {cause!r}"
+    assert cause.invariant in invariants, f"{cause}"
+    with pytest.raises(Broken, match="invariant"):
+        replay(scenario, found.value.schedule)
+    monkeypatch.undo()
+    replay(scenario, found.value.schedule)
