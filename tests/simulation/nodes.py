@@ -1,4 +1,5 @@
-"""The nodes of the simulated world: `a` gets an Order, writes it down and sends a Bill to `b`, which writes that down. A third, `c`, may listen.
+"""The nodes of the simulated world: `a` gets an Order, writes it down and sends a Bill to `b`, which writes that down.
+A third, `c`, may listen.
 
 Rules kept here:
 - What a handler does is written to a table without any constraint, with the number of its run: nothing but the bus

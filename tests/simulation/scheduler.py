@@ -1,13 +1,13 @@
 """Decides who goes on: every task waits at every point until it is let go, one at a time.
 
     point       a task is about to do something that others can see, or has done so: `faults.hook`, a call of a port
-    step        when nothing is ready any more, one of the options is taken; what it sets going runs up to its next point
+    step        when nothing is ready any more, one of the options is taken; what it sets going runs to its next point
     option 0    the default: who ran last goes on; else who waits longest; else a delivery, else the clock
 
 Rules kept here:
 - Between two points of a task there is at most one thing that others can see. A point that follows another without
   such a thing in between is none.
-- Everything that is not option 0 is a deviation, and paid for: preemptions, crashes and faults have budgets of their own.
+- Everything that is not option 0 is a deviation, and paid for: preemptions, crashes and faults have budgets.
 - The list of the indices taken is the schedule: the same list gives the same run.
 """
 

@@ -1,4 +1,4 @@
-"""What a simulated world consists of: stores, broker, processes, a clock; and how each schedule finds it at its beginning.
+"""What a simulated world consists of: stores, broker, processes, a clock; and how a schedule finds it at its beginning.
 
 The stores are opened once and emptied between schedules: opening them takes longer than a schedule.
 """

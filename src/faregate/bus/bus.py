@@ -167,6 +167,8 @@ class Bus:
             await self._transport.open()
             for worker in self._workers:
                 await self._transport.bind(worker.binding)
+            # Behind its queues: what is sent to a recipient on the list must find one, or its token stays for ever.
+            await self._stores.subscribe()
         except BaseException:
             await self._close()
             raise
