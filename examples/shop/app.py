@@ -91,9 +91,7 @@ async def charge(command: ChargeCard, ctx: fg.Context, bank: Bank) -> AsyncItera
 
 @shipping.on(CardCharged, source="payments", key="order_id")
 async def ship(charged: CardCharged, ctx: fg.Context) -> OrderShipped:
-    await ctx.db.execute(
-        "insert into parcels(order_id, message_id) values (?, ?)", (charged.order_id, ctx.message_id)
-    )
+    await ctx.db.execute("insert into parcels(order_id, message_id) values (?, ?)", (charged.order_id, ctx.message_id))
     return OrderShipped(order_id=charged.order_id)
 
 

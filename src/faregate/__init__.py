@@ -52,6 +52,7 @@ from faregate.errors import (
     UnknownMessage,
     UnknownType,
     Unroutable,
+    ViewTaken,
     WrongSignature,
 )
 from faregate.message import Command, Envelope, Event, command, event
@@ -116,6 +117,7 @@ __all__ = [
     "UnknownMessage",
     "UnknownType",
     "Unroutable",
+    "ViewTaken",
     "WrongSignature",
     "command",
     "event",

@@ -64,6 +64,10 @@ class DeadLetterClosed(ConfigurationError):
     """A dead letter was handled after all, or discarded: nothing is left to decide about it."""
 
 
+class ViewTaken(ConfigurationError):
+    """A subscription is consumed through the other view of its journal: queue or log."""
+
+
 class InvalidSelector(ConfigurationError):
     """A selector does not follow the documented grammar."""
 

@@ -93,10 +93,6 @@ def private_postgres() -> Iterator[PrivatePostgres]:
 
 
 def _unprivileged() -> tuple[int, int]:
-    for name in ("postgres", "nobody"):
-        try:
-            user = pwd.getpwnam(name)
-        except KeyError:
-            continue
-        return user.pw_uid, user.pw_gid
-    missing("there is no unprivileged user to run PostgreSQL as")
+    names = {user.pw_name: user for user in pwd.getpwall()}
+    user = names.get("postgres") or names.get("nobody") or missing("there is no user to run PostgreSQL as, but root")
+    return user.pw_uid, user.pw_gid

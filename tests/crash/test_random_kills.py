@@ -39,9 +39,8 @@ async def check_rounds(form: str, folder: Path, rounds: int, seed: int) -> None:
         check(where, numbers)
 
 
-@pytest.mark.parametrize("form", ["ledger-sqlite", "tokens-apart-sqlite"])
-async def test_random_kills_lose_and_double_nothing(form: str, tmp_path: Path) -> None:
-    await check_rounds(form, tmp_path, rounds=4, seed=11)
+async def test_random_kills_lose_and_double_nothing(tmp_path: Path) -> None:
+    await check_rounds("tokens-apart-sqlite", tmp_path, rounds=3, seed=11)
 
 
 @pytest.mark.full

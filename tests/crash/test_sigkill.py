@@ -49,7 +49,11 @@ async def test_killed_at_a_point_every_effect_happens_once(form: str, point: str
 
 
 @pytest.mark.parametrize(
-    "form", [pytest.param(form, marks=[pytest.mark.services] if form in SERVERS else []) for form in POINTS_OF]
+    "form",
+    [
+        pytest.param(form, marks=[pytest.mark.services, pytest.mark.full] if form in SERVERS else [])
+        for form in POINTS_OF
+    ],
 )
 async def test_the_matrix_has_every_point_that_a_run_reaches(form: str, tmp_path: Path) -> None:
     async with place(form, tmp_path) as where:

@@ -12,7 +12,7 @@ from faregate.errors import StoreUnavailable
 from faregate.stores.postgres.server import PostgresServer
 from faregate.stores.sql import opening
 from tests.crash.places import query
-from tests.crash.sequence import EVERYTHING, STEPS, Line, arrivals
+from tests.crash.sequence import EVERYTHING, KEYS, STEPS, Line, arrivals
 from tests.crash.server import PrivatePostgres
 
 UNREACHABLE = "postgresql://shop:secret@127.0.0.1:1/shop"
@@ -95,7 +95,7 @@ async def test_messages_wait_for_a_store_that_is_down_and_lose_no_try(
         try:
             for step in STEPS[half:]:
                 await bus.publish(step, node="shop")
-            while bus.outcomes()["redelivered"] < len({step.lane for step in STEPS}):
+            while bus.outcomes()["redelivered"] < KEYS:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         finally:
             await asyncio.to_thread(server.start)

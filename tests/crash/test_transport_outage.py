@@ -1,4 +1,4 @@
-"""The transport is away for a while, also right after commits: order per key holds across two hops, and nothing is lost.
+"""The transport is away for a while, also right after commits: order per key holds across two hops, nothing is lost.
 
 So it does when a commit happened and its confirmation was lost: what it left in the outbox is older than what follows.
 """

@@ -93,7 +93,7 @@ class SimBroker:
 
 
 class SimDelivery:
-    """One acquisition of a copy by a process. Ending it may get lost on the way: then it is as if it were never ended."""
+    """One acquisition of a copy. Ending it may get lost on the way: then it is as if it had never ended."""
 
     lock_seconds = 60.0
     poisoned: Poisoned | None = None

@@ -3,8 +3,8 @@
 Rules kept here:
 - Stateless: a schedule is the list of its decisions, and is run from the beginning. From each run all schedules follow
   that take another option at one later decision and can be paid for.
-- Within as many deviations the order is shuffled by a fixed seed, so that a bound on the number of schedules cuts off no
-  particular corner. The same call explores the same schedules.
+- Within as many deviations the order is shuffled by a fixed seed, so that a bound on their number cuts off no certain
+  corner. The same call explores the same schedules.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""An event loop without time and without I/O: callbacks run in the order in which they were made ready, and nothing else.
+"""An event loop without time and without I/O: callbacks run in the order in which they were made ready.
 
 Rules kept here:
 - `run_ready` returns once nothing is ready: everybody has ended, or waits for somebody who does.

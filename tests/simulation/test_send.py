@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgspec
+import pytest
 
 from faregate.bus.directory import Directory
 from faregate.bus.sealing import outbox_row
@@ -89,6 +90,10 @@ def test_broker_down_after_commit(mode: Mode, limit: int) -> None:
     explored(Scenario(one, mode, faults=3, modes=modes, preemptions=1), limit, 4)
 
 
+@pytest.mark.xfail(
+    strict=True,
+    reason="an empty recipient list is not kept with the publication: a retry after a lost answer may resolve it anew",
+)
 @limits
 @with_tokens
 def test_subscriber_added_and_removed_between_retries(mode: Mode, limit: int) -> None:
@@ -102,10 +107,8 @@ def test_subscriber_added_and_removed_between_retries(mode: Mode, limit: int) ->
         assert handled == len(sent) <= 1, f"{len(sent)} publications went to c, and it handled {handled}"
 
     def subscribe(world: World) -> Any:
-        return Directory(world.directory()).subscribe("event:a.Noted", "c", "tokens")
-
-    def bind(world: World) -> None:
         world.broker.routes["Noted"] = ["c"]
+        return Directory(world.directory()).subscribe("event:a.Noted", "c", "tokens")
 
     def unsubscribe(world: World) -> Any:
         return Directory(world.directory()).unsubscribe("event:a.Noted", "c")
@@ -114,7 +117,7 @@ def test_subscriber_added_and_removed_between_retries(mode: Mode, limit: int) ->
         begin,
         mode,
         subscriber=True,
-        operator=(bind, subscribe, unsubscribe),
+        operator=(subscribe, unsubscribe),
         check=check,
         faults=1,
         modes={"transport.publish": ("lose", "fail")},

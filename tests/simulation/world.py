@@ -72,6 +72,8 @@ class World(Stage):
             if self._over:
                 return []
             options.append(Option("time passes", "go", self._pass_time))
+        elif self._jumps < scenario.jumps and self._somebody_waits():
+            options.append(Option("time passes", kind, self._pass_time))
         for late in self.late:
             options.append(Option(f"{late.name} arrives", kind, self._arrive(late)))
         if self._operator:
@@ -96,6 +98,9 @@ class World(Stage):
                 if self.loop.has_timers(process):
                     options.append(Option(f"{process} looks", "fault", lambda one=process: self.loop.fire_timers(one)))
         return options
+
+    def _somebody_waits(self) -> bool:
+        return self.clock.sleepers > 0 or any(copy.waits for copy in self.broker.unsettled())
 
     def _pass_time(self) -> None:
         """Nobody has anything to do: the next timer, if somebody waits for one."""
@@ -190,7 +195,7 @@ class World(Stage):
         for _ in range(_ROUNDS):
             self.loop.run_ready()
             self._raise_errors()
-            if self.clock.sleepers or any(copy.waits for copy in self.broker.unsettled()):
+            if self._somebody_waits():
                 self.clock.jump(self.clock.next_timer() or 0.0)
             elif available := self.broker.available(list(self.nodes)):
                 self._hand(available[0], self.processes[0])

@@ -138,7 +138,7 @@ lock_dependencies() {
     cd "$ROOT"
     compile_lock bench --all-extras --group build --group dev --group bench "$@"
     compile_lock dev --all-extras --group build --group dev --constraints requirements/bench.lock "$@"
-    compile_lock demo --group build --constraints requirements/bench.lock "$@"
+    compile_lock demo --extra spark --group build --constraints requirements/bench.lock "$@"
 }
 
 compile_lock() {

@@ -115,7 +115,10 @@ class Broker:
                     queue.enqueue(envelope)
 
     def routes(self, envelopes: Sequence[Envelope]) -> list[Route]:
-        """Where each publication goes; fills in its recipients. Raises `Unroutable` for a command without a way."""
+        """Where each publication goes; fills in its recipients.
+
+        Raises `Unroutable` for a command without a way, and for a signal with a token whose recipient is gone.
+        """
         return [self.route(envelope) for envelope in envelopes]
 
     def route(self, envelope: Envelope) -> Route:
@@ -126,6 +129,11 @@ class Broker:
             raise Unroutable(
                 f"the command {envelope.type} ({envelope.publication_id}) to {envelope.destination!r} names recipients "
                 f"that do not handle it there: {', '.join(wanted)}"
+            )
+        if not route.queues and envelope.attempt_id is not None:
+            raise Unroutable(
+                f"the signal {envelope.type} ({envelope.publication_id}) goes to {', '.join(wanted)}, which has "
+                "unsubscribed since: subscribe again and replay it, or discard it"
             )
         if not route.queues and envelope.kind == "command":
             raise Unroutable(

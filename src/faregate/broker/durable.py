@@ -16,10 +16,11 @@ from faregate.broker.journal.journal import Journal
 from faregate.broker.journal.recovery import Found, Single
 from faregate.broker.journal.settled import OUTCOMES, REDELIVER, STARTED, Record
 from faregate.broker.journal.snapshot import QueueSnapshot, ReturningRecord, Snapshot
+from faregate.broker.log_view import LogView
 from faregate.broker.queue import Queue
 from faregate.broker.recorder import Returning
 from faregate.broker.topics import Route
-from faregate.errors import FaregateError, Unroutable
+from faregate.errors import FaregateError, Unroutable, ViewTaken
 from faregate.message import Envelope
 from faregate.ports.clock import Clock
 from faregate.ports.queue import Binding, Poisoned, poison_queue
@@ -73,6 +74,13 @@ class DurableBroker(Broker):
     # --- queues -------------------------------------------------------------------------------------------
 
     def bind(self, binding: Binding, *, consumed: bool = True) -> Queue:
+        """Raises `ViewTaken` for a subscription that reads the log, not its queue."""
+        if self._journal.topology.reading(binding.queue).view == "log":
+            raise ViewTaken(
+                f"{binding.queue} is consumed through the log of this journal, on Spark: run it there, or leave node "
+                f"{binding.node!r} out of this bus, or bring it back with "
+                f"'faregate spark handover MODULE:BUS {binding.node} --to queue'"
+            )
         self._journal.bind(binding)
         queue = super().bind(binding, consumed=consumed)
         self._adopt(queue, timed=binding.expires is not None)
@@ -99,9 +107,25 @@ class DurableBroker(Broker):
                 else:
                     known = Binding(record.node, record.type, record.kind, record.source)
                     bound = topology.is_bound(record)
+                    if topology.reading(record.name).view == "log":
+                        self._read_from_log(known, bound)
+                        continue
                     queue = super().bind(known, consumed=False) if bound else self._declare(known, consumed=False)
                     self._adopt(queue)
                     log.info("%s is not consumed here; %d messages wait in it", queue.name, len(queue))
+
+    def _read_from_log(self, binding: Binding, bound: bool) -> None:
+        """It is a recipient like any other; what goes to it stays in the log, where it is read from."""
+        queue = LogView(
+            binding.queue, clock=self._clock, schedule=self._schedule, give_up=self._give_up, recorder=self
+        )
+        self._queues[binding.queue] = queue
+        self._bindings[binding.queue] = binding
+        if poison_queue(binding.node) not in self._queues:
+            self._adopt(self._make(poison_queue(binding.node)))
+        if bound:
+            self.topics.add(binding, queue)
+        self._adopt(queue)
 
     def _make(self, name: str, **properties: object) -> Queue:
         return super()._make(name, **properties, recorder=self)

@@ -99,7 +99,7 @@ class Attempts:
         return replaced
 
     async def _resolved_by_another(self, row: OutboxRow) -> list[OutboxRow]:
-        """Another dispatcher was faster, and may not have sent it yet: who waits for the row waits for what replaced it."""
+        """Another dispatcher was faster, and may not have sent it yet: who waits for it waits for what replaced it."""
         if row.message_id is None:
             return []
         rows = await self._store.outbox_rows_of(row.node, row.message_id)
@@ -152,6 +152,12 @@ class Attempts:
         recipient = envelope.recipients[0]
         message_id = ids.message_id(envelope.publication_id, recipient)
         return Token(attempt, message_id, recipient, envelope.source, now, not_after, envelope.payload_ref)
+
+    async def give_up(self, row: OutboxRow) -> None:
+        """Its signal cannot be sent: nobody will use its token up."""
+        attempts = {row.envelope.attempt_id, *row.registered} - {None, PENDING}
+        if attempts:
+            await self._tokens.discard([attempt for attempt in attempts if attempt is not None])
 
     # --- G1 --------------------------------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ log = logging.getLogger("faregate.bus")
 MAX_MESSAGE_BYTES = 1024 * 1024
 RETAIN_LEDGER = 30 * 86_400.0
 _THREADS = 64
-_PREFETCH, _PREFETCH_WITH_STORE = 32, 512
+_PREFETCH, _PREFETCH_WITH_STORE = 32, 2048
 """Messages that share a commit have to be here together."""
 
 
@@ -91,7 +91,7 @@ class Bus:
         if compress_above is not None:
             check_count(compress_above, "compress_above", 0, 1 << 30)
         writer = BodyWriter(find_codec(codec), limit=limit, compress_above=compress_above)
-        keys = _key_fields(self.nodes.values())
+        keys = key_fields(self.nodes.values())
         self._senders = {
             node.name: Sender(node, self._transport, writer, self.clock, keys) for node in self.nodes.values()
         }
@@ -167,8 +167,6 @@ class Bus:
             await self._transport.open()
             for worker in self._workers:
                 await self._transport.bind(worker.binding)
-            # Behind its queues: what is sent to a recipient on the list must find one, or its token stays for ever.
-            await self._stores.subscribe()
         except BaseException:
             await self._close()
             raise
@@ -443,7 +441,7 @@ def _check_nodes(nodes: Sequence[Node]) -> list[Node]:
     return list(found.values())
 
 
-def _key_fields(nodes: Iterable[Node]) -> KeyFields:
+def key_fields(nodes: Iterable[Node]) -> KeyFields:
     """For each topic, the key field of its subscriptions, where all that order by key agree."""
     fields: dict[Any, set[str]] = {}
     for node in nodes:

@@ -328,6 +328,8 @@ class Dispatcher:
         finally:
             await transaction.roll_back()
         self._held.discard(row.seq)
+        if self._attempts is not None:
+            await self._attempts.give_up(row)
         self._alarms.sound("unroutable", row.node, envelope.publication_id, str(exc))
 
     async def _remove(self) -> None:

@@ -2,7 +2,7 @@
 
 Rules kept here:
 - At most `size` deliveries, or batches of them, run at once. `batch` bounds what a lane takes at a time; it may change
-  as one learns how long a message takes.
+  as one learns how long a message takes. A lane never takes more than its share: who waits finds a free lane.
 - Of one key at most one runs, in the order in which they were submitted; different keys do not wait for each
   other, and a key that has its turn never waits while a lane is free.
 - What waits is bounded by the transport's prefetch. The embedded broker withholds what follows a busy key, so a busy
@@ -112,7 +112,8 @@ class Lanes:
             self._alone.discard(first)
             return [first]
         taken = [first]
-        while self._ready and len(taken) < self.batch and self._ready[0] not in self._alone:
+        share = min(self.batch, -(-len(self._ready) // self._size))
+        while self._ready and len(taken) < share and self._ready[0] not in self._alone:
             taken.append(self._ready.popleft())
         return taken
 

@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Literal
 
 from faregate import ids
@@ -34,6 +34,7 @@ from faregate.bus.verdict import describe_error
 from faregate.bus.work import (
     TRANSACTION_LOST,
     AlreadyHandled,
+    Fence,
     NeedsTransaction,
     TransactionEnded,
     UnitOfWork,
@@ -50,7 +51,7 @@ from faregate.ports.tokens import TokenStore
 
 log = logging.getLogger("faregate.bus")
 
-BATCH_SECONDS = 0.02
+BATCH_SECONDS = 0.05
 """How long the messages of one transaction may take together, roughly: it is what the first of them waits."""
 BATCH_LIMIT = 256
 _STORE_DOWN_SECONDS = 10.0
@@ -114,6 +115,9 @@ class NodeStore:
 
 
 class Transactional(Receiver):
+    _fence: Fence | None = None
+    """What an engine without a broker checks in every transaction before anything else."""
+
     def __init__(
         self,
         subscription: Subscription,
@@ -139,7 +143,9 @@ class Transactional(Receiver):
         self._failing: dict[Delivery, int] = {}
         """Those that come again alone, as they failed among others or were delivered before; how often they failed."""
         self._seconds = BATCH_SECONDS
-        """How long one message takes, as a moving average."""
+        """How long one message takes by itself, as a moving average."""
+        self._running = 0
+        """How many transactions are at work; they share the event loop."""
 
     @property
     def batch(self) -> int:
@@ -214,7 +220,7 @@ class Transactional(Receiver):
 
     async def _once(self, works: list[Work]) -> None:
         """One transaction. Afterwards a message is settled, or "failed" with its error, or "new" as before."""
-        unit = UnitOfWork(self._store, self._node, works, self._check_digest)
+        unit = UnitOfWork(self._store, self._node, works, self._check_digest, self._fence)
         recorded: list[Recorded] = []
         burials = self._shared.burials
 
@@ -225,15 +231,15 @@ class Transactional(Receiver):
                 await transaction.resolve(self._node, dead, self._clock.time())
             recorded.append(await self._record(transaction, done))
 
-        started = perf_counter()
+        self._running += 1
+        started, used = perf_counter(), thread_time()
         try:
             await self._look_up(works)
             await self._admit(works)
             for work in works:
                 if work.state == "new" and not await self._run_pipeline(unit, work) and self._serial:
                     break
-            took = perf_counter() - started - unit.waited
-            self._seconds += (took / len(works) - self._seconds) / 4
+            self._learn(len(works), perf_counter() - started - unit.waited, thread_time() - used)
             await unit.commit(record, [work for work in works if work.state == "folded"])
         except BaseException as exc:
             await unit.abandon()
@@ -248,7 +254,15 @@ class Transactional(Receiver):
         else:
             for outbox in recorded:
                 self._shared.dispatcher.committed(outbox)
+        finally:
+            self._running -= 1
         await self._settle_all(works)
+
+    def _learn(self, messages: int, seconds: float, busy: float) -> None:
+        """Note how long messages took. While the loop was busy, it was so for all transactions at work."""
+        busy = min(busy, seconds)
+        own = seconds - busy + busy / self._running
+        self._seconds += (own / messages - self._seconds) / 4
 
     async def _settle_all(self, works: list[Work]) -> None:
         for work in works:
@@ -267,8 +281,8 @@ class Transactional(Receiver):
                 await work.delivery.redeliver(_STORE_DOWN_SECONDS, counted=False)
 
     async def _take_up(self, work: Work) -> None:
-        """A commit whose confirmation was lost left rows in the outbox that our dispatcher does not know: they go before
-        what follows with the same key."""
+        """A commit whose confirmation was lost left rows in the outbox that our dispatcher does not know: they go
+        before what follows with the same key."""
         self._shared.dispatcher.take_up(await self._store.outbox_rows_of(self._node, work.message_id))
 
     async def _release_token(self, work: Work) -> None:

@@ -176,12 +176,16 @@ class Work:
 
 Disagreement = Callable[[Work, "bytes | None"], None]
 """Told of a message that another copy of was handled, with the digest of that one's body."""
+Fence = Callable[[Transaction, list[Work]], Awaitable[None]]
+"""First in every transaction: may make those of its messages duplicates that an earlier run has dealt with."""
 
 
 class UnitOfWork:
     """The messages of one transaction. `current` is the one whose handler runs."""
 
-    def __init__(self, store: Store, node: str, works: Sequence[Work], known: Disagreement) -> None:
+    def __init__(
+        self, store: Store, node: str, works: Sequence[Work], known: Disagreement, fence: Fence | None = None
+    ) -> None:
         self.works = works
         self.alone = len(works) == 1
         self.loop = asyncio.get_running_loop()
@@ -192,6 +196,7 @@ class UnitOfWork:
         self._store = store
         self._node = node
         self._known = known
+        self._fence = fence
         for work in works:
             work.unit = self
 
@@ -220,6 +225,9 @@ class UnitOfWork:
         self.waited += perf_counter() - started
         self.transaction = transaction
         running = [work for work in self.works if work.state in ("new", "done")]
+        if self._fence is not None:
+            await self._fence(transaction, running)
+            running = [work for work in running if work.state in ("new", "done")]
         rows = [work.row for work in running if work.row is not None]
         there = await transaction.record(self._node, rows) if rows else {}
         for work in running:

@@ -11,6 +11,7 @@ from faregate.cli.journal import journal
 from faregate.cli.output import fail
 from faregate.cli.publish import publish
 from faregate.cli.run import run
+from faregate.cli.spark import spark
 from faregate.cli.store import store
 from faregate.errors import FaregateError
 
@@ -25,6 +26,7 @@ app.command()(run)
 app.command()(publish)
 app.add_typer(dead, name="dead")
 app.add_typer(journal, name="journal")
+app.add_typer(spark, name="spark")
 app.add_typer(store, name="store")
 
 

@@ -1,193 +1,200 @@
-"""`faregate demo`: thousands of orders through the shop, with live counters and a summary that is checked."""
+"""`faregate demo`: the proof. Orders through a shop whose process is killed again and again, and an audit of it all.
 
-import asyncio
+Rules kept here:
+- What is expected follows from the seed; what is found is counted in the data (see demo_plan and demo_verdict).
+- The exit status is the verdict: 0 when everything held, 1 when anything did not, 130 after Ctrl-C.
+- No process and, without --keep, no file is left, however it ends.
+"""
+
 import logging
-import random
+import os
+import shutil
+import signal
+import sqlite3
+import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich import box
-from rich.console import Group
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
 
-from faregate.bus.bus import Bus
-from faregate.cli.loop import run_async
-from faregate.cli.output import console, print_json
+from faregate.cli.output import console, errors, print_json
+from faregate.errors import ConfigurationError
 
-_REFRESH_SECONDS = 0.1
-_PLACED_AT_ONCE = 200
-_REPEATED_PERCENT = 10
-_IMPOSSIBLE_PERCENT = 1
+if TYPE_CHECKING:
+    from faregate.cli.demo_result import Result
+
+# The demo's other files are loaded when it runs: every other command starts without them, and without the shop.
+
+Plant = Literal["double", "loss", "order"]
+_PLANTS: dict[Plant, str] = {
+    "double": "insert into charges select * from charges where rowid = 1",
+    "loss": "delete from parcels where rowid = 1",
+    "order": "update invoices set rowid = -1 where rowid = (select max(rowid) from invoices where customer = "
+    "(select customer from invoices group by customer order by count(*) desc limit 1))",
+}
+_MOST_FINDINGS = 20
 
 
 def demo(
-    orders: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many orders to place.")] = 5000,
-    seed: Annotated[int, typer.Option(help="Which orders repeat or are impossible.")] = 17,
-    transport: Annotated[Literal["journal", "memory"], typer.Option(help="What the messages travel on.")] = "journal",
+    orders: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many orders to place.")] = 20_000,
+    crashes: Annotated[int, typer.Option(min=0, max=1000, help="How often the worker is killed.")] = 5,
+    seed: Annotated[int, typer.Option(help="Which orders repeat or are poisonous, and when the worker is killed.")] = 7,
+    no_spark: Annotated[bool, typer.Option("--no-spark", help="Let plain SQL make the audit, without Spark.")] = False,
+    keep: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the journal and the database here.")] = None,
+    report: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write a report with charts.")] = None,
+    plant: Annotated[Plant | None, typer.Option(help="Plant an error at the end, to see that it is found.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Send orders through a shop of four services and check that each was charged and shipped exactly once.
+    """Send orders through a shop of four services, kill it again and again, and audit what came of it.
 
-    Some orders are placed twice, some are impossible, and the bank often does not answer. The exit status says
-    whether everything came out as expected.
+    Many orders are published twice, some late, some are poison, and the bank often does not answer. The worker is a
+    process of its own that is killed by SIGKILL while messages flow. In the end every order must be billed, charged and
+    shipped exactly once; the exit status says whether that held.
     """
     logging.getLogger("faregate").setLevel(logging.CRITICAL)
-    with tempfile.TemporaryDirectory(prefix="faregate-demo-") as folder:
-        url = "memory:" if transport == "memory" else f"journal:{folder}/journal"
-        result = run_async(_run(url, orders, seed, live=not as_json and console.is_terminal))
+    if report is not None and not report.parent.is_dir():
+        raise ConfigurationError(f"--report: there is no folder {report.parent}")
+    try:
+        with _ending_on_terminate(), _folder(keep) as folder:
+            result = _run(folder, orders, crashes, seed, plant, spark=not no_spark, quiet=as_json)
+    except KeyboardInterrupt:
+        errors.print("stopped; no process is left")
+        raise typer.Exit(130) from None
+    if report is not None:
+        from faregate.cli.demo_report import render
+
+        report.write_text(render(result))
     if as_json:
         print_json(result.as_dict())
     else:
-        _show(result)
+        _show(result, keep, report, plant)
     if not result.held:
         raise typer.Exit(1)
 
 
-@dataclass(frozen=True)
-class Check:
-    """One line of the verdict."""
+def _run(
+    folder: Path, orders: int, crashes: int, seed: int, plant: Plant | None, *, spark: bool, quiet: bool
+) -> "Result":
+    from faregate.cli.demo_flow import Flow
+    from faregate.cli.demo_plan import Plan
+    from faregate.cli.demo_result import Result
+    from faregate.cli.demo_timeline import read_timeline
+    from faregate.cli.demo_verdict import connect, judge
+    from faregate.cli.demo_view import DemoView
 
-    what: str
-    expected: int
-    found: int
-
-    @property
-    def held(self) -> bool:
-        return self.expected == self.found
-
-
-@dataclass(frozen=True)
-class Result:
-    transport: str
-    orders: int
-    seconds: float
-    messages: int
-    timeouts: int
-    checks: Sequence[Check]
-
-    @property
-    def held(self) -> bool:
-        return all(check.held for check in self.checks)
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "transport": self.transport,
-            "orders": self.orders,
-            "seconds": round(self.seconds, 3),
-            "messages": self.messages,
-            "messages_per_second": round(self.messages / self.seconds),
-            "bank_timeouts": self.timeouts,
-            "checks": [
-                {"what": check.what, "expected": check.expected, "found": check.found, "held": check.held}
-                for check in self.checks
-            ],
-            "held": self.held,
-        }
-
-
-async def _run(url: str, orders: int, seed: int, *, live: bool) -> Result:
-    from faregate.cli.shop import app as shop
-    from faregate.cli.shop.messages import OrderPlaced
-
-    chance = random.Random(seed)
-    impossible = {number for number in range(orders) if chance.random() * 100 < _IMPOSSIBLE_PERCENT}
-    repeated = {number for number in range(orders) if chance.random() * 100 < _REPEATED_PERCENT}
-    started = time.perf_counter()
-    transport = url.partition(":")[0]
-    async with Bus(url, nodes=[shop.shop, shop.billing, shop.payments, shop.shipping]) as bus:
-        watching = asyncio.create_task(_watch(bus, transport, orders)) if live else None
-        placing: list[asyncio.Task[str]] = []
-        for number in range(orders):
-            order = OrderPlaced(
-                order_id=f"order-{number}", customer=f"customer-{number % 97}", total=-1 if number in impossible else 40
-            )
-            for _ in range(2 if number in repeated else 1):
-                placing.append(asyncio.create_task(bus.publish(order, node="shop", idempotency_key=order.order_id)))
-            if len(placing) >= _PLACED_AT_ONCE:
-                await asyncio.gather(*placing)
-                placing.clear()
-        await asyncio.gather(*placing)
-        await bus.idle()
-        seconds = time.perf_counter() - started
-        if watching is not None:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
-        dead = await bus.poisoned("billing")
-        outcomes = bus.outcomes()
-    good = orders - len(impossible)
-    checks = [
-        Check("orders billed", good, len(set(shop.books.invoices))),
-        Check("cards charged", good, len({order for order, _ in shop.books.charges})),
-        Check("parcels shipped", good, len({order for order, _ in shop.books.parcels})),
-        Check("charged twice", 0, _doubles(shop.books.charges)),
-        Check("shipped twice", 0, _doubles(shop.books.parcels)),
-        Check("impossible orders given up, with the reason", len(impossible), len(dead)),
-        Check("messages lost", 0, orders + 2 * good - outcomes["handled"] - outcomes["dead"]),
-    ]
-    return Result(transport, orders, seconds, outcomes["handled"] + outcomes["dead"], shop.bank.timeouts, checks)
-
-
-def _doubles(rows: list[tuple[str, str]]) -> int:
-    return sum(count - 1 for count in Counter(order for order, _ in rows).values())
-
-
-async def _watch(bus: Bus, transport: str, orders: int) -> None:
-    """Redraw the counters until cancelled."""
-    started = time.perf_counter()
-    with Live(_view(bus, transport, orders, 0.0), console=console, auto_refresh=False, transient=True) as view:
-        while True:
-            await asyncio.sleep(_REFRESH_SECONDS)
-            view.update(_view(bus, transport, orders, time.perf_counter() - started), refresh=True)
-
-
-def _view(bus: Bus, transport: str, orders: int, seconds: float) -> Group:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("node")
-    table.add_column("handles")
-    for heading in ("running", "handled", "redelivered", "given up"):
-        table.add_column(heading, justify="right")
-    table.add_column("", width=24)
-    done = 0
-    for count in bus.counts():
-        ended = count.handled + count.dead + count.skipped
-        done += ended
-        table.add_row(
-            count.node,
-            count.type,
-            str(count.busy),
-            f"{count.handled:,}",
-            f"{count.redelivered:,}" if count.redelivered else "",
-            Text(f"{count.dead:,}", style="red") if count.dead else "",
-            ProgressBar(total=orders, completed=ended, width=24),
+    plan = Plan(orders, seed)
+    if not quiet:
+        console.print(
+            f"[bold]{orders:,} orders[/] through four services, {plan.copies:,} exact copies, {plan.dead:,} poisonous "
+            f"ones, and a worker that is killed {crashes} times (seed {seed})"
         )
-    rate = f"{done / seconds:,.0f} messages a second" if seconds else ""
-    return Group(Text(f"{orders:,} orders on {transport}:   {seconds:4.1f} s   {rate}", style="bold"), table)
+    with DemoView(console, plan, crashes, quiet=quiet) as view:
+        progress = Flow(plan, folder, crashes, view.update).run()
+    if plant is not None:
+        with closing(sqlite3.connect(folder / "shop.db")) as connection, connection:
+            connection.execute(_PLANTS[plant])
+    with closing(connect(folder)) as connection:
+        dead = dict(connection.execute("select reason, count(*) from faregate_dead group by reason"))
+    timeline = read_timeline(folder / "journal", progress.began)
+    result = Result(plan, progress, timeline, judge(plan, folder), dead)
+    _audit(result, folder, spark=spark, quiet=quiet)
+    return result
 
 
-def _show(result: Result) -> None:
-    rate = f"{result.messages / result.seconds:,.0f} a second"
-    console.print(
-        f"[bold]{result.orders:,} orders[/] made {result.messages:,} messages on {result.transport}: in "
-        f"{result.seconds:.1f} s ({rate}); the bank did not answer {result.timeouts:,} times",
-    )
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("checked")
-    table.add_column("expected", justify="right")
-    table.add_column("found", justify="right")
-    table.add_column("")
-    for check in result.checks:
-        mark = Text("held", style="green") if check.held else Text("BROKEN", style="bold red")
-        table.add_row(check.what, f"{check.expected:,}", f"{check.found:,}", mark)
-    console.print(table)
-    if result.held:
-        console.print("[green]Every order was charged and shipped exactly once.[/]")
+def _audit(result: "Result", folder: Path, *, spark: bool, quiet: bool) -> None:
+    """By Spark where it can be had, by plain SQL where not."""
+    from faregate.cli import demo_spark
+    from faregate.cli.demo_verdict import audit
+
+    reason = demo_spark.why_not() if spark else None
+    if reason is not None:
+        errors.print(f"without Spark: {reason}; plain SQL makes the audit")
+    if not spark or reason is not None:
+        found = audit(folder / "journal", folder / "shop.db")
+        result.audit_ok, result.audit_summary, result.audit_table = found.ok, found.summary, found.table
+        result.findings = found.findings[:_MOST_FINDINGS]
+        return
+    started = time.monotonic()
+    with _status("Spark starts, and reads the journal …", quiet):
+        demo_spark.examine(result, folder, _MOST_FINDINGS)
+    result.spark_seconds = time.monotonic() - started
+
+
+@contextmanager
+def _status(text: str, quiet: bool) -> Iterator[None]:
+    if quiet or not console.is_terminal:
+        yield
     else:
-        console.print("[bold red]This should not be: please report it with the seed and the numbers above.[/]")
+        with console.status(text):
+            yield
+
+
+@contextmanager
+def _folder(keep: Path | None) -> Iterator[Path]:
+    """Where journal and database lie: readable by this user alone, and gone afterwards unless it shall be kept."""
+    if keep is not None:
+        if keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
+            raise ConfigurationError(f"--keep: {keep} is there already; name a new or an empty folder")
+        keep.mkdir(mode=0o700, parents=True, exist_ok=True)
+        yield keep.resolve()
+        return
+    folder = Path(tempfile.mkdtemp(prefix="faregate-demo-")).resolve()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _ending_on_terminate() -> Iterator[None]:
+    """SIGTERM and SIGHUP unwind like an exception, so that everything is cleaned up."""
+
+    def end(number: int, _: Any) -> None:
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _show(result: "Result", keep: Path | None, report: Path | None, planted: Plant | None) -> None:
+    from rich.text import Text
+
+    from faregate.cli.demo_timeline import PERCENTS
+    from faregate.cli.demo_view import rows_table, sparkline, verdict_table
+
+    progress = result.progress
+    console.print(Text.assemble(*sparkline(progress, 72), ("  parcels a second", "dim")))
+    spark = "" if result.spark_seconds is None else f", and {result.spark_seconds:.0f} s of Spark"
+    console.print(
+        f"[bold]{result.timeline.messages:,} messages[/] in {progress.seconds:.0f} s{spark}: the worker was killed "
+        f"{len(progress.kills)} times, and the bank did not answer {progress.timeouts:,} times"
+    )
+    latency = ", ".join(f"p{p} {t:.2f} s" for p, t in zip(PERCENTS, result.timeline.overall, strict=False))
+    console.print(f"an order took, from published to shipped, kills included: {latency or 'nothing was shipped'}")
+    console.print(verdict_table(result.checks))
+    for title, rows in result.spark_tables.items():
+        console.print(rows_table(rows, title))
+    if result.audit_table:
+        console.print(rows_table(result.audit_table, f"audit by {result.judge}"))
+    console.print(result.audit_summary, markup=False, soft_wrap=True)
+    for finding in result.findings:
+        console.print("  " + ", ".join(f"{name} {value}" for name, value in finding.items()), markup=False)
+    if keep is not None:
+        console.print(f"kept: the journal {keep}/journal and the database {keep}/shop.db", markup=False, soft_wrap=True)
+    if report is not None:
+        console.print(f"report: {os.fspath(report)}", markup=False, soft_wrap=True)
+    if result.held:
+        console.print("[bold green]Every order was billed, charged and shipped exactly once.[/]")
+    else:
+        wanted = (
+            f"An error was planted ({planted})." if planted else f"Please report it, with the seed {result.plan.seed}."
+        )
+        console.print(f"[bold red]It did not hold.[/] {wanted}")

@@ -9,8 +9,9 @@ This folder is the only importer of pyspark. Without it, importing this package 
 extra. What runs in executors (`reading`, `sealing`, `staging`) needs nothing but the package.
 """
 
+from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from faregate.errors import MissingExtra
 
@@ -22,7 +23,48 @@ from faregate.spark.source import FaregateSource
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["FaregateSource", "register"]
+    from faregate.spark.audit_job import audit
+    from faregate.spark.drain_job import drain, letters
+    from faregate.spark.jobs_settled import settlements
+    from faregate.spark.jobs_store import store_table
+    from faregate.spark.rates_job import rates
+    from faregate.spark.replay_job import replay
+    from faregate.spark.run_node import Run, RunProgress, run
+
+__all__ = [
+    "FaregateSource",
+    "Run",
+    "RunProgress",
+    "audit",
+    "drain",
+    "letters",
+    "rates",
+    "register",
+    "replay",
+    "run",
+    "settlements",
+    "store_table",
+]
+
+_JOBS = {
+    "Run": "faregate.spark.run_node",
+    "RunProgress": "faregate.spark.run_node",
+    "audit": "faregate.spark.audit_job",
+    "drain": "faregate.spark.drain_job",
+    "letters": "faregate.spark.drain_job",
+    "rates": "faregate.spark.rates_job",
+    "replay": "faregate.spark.replay_job",
+    "run": "faregate.spark.run_node",
+    "settlements": "faregate.spark.jobs_settled",
+    "store_table": "faregate.spark.jobs_store",
+}
+"""Loaded on first use: a worker that only reads messages does not pay for them."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _JOBS:
+        return getattr(import_module(_JOBS[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def register(spark: "SparkSession") -> None:

@@ -111,7 +111,7 @@ class JournalTransport:
         if self.on_disagreement is not None:
             self.on_disagreement(envelope)
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """All queues are bound: what other processes left, and what they will leave, may come in."""
         if not self._begun:
             self._begun = True
@@ -127,7 +127,7 @@ class JournalTransport:
 
     def publish(self, envelopes: Sequence[Envelope]) -> Coroutine[Any, Any, None]:
         """The broker's own coroutine: thousands may wait at once, and each frame less is felt."""
-        self._begin()
+        self.begin()
         return self.broker.publish(envelopes)
 
     async def consume(
@@ -139,7 +139,7 @@ class JournalTransport:
         selector: str | None = None,
         exclusive: bool = False,
     ) -> Consumer:
-        self._begin()
+        self.begin()
         return self.broker.consume(queue, on_delivery, prefetch=prefetch, selector=selector, exclusive=exclusive)
 
     async def spool(self, envelopes: Sequence[Envelope]) -> None:
@@ -166,7 +166,7 @@ class JournalTransport:
 
     async def idle(self) -> None:
         """Raises `JournalFailed` when nothing can be confirmed any more."""
-        self._begin()
+        self.begin()
         assert self._failed is not None
         landed = asyncio.ensure_future(self.broker.flight.landed())
         either: set[asyncio.Future[Any]] = {landed, self._failed}

@@ -32,7 +32,7 @@ from faregate.broker.journal.retention import Retention, apply_retention
 from faregate.broker.journal.settled import Record
 from faregate.broker.journal.snapshot import Snapshot
 from faregate.broker.journal.spool import mark_of, read_spooled, waiting
-from faregate.broker.journal.topology import Topology
+from faregate.broker.journal.topology import Topology, View
 from faregate.broker.recent import Identity
 from faregate.errors import ConfigurationError, FaregateError, MessageTooLarge, QueueNotFound
 from faregate.message import Envelope, Kind
@@ -255,6 +255,14 @@ class Journal:
             names = ", ".join(sorted(each.name for each in self.topology.queues if not each.is_poison)) or "none"
             raise QueueNotFound(f"there is no bound queue {name!r} in {self.layout.root}; there are: {names}")
         self._change_topology(lambda topology: topology.remove(queue))
+
+    @property
+    def disk(self) -> Disk:
+        return self._disk
+
+    def hand_over(self, queue: str, view: View, offset: int, history: int = 0) -> None:
+        """Let a subscription be consumed through this view from that offset on; see `views.py`."""
+        self._change_topology(lambda topology: bool(topology.hand_over(queue, view, offset, history)))
 
     def add_partial(self, kind: Kind, address: str | None, type: str, queues: Sequence[int]) -> None:
         """Let publications that name their recipients go to these queues of a topic."""

@@ -21,7 +21,7 @@ from faregate.broker.journal.errors import JournalCorrupt
 from faregate.broker.journal.layout import Layout, read_json
 from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.snapshot import Snapshot
-from faregate.broker.journal.topology import Topology
+from faregate.broker.journal.topology import FROM_THE_BEGINNING, Reading, Topology
 from faregate.broker.recorder import Returning
 from faregate.ports.queue import Poisoned
 
@@ -96,9 +96,13 @@ class Found:
 class _Waiting:
     """Which offsets of one queue wait: inside the runs, not ended since, with what is known of their tries."""
 
-    def __init__(self, runs: list[tuple[int, int]], offset: int) -> None:
-        self._starts = [first for first, _ in runs] + [offset]
-        self._ends = [last + 1 for _, last in runs] + [_END]
+    def __init__(self, runs: list[tuple[int, int]], offset: int, reading: Reading = FROM_THE_BEGINNING) -> None:
+        """A queue that was handed over holds nothing from before; while its subscription reads the log, nothing."""
+        ends = [*((first, last + 1) for first, last in runs), (offset, _END)]
+        begin = _END if reading.view == "log" else reading.offset
+        kept = [(max(start, begin), end) for start, end in ends if end > begin] or [(_END, _END)]
+        self._starts = [start for start, _ in kept]
+        self._ends = [end for _, end in kept]
         self.start = self._starts[0]
         self.ended: set[int] = set()
         self.past: dict[int, Returning] = {}
@@ -134,7 +138,11 @@ def recover(layout: Layout, disk: Disk, reader: JournalReader, topology: Topolog
     bases = layout.segment_bases(disk)
     offset = snapshot.offset
     waiting = {
-        queue.number: _Waiting(snapshot.queues[queue.number].runs if queue.number in snapshot.queues else [], offset)
+        queue.number: _Waiting(
+            snapshot.queues[queue.number].runs if queue.number in snapshot.queues else [],
+            offset,
+            topology.reading(queue.name),
+        )
         for queue in topology.queues
     }
     for number, kept in snapshot.queues.items():

@@ -1,11 +1,34 @@
-"""Queues and topics of a journal, kept in topology.json. Numbers are given once and never reused."""
+"""Queues and topics of a journal, kept in topology.json. Numbers are given once and never reused.
+
+A subscription is consumed through one view at a time: its queue, or the log. Its record says which, since when, and
+from which offset on; see `views.py`.
+"""
 
 from collections.abc import Collection
+from typing import Literal
 
 import msgspec
 
 from faregate.message import Kind
 from faregate.ports.queue import Binding, poison_queue
+
+
+View = Literal["queue", "log"]
+
+
+class Reading(msgspec.Struct, omit_defaults=True):
+    """Through which view a subscription is consumed; the default is what every queue begins with."""
+
+    view: View = "queue"
+    epoch: int = 0
+    """Grows with every handover."""
+    offset: int = 0
+    """Where this view began: what lies before is not its business."""
+    history: int = 0
+    """Log view: below this offset messages are its own although they do not name its node, as nobody knew it then."""
+
+
+FROM_THE_BEGINNING = Reading()
 
 
 class QueueRecord(msgspec.Struct):
@@ -43,10 +66,27 @@ class Topology(msgspec.Struct):
     topics: list[TopicRecord] = []
     checksum: str = ""
     """CRC-32 of this file's content with an empty checksum, in hexadecimal."""
+    readings: dict[str, Reading] | msgspec.UnsetType = msgspec.UNSET
+    """By queue, for those that were handed over at least once. Not written while there are none, so that the checksums
+    of files from before it was there still fit."""
 
     def copy(self) -> "Topology":
         """One that can be changed without changing this one. Records never change."""
-        return Topology(self.version, [*self.queues], [*self.topics], self.checksum)
+        readings = msgspec.UNSET if isinstance(self.readings, msgspec.UnsetType) else {**self.readings}
+        return Topology(self.version, [*self.queues], [*self.topics], self.checksum, readings)
+
+    def reading(self, queue: str) -> Reading:
+        """How a queue's subscription is consumed."""
+        readings = self.readings
+        return FROM_THE_BEGINNING if isinstance(readings, msgspec.UnsetType) else readings.get(queue, FROM_THE_BEGINNING)
+
+    def hand_over(self, queue: str, view: View, offset: int, history: int = 0) -> Reading:
+        """From that offset on it is consumed through this view."""
+        fresh = Reading(view, self.reading(queue).epoch + 1, offset, history)
+        known = {} if isinstance(self.readings, msgspec.UnsetType) else self.readings
+        self.readings = {**known, queue: fresh}
+        self.version += 1
+        return fresh
 
     def add(self, binding: Binding) -> bool:
         """Add the binding's queues and lead its topic there; whether anything changed."""

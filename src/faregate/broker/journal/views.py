@@ -1,0 +1,121 @@
+"""Handing a subscription over between its two views, queue and log, while nobody runs the nodes of the journal.
+
+Rules kept here:
+- A handover is one write of topology.json. Everything before it changes nothing for who still uses the old view, so a
+  crash anywhere leaves one view or the other, and the same handover may be asked for again.
+- To the log: from the lowest offset that waits in the queue. What was handled above it is recognised by the ledger;
+  the queue holds nothing from then on.
+- To the queue: from the lowest offset that the log's reader is not done with. What is done above it is told by whoever
+  asks (the ledger knows) and settled, so the queue holds what is left, in the order of the log.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from faregate.broker.journal.columns import to_envelopes
+from faregate.broker.journal.journal import Journal
+from faregate.broker.journal.layout import read_json, write_json
+from faregate.broker.journal.recovery import Found, Single, Stretch
+from faregate.broker.journal.settled import OUTCOMES, REDELIVER, Record
+from faregate.broker.journal.snapshot import QueueSnapshot, Snapshot
+from faregate.broker.journal.topology import QueueRecord, Reading, View
+from faregate.message import Envelope
+from faregate.ports.queue import Binding
+
+Outcomes = Callable[[Sequence[tuple[int, Envelope]]], dict[int, str]]
+"""Told messages of a subscription with their offsets; says which are done, and how (`handled`, `dead`, …)."""
+
+
+class Waits(NamedTuple):
+    """A message that a log engine tries again later."""
+
+    offset: int
+    redeliveries: int
+    due: float
+
+
+class ClosedJournal:
+    """A journal that nobody runs, held by its lock. Raises `JournalLocked` when somebody does."""
+
+    def __init__(self, path: Path) -> None:
+        self._journal = Journal(path)
+
+    def __enter__(self) -> "ClosedJournal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._journal.release()
+
+    def reading(self, queue: str) -> Reading:
+        return self._journal.topology.reading(queue)
+
+    def record(self, queue: str) -> QueueRecord | None:
+        return self._journal.topology.queue(queue)
+
+    def waiting(self, queue: str) -> list[int]:
+        """The offsets that wait in a queue; for one that was never bound, none."""
+        record = self.record(queue)
+        found = Found() if record is None else self._journal.recover().get(record.number, Found())
+        return sorted(offset for piece in found.pieces for offset in _offsets(piece))
+
+    def take_log(self, binding: Binding) -> Reading:
+        """Let this subscription read the log from now on."""
+        known = self.record(binding.queue)
+        waiting = self.waiting(binding.queue)
+        latest = self._journal.next_offset
+        earliest = self._journal.reader.earliest()
+        if known is None:  # nobody ever bound it: it begins with the log, and its history is all there is
+            start, history = earliest, latest
+        else:
+            start, history = (waiting[0] if waiting else latest), 0
+        self._journal.bind(binding)
+        return self._hand_over(binding.queue, "log", start, history)
+
+    def take_queue(self, binding: Binding, start: int, done: Outcomes, parked: Iterable[Waits] = ()) -> Reading:
+        """Let this subscription read its queue again, which then holds what is not done from `start` on."""
+        record = self.record(binding.queue)
+        assert record is not None, binding.queue
+        start = max(start, self._journal.reader.earliest())
+        for offsets in self._own(record, start, done):
+            for offset, outcome in offsets.items():
+                self._journal.settle_now(Record(offset, record.number, OUTCOMES[outcome], 1, 0, 0.0))
+        for one in parked:
+            waits = Record(one.offset, record.number, REDELIVER, one.redeliveries, one.redeliveries, one.due)
+            self._journal.settle_now(waits)
+        self._fill(record.number, start)
+        return self._hand_over(binding.queue, "queue", start, 0)
+
+    def _own(self, record: QueueRecord, start: int, done: Outcomes) -> Iterable[dict[int, str]]:
+        """What is done of this queue's messages from `start` on."""
+        leading = {topic.number for topic in self._journal.topology.topics if record.number in topic.queues}
+        for batch in self._journal.reader.batches(start):
+            mask = pc.is_in(batch.column("topic"), value_set=_numbers(leading))
+            rows = batch.filter(mask)
+            if rows.num_rows:
+                yield done(list(zip(rows.column("offset").to_pylist(), to_envelopes(rows), strict=True)))
+
+    def _fill(self, number: int, start: int) -> None:
+        """A snapshot from the time of the log view knows of nothing in the queue."""
+        layout, disk = self._journal.layout, self._journal.disk
+        if layout.snapshot.name not in disk.list(layout.root):
+            return
+        snapshot = read_json(layout.snapshot, disk, Snapshot)
+        runs = [(start, snapshot.offset - 1)] if start < snapshot.offset else []
+        snapshot.queues = {**snapshot.queues, number: QueueSnapshot(runs)}
+        write_json(layout.snapshot, disk, snapshot)
+
+    def _hand_over(self, queue: str, view: View, offset: int, history: int) -> Reading:
+        self._journal.hand_over(queue, view, offset, history)
+        return self.reading(queue)
+
+
+def _offsets(piece: Stretch | Single) -> Sequence[int]:
+    return [piece.entry.offset] if isinstance(piece, Single) else piece.offsets
+
+
+def _numbers(values: Iterable[int]) -> object:
+    return pa.array(sorted(values), pa.int32())

@@ -1,0 +1,62 @@
+"""What a run of the demo found, for the terminal, for JSON and for the report."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from faregate.cli.demo_flow import Progress
+from faregate.cli.demo_plan import Plan
+from faregate.cli.demo_timeline import PERCENTS, Timeline
+from faregate.cli.demo_verdict import Check
+
+
+@dataclass
+class Result:
+    plan: Plan
+    progress: Progress
+    timeline: Timeline
+    checks: Sequence[Check]
+    dead: dict[str, int]
+    """How many were given up on for each reason."""
+    judge: str = "plain SQL"
+    """Who made the audit."""
+    audit_ok: bool = False
+    audit_summary: str = ""
+    audit_table: Sequence[dict[str, Any]] = ()
+    findings: Sequence[dict[str, Any]] = ()
+    """Some of what is wrong, if anything is."""
+    spark_tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    spark_seconds: float | None = None
+
+    @property
+    def held(self) -> bool:
+        return self.audit_ok and all(check.held for check in self.checks)
+
+    def as_dict(self) -> dict[str, Any]:
+        progress = self.progress
+        latency = {
+            f"p{percent}": round(value, 3) for percent, value in zip(PERCENTS, self.timeline.overall, strict=False)
+        }
+        return {
+            "orders": self.plan.orders,
+            "seed": self.plan.seed,
+            "copies": self.plan.copies,
+            "seconds": round(progress.seconds, 3),
+            "spark_seconds": None if self.spark_seconds is None else round(self.spark_seconds, 3),
+            "messages": self.timeline.messages,
+            "kills": [round(moment, 3) for moment in progress.kills],
+            "restarts": max(0, len(progress.starts) - 1),
+            "bank_timeouts": progress.timeouts,
+            "duplicates_recognised": progress.duplicates,
+            "latency_seconds": latency,
+            "dead_letters": self.dead,
+            "checks": [check.as_dict() for check in self.checks],
+            "audit": {
+                "by": self.judge,
+                "ok": self.audit_ok,
+                "summary": self.audit_summary,
+                "table": list(self.audit_table),
+                "findings": list(self.findings),
+            },
+            "held": self.held,
+        }

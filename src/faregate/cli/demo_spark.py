@@ -1,0 +1,130 @@
+"""What Spark does in the demo: rates, drain and audit on the journal and the store that the workers left.
+
+Everything here is the public `fg.spark`, on a session of two cores that ends with the demo.
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from faregate.cli.demo_verdict import EFFECTS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from faregate.cli.demo_result import Result
+
+
+def why_not() -> str | None:
+    """Why Spark cannot be used here; None when it can."""
+    if find_spec("pyspark") is None:
+        return "pyspark is not installed: pip install 'faregate[spark]'"
+    java_home = os.environ.get("JAVA_HOME")
+    if not (java_home and Path(java_home, "bin/java").exists()) and shutil.which("java") is None:
+        return "there is no Java (17 or newer)"
+    return None
+
+
+@contextmanager
+def session(folder: Path) -> "Iterator[SparkSession]":
+    """A session that keeps its files in the folder, and is gone afterwards."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # or the workers are whatever python3 is on the PATH
+    os.environ.setdefault("SPARK_LOCAL_DIRS", str(folder / "spark"))
+    (folder / "log4j2.properties").write_text(_QUIET)
+    from pyspark.sql import SparkSession
+
+    made = (
+        SparkSession.builder.master("local[2,4]")
+        .appName("faregate-demo")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config(
+            "spark.driver.extraJavaOptions",
+            " ".join([*_BRISK, f"-Dlog4j.configurationFile={folder}/log4j2.properties"]),
+        )
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.memory", "1g")
+        .config("spark.sql.codegen.wholeStage", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.adaptive.enabled", "false")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+        .getOrCreate()
+    )
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+_BRISK = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xss4m")
+"""A run of seconds gains nothing from a compiler that thinks long."""
+_QUIET = """rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %p %c: %m%n
+"""
+
+
+def examine(result: "Result", folder: Path, most_findings: int) -> None:
+    """Let Spark look at what the workers left, and put what it finds into the result."""
+    import faregate as fg
+
+    journal, store = str(folder / "journal"), f"sqlite:{folder / 'shop.db'}"
+    effects = [f"{node}:{query}" for node, query in EFFECTS.items()]
+    with session(folder) as spark:
+        found = fg.spark.audit(spark, journal=journal, store=store, effects=effects, at_rest=True)
+        result.judge = "Spark"
+        result.audit_ok, result.audit_table = found.ok, [_lean(row) for row in found.table]
+        result.audit_summary = _told(found.summary, found.notes)
+        if not found.ok:
+            result.findings = [row.asDict() for row in found.findings.limit(most_findings).collect()]
+        windows = fg.spark.rates(spark, journal=journal, window="1s").collect()
+        result.spark_tables["rates by Spark"] = busiest([row.asDict() for row in windows])
+        drained = fg.spark.drain(spark, store=store, to=folder / "dead-letters")
+        rows = drained.letters.groupBy("reason", "node", "type").count().orderBy("reason").collect()
+        result.spark_tables["dead letters drained to Parquet"] = [row.asDict() for row in rows]
+
+
+def _lean(row: dict[str, Any]) -> dict[str, Any]:
+    """Without what says nothing in this demo, and with names that people read."""
+    return {name.replace("_", " "): value for name, value in row.items() if name not in ("skipped", "parked")}
+
+
+def _told(summary: dict[str, int], notes: list[str]) -> str:
+    messages = f"{summary['published']:,} messages to recipients, offsets {summary['from_offset']:,} to {summary['to_offset']:,}"
+    wrong = summary["findings"]
+    verdict = "every one handled or given up on, every effect once" if not wrong else f"{wrong:,} findings"
+    return ". ".join([f"{messages}: {verdict}", *notes])
+
+
+def busiest(windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each node and type: how much ended how, the busiest second, and the latency in the usual and the worst one."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for window in windows:
+        groups.setdefault((window["node"], window["type"]), []).append(window)
+    table = []
+    for (node, type), found in sorted(groups.items()):
+        medians = sorted(window["p50"] for window in found if window["p50"] is not None)
+        table.append(
+            {
+                "node": node,
+                "type": type,
+                "handled": sum(window["handled"] for window in found),
+                "redelivered": sum(window["redelivered"] for window in found),
+                "given up": sum(window["dead"] for window in found),
+                "busiest second": max(window["ended"] for window in found),
+                "usual p50, s": medians[len(medians) // 2] if medians else None,
+                "worst p99, s": max((window["p99"] for window in found if window["p99"] is not None), default=None),
+            }
+        )
+    return table

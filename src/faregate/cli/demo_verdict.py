@@ -1,0 +1,182 @@
+"""The verdict: what must have come of the plan, beside what is found in the database and in the journal.
+
+Rules kept here:
+- Expected numbers come from the plan, found ones from plain SQL on the business tables and from the log. No code of the
+  bus is asked: a row that is there twice counts twice.
+- `audit` is the same question without a plan: is every message that was published handled or given up on, once? It is
+  what `fg.spark.audit` answers on Spark, small enough to be read in one go, and the judge where there is no Spark.
+"""
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from faregate import ids
+from faregate.broker.journal import JournalReader
+from faregate.cli.demo_plan import Plan
+
+EFFECTS = {
+    "billing": "select message_id from invoices",
+    "payments": "select message_id from charges",
+    "shipping": "select message_id from parcels",
+}
+"""For each node the query that gives the message id of every effect it had."""
+
+
+class Check(NamedTuple):
+    """One line of the verdict."""
+
+    what: str
+    expected: int
+    found: int
+
+    @property
+    def held(self) -> bool:
+        return self.expected == self.found
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**self._asdict(), "held": self.held}
+
+
+def connect(folder: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{(folder / 'shop.db').resolve().as_uri()}?mode=ro", uri=True)
+
+
+def judge(plan: Plan, folder: Path) -> list[Check]:
+    """Compare."""
+    orders = Counter(publication for publication, type, _ in _publications(folder / "journal") if type == "OrderPlaced")
+    good = {placement.order_id for placement in plan.good}
+    checks = [
+        Check("orders on the bus", plan.orders, len(orders)),
+        Check("orders on the bus twice", 0, _more_than_once(orders)),
+    ]
+    with closing(connect(folder)) as connection:
+
+        def count(query: str) -> int:
+            found: int = connection.execute(query).fetchone()[0]
+            return found
+
+        doubled = foreign = 0
+        for table, done in (("invoices", "billed"), ("charges", "charged"), ("parcels", "shipped")):
+            rows = Counter(order for (order,) in connection.execute(f"select order_id from {table}"))
+            checks.append(Check(f"orders {done}", len(good), len(rows.keys() & good)))
+            doubled += _more_than_once(rows)
+            foreign += len(rows.keys() - good)
+        reasons = dict(connection.execute("select reason, count(*) from faregate_dead group by reason"))
+        checks += [
+            Check("billed, charged or shipped twice", 0, doubled),
+            Check("billed, charged or shipped and impossible", 0, foreign),
+            Check("money charged", plan.money, count("select coalesce(sum(amount), 0) from charges")),
+            Check("impossible orders given up", plan.impossible, reasons.pop("permanent", 0)),
+            Check("unreadable orders given up", plan.garbled, reasons.pop("undecodable", 0)),
+            Check("given up for another reason", 0, sum(reasons.values())),
+            Check("customers billed in order", *_in_order(plan, connection)),
+            Check("messages not sent yet", 0, count("select count(*) from faregate_outbox")),
+        ]
+    return checks
+
+
+def _more_than_once(rows: Counter[str]) -> int:
+    return sum(count - 1 for count in rows.values())
+
+
+def _in_order(plan: Plan, connection: sqlite3.Connection) -> tuple[int, int]:
+    """How many customers there are, and of how many the invoices are the right ones in the right order."""
+    wanted = plan.billed_in_order()
+    found: dict[str, list[str]] = {}
+    for customer, order in connection.execute("select customer, order_id from invoices order by rowid"):
+        found.setdefault(customer, []).append(order)
+    return len(wanted), sum(found.get(customer) == orders for customer, orders in wanted.items())
+
+
+# --- the audit ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Audit:
+    """What an audit found; `fg.spark.audit` gives the same names."""
+
+    table: list[dict[str, Any]]
+    findings: list[dict[str, str]] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.findings
+
+    @property
+    def summary(self) -> str:
+        messages = sum(row["published"] for row in self.table)
+        if self.ok:
+            return f"{messages:,} messages: every one handled or given up on, every effect once"
+        kinds = Counter(finding["what"] for finding in self.findings)
+        told = ", ".join(f"{count:,} {what}" for what, count in kinds.most_common())
+        return f"{messages:,} messages: {told}"
+
+
+def audit(journal: Path, store: Path, effects: Mapping[str, str] = EFFECTS) -> Audit:
+    """Of a journal and a SQLite file at rest. Doubles come from the business data: a ledger cannot show one."""
+    published: dict[str, Counter[str]] = {}
+    for publication, _, recipients in _publications(journal):
+        for node in recipients:
+            published.setdefault(node, Counter())[ids.message_id(publication, node)] += 1
+    found = Audit([])
+    with closing(sqlite3.connect(f"{store.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+        handled = _by_node(connection.execute("select node, message_id from faregate_ledger where outcome = 'handled'"))
+        skipped = _by_node(connection.execute("select node, message_id from faregate_ledger where outcome = 'skipped'"))
+        dead = _by_node(connection.execute("select node, message_id from faregate_dead"))
+        for node in sorted(published):
+            query = effects.get(node)
+            rows = Counter(row[0] for row in connection.execute(query)) if query else None
+            ended = (handled.get(node, set()), skipped.get(node, set()), dead.get(node, set()))
+            found.table.append(_account(node, published[node], ended, rows, found.findings))
+    return found
+
+
+Ended = tuple[set[str], set[str], set[str]]
+
+
+def _account(
+    node: str, published: Counter[str], ended: Ended, effects: Counter[str] | None, findings: list[dict[str, str]]
+) -> dict[str, Any]:
+    """One line of the audit; what is wrong goes to the findings, with the message's id."""
+    handled, skipped, dead = ended
+    wrong = {
+        "published twice": [id for id, count in published.items() if count > 1],
+        "lost": published.keys() - handled - skipped - dead,
+        "handled and never published": (handled | skipped | dead) - published.keys(),
+        "handled and given up on": (handled | skipped) & dead,
+    }
+    if effects is not None:
+        wrong["effect missing"] = handled - effects.keys()
+        wrong["effect twice"] = [id for id, count in effects.items() if count > 1]
+        wrong["effect of nothing handled"] = effects.keys() - handled
+    for what, messages in wrong.items():
+        findings += [{"node": node, "message_id": id, "what": what} for id in sorted(messages)]
+    return {
+        "node": node,
+        "published": len(published),
+        "handled": len(handled),
+        "skipped": len(skipped),
+        "dead": len(dead),
+        "lost": len(wrong["lost"]),
+        "effects": None if effects is None else sum(effects.values()),
+        "doubles": None if effects is None else _more_than_once(effects),
+    }
+
+
+def _publications(journal: Path) -> Iterable[tuple[str, str, list[str]]]:
+    for batch in JournalReader(journal).batches():
+        columns = [batch.column(name).to_pylist() for name in ("publication_id", "type", "recipients")]
+        yield from zip(*columns, strict=True)
+
+
+def _by_node(rows: Iterable[tuple[str, bytes]]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for node, message_id in rows:
+        found.setdefault(node, set()).add(str(UUID(bytes=message_id)))
+    return found

@@ -1,0 +1,242 @@
+"""`faregate spark audit|rates|drain|replay`: the jobs, for people and for programs."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from faregate.cli.journal_progress import AsJson, JournalPath, counted, plain_errors, progress
+from faregate.cli.output import console, print_json, printable
+from faregate.cli.spark_session import LOCAL, Master, session, watched
+from faregate.errors import ConfigurationError
+
+_SHOWN = 20
+_BARS = " ▁▂▃▄▅▆▇█"
+
+Stores = Annotated[
+    list[str],
+    typer.Option("--store", help="The store, sqlite:PATH or postgresql://…; or NODE=URL, once for each node."),
+]
+
+
+def stores_of(given: list[str]) -> str | dict[str, str] | None:
+    """One URL for all nodes, or a mapping. Raises `ConfigurationError`."""
+    pairs = {}
+    for each in given:
+        node, equals, url = each.partition("=")
+        if not equals or ":" in node:
+            if len(given) > 1:
+                raise ConfigurationError(f"--store {each} does not say whose it is: write NODE={each}")
+            return each
+        pairs[node] = url
+    return pairs or None
+
+
+def audit(
+    path: JournalPath,
+    store: Stores = [],  # noqa: B006 - typer reads it
+    effects: Annotated[
+        list[str],
+        typer.Option(help="NODE:SELECT message_id FROM …, the ids in business data; NODE?: when not all have one."),
+    ] = [],  # noqa: B006
+    at_rest: Annotated[bool, typer.Option("--at-rest", help="Nothing may be in flight.")] = False,
+    unordered: Annotated[list[str], typer.Option(help="A queue or node whose order is not promised.")] = [],  # noqa: B006
+    limit: Annotated[int, typer.Option(min=1, help="How many findings are listed.")] = 1000,
+    master: Master = LOCAL,
+    as_json: AsJson = False,
+) -> None:
+    """Check that every recipient of every message handled it once, in order, or that it is known where it is.
+
+    Leaves with status 1 when it does not hold.
+    """
+    with session(master, "audit") as spark, plain_errors():
+        from faregate.spark.audit_job import audit as run
+
+        with watched(spark, "audit"):
+            found = run(
+                spark,
+                journal=path,
+                store=stores_of(store),
+                effects=effects,
+                at_rest=at_rest,
+                unordered=unordered,
+                limit=limit,
+            )
+            listed = [row.asDict() for row in found.findings.collect()]
+    if as_json:
+        report = {"ok": found.ok, "table": found.table, "summary": found.summary, "notes": found.notes}
+        print_json({**report, "findings": listed})
+    else:
+        _show_audit(found, listed)
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+def _show_audit(found: Any, listed: list[dict[str, Any]]) -> None:
+    names = [name for name in found.table[0] if name != "node"] if found.table else []
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("RECIPIENT")
+    for name in names:
+        table.add_column(name.replace("_", " ").upper(), justify="right")
+    for row in found.table:
+        wrong = row["missing"] or row["double"] or row["out_of_order"]
+        table.add_row(printable(row["node"]), *(f"{row[name]:,}" for name in names), style="red" if wrong else None)
+    console.print(table)
+    summary = found.summary
+    for note in found.notes:
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
+    for each in listed[:_SHOWN]:
+        told = f"{each['kind']}: {each['text']}; message {each['message_id']}"
+        at = f", publication {each['publication_id']}, offset {each['offset']}" if each["offset"] is not None else ""
+        console.print(printable(told + at), markup=False, soft_wrap=True, style="red")
+    if summary["findings"] > _SHOWN:
+        console.print(f"… {summary['findings'] - _SHOWN:,} more: --json lists up to --limit", markup=False)
+    span = f"offsets {summary['from_offset']:,} to {summary['to_offset'] - 1:,}"
+    if found.ok:
+        console.print(f"[bold green]it holds[/] for {counted(summary['published'], 'message')}, {span}")
+    else:
+        console.print(f"[bold red]it does not hold[/]: {counted(summary['findings'], 'finding')}, {span}")
+
+
+def rates(
+    path: JournalPath,
+    store: Stores = [],  # noqa: B006
+    window: Annotated[str, typer.Option(help="The length of a window: 10s, 5m, 1h, 1d.")] = "10s",
+    chart: Annotated[Path | None, typer.Option(help="Draw an HTML page of it here.")] = None,
+    master: Master = LOCAL,
+    as_json: AsJson = False,
+) -> None:
+    """Show throughput, errors and latency over time, per node and type."""
+    with session(master, "rates") as spark, plain_errors():
+        from faregate.spark.rates_chart import draw
+        from faregate.spark.rates_job import rates as run
+        from faregate.spark.rates_job import window_seconds
+
+        with watched(spark, "rates"):
+            rows = [row.asDict() for row in run(spark, journal=path, store=stores_of(store), window=window).collect()]
+        if chart is not None:
+            chart.write_text(draw(rows, window_seconds(window), str(path)), encoding="utf-8")
+    if as_json:
+        print_json([{**row, "from": row["from"].isoformat() + "Z", "to": row["to"].isoformat() + "Z"} for row in rows])
+        return
+    if not rows:
+        console.print(f"nothing has ended in {path} yet", markup=False)
+    else:
+        _show_rates(rows, window_seconds(window))
+    if chart is not None:
+        console.print(f"drawn to {chart}", markup=False, soft_wrap=True)
+
+
+def _show_rates(rows: list[dict[str, Any]], seconds: float) -> None:
+    first, last = rows[0]["from"], rows[-1]["from"]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("NODE", "TYPE", "OVER TIME"):
+        table.add_column(name)
+    for name in ("ENDED", "PEAK/S", "DEAD", "REDELIVERED", "ERRORS", "P50", "P95", "P99"):
+        table.add_column(name, justify="right")
+    for node, kind in sorted({(row["node"], row["type"]) for row in rows}):
+        own = [row for row in rows if (row["node"], row["type"]) == (node, kind)]
+        by_time = {round((row["from"] - first).total_seconds() / seconds): row["per_second"] for row in own}
+        ended, dead, back = (sum(row[name] for row in own) for name in ("ended", "dead", "redelivered"))
+        worst = [
+            max((row[name] for row in own if row[name] is not None), default=None) for name in ("p50", "p95", "p99")
+        ]
+        span = round((last - first).total_seconds() / seconds) + 1
+        table.add_row(
+            printable(node),
+            printable(kind),
+            sparkline([by_time.get(place, 0.0) for place in range(span)]),
+            f"{ended:,}",
+            f"{max(by_time.values()):,.1f}",
+            f"{dead:,}",
+            f"{back:,}",
+            f"{(dead + back) / (ended + back):.1%}",
+            *("–" if value is None else f"{value * 1000:,.0f} ms" for value in worst),
+        )
+    console.print(table)
+    console.print(f"{first:%Y-%m-%d %H:%M:%S} to {rows[-1]['to']:%Y-%m-%d %H:%M:%S} UTC; latencies of the worst window")
+
+
+def sparkline(values: list[float], width: int = 40) -> str:
+    """The highest of each stretch, in as many characters as fit."""
+    step = max(1, -(-len(values) // width))
+    peaks = [max(values[at : at + step]) for at in range(0, len(values), step)]
+    top = max(peaks) or 1.0
+    return "".join(_BARS[0 if not peak else max(1, round(peak / top * (len(_BARS) - 1)))] for peak in peaks)
+
+
+def drain(
+    to: Annotated[Path, typer.Argument(help="The folder of the Parquet table.", metavar="TO")],
+    store: Stores,
+    master: Master = LOCAL,
+    as_json: AsJson = False,
+) -> None:
+    """Add the dead letters of stores to a Parquet table, by node and date. Repeating it adds only what is new."""
+    with session(master, "drain") as spark, plain_errors():
+        from faregate.spark.drain_job import drain as run
+
+        with watched(spark, "drain"):
+            counts = run(spark, store=stores_of(store), to=to).counts
+    if as_json:
+        print_json({**counts, "to": str(to)})
+        return
+    told = f"{counted(counts['found'], 'dead letter')}: {counts['new']:,} new, {counts['changed']:,} changed since"
+    console.print(f"{told}, {counts['unchanged']:,} there already, in {to}", markup=False, soft_wrap=True)
+
+
+def replay(
+    path: JournalPath,
+    start: Annotated[str, typer.Option("--from", help="An offset, or a time: 2026-11-15T09:00:00Z.")] = "earliest",
+    end: Annotated[str, typer.Option("--to", help="The same, not included.")] = "latest",
+    types: Annotated[list[str], typer.Option("--type", help="Only this type.")] = [],  # noqa: B006
+    nodes: Annotated[list[str], typer.Option("--node", help="Only what this node published.")] = [],  # noqa: B006
+    recipients: Annotated[
+        list[str], typer.Option("--recipient", help="To this node instead of those that got it.")
+    ] = [],  # noqa: B006
+    identity: Annotated[
+        str, typer.Option(help="same: ledgers recognise what was handled; new: it runs again.")
+    ] = "same",
+    name: Annotated[str | None, typer.Option(help="Repeating a replay of this name repeats nothing.")] = None,
+    batch: Annotated[int, typer.Option(min=1, max=100_000, help="Messages in one spool file.")] = 10_000,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; without this it is only counted.")] = False,
+    master: Master = LOCAL,
+    as_json: AsJson = False,
+) -> None:
+    """Put a range of messages on the bus again, through the journal's spool. Counts first; --yes does it."""
+    with session(master, "replay") as spark, plain_errors():
+        from faregate.spark.replay_job import replay as run
+
+        with progress("replay", in_bytes=False) as told:
+            found = run(
+                spark,
+                journal=path,
+                start=start,
+                end=end,
+                types=types,
+                nodes=nodes,
+                recipients=recipients,
+                identity=identity,  # type: ignore[arg-type]
+                name=name,
+                batch=batch,
+                dry_run=not yes,
+                progress=told,
+            )
+            kinds = [row.asDict() for row in found.messages.groupBy("type", "source").count().orderBy("type").collect()]
+    if as_json:
+        print_json({**found.counts, "name": found.name, "done": yes, "types": kinds})
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in ("TYPE", "PUBLISHED BY"):
+        table.add_column(head)
+    table.add_column("MESSAGES", justify="right")
+    for row in kinds:
+        table.add_row(printable(row["type"]), printable(row["source"]), f"{row['count']:,}")
+    console.print(table)
+    counts = found.counts
+    what = f"{counted(counts['messages'], 'message')} from offset {counts['from_offset']:,} on, {identity} identity"
+    if yes:
+        files = counted(counts["batches"], "batch", "batches")
+        console.print(f"replayed: {what}, in {files} of the spool, as {found.name}", markup=False, soft_wrap=True)
+    else:
+        console.print(f"would replay {what}; --yes does it", markup=False, soft_wrap=True)

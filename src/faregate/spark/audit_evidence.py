@@ -1,0 +1,125 @@
+"""All that is known of messages, as rows of numbers: what the audit groups by (node, message id).
+
+    kind  0, 1, 2, 3, 6     a copy in the journal: waiting, handled, skipped, dead, duplicate (the side log's codes)
+          10, 11            a ledger row: handled, skipped
+          20, 21, 22, 23    a dead letter: open, replayed, discarded, resolved
+          30                parked
+          40                an effect in business data
+
+Rules kept here:
+- Every column has a fixed width, so that grouping millions of rows needs no objects.
+- A node is its place in the list of those that the journal knows; rows of other nodes are left out.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from faregate.errors import ConfigurationError
+from faregate.spark.jobs_deliveries import FIELDS, id_pairs, read_deliveries
+from faregate.spark.jobs_settled import JournalPlan, by_task
+from faregate.spark.jobs_store import Database, Reading, id_of, readings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+LEDGER, LEDGER_SKIPPED, OPEN, REPLAYED, DISCARDED, RESOLVED, PARKED, EFFECT = 10, 11, 20, 21, 22, 23, 30, 40
+_DEAD = {"open": OPEN, "replayed": REPLAYED, "discarded": DISCARDED, "resolved": RESOLVED}
+
+STORED = "node int, hi long, lo long, kind int, key string, position long, handled_at double"
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """A query for the message ids in a node's business data."""
+
+    node: str
+    database: Database
+    sql: str
+    complete: bool
+    """Whether each handled message of a type that has effects there must have one."""
+
+
+def parse_effects(given: Sequence[str], databases: Sequence[Database], nodes: Sequence[str]) -> tuple[Effects, ...]:
+    """`NODE:SQL`; `NODE?:SQL` when not every message has one. Raises `ConfigurationError`, also for a bad query."""
+    found = []
+    for text in given:
+        head, colon, sql = text.partition(":")
+        node, optional = head.strip().removesuffix("?"), head.strip().endswith("?")
+        if not colon or not sql.strip() or not node.replace("-", "").replace("_", "").isalnum():
+            if len(nodes) != 1:
+                raise ConfigurationError(
+                    f"effects {text!r} do not name their node: write NODE:SELECT …, with one of {', '.join(nodes)}"
+                )
+            node, optional, sql = nodes[0], False, text
+        if node not in nodes:
+            raise ConfigurationError(
+                f"effects {text!r}: no node {node!r} gets messages of this journal; those that do: {', '.join(nodes)}"
+            )
+        database = next((each for each in databases if each.holds(node)), None)
+        if database is None:
+            raise ConfigurationError(f"effects {text!r}: no store is given for the node {node}")
+        for row in database.fetch(f"select * from ({sql.strip().rstrip(';')}) as effects limit 1"):
+            id_of(row[0])
+        found.append(Effects(node, database, sql.strip().rstrip(";"), not optional))
+    return tuple(found)
+
+
+def deliveries(spark: "SparkSession", plan: JournalPlan) -> "DataFrame":
+    return by_task(spark, plan.segments, lambda segment: read_deliveries(plan, segment), FIELDS)
+
+
+def stored(
+    spark: "SparkSession", databases: Sequence[Database], effects: Sequence[Effects], nodes: Sequence[str]
+) -> "DataFrame":
+    """What the stores know: `STORED`."""
+    places = {node: index for index, node in enumerate(nodes)}
+    tasks: list[tuple[str, str | None, Reading]] = []
+    for kind, columns in (
+        ("ledger", "node, message_id, key, position, handled_at, outcome"),
+        ("dead", "node, message_id, status"),
+        ("parked", "node, message_id"),
+    ):
+        tasks += [(kind, None, reading) for reading in readings(databases, columns, f"faregate_{kind}")]
+    tasks += [("effects", each.node, Reading(each.database, each.sql)) for each in effects]
+
+    def read(task: tuple[str, str | None, Reading]) -> Iterator[Any]:
+        kind, node, reading = task
+        for rows in reading.database.stream(reading.sql, reading.values):
+            if node is not None:
+                rows = [(node, row[0]) for row in rows]
+            own = [row for row in rows if row[0] in places and reading.database.holds(row[0])]
+            if own:
+                yield _batch(kind, own, places)
+
+    return by_task(spark, tasks, read, STORED)
+
+
+def _batch(kind: str, rows: list[tuple[Any, ...]], places: dict[str, int]) -> Any:
+    columns = list(zip(*rows, strict=True))
+    count = len(rows)
+    hi, lo = id_pairs([each if type(each) is bytes and len(each) == 16 else id_of(each) for each in columns[1]])
+    keys: Any = pa.nulls(count, pa.string())
+    positions: Any = pa.nulls(count, pa.int64())
+    times: Any = pa.nulls(count, pa.float64())
+    if kind == "ledger":
+        keys, positions = pa.array(columns[2], pa.string()), pa.array(columns[3], pa.int64())
+        times = pa.array(columns[4], pa.float64())
+        kinds = [LEDGER_SKIPPED if outcome == "skipped" else LEDGER for outcome in columns[5]]
+    elif kind == "dead":
+        kinds = [_DEAD[status] for status in columns[2]]
+    else:
+        kinds = [PARKED if kind == "parked" else EFFECT] * count
+    arrays = [
+        pa.array(np.fromiter((places[node] for node in columns[0]), np.int32, count)),
+        pa.array(hi),
+        pa.array(lo),
+        pa.array(kinds, pa.int32()),
+        keys,
+        positions,
+        times,
+    ]
+    return pa.RecordBatch.from_arrays(arrays, names=[field.split()[0] for field in STORED.split(", ")])

@@ -1,0 +1,183 @@
+"""From counts to a verdict: the table per recipient, the findings with their ids, and what could not be judged."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from faregate.spark.jobs_deliveries import id_text, publications
+from faregate.spark.jobs_settled import JournalPlan
+from faregate.spark.jobs_store import Database, id_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+COLUMNS = (
+    "published",
+    "handled",
+    "skipped",
+    "duplicate",
+    "dead",
+    "parked",
+    "in_flight",
+    "missing",
+    "double",
+    "out_of_order",
+)
+FINDINGS = "kind string, node string, message_id string, publication_id string, offset long, text string"
+BAD = {
+    "unrecorded": ("missing", "it was settled as handled, and the ledger of its node has no row of it"),
+    "unburied": ("missing", "it was settled as dead, and the store of its node has no dead letter of it"),
+    "effectless": ("missing", "it was handled, and its effect is not in the business data"),
+    "in_flight": ("in flight", "it waits in its queue, or is being handled"),
+}
+"""By class: the kind of finding, and what it says."""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What an audit found."""
+
+    ok: bool
+    table: list[dict[str, Any]]
+    """A row per recipient: `node`, then `COLUMNS`. duplicate: copies that were recognised; not part of the sum."""
+    findings: "DataFrame"
+    """kind (missing, double, out of order, in flight, unrecorded effect, outbox), node, message_id, publication_id,
+    offset, text; as many as were asked for."""
+    summary: dict[str, int]
+    """The table's sums, how many findings there are, and the offsets that were audited: from_offset, to_offset."""
+    notes: list[str] = field(default_factory=list)
+    """What could not be judged, and why."""
+
+
+@dataclass
+class Judged:
+    """The counts, and which queues' rows of a class are findings."""
+
+    table: dict[str, dict[str, int]]
+    bad_queues: dict[str, list[int]]
+    ghosts: int
+    notes: list[str]
+    at_rest: bool
+
+    @property
+    def total(self) -> int:
+        wrong = sum(row["missing"] + row["double"] + row["out_of_order"] for row in self.table.values())
+        waiting = sum(row["in_flight"] for row in self.table.values()) if self.at_rest else 0
+        return wrong + waiting + self.ghosts
+
+    @property
+    def ok(self) -> bool:
+        return not self.total
+
+    def result(
+        self, spark: "SparkSession", plan: JournalPlan, floor: dict[str, float], listed: list[tuple[Any, ...]]
+    ) -> Audit:
+        outbox = sum(kind == "outbox" for kind, *_ in listed)
+        notes = [*self.notes]
+        if plan.earliest:
+            notes.append(f"the log begins at offset {plan.earliest}: what was before it was removed and is not judged")
+        for node in sorted(set(floor) & set(plan.nodes)):
+            notes.append(f"the ledger of {node} was cut: what was appended before its floor is judged by settlements")
+        rows = [{"node": node, **row} for node, row in sorted(self.table.items())]
+        summary = {name: sum(row[name] for row in self.table.values()) for name in COLUMNS}
+        summary |= {"findings": self.total + outbox, "from_offset": plan.segments[0].start, "to_offset": plan.latest}
+        return Audit(not summary["findings"], rows, spark.createDataFrame(listed, FINDINGS), summary, notes)
+
+
+_COLUMN_OF = {
+    "handled": "handled",
+    "effectless": "handled",
+    "unrecorded": "handled",
+    "skipped": "skipped",
+    "dead": "dead",
+    "unburied": "dead",
+    "parked": "parked",
+    "in_flight": "in_flight",
+}
+"""Where a class counts when its queue gives no reason to call it missing."""
+
+
+def judge(counts: Sequence[Any], plan: JournalPlan, databases: Sequence[Database], at_rest: bool) -> Judged:
+    """Whether a queue's handler keeps a ledger, and writes effects, is seen from its other messages: if none has a
+    row, the mode is another one; if some have, all must."""
+    table: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(COLUMNS, 0))
+    for node in plan.nodes:
+        table[node] = dict.fromkeys(COLUMNS, 0)
+    names = {number: name for number, name, _, _ in plan.queues}
+    in_ledger: dict[int, int] = defaultdict(int)
+    with_effects: dict[int, int] = defaultdict(int)
+    for row in counts:
+        if row["class"] != "beyond":
+            in_ledger[row["queue"]] += row["in_ledger"]
+            with_effects[row["queue"]] += row["with_effects"]
+    bad: dict[str, list[int]] = {name: [] for name in BAD}
+    notes: list[str] = []
+    ghosts = 0
+    for row in counts:
+        own, kind, queue = table[plan.nodes[row["node"]]], row["class"], row["queue"]
+        own["double"] += row["double"]
+        own["out_of_order"] += row["disorder"]
+        ghosts += row["ghost"]
+        if kind == "beyond":
+            continue
+        own["published"] += row["messages"]
+        own["duplicate"] += row["duplicate"]
+        lost = (
+            kind == "unburied"
+            or (kind == "unrecorded" and in_ledger[queue] > 0)
+            or (kind == "effectless" and with_effects[queue] > 0)
+        )
+        if kind == "unrecorded" and not lost:
+            notes.append(
+                f"{names.get(queue, queue)}: its store has no ledger row of any of its {row['messages']:,} handled "
+                "messages, so they are judged by settlements alone (dedup='off', or another store)"
+            )
+        own["missing" if lost else _COLUMN_OF[kind]] += row["messages"]
+        if lost or (kind == "in_flight" and at_rest):
+            bad[kind].append(queue)
+    without = [node for node in plan.nodes if not any(each.holds(node) for each in databases)]
+    if without:
+        notes.append(f"without a store, judged by settlements alone, and not for order: {', '.join(without)}")
+    return Judged(dict(table), bad, ghosts, notes, at_rest)
+
+
+def make_findings(rows: Sequence[Any], plan: JournalPlan, judged: Judged) -> list[tuple[Any, ...]]:
+    """(kind, node, message id, publication id, offset, text) of each, by offset."""
+    known = publications(plan.path, [row["offset"] for row in rows if row["offset"] is not None])
+    found: list[tuple[Any, ...]] = []
+    for row in sorted(rows, key=lambda row: (row["offset"] is None, row["offset"] or 0)):
+        publication, type_name = known.get(row["offset"], (None, None))
+        node = plan.nodes[row["node"]]
+        address = (node, id_text(row["hi"], row["lo"]), publication, row["offset"])
+        told = f"{type_name or 'a message'} at {node}"
+        if row["queue"] in judged.bad_queues.get(row["class"], ()):
+            kind, why = BAD[row["class"]]
+            found.append((kind, *address, f"{told}: {why}"))
+        if row["double"]:
+            many = f"has {row['effects']} effects" if row["effects"] > 1 else f"was handled {row['handled_n']} times"
+            found.append(("double", *address, f"{told} {many}"))
+        if row["disorder"]:
+            found.append(("out of order", *address, f"{told} was handled after a later one of its key"))
+        if row["ghost"]:
+            found.append(("unrecorded effect", *address, f"{told} has an effect, and nothing says that it was handled"))
+    return found
+
+
+def outbox_findings(
+    databases: Sequence[Database], nodes: Sequence[str], at_rest: bool, limit: int
+) -> list[tuple[Any, ...]]:
+    """At rest no outgoing message may wait in an outbox."""
+    found: list[tuple[Any, ...]] = []
+    for database in databases if at_rest else ():
+        sql = "select seq, node, message_id, destination from faregate_outbox where dispatched_at is null"
+        for seq, node, message, destination in database.fetch(f"{sql} limit {limit}"):
+            if database.holds(node) and node in nodes:
+                pair = None if message is None else id_text(*_pair(id_of(message)))
+                text = f"outbox row {seq} of {node}, to {destination}, is not dispatched"
+                found.append(("outbox", node, pair, None, None, text))
+    return found
+
+
+def _pair(value: bytes) -> tuple[int, int]:
+    return int.from_bytes(value[:8], "big"), int.from_bytes(value[8:], "big")

@@ -1,0 +1,148 @@
+"""The driver's side of a handler run: what happens around each batch, on one store and one journal.
+
+    due parked rows -> (the batch runs) -> outbox to the spool -> low-water mark -> what retention may remove
+
+All of it runs on an event loop of its own in a thread of its own, so that the store stays open from batch to batch.
+"""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from faregate.broker.journal.reader import JournalReader
+from faregate.bus.directory import Directory, topic_for
+from faregate.bus.node import Node
+from faregate.errors import BelowFloor, ConfigurationError
+from faregate.ports.clock import SystemClock
+from faregate.ports.schemes import open_store, open_token_store
+from faregate.ports.store import Transaction
+from faregate.spark.run_outbox import OutboxSpooler
+from faregate.spark.run_records import LogRecords, Parked
+from faregate.spark.run_views import reader_name
+
+T = TypeVar("T")
+PARKED_AT_ONCE = 20_000
+
+
+class LoopThread:
+    """An event loop for code that has none."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="faregate-spark-driver", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+
+class Driver:
+    """Blocking, for the thread that Spark calls. `open` first, `close` at the end."""
+
+    def __init__(self, node: Node, store: str, path: Path, label: str) -> None:
+        if store.partition(":")[0] == "memory":
+            raise ConfigurationError("memory: is a database of one process; Spark's workers need sqlite: or postgresql:")
+        self._node = node
+        self._clock = SystemClock()
+        self._store = open_store(store, self._clock)
+        self._records = LogRecords(self._store, node.name)
+        self._tokens = open_token_store(store, self._clock)
+        self._path = path
+        self._label = label
+        self._spooler: OutboxSpooler | None = None
+        self._loop = LoopThread()
+
+    def open(self, start: int) -> int:
+        """Returns the low-water mark: `start` when there is none yet. Raises `BelowFloor`."""
+        return self._loop.run(self._open(start))
+
+    async def _open(self, start: int) -> int:
+        await self._store.open()
+        await self._tokens.open()
+        if self._node.schema is not None:
+            await self._store.apply_schema(self._node.schema)
+        low = await self._read_low_water()
+        low = start if low is None else max(low, start)
+        floor = await self._store.floor(self._node.name)
+        if floor is not None and low < (first := JournalReader(self._path).offset_at(floor)):
+            raise BelowFloor(
+                f"reading would begin at offset {low}, and the ledger of {self._node.name!r} remembers nothing from "
+                f"before offset {first}: repetitions could not be recognised. Begin at {first} or later"
+            )
+        JournalReader(self._path).save_position(reader_name(self._node.name), low)
+        self._spooler = OutboxSpooler(self._store, str(self._path), self._clock, await self._directory())
+        await self._spooler.send()
+        await self._spooler.take_in()
+        return low
+
+    async def _directory(self) -> Directory | None:
+        """Who deduplicates by tokens is in the recipient lists of this store, if any are."""
+        directory = Directory(self._tokens)
+        wanted = [sub for sub in self._node.subscriptions.values() if sub.dedup == "tokens"]
+        for subscription in wanted:
+            await directory.subscribe(topic_for(subscription), self._node.name, "tokens")
+        return directory if wanted else None
+
+    async def _read_low_water(self) -> int | None:
+        transaction = self._store.transaction()
+        try:
+            await transaction.begin()
+            return await self._records.low_water(transaction, self._label)
+        finally:
+            await transaction.roll_back()
+
+    def due(self) -> list[Parked]:
+        return self._loop.run(self._due())
+
+    async def _due(self) -> list[Parked]:
+        transaction = self._store.transaction()
+        try:
+            await transaction.begin()
+            return await self._records.due(transaction, self._clock.time(), PARKED_AT_ONCE)
+        finally:
+            await transaction.roll_back()
+
+    def finish_batch(self, done: int) -> tuple[int, int]:
+        """Everything below `done` is decided: send what was sent, and note it. Returns (sent, parked)."""
+        return self._loop.run(self._finish_batch(done))
+
+    async def _finish_batch(self, done: int) -> tuple[int, int]:
+        assert self._spooler is not None
+        sent = await self._spooler.send()
+        transaction = self._store.transaction()
+        try:
+            await transaction.begin()
+            await self._records.raise_low_water(transaction, self._label, done)
+            parked, lowest = await self._counts(transaction)
+            await transaction.commit()
+        finally:
+            await transaction.roll_back()
+        JournalReader(self._path).save_position(
+            reader_name(self._node.name), done if lowest is None else min(done, lowest)
+        )
+        await self._spooler.take_in()
+        return sent, parked
+
+    async def _counts(self, transaction: Transaction) -> tuple[int, int | None]:
+        count, lowest, _ = await self._records.counts(transaction)
+        return count, lowest
+
+    def take_in(self) -> bool:
+        assert self._spooler is not None
+        return self._loop.run(self._spooler.take_in())
+
+    def close(self) -> None:
+        self._loop.run(self._close())
+        self._loop.close()
+
+    async def _close(self) -> None:
+        await self._tokens.close()
+        await self._store.close()

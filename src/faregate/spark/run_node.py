@@ -1,0 +1,274 @@
+"""Handlers on Spark: `fg.spark.run(node, spark, …)`.
+
+    journal -> micro-batch -> work rows -> shuffled by bucket, sorted by position -> units of work -> outbox -> spool
+
+Rules kept here:
+- A batch is done when its handlers' commits are; Spark then writes its commit log. Whatever dies in between, the batch
+  runs again, and the ledger and the positions recognise what was done.
+- The numbers of batches and partitions identify nothing.
+- Parked messages whose time has come join the next batch; without one they get a run of their own.
+"""
+
+import json
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from faregate.bus.bus import MAX_MESSAGE_BYTES
+from faregate.bus.node import Node
+from faregate.errors import ConfigurationError, FaregateError
+from faregate.spark.run_driver import Driver
+from faregate.spark.run_records import BUCKETS
+from faregate.spark.run_rows import WORK, Places, work_rows
+from faregate.spark.run_spec import RunSpec, load_node, locate
+from faregate.spark.run_tasks import COUNTS, handle_partition
+from faregate.spark.run_trigger import parse_trigger
+from faregate.spark.run_views import journal_path, label_of, take_views
+from faregate.spark.source import FaregateSource
+
+log = logging.getLogger("faregate.spark")
+
+_PARKED_SECONDS = 1.0
+_SPARKS_DEFAULT = "200"
+_LAST = "last"
+
+
+class RunProgress(NamedTuple):
+    """What one batch came to."""
+
+    batch: int | None
+    """None for a run of parked messages between batches."""
+    outcomes: dict[str, int]
+    """handled, skipped, duplicate, dead; redelivered (failed and parked), parked (behind another), scheduled."""
+    sent: int
+    """Outgoing messages."""
+    parked: int
+    """How many messages are parked now."""
+    low_water: int
+    """Below this offset everything is handled, dead or parked."""
+    seconds: float
+
+
+class Run:
+    """A node that runs on Spark. Made by `run`."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        driver: Driver,
+        low_water: int,
+        partitions: int,
+        on_progress: Callable[[RunProgress], None] | None,
+    ) -> None:
+        self.outcomes: Counter[str] = Counter()
+        self.sent = 0
+        self.query: StreamingQuery | None = None
+        self._spec = spec
+        self._places = Places(spec)
+        self._driver = driver
+        self._low_water = low_water
+        self._partitions = partitions
+        self._on_progress = on_progress
+        self._turn = threading.RLock()
+        """Batches, and parked messages between them, one at a time."""
+        self._stopping = threading.Event()
+        self._closed = False
+        self._failure: BaseException | None = None
+        self._between: threading.Thread | None = None
+
+    # --- a batch ---------------------------------------------------------------------------------------------
+
+    def handle_batch(self, frame: DataFrame, number: int) -> None:
+        """For `foreachBatch`."""
+        with self._turn:
+            parked = self._places.parked_rows(self._driver.due())
+            work = frame.mapInArrow(work_rows(self._spec), WORK)
+            if parked:
+                work = work.unionAll(frame.sparkSession.createDataFrame(parked, WORK))
+            self._handle(work, number)
+
+    def handle_parked(self, spark: SparkSession) -> bool:
+        """Parked messages whose time has come, without a batch; whether there were any."""
+        with self._turn:
+            parked = self._places.parked_rows(self._driver.due())
+            if parked:
+                self._handle(spark.createDataFrame(parked, WORK), None)
+            return bool(parked)
+
+    def _handle(self, work: DataFrame, number: int | None) -> None:
+        started = time.monotonic()
+        handled = work.repartition(self._partitions, "bucket").sortWithinPartitions("position")
+        counts: Counter[str] = Counter()
+        done = max(self._low_water, self._read_before())
+        for row in handled.mapInArrow(handle_partition(self._spec), COUNTS).collect():
+            if row["outcome"] == _LAST:
+                done = max(done, row["count"] + 1)
+            else:
+                counts[row["outcome"]] += row["count"]
+        sent, parked = self._driver.finish_batch(done)
+        self._low_water = done
+        self.outcomes.update(counts)
+        self.sent += sent
+        if self._on_progress is not None:
+            took = time.monotonic() - started
+            self._on_progress(RunProgress(number, dict(counts), sent, parked, done, took))
+
+    def _read_before(self) -> int:
+        """Where the batches before this one ended; of what is not ours, nobody tells otherwise."""
+        progress = None if self.query is None else self.query.lastProgress
+        if progress is None:
+            return 0
+        ends = [_end_offset(source) for source in progress["sources"]]
+        return max(ends, default=0)
+
+    # --- life ------------------------------------------------------------------------------------------------
+
+    def start_parked(self, spark: SparkSession) -> None:
+        """Look for parked messages while no batch comes."""
+
+        def look() -> None:
+            while not self._stopping.wait(_PARKED_SECONDS):
+                try:
+                    self.handle_parked(spark)
+                except Exception as exc:
+                    self._failure = exc
+                    log.exception("parked messages of %s cannot be handled; the run stops", self._spec.node_name)
+                    if self.query is not None:
+                        self.query.stop()
+                    return
+
+        self._between = threading.Thread(target=look, name="faregate-parked", daemon=True)
+        self._between.start()
+
+    def await_termination(self, timeout: float | None = None) -> bool:
+        """Wait, up to `timeout` seconds, until the run ends; whether it has. Raises what it failed with."""
+        assert self.query is not None
+        try:
+            ended = self.query.awaitTermination(timeout) if timeout is not None else self._wait()
+        except StreamingQueryException:
+            self._close()
+            raise
+        if not ended:
+            return False
+        self._close()
+        if self._failure is not None:
+            raise self._failure
+        return True
+
+    def _wait(self) -> bool:
+        assert self.query is not None
+        self.query.awaitTermination()
+        return True
+
+    def stop(self) -> None:
+        """Finish the batch that runs, start no other, and close."""
+        self._stopping.set()
+        if self.query is not None:
+            with self._turn:
+                self.query.stop()
+        self._close()
+
+    def _close(self) -> None:
+        self._stopping.set()
+        if self._between is not None and self._between is not threading.current_thread():
+            self._between.join()
+        if not self._closed:
+            self._closed = True
+            self._driver.close()
+
+
+def run(
+    node: Node | str,
+    spark: SparkSession,
+    *,
+    source: str | Path,
+    store: str | None = None,
+    checkpoint: str | Path,
+    trigger: str | float = "available-now",
+    max_messages_per_trigger: int | None = None,
+    on_progress: Callable[[RunProgress], None] | None = None,
+    handover: bool = False,
+    codec: str = "json",
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+) -> Run:
+    """Run a node's handlers on Structured Streaming, from the log view of a journal. Returns once it is started.
+
+    `node` is an `fg.Node` or `module:attribute`. `trigger` is "available-now" (handle what is there, and end), or how
+    often to look: "5s", "500ms", or seconds. `handover` takes subscriptions over from their queues.
+
+    Raises `ViewTaken` for a subscription that a bus consumes, `JournalLocked`, `BelowFloor`, `ConfigurationError`.
+    """
+    path = journal_path(source)
+    options = parse_trigger(trigger)
+    target, folder = (node, str(Path.cwd())) if isinstance(node, str) else locate(node)
+    found = load_node(node, folder) if isinstance(node, str) else node
+    _check(found, store)
+    begins = take_views(path, found, max_message_bytes, has_store=store is not None, handover=handover)
+    label = label_of(path, found, max_message_bytes)
+    spec = RunSpec(
+        id=uuid4().hex,
+        node_name=found.name,
+        target=target,
+        folder=folder,
+        node=None if target is not None else found,
+        store=store,
+        codec=codec,
+        body_limit=max_message_bytes,
+        begins=begins,
+    )
+    spark.dataSource.register(FaregateSource)
+    start = min(begin.offset for begin in begins.values())
+    types = sorted({subscription.message_type.wire for subscription in found.subscriptions.values()})
+    reader = spark.readStream.format("faregate").option("startingOffsets", start).option("types", ",".join(types))
+    if max_messages_per_trigger is not None:
+        reader = reader.option("maxMessagesPerTrigger", max_messages_per_trigger)
+    stream = reader.load(str(path))
+    assert store is not None
+    driver = Driver(found, store, path, label)
+    try:
+        low_water = driver.open(start)
+        handle = Run(spec, driver, low_water, _partitions(spark), on_progress)
+        if "availableNow" in options:
+            handle.handle_parked(spark)
+        handle.query = (
+            stream.writeStream.foreachBatch(handle.handle_batch)
+            .option("checkpointLocation", f"{checkpoint}/{label}")
+            .queryName(f"faregate-{found.name}-{spec.id[:8]}")
+            .trigger(**options)
+            .start()
+        )
+    except BaseException:
+        driver.close()
+        raise
+    if "availableNow" not in options:
+        handle.start_parked(spark)
+    return handle
+
+
+def _check(node: Node, store: str | None) -> None:
+    if not node.subscriptions:
+        raise ConfigurationError(f"node {node.name!r} handles nothing: give it a handler with @{node.name}.on(…)")
+    if store is None:
+        raise FaregateError(f"node {node.name!r} has no store")
+
+
+def _partitions(spark: SparkSession) -> int:
+    """As many tasks as the session shuffles into, or, where nobody chose, as it has cores; at most one a bucket."""
+    chosen = spark.conf.get("spark.sql.shuffle.partitions", _SPARKS_DEFAULT) or _SPARKS_DEFAULT
+    count = spark.sparkContext.defaultParallelism if chosen == _SPARKS_DEFAULT else int(chosen)
+    return max(1, min(BUCKETS, count))
+
+
+def _end_offset(source: Any) -> int:
+    end = source["endOffset"]
+    numbers = json.loads(end) if isinstance(end, str) else end
+    return int(numbers.get("0", 0)) if isinstance(numbers, dict) else 0

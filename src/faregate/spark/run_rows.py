@@ -1,0 +1,123 @@
+"""Log rows to work rows: which messages are the node's, for which handler, in which bucket. Runs in executors.
+
+    journal columns -> (position, bucket, handler, key, envelope, appended_at, redeliveries, parked)
+
+A bucket is what is shuffled by: all messages of one key are in one bucket, so one task has them, in order. What needs
+no order is spread over buckets of its own.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+from zlib import crc32
+
+import pyarrow as pa
+from pyspark.sql.types import BinaryType, BooleanType, DoubleType, IntegerType, LongType, StringType, StructType
+
+from faregate.broker.journal.columns import to_envelopes
+from faregate.message import Envelope
+from faregate.spark.run_records import BUCKETS, Parked, bucket_of
+from faregate.spark.run_spec import Begin, RunSpec, node_of, ordering
+from faregate.stores.sql.columns import pack
+
+WORK = (
+    StructType()
+    .add("position", LongType(), False)
+    .add("bucket", IntegerType(), False)
+    .add("handler", IntegerType(), False)
+    .add("key", StringType())
+    .add("envelope", BinaryType(), False)
+    .add("appended_at", DoubleType(), False)
+    .add("redeliveries", IntegerType(), False)
+    .add("parked", BooleanType(), False)
+)
+_ARROW: Any = pa.schema(
+    [
+        pa.field("position", pa.int64(), nullable=False),
+        pa.field("bucket", pa.int32(), nullable=False),
+        pa.field("handler", pa.int32(), nullable=False),
+        pa.field("key", pa.string()),
+        pa.field("envelope", pa.binary(), nullable=False),
+        pa.field("appended_at", pa.float64(), nullable=False),
+        pa.field("redeliveries", pa.int32(), nullable=False),
+        pa.field("parked", pa.bool_(), nullable=False),
+    ]
+)
+_STORED = {"body": "payload"}
+
+
+class Places:
+    """Where the messages of one node go."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        node = node_of(spec)
+        self._node = node.name
+        self.subscriptions = list(node.subscriptions.values())
+        self._by_topic: dict[tuple[str, str | None], int] = {}
+        self._keys: list[Callable[[Envelope], str | None] | None] = []
+        self._begins: list[Begin] = []
+        for number, subscription in enumerate(self.subscriptions):
+            binding = subscription.binding(spec.body_limit)
+            self._by_topic[subscription.message_type.wire, subscription.source] = number
+            self._keys.append(_serial if ordering(subscription) == "serial" else binding.key_of)
+            self._begins.append(spec.begins.get(binding.queue, Begin(0, 0)))
+
+    def handler(self, envelope: Envelope) -> int | None:
+        """Which subscription handles it, by number."""
+        if envelope.kind == "event":
+            return self._by_topic.get((envelope.type, envelope.source))
+        return self._by_topic.get((envelope.type, None)) if envelope.destination == self._node else None
+
+    def is_ours(self, number: int, envelope: Envelope, offset: int) -> bool:
+        """Whether it went to this node, and through this view."""
+        begin = self._begins[number]
+        if offset < begin.offset:
+            return False
+        return self._node in envelope.recipients or (offset < begin.history and not envelope.replay)
+
+    def row(self, number: int, envelope: Envelope, position: int, at: float, parked: Parked | None) -> tuple[Any, ...]:
+        reader = self._keys[number]
+        key = None if reader is None else reader(envelope)
+        if key is None:
+            bucket = BUCKETS + crc32(envelope.publication_id.encode()) % BUCKETS
+        else:
+            bucket = bucket_of(self.subscriptions[number].name, key)
+        redeliveries = envelope.redeliveries if parked is None else parked.redeliveries
+        return position, bucket, number, key, pack(envelope), at, redeliveries, parked is not None
+
+    def parked_rows(self, found: Iterable[Parked]) -> list[tuple[Any, ...]]:
+        """Parked messages as work rows; one whose handler is gone stays parked."""
+        pairs = [(self.handler(each.envelope), each) for each in found]
+        return [
+            self.row(number, each.envelope, each.position, each.envelope.sent_at, each)
+            for number, each in pairs
+            if number is not None
+        ]
+
+
+def _serial(envelope: Envelope) -> str:
+    """A serial subscription has one line for all."""
+    return ""
+
+
+def work_rows(spec: RunSpec) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """For `mapInArrow` over the source's columns."""
+
+    def place(batches: Iterable[Any]) -> Iterator[Any]:
+        places = Places(spec)
+        for batch in batches:
+            rows = list(_placed(places, batch))
+            if rows:
+                columns = [pa.array(values, type) for values, type in zip(zip(*rows, strict=True), _ARROW.types, strict=True)]
+                yield pa.RecordBatch.from_arrays(columns, schema=_ARROW)
+
+    return place
+
+
+def _placed(places: Places, batch: Any) -> Iterator[tuple[Any, ...]]:
+    stored = batch.rename_columns([_STORED.get(name, name) for name in batch.schema.names])
+    offsets = batch.column("offset").to_pylist()
+    times = batch.column("appended_at").cast(pa.int64()).to_pylist()
+    for envelope, offset, time in zip(to_envelopes(stored), offsets, times, strict=True):
+        number = places.handler(envelope)
+        if number is not None and places.is_ours(number, envelope, offset):
+            yield places.row(number, envelope, offset, time / 1_000_000, None)

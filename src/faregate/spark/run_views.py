@@ -1,0 +1,91 @@
+"""Taking the log view: a subscription is consumed through its queue or through the log, never both.
+
+Rules kept here:
+- A subscription that reads the log already may start; one that nobody ever bound is taken on the spot, from the
+  beginning of the log. One with a queue is refused, naming the command that hands it over.
+- The epochs of a node's subscriptions are the label of its checkpoint and of its low-water mark: after a handover there
+  and back, what an older run knew of the log means nothing.
+"""
+
+from hashlib import sha256
+from pathlib import Path
+
+from faregate.broker.journal.errors import JournalLocked, JournalNotFound
+from faregate.broker.journal.reader import JournalReader
+from faregate.broker.journal.topology import Topology
+from faregate.broker.journal.views import ClosedJournal
+from faregate.bus.node import Node
+from faregate.errors import ConfigurationError, ViewTaken
+from faregate.ports.queue import Binding
+from faregate.spark.run_spec import Begin
+
+
+def journal_path(source: str | Path) -> Path:
+    """The folder that `journal:PATH`, or a path, names."""
+    text = str(source)
+    scheme, colon, rest = text.partition(":")
+    if colon and scheme.isalpha() and scheme != "journal":
+        raise ConfigurationError(f"{text!r} is no journal: source= takes journal:PATH or a path in this version")
+    path = (rest if scheme == "journal" and colon else text).partition("?")[0]
+    if not path:
+        raise ConfigurationError("source= names no folder: write journal:PATH, for example journal:./data")
+    return Path(path).absolute()
+
+
+def bindings_of(node: Node, body_limit: int) -> list[Binding]:
+    return [subscription.binding(body_limit) for subscription in node.subscriptions.values()]
+
+
+def take_views(path: Path, node: Node, body_limit: int, *, has_store: bool, handover: bool) -> dict[str, Begin]:
+    """See that every subscription of the node reads the log; where each begins. Raises `ViewTaken`."""
+    bindings = bindings_of(node, body_limit)
+    topology = _topology(path)
+    missing = [binding for binding in bindings if topology.reading(binding.queue).view != "log"]
+    bound = [binding for binding in missing if topology.queue(binding.queue) is not None]
+    if bound and not handover:
+        raise ViewTaken(
+            f"{', '.join(binding.queue for binding in bound)}: consumed through the queue of this journal, by a bus. Stop "
+            f"the bus and run 'faregate spark handover MODULE:BUS {node.name} --to log', or pass handover=True"
+        )
+    if missing:
+        take_log(path, missing, has_store=has_store)
+        topology = _topology(path)
+    readings = {binding.queue: topology.reading(binding.queue) for binding in bindings}
+    return {queue: Begin(reading.offset, reading.history) for queue, reading in readings.items()}
+
+
+def take_log(path: Path, bindings: list[Binding], *, has_store: bool) -> None:
+    """Hand subscriptions over to the log. Raises `JournalLocked` while a bus runs."""
+    try:
+        with ClosedJournal(path) as closed:
+            waiting = {binding.queue: len(closed.waiting(binding.queue)) for binding in bindings}
+            left = [f"{queue} ({count})" for queue, count in waiting.items() if count]
+            if left and not has_store:
+                raise ConfigurationError(
+                    f"messages wait in {', '.join(left)}, and without a store nobody could tell which of those behind "
+                    "them were handled: run the bus until the queue is empty, then hand over"
+                )
+            for binding in bindings:
+                if closed.reading(binding.queue).view != "log":
+                    closed.take_log(binding)
+    except JournalLocked as exc:
+        raise JournalLocked(f"{exc}. Stop it for the handover; afterwards it may run again, without this node") from exc
+
+
+def label_of(path: Path, node: Node, body_limit: int) -> str:
+    """What tells this run of handovers from others: the same until one of the subscriptions is handed over."""
+    topology = _topology(path)
+    epochs = sorted((each.queue, topology.reading(each.queue).epoch) for each in bindings_of(node, body_limit))
+    return f"epoch-{max((epoch for _, epoch in epochs), default=0)}-{sha256(repr(epochs).encode()).hexdigest()[:8]}"
+
+
+def reader_name(node: str) -> str:
+    """Under which retention waits for the node's log view."""
+    return f"spark-{node}"[:100]
+
+
+def _topology(path: Path) -> Topology:
+    try:
+        return JournalReader(path).topology()
+    except JournalNotFound:
+        return Topology()

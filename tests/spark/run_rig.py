@@ -1,0 +1,99 @@
+"""Running the shop's nodes on Spark and on asyncio, and comparing what they did."""
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import faregate as fg
+from faregate.broker.journal.reader import JournalReader
+from tests.spark import run_shop
+from tests.spark.run_shop import OrderPlaced
+
+TABLES = {"billing": "invoices", "payments": "charges", "shipping": "parcels"}
+KEYS = 4
+
+
+class Shop:
+    """A journal, a store and checkpoints in one folder."""
+
+    def __init__(self, folder: Path, spark: Any) -> None:
+        self.folder = folder
+        self.spark = spark
+        self.journal = folder / "journal"
+        self.store = f"sqlite:{folder / 'shop.db'}"
+        self.words = folder / "words"
+        self.words.mkdir(parents=True, exist_ok=True)
+        self._placed = 0
+
+    # --- publishing ---
+
+    def place(self, count: int, *, total: int = 10, nodes: Any = (run_shop.shop,)) -> None:
+        """Append orders; keys take turns, numbers grow."""
+
+        async def main() -> None:
+            async with fg.Bus(f"journal:{self.journal}", nodes=list(nodes)) as bus:
+                for number in range(self._placed, self._placed + count):
+                    order = OrderPlaced(order_id=f"k{number % KEYS}", number=number, total=total)
+                    await bus.publish(order, node="shop", idempotency_key=f"order-{number}")
+
+        asyncio.run(main())
+        self._placed += count
+
+    def arm(self, what: str) -> None:
+        (self.words / what).touch()
+
+    # --- engines ---
+
+    def run(self, node: str = "billing", **more: Any) -> fg.spark.Run:
+        options: dict[str, Any] = {"source": f"journal:{self.journal}", "store": self.store, "trigger": "available-now"}
+        options.update(checkpoint=self.folder / f"checkpoint-{node}", **more)
+        return fg.spark.run(getattr(run_shop, node), self.spark, **options)
+
+    def run_to_end(self, node: str = "billing", **more: Any) -> fg.spark.Run:
+        handle = self.run(node, **more)
+        handle.await_termination()
+        return handle
+
+    def run_bus(self, *names: str) -> None:
+        async def main() -> None:
+            nodes = [getattr(run_shop, name) for name in names]
+            async with fg.Bus(f"journal:{self.journal}", nodes=nodes, store=self.store) as bus:
+                await bus.idle(timeout=30)
+
+        asyncio.run(main())
+
+    # --- looking ---
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        with closing(sqlite3.connect(self.folder / "shop.db")) as connection:
+            return connection.execute(sql).fetchall()
+
+    def effects(self, table: str = "invoices") -> list[tuple[str, int, str]]:
+        return self.rows(f"select order_id, number, message_id from {table} order by seq")
+
+    def check(self, count: int, table: str = "invoices", *, but: Any = ()) -> None:
+        """Every order once, those of a key in order."""
+        found = self.effects(table)
+        assert sorted(number for _, number, _ in found) == [each for each in range(count) if each not in but]
+        assert len({message_id for _, _, message_id in found}) == len(found)
+        for key in {order_id for order_id, _, _ in found}:
+            numbers = [number for order_id, number, _ in found if order_id == key]
+            assert numbers == sorted(numbers), f"{key} is out of order: {numbers}"
+
+    def log(self, type: str) -> list[Any]:
+        return [envelope for _, envelope in JournalReader(self.journal).envelopes() if envelope.type == type]
+
+
+@pytest.fixture
+def the_shop(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+    shop = Shop(tmp_path, spark)
+    (tmp_path.parent / "unused").mkdir(exist_ok=True)
+    monkeypatch.setenv("RUN_SHOP_FOLDER", str(shop.words))
+    yield shop
+    os.environ.pop("RUN_SHOP_FOLDER", None)

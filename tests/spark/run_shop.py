@@ -1,0 +1,88 @@
+"""A shop of four nodes whose effects are rows, for both engines. Tables keep the message id without a constraint, so
+that a double shows. Handlers misbehave when a file says so: workers are other processes."""
+
+import os
+from pathlib import Path
+
+import faregate as fg
+
+
+class OrderPlaced(fg.Event):
+    order_id: str
+    number: int
+    total: int
+
+
+class ChargeCard(fg.Command):
+    order_id: str
+    number: int
+    amount: int
+
+
+class CardCharged(fg.Event):
+    order_id: str
+    number: int
+
+
+class OrderShipped(fg.Event):
+    order_id: str
+    number: int
+
+
+_TABLE = "create table if not exists {}(seq {}, order_id text, number integer, message_id text)"
+
+
+def _schema(table: str) -> str:
+    serial = "bigserial" if os.environ.get("RUN_SHOP_POSTGRES") else "integer primary key autoincrement"
+    return _TABLE.format(table, serial)
+
+
+shop = fg.Node("shop")
+billing = fg.Node("billing", schema=_schema("invoices"))
+payments = fg.Node("payments", schema=_schema("charges"))
+shipping = fg.Node("shipping", schema=_schema("parcels"))
+
+
+def misbehave(what: str) -> bool:
+    """Whether a test left word to, once: `arm(what)`."""
+    folder = os.environ.get("RUN_SHOP_FOLDER") or (Path("/tmp") / "run-shop").as_posix()
+    try:
+        Path(folder, what).unlink()
+        return True
+    except FileNotFoundError:
+        return False
+
+
+@billing.on(OrderPlaced, source="shop", key="order_id", retry=fg.Retry(1, delay=0.01), redeliver=fg.Redeliver(0.2, 0.2))
+async def bill(order: OrderPlaced, ctx: fg.Context) -> object:
+    if order.total < 0:
+        raise fg.Permanent(f"order {order.order_id} has the impossible total {order.total}")
+    if misbehave(f"bill-{order.order_id}-{order.number}"):
+        raise RuntimeError("the first try fails")
+    if misbehave(f"bill-{order.order_id}-{order.number}-again"):
+        raise RuntimeError("the second try fails")
+    await ctx.db.execute(
+        "insert into invoices(order_id, number, message_id) values (?, ?, ?)",
+        (order.order_id, order.number, ctx.message_id),
+    )
+    if misbehave(f"kill-{order.order_id}-{order.number}"):
+        os.kill(os.getpid(), 9)
+    return fg.send(ChargeCard(order_id=order.order_id, number=order.number, amount=order.total), to="payments")
+
+
+@payments.on(ChargeCard, key="order_id")
+def charge(command: ChargeCard, ctx: fg.Context) -> object:
+    ctx.db.execute(
+        "insert into charges(order_id, number, message_id) values (?, ?, ?)",
+        (command.order_id, command.number, ctx.message_id),
+    )
+    return CardCharged(order_id=command.order_id, number=command.number)
+
+
+@shipping.on(CardCharged, source="payments", key="order_id")
+async def ship(charged: CardCharged, ctx: fg.Context) -> object:
+    await ctx.db.execute(
+        "insert into parcels(order_id, number, message_id) values (?, ?, ?)",
+        (charged.order_id, charged.number, ctx.message_id),
+    )
+    return OrderShipped(order_id=charged.order_id, number=charged.number)
