@@ -40,19 +40,6 @@ def test_every_command_explains_itself(command: str) -> None:
     assert "--json" in shown.stdout
 
 
-def test_the_demo_holds_and_says_so() -> None:
-    shown = faregate("demo", "--orders", "300")
-    assert shown.returncode == 0, shown.stdout + shown.stderr
-    assert "Every order was charged and shipped exactly once." in shown.stdout
-
-
-def test_the_demo_speaks_json() -> None:
-    result = json.loads(faregate("demo", "--orders", "200", "--json").stdout)
-    assert result["held"] is True
-    assert result["orders"] == 200
-    assert {check["what"]: check["found"] for check in result["checks"]}["messages lost"] == 0
-
-
 def test_an_event_is_published_and_followed_to_its_end() -> None:
     result = json.loads(faregate("publish", SHOP, "OrderPlaced", ORDER, "--json").stdout)
     assert result["outcomes"] == {"handled": 3, "skipped": 0, "duplicate": 0, "redelivered": 0, "dead": 0}

@@ -14,7 +14,7 @@ from faregate.errors import Permanent
 from tests.simulation.nodes import Bill
 from tests.simulation.process import SimProcess
 from tests.simulation.scenario import Mode, Scenario
-from tests.simulation.tiers import explored, in_every_mode, limits, with_late_success_open
+from tests.simulation.tiers import explored, in_every_mode, limits
 from tests.simulation.world import World
 
 
@@ -47,7 +47,7 @@ async def edit_all(world: World) -> None:
 
 
 @limits
-@with_late_success_open
+@in_every_mode
 def test_poisoned_replayed_later_original_copy_arrives_too(mode: Mode, limit: int) -> None:
     explored(Scenario(dies_first, mode, operator=(replay_all,), crashes=1, without_attempts=True), limit, 100)
 
@@ -63,7 +63,7 @@ def test_edit_and_replay_gets_a_new_identity_while_the_original_lives(mode: Mode
 
 
 @limits
-@with_late_success_open
+@in_every_mode
 def test_operator_discard_consumes_everything(mode: Mode, limit: int) -> None:
     scenario = Scenario(dies_first, mode, operator=(replay_all, discard_all), crashes=1, without_attempts=True)
     explored(scenario, limit, 100)

@@ -3,7 +3,7 @@
 from faregate.errors import Permanent
 from tests.simulation.explorer import replay
 from tests.simulation.scenario import Mode, Scenario
-from tests.simulation.tiers import explored, in_every_mode, limits, with_late_success_open
+from tests.simulation.tiers import explored, in_every_mode, limits
 from tests.simulation.world import World
 
 
@@ -96,7 +96,7 @@ def test_undecodable_message_leaves_nothing(mode: Mode, limit: int) -> None:
 
 
 @limits
-@with_late_success_open
+@in_every_mode
 def test_flaky_message_is_either_handled_or_dead(mode: Mode, limit: int) -> None:
     """One copy is given up on while another one succeeds."""
 

@@ -3,7 +3,6 @@
 from typing import Any
 
 import msgspec
-import pytest
 
 from faregate.bus.directory import Directory
 from faregate.bus.sealing import outbox_row
@@ -90,10 +89,6 @@ def test_broker_down_after_commit(mode: Mode, limit: int) -> None:
     explored(Scenario(one, mode, faults=3, modes=modes, preemptions=1), limit, 4)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="an empty recipient list is not kept with the publication: a retry after a lost answer may resolve it anew",
-)
 @limits
 @with_tokens
 def test_subscriber_added_and_removed_between_retries(mode: Mode, limit: int) -> None:

@@ -16,11 +16,6 @@ limits = pytest.mark.parametrize(
 )
 in_every_mode = pytest.mark.parametrize("mode", MODES)
 with_tokens = pytest.mark.parametrize("mode", TOKENS)
-_open = pytest.mark.xfail(
-    strict=True,
-    reason="mode ledger: a copy that succeeds after another one was given up leaves the dead letter open",
-)
-with_late_success_open = pytest.mark.parametrize("mode", [pytest.param("ledger", marks=_open), *TOKENS])
 
 
 def explored(scenario: Scenario, limit: int, least: int, *, guide: Sequence[str] = ()) -> Report:

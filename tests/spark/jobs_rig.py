@@ -76,8 +76,11 @@ class World:
     def run(self, *orders: OrderPlaced, delay: float | None = None) -> None:
         async def main() -> None:
             async with self.bus() as bus:
-                if orders:
-                    await bus.publish_many(list(orders), node="shop", **({} if delay is None else {"delay": delay}))
+                if delay is None and orders:
+                    await bus.publish_many(list(orders), node="shop")
+                elif delay is not None:
+                    for each in orders:
+                        await bus.publish(each, node="shop", delay=delay)
                 await bus.idle()
 
         asyncio.run(main())

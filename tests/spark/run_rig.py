@@ -3,7 +3,6 @@
 import asyncio
 import os
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -27,9 +26,11 @@ class Shop:
         self.spark = spark
         self.journal = folder / "journal"
         self.store = f"sqlite:{folder / 'shop.db'}"
-        self.words = folder / "words"
-        self.words.mkdir(parents=True, exist_ok=True)
-        self._placed = 0
+        self.token = os.urandom(3).hex()
+        self.placed = 0
+
+    def key(self, number: int) -> str:
+        return f"{self.token}-{number % KEYS}"
 
     # --- publishing ---
 
@@ -38,15 +39,17 @@ class Shop:
 
         async def main() -> None:
             async with fg.Bus(f"journal:{self.journal}", nodes=list(nodes)) as bus:
-                for number in range(self._placed, self._placed + count):
-                    order = OrderPlaced(order_id=f"k{number % KEYS}", number=number, total=total)
+                for number in range(self.placed, self.placed + count):
+                    order = OrderPlaced(order_id=self.key(number), number=number, total=total)
                     await bus.publish(order, node="shop", idempotency_key=f"order-{number}")
 
         asyncio.run(main())
-        self._placed += count
+        self.placed += count
 
-    def arm(self, what: str) -> None:
-        (self.words / what).touch()
+    def arm(self, number: int, what: str = "bill", more: str = "") -> None:
+        """Let the handler of this order misbehave, once."""
+        run_shop.WORDS.mkdir(exist_ok=True)
+        (run_shop.WORDS / f"{what}-{self.key(number)}-{number}{more}").touch()
 
     # --- engines ---
 
@@ -91,9 +94,5 @@ class Shop:
 
 
 @pytest.fixture
-def the_shop(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
-    shop = Shop(tmp_path, spark)
-    (tmp_path.parent / "unused").mkdir(exist_ok=True)
-    monkeypatch.setenv("RUN_SHOP_FOLDER", str(shop.words))
-    yield shop
-    os.environ.pop("RUN_SHOP_FOLDER", None)
+def the_shop(tmp_path: Path, spark: Any) -> Shop:
+    return Shop(tmp_path, spark)

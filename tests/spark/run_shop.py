@@ -2,6 +2,7 @@
 that a double shows. Handlers misbehave when a file says so: workers are other processes."""
 
 import os
+import tempfile
 from pathlib import Path
 
 import faregate as fg
@@ -43,11 +44,14 @@ payments = fg.Node("payments", schema=_schema("charges"))
 shipping = fg.Node("shipping", schema=_schema("parcels"))
 
 
+WORDS = Path(tempfile.gettempdir()) / f"faregate-run-shop-{os.getuid()}"
+"""Workers are processes with the environment of the JVM, so what they look at has a fixed place; names are unique."""
+
+
 def misbehave(what: str) -> bool:
     """Whether a test left word to, once: `arm(what)`."""
-    folder = os.environ.get("RUN_SHOP_FOLDER") or (Path("/tmp") / "run-shop").as_posix()
     try:
-        Path(folder, what).unlink()
+        (WORDS / what).unlink()
         return True
     except FileNotFoundError:
         return False

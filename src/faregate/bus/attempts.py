@@ -28,6 +28,8 @@ from faregate.ports.tokens import NOBODY, Mode, Token
 
 PENDING = "pending"
 """The attempt id of a signal whose attempt is not chosen yet."""
+FOR_NOBODY = ("(nobody)",)
+"""The recipients of an event whose list was empty: no node can be called so."""
 FENCE_SECONDS = 60.0
 """How long after its registration an attempt may be created."""
 _FOR_EVER = 1e15
@@ -67,12 +69,12 @@ class Attempts:
     async def resolve(self, rows: Sequence[OutboxRow]) -> dict[int, list[OutboxRow]]:
         """Replace unresolved rows by one per kind of recipient, in one commit; old seq -> the new rows.
 
-        A row without a list stays as it is: the transport keeps an event for those who read its log, and says whether
-        anybody takes a command.
+        An event without recipients is for nobody from then on, but for those who read the transport's log. A command
+        without a list stays as it is: the transport says whether anybody takes it.
         """
         lists = await self._directory.resolve(row.envelope for row in rows)
         modes = {row.seq: lists.get(topic_of(row.envelope), NOBODY).modes for row in rows}
-        listed = [row for row in rows if modes[row.seq]]
+        listed = [row for row in rows if modes[row.seq] or row.envelope.kind == "event"]
         if not listed:
             return {}
         replaced: dict[int, list[OutboxRow]] = {}
@@ -106,7 +108,7 @@ class Attempts:
         return [each for each in rows if each.envelope.publication_id == row.envelope.publication_id]
 
     def _split(self, row: OutboxRow, modes: Mapping[str, Mode], tokens: list[Token]) -> list[OutboxRow]:
-        by_ledger = tuple(name for name, mode in modes.items() if mode != "tokens")
+        by_ledger = tuple(name for name, mode in modes.items() if mode != "tokens") if modes else FOR_NOBODY
         rows = [row._replace(envelope=_addressed(row.envelope, by_ledger, None))] if by_ledger else []
         for name, mode in modes.items():
             if mode == "tokens":

@@ -167,6 +167,7 @@ class Bus:
             await self._transport.open()
             for worker in self._workers:
                 await self._transport.bind(worker.binding)
+            await self._stores.subscribe()
         except BaseException:
             await self._close()
             raise
@@ -414,6 +415,16 @@ class Bus:
     def stores(self) -> Mapping[str, Store]:
         """The nodes' stores by URL; they are open while the bus runs."""
         return self._stores.stores
+
+    def store_of(self, node: str | Node) -> Store | None:
+        """The store of a node; it is open while the bus runs."""
+        shared = self._stores.of(node.name if isinstance(node, Node) else node)
+        return None if shared is None else shared.store
+
+    @property
+    def transport(self) -> QueueTransport:
+        """What it runs on."""
+        return self._transport
 
     @property
     def alarms(self) -> Counter[str]:

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 
 from faregate.bus.alarms import Alarms
 from faregate.bus.attempts import Attempts, has_strays, is_pending, is_unresolved, without_attempt
-from faregate.bus.verdict import describe_error
-from faregate.errors import CommitUnknown, FaregateError, StoreConflict, StoreUnavailable, Unroutable
+from faregate.bus.verdict import describe_error, first_line
+from faregate.errors import CommitUnknown, StoreConflict, StoreUnavailable, Unroutable
 from faregate.ports import faults
 from faregate.ports.clock import Clock
 from faregate.ports.queue import QueueTransport
@@ -176,8 +176,8 @@ class Dispatcher:
                     await self._rest()
             except faults.Crash:
                 self._forget()
-            except _STORE_ERRORS as exc:
-                log.warning("the outbox of %s cannot be read or written now: %s", self._store.url, exc)
+            except Exception as exc:
+                log.warning("the outbox of %s cannot be read or written now: %s", self._store.url, first_line(exc))
                 await self._clock.sleep(_LOOK_SECONDS)
 
     async def _rest(self) -> None:
@@ -233,7 +233,7 @@ class Dispatcher:
             try:
                 await self._publish(rows)
                 return
-            except (FaregateError, OSError) as exc:
+            except Exception as exc:  # whatever it is, giving up here would lose messages
                 log.warning("%d outgoing messages wait %g s, then are sent again: %s", len(rows), pause, exc)
                 if waited >= _ALARM_AFTER and not alarmed:
                     alarmed = True

@@ -74,13 +74,16 @@ class NodeStores:
                 if schema is not None:
                     await shared.store.apply_schema(schema)
                 shared.floor = await shared.store.floor(name)
-            if self.directory is not None:
-                for node in self._nodes.values():
-                    for subscription in node.subscriptions.values():
-                        await self.directory.subscribe(topic_for(subscription), node.name, subscription.dedup)
         except BaseException:
             await self.close()
             raise
+
+    async def subscribe(self) -> None:
+        """Put the nodes on the recipient lists. Their queues are there already: whoever is listed can be reached."""
+        if self.directory is not None:
+            for node in self._nodes.values():
+                for subscription in node.subscriptions.values():
+                    await self.directory.subscribe(topic_for(subscription), node.name, subscription.dedup)
 
     async def start(self) -> None:
         """Send what an earlier process left; drain what the transport gave up on. Before anything is consumed."""

@@ -13,7 +13,7 @@ Rules kept here:
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from time import perf_counter, thread_time
 from typing import Literal
@@ -77,8 +77,6 @@ class NodeStore:
         self.gate = gate
         """How they are claimed there; None where tokens and business data are one database."""
         self.floor: float | None = None
-        self.burials = 0
-        """How many dead letters were written here: a message that was under way meanwhile may have one now."""
 
     async def publish(
         self,
@@ -222,13 +220,8 @@ class Transactional(Receiver):
         """One transaction. Afterwards a message is settled, or "failed" with its error, or "new" as before."""
         unit = UnitOfWork(self._store, self._node, works, self._check_digest, self._fence)
         recorded: list[Recorded] = []
-        burials = self._shared.burials
 
         async def record(transaction: Transaction, done: list[Work]) -> None:
-            buried_meanwhile = self._shared.burials != burials
-            dead = [work.message_id for work in done if work.replayed or buried_meanwhile]
-            if dead:
-                await transaction.resolve(self._node, dead, self._clock.time())
             recorded.append(await self._record(transaction, done))
 
         self._running += 1
@@ -288,18 +281,27 @@ class Transactional(Receiver):
     async def _release_token(self, work: Work) -> None:
         """D and G of the token protocol: outgoing messages first, then the token goes, then its claim."""
         gate = self._shared.gate
-        if gate is not None and work.attempt_id is not None:
-            if work.state == "folded" or (work.state == "duplicate" and work.in_ledger):
+        if work.attempt_id is None:
+            return
+        if work.state == "folded" or (work.state == "duplicate" and work.in_ledger):
+            if gate is not None:
                 await gate.drop(work, work.attempt_id)
-            elif work.state in ("done", "resumed"):
-                await gate.finish(work)
+            else:
+                await self._commit_alone(lambda transaction: transaction.consume_tokens([work.attempt_id or ""]))
+        elif gate is not None and work.state in ("done", "resumed"):
+            await gate.finish(work)
 
     async def _resolve_letter(self, work: Work) -> None:
         """The replay of a message that another copy of was handled after all: its dead letter is settled with that."""
+        now = self._clock.time()
+        await self._commit_alone(lambda transaction: transaction.resolve(self._node, [work.message_id], now))
+
+    async def _commit_alone(self, do: Callable[[Transaction], Awaitable[object]]) -> None:
+        """One thing as a commit of its own."""
         transaction = self._store.transaction()
         try:
             await transaction.begin()
-            await transaction.resolve(self._node, [work.message_id], self._clock.time())
+            await do(transaction)
             await transaction.commit()
         finally:
             await transaction.roll_back()
@@ -330,9 +332,7 @@ class Transactional(Receiver):
             elif found.state == "handled":
                 work.state, work.in_ledger = "duplicate", True
                 self._check_digest(work, found.digest)
-            elif found.state == "dead" and work.envelope.replay:
-                work.replayed = True
-            else:
+            elif found.state != "dead" or not work.envelope.replay:
                 work.state = "folded"
 
     async def _admit(self, works: list[Work]) -> None:
@@ -405,7 +405,11 @@ class Transactional(Receiver):
         return [self._sender.outbox_row(envelope, work.message_id, place) for place, envelope in enumerate(envelopes)]
 
     async def _record(self, transaction: Transaction, done: list[Work]) -> Recorded:
-        """What is committed beside the ledger rows and the handlers' own writes."""
+        """What is committed beside the ledger rows and the handlers' own writes.
+
+        A dead letter that is there by now is resolved: of a replay, or of another copy that was given up meanwhile.
+        """
+        await transaction.resolve(self._node, [work.message_id for work in done], self._clock.time())
         skipped = [work for work in done if work.row is not None and work.ctx is not None and not work.ctx._completed]
         if skipped:
             await transaction.unrecord(self._node, [work.message_id for work in skipped])
@@ -499,7 +503,6 @@ class Transactional(Receiver):
             return "later"
         finally:
             await transaction.roll_back()
-        self._shared.burials += 1
         return "dead"
 
     async def _is_unhandled(self, transaction: Transaction, work: Work) -> bool:

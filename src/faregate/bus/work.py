@@ -79,7 +79,6 @@ class Work:
         "in_ledger",
         "message_id",
         "outputs",
-        "replayed",
         "row",
         "state",
         "tries",
@@ -107,8 +106,6 @@ class Work:
         """Whether the ledger knows it, as a duplicate."""
         self.error: BaseException | None = None
         self.outputs: list[OutboxRow] = []
-        self.replayed = False
-        """Whether it has a dead letter, which its success resolves."""
         self.tries = 0
         """How often its handler ran and failed."""
         self.handler_failed = False

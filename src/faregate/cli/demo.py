@@ -171,7 +171,7 @@ def _show(result: "Result", keep: Path | None, report: Path | None, planted: Pla
     from faregate.cli.demo_view import rows_table, sparkline, verdict_table
 
     progress = result.progress
-    console.print(Text.assemble(*sparkline(progress, 72), ("  parcels a second", "dim")))
+    console.print(Text.assemble(*sparkline(progress, 60), ("  parcels a second", "dim")))
     spark = "" if result.spark_seconds is None else f", and {result.spark_seconds:.0f} s of Spark"
     console.print(
         f"[bold]{result.timeline.messages:,} messages[/] in {progress.seconds:.0f} s{spark}: the worker was killed "
@@ -183,8 +183,8 @@ def _show(result: "Result", keep: Path | None, report: Path | None, planted: Pla
     for title, rows in result.spark_tables.items():
         console.print(rows_table(rows, title))
     if result.audit_table:
-        console.print(rows_table(result.audit_table, f"audit by {result.judge}"))
-    console.print(result.audit_summary, markup=False, soft_wrap=True)
+        console.print(rows_table(result.audit_table, f"the audit, by {result.judge}"))
+    console.print(f"\n{result.audit_summary}", markup=False, soft_wrap=True)
     for finding in result.findings:
         console.print("  " + ", ".join(f"{name} {value}" for name, value in finding.items()), markup=False)
     if keep is not None:

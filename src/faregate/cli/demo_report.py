@@ -22,10 +22,9 @@ body { margin:0; background:var(--paper); color:var(--ink); font:15px/1.55 syste
 main { max-width:960px; margin:0 auto; padding:40px 24px 64px }
 h1 { font-size:26px; line-height:1.25; margin:0 0 6px; letter-spacing:-.01em }
 h2 { font-size:16px; margin:0 0 2px } p { margin:0 0 10px; color:var(--soft) }
-.verdict { display:inline-block; padding:3px 12px; border-radius:99px; font-weight:600; color:#fff;
-  background:var(--good) }
-.verdict.broken { background:var(--alarm) } @media (prefers-color-scheme: dark) { .verdict { color:#14161a } }
-.tiles { display:grid; grid-template-columns:repeat(auto-fit,minmax(130px,1fr)); gap:12px; margin:24px 0 }
+.pill { display:inline-block; padding:2px 12px; border-radius:99px; font-weight:600; color:var(--card);
+  background:var(--good) } .pill.alarm { background:var(--alarm) }
+.tiles { display:grid; grid-template-columns:repeat(auto-fit,minmax(116px,1fr)); gap:12px; margin:24px 0 }
 .tile,section { background:var(--card); border:1px solid var(--grid); border-radius:12px }
 .tile { padding:12px 16px } .tile b { display:block; font-size:22px; font-weight:650; letter-spacing:-.01em }
 .tile span { color:var(--soft); font-size:13px } section { padding:20px 22px; margin:16px 0; overflow-x:auto }
@@ -50,12 +49,12 @@ def render(result: Result) -> str:
     latency = ", ".join(f"p{p} {t:.2f} s" for p, t in zip(PERCENTS, timeline.overall, strict=False)) or "none"
     tiles = [
         (f"{plan.orders:,}", "orders"),
-        (f"{plan.copies:,}", "copies of orders"),
+        (f"{plan.copies:,}", "exact copies"),
         (f"{plan.dead:,}", "poisonous orders"),
         (f"{len(progress.kills)}", "kills by SIGKILL"),
-        (f"{progress.timeouts:,}", "times no answer from the bank"),
+        (f"{progress.timeouts:,}", "silences of the bank"),
         (f"{timeline.messages:,}", "messages in the log"),
-        (f"{progress.seconds:.0f} s", "from first to last"),
+        (f"{progress.seconds:.0f} s", "until all was at rest"),
     ]
     shipped, placed = timeline.steps["shipped"], timeline.steps["placed"]
     colours = ("var(--p50)", "var(--p95)", "var(--p99)")
@@ -94,12 +93,14 @@ def render(result: Result) -> str:
         ),
     ]
     for title, rows in result.spark_tables.items():
-        sections.append(_section(escape(title), "Computed by Spark from the journal.", _table(rows)))
+        sections.append(
+            _section(escape(title[0].upper() + title[1:]), "Computed by Spark from the journal.", _table(rows))
+        )
     made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(progress.began))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>Faregate demo: {held}</title><style>{_STYLE}</style></head><body><main>"
-        f'<h1>{told}</h1><p><span class="verdict {held}">{held}</span>&ensp;{plan.orders:,} orders through four '
+        f'<h1>{told}</h1><p><span class="pill {"" if result.held else "alarm"}">{held}</span>&ensp;{plan.orders:,} orders through four '
         f"services while their process was killed {len(progress.kills)} times. {made}.</p>"
         f'<div class="tiles">{"".join(_tile(*tile) for tile in tiles)}</div>{"".join(sections)}'
         f"<footer>Again, with the same orders: <code>faregate demo --orders {plan.orders} --crashes {progress.crashes} "

@@ -18,7 +18,6 @@ from faregate.cli.demo_plan import Plan
 from faregate.cli.demo_verdict import Check
 
 _BARS = " ▁▂▃▄▅▆▇█"
-_WIDTH = 60
 _REDRAW, _LINE = 0.1, 2.0
 """Seconds between two pictures, and between two plain lines."""
 
@@ -73,19 +72,21 @@ class DemoView:
         ):
             bar = ProgressBar(total=max(1, total), completed=count, width=44, complete_style=style)
             bars.add_row(what, f"{count:,}", bar)
-        facts = Table.grid(padding=(0, 4))
+        bars.add_row()
+        bars.add_row(
+            "parcels a second", f"{_rate(progress.samples):,.0f}", Text.assemble(*sparkline(progress), overflow="crop")
+        )
+        bars.add_row("worker", "", _worker(progress))
+        facts = Table.grid(padding=(0, 3))
         facts.add_row(
-            _fact("kills", f"{len(progress.kills)} of {progress.crashes}", "bold red" if progress.kills else ""),
+            _fact("kills", f"{len(progress.kills)} of {progress.crashes}", "bold red" if progress.kills else "bold"),
             _fact("restarts", str(max(0, len(progress.starts) - 1))),
             _fact("outbox", f"{last.outbox:,}"),
-            _fact("dead letters", f"{last.dead:,}", "yellow" if last.dead else ""),
+            _fact("dead letters", f"{last.dead:,}", "bold yellow" if last.dead else "bold"),
             _fact("bank silent", f"{progress.timeouts:,}"),
         )
-        rate = Text.assemble(
-            ("parcels a second  ", "dim"), *sparkline(progress), f"  {_rate(progress.samples):,.0f}", overflow="crop"
-        )
         return Panel(
-            Group(bars, Text(), facts, Text(), rate, _worker(progress)),
+            Group(bars, Text(), facts),
             title=Text(f"faregate demo · {last.at:.0f} s", style="bold"),
             title_align="left",
             border_style="green" if progress.is_up else "red",
@@ -95,15 +96,15 @@ class DemoView:
 
 
 def _fact(name: str, value: str, style: str = "bold") -> Text:
-    return Text.assemble((f"{name} ", "dim"), (value, style or "bold"))
+    return Text.assemble((f"{name} ", "dim"), (value, style))
 
 
 def _worker(progress: Progress) -> Text:
     if progress.is_up and progress.status is not None:
-        return Text.assemble(("worker            ", "dim"), (f"process {progress.status.pid} at work", "green"))
+        return Text(f"process {progress.status.pid} at work", "green")
     if progress.kills:
-        return Text.assemble(("worker            ", "dim"), ("killed with SIGKILL; the next one starts", "bold red"))
-    return Text.assemble(("worker            ", "dim"), "starting")
+        return Text("killed with SIGKILL; the next one starts", "bold red")
+    return Text("starting")
 
 
 def _rate(samples: Sequence[Sample], seconds: float = 2.0) -> float:
@@ -143,9 +144,22 @@ def _line(progress: Progress, killed: bool) -> str:
     return f"{told}  worker killed ({len(progress.kills)} of {progress.crashes})" if killed else told
 
 
+def _table(title: str) -> Table:
+    return Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        title=f"\n{title}",
+        title_justify="left",
+        title_style="bold",
+        header_style="dim",
+    )
+
+
 def verdict_table(checks: Sequence[Check]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("the verdict")
+    table = _table("the verdict")
+    table.add_column("checked")
     table.add_column("expected", justify="right")
     table.add_column("found", justify="right")
     table.add_column("")
@@ -156,11 +170,11 @@ def verdict_table(checks: Sequence[Check]) -> Table:
 
 
 def rows_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
-    """Dictionaries with the same keys as a table; the first column names the row."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for number, name in enumerate(rows[0] if rows else ()):
+    """Dictionaries with the same keys as a table."""
+    table = _table(title)
+    for name in rows[0] if rows else ():
         is_text = all(isinstance(row[name], str | None) for row in rows)
-        table.add_column(title if number == 0 else name, justify="left" if is_text else "right")
+        table.add_column(name, justify="left" if is_text else "right")
     for row in rows:
         table.add_row(*map(cell, row.values()))
     return table

@@ -3,8 +3,11 @@
 import typer
 
 from faregate.cli.spark_jobs import audit, drain, rates, replay
+from faregate.cli.spark_run import handover, run
 
 spark = typer.Typer(no_args_is_help=True, help="Run handlers and jobs on Spark.")
+spark.command()(run)
+spark.command()(handover)
 spark.command()(audit)
 spark.command()(rates)
 spark.command()(drain)

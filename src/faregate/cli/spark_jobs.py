@@ -12,6 +12,7 @@ from faregate.cli.spark_session import LOCAL, Master, session, watched
 from faregate.errors import ConfigurationError
 
 _SHOWN = 20
+_ALWAYS = ("published", "handled", "in_flight", "missing", "double", "out_of_order")
 _BARS = " ▁▂▃▄▅▆▇█"
 
 Stores = Annotated[
@@ -74,9 +75,10 @@ def audit(
 
 
 def _show_audit(found: Any, listed: list[dict[str, Any]]) -> None:
-    names = [name for name in found.table[0] if name != "node"] if found.table else []
+    # What is zero everywhere is only noise, unless it is the very question.
+    names = [name for name in found.summary if name in found.table[0] and (name in _ALWAYS or found.summary[name])]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("RECIPIENT")
+    table.add_column("RECIPIENT", no_wrap=True)
     for name in names:
         table.add_column(name.replace("_", " ").upper(), justify="right")
     for row in found.table:
@@ -132,9 +134,9 @@ def _show_rates(rows: list[dict[str, Any]], seconds: float) -> None:
     first, last = rows[0]["from"], rows[-1]["from"]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("NODE", "TYPE", "OVER TIME"):
-        table.add_column(name)
-    for name in ("ENDED", "PEAK/S", "DEAD", "REDELIVERED", "ERRORS", "P50", "P95", "P99"):
-        table.add_column(name, justify="right")
+        table.add_column(name, no_wrap=True)
+    for name in ("ENDED", "PEAK/S", "DEAD", "AGAIN", "P50", "P95", "P99"):
+        table.add_column(name, justify="right", no_wrap=True)
     for node, kind in sorted({(row["node"], row["type"]) for row in rows}):
         own = [row for row in rows if (row["node"], row["type"]) == (node, kind)]
         by_time = {round((row["from"] - first).total_seconds() / seconds): row["per_second"] for row in own}
@@ -151,14 +153,19 @@ def _show_rates(rows: list[dict[str, Any]], seconds: float) -> None:
             f"{max(by_time.values()):,.1f}",
             f"{dead:,}",
             f"{back:,}",
-            f"{(dead + back) / (ended + back):.1%}",
-            *("–" if value is None else f"{value * 1000:,.0f} ms" for value in worst),
+            *("–" if value is None else _duration(value) for value in worst),
         )
     console.print(table)
-    console.print(f"{first:%Y-%m-%d %H:%M:%S} to {rows[-1]['to']:%Y-%m-%d %H:%M:%S} UTC; latencies of the worst window")
+    console.print(
+        f"{first:%Y-%m-%d %H:%M:%S} to {rows[-1]['to']:%Y-%m-%d %H:%M:%S} UTC; AGAIN: went back; P50 to P99 of the worst window"
+    )
 
 
-def sparkline(values: list[float], width: int = 40) -> str:
+def _duration(seconds: float) -> str:
+    return f"{seconds * 1000:,.0f} ms" if seconds < 1 else f"{seconds:,.1f} s"
+
+
+def sparkline(values: list[float], width: int = 24) -> str:
     """The highest of each stretch, in as many characters as fit."""
     step = max(1, -(-len(values) // width))
     peaks = [max(values[at : at + step]) for at in range(0, len(values), step)]

@@ -20,12 +20,15 @@ _DASHES = ("", "6 3", "2 3", "10 3 2 3")
 
 _STYLE = """
 :root { color-scheme: light dark; --back: #ffffff; --text: #1c2330; --faint: #5d6675; --grid: #e3e7ed;
-  --s0: #0b62c4; --s1: #c2410c; --s2: #15803d; --s3: #9333ea; --s4: #0e7490; --s5: #be185d; --s6: #a16207; --s7: #475569; }
+  --s0: #0b62c4; --s1: #c2410c; --s2: #15803d; --s3: #9333ea; --s4: #0e7490; --s5: #be185d; --s6: #a16207;
+  --s7: #475569; }
 @media (prefers-color-scheme: dark) { :root { --back: #12161d; --text: #e8ebf0; --faint: #a3adbb; --grid: #2a313c;
-  --s0: #62a8ff; --s1: #fb923c; --s2: #4ade80; --s3: #c89bff; --s4: #38d3ee; --s5: #ff7eb6; --s6: #facc15; --s7: #a8b4c4; } }
+  --s0: #62a8ff; --s1: #fb923c; --s2: #4ade80; --s3: #c89bff; --s4: #38d3ee; --s5: #ff7eb6; --s6: #facc15;
+  --s7: #a8b4c4; } }
 body { margin: 24px auto; max-width: 1000px; padding: 0 16px; background: var(--back); color: var(--text);
   font: 15px/1.5 system-ui, sans-serif; }
-h1 { font-size: 20px; margin: 0 0 2px; } h2 { font-size: 15px; margin: 26px 0 4px; } p { color: var(--faint); margin: 0; }
+h1 { font-size: 20px; margin: 0 0 2px; } h2 { font-size: 15px; margin: 26px 0 4px; }
+p { color: var(--faint); margin: 0; }
 svg { width: 100%; height: auto; display: block; } svg text { fill: var(--faint); font: 12px system-ui, sans-serif; }
 .grid { stroke: var(--grid); stroke-width: 1; } .axis { stroke: var(--faint); stroke-width: 1; }
 .line { fill: none; stroke-width: 2; stroke-linejoin: round; }

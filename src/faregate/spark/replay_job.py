@@ -2,8 +2,8 @@
 
 Rules kept here:
 - `identity="same"`: the same publications, under a replay number that no copy had, so that the broker's window lets
-  them pass. A ledger recognises what was handled (a duplicate), what was given up on runs again. Without a ledger it all
-  runs again: messages with tokens are refused, since nothing would recognise them.
+  them pass. A ledger recognises what was handled (a duplicate), what was given up on runs again. Without a ledger it
+  all runs again: messages with tokens are refused, since nothing would recognise them.
 - `identity="new"`: new publications, derived from the original and the replay's name, that say in a header what they
   were. They are handled as any other.
 - Each goes to those it went to, or to `recipients`, and at once: delays and expiries are over.

@@ -196,9 +196,9 @@ class Engine:
         for line in self.lines:
             line.blocked.clear()
         for each in known:
-            line = self._line_for(each)
-            if line is not None and each.key is not None and each.message_id not in here:
-                self._block(line, each.key, each.position, each.due)
+            waited_for = self._line_for(each)
+            if waited_for is not None and each.key is not None and each.message_id not in here:
+                self._block(waited_for, each.key, each.position, each.due)
         ready: list[LogDelivery] = []
         now = self.clock.time()
         for delivery, line in self._line_of.items():

@@ -13,8 +13,10 @@ import json
 import logging
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable
+from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -150,10 +152,10 @@ class Run:
         self._between.start()
 
     def await_termination(self, timeout: float | None = None) -> bool:
-        """Wait, up to `timeout` seconds, until the run ends; whether it has. Raises what it failed with."""
+        """Wait, up to `timeout` seconds (whole ones), until the run ends; whether it has. Raises what it failed with."""
         assert self.query is not None
         try:
-            ended = self.query.awaitTermination(timeout) if timeout is not None else self._wait()
+            ended = self.query.awaitTermination(ceil(timeout)) if timeout is not None else self._wait()
         except StreamingQueryException:
             self._close()
             raise
@@ -225,7 +227,7 @@ def run(
         body_limit=max_message_bytes,
         begins=begins,
     )
-    spark.dataSource.register(FaregateSource)
+    _register(spark)
     start = min(begin.offset for begin in begins.values())
     types = sorted({subscription.message_type.wire for subscription in found.subscriptions.values()})
     reader = spark.readStream.format("faregate").option("startingOffsets", start).option("types", ",".join(types))
@@ -252,6 +254,16 @@ def run(
     if "availableNow" not in options:
         handle.start_parked(spark)
     return handle
+
+
+_registered: weakref.WeakSet[SparkSession] = weakref.WeakSet()
+
+
+def _register(spark: SparkSession) -> None:
+    """Once a session: Spark warns of the second time."""
+    if spark not in _registered:
+        spark.dataSource.register(FaregateSource)
+        _registered.add(spark)
 
 
 def _check(node: Node, store: str | None) -> None:

@@ -9,6 +9,7 @@ Rules kept here:
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from hashlib import sha256
 
 from faregate.broker.journal.disk import RealDisk
@@ -21,8 +22,10 @@ from faregate.bus.directory import Directory
 from faregate.bus.dispatcher import Dispatcher
 from faregate.bus.verdict import describe_error
 from faregate.errors import Unroutable
+from faregate.message import Envelope
 from faregate.ports.clock import Clock
 from faregate.ports.store import DeadLetter, OutboxRow, Store
+from faregate.spark.run_no_transport import NoTransport
 from faregate.transports.journal import JournalTransport
 
 log = logging.getLogger("faregate.spark")
@@ -133,9 +136,11 @@ async def take_in_spool(transport: JournalTransport) -> bool:
     return not waiting(layout, disk)
 
 
-class _Spooling:
-    """A transport that publishes through the spool of another."""
+class _Spooling(NoTransport):
+    """Publishes through the spool of a journal."""
 
     def __init__(self, transport: JournalTransport) -> None:
         self._transport = transport
-        self.publish = transport.spool
+
+    async def publish(self, envelopes: Sequence[Envelope]) -> None:
+        await self._transport.spool(envelopes)

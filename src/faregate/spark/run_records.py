@@ -175,7 +175,7 @@ class LogRecords:
         """One array, or as many values as there are marks, the last again and again."""
         if self._postgres:
             return [list(values)]
-        return [*values, *(values[-1:] * (_AT_ONCE - len(values)))]
+        return [*values, *([values[-1]] * (_AT_ONCE - len(values)))]
 
 
 def _pieces(values: Sequence[Any]) -> Iterable[Sequence[Any]]:

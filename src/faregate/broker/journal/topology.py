@@ -12,7 +12,6 @@ import msgspec
 from faregate.message import Kind
 from faregate.ports.queue import Binding, poison_queue
 
-
 View = Literal["queue", "log"]
 
 

@@ -1,8 +1,8 @@
 """One transaction on one connection to PostgreSQL.
 
 Rules kept here:
-- A round trip is what costs. What has no result that anybody waits for (BEGIN, savepoints, removing dispatched rows)
-  waits and goes out as one text, before the next statement with parameters or together with COMMIT. (The driver's
+- A round trip is what costs. What has no result that anybody waits for (BEGIN, savepoints, removing dispatched rows,
+  resolving dead letters) waits and goes out as one text, before the next statement with parameters or together with COMMIT. (The driver's
   pipeline would save one more round trip; with the server on the same machine it was slower for single messages.)
 - Whoever asks for the driver's connection finds everything sent, in order.
 - A connection that turns out to be gone at the first statement is replaced once: nothing can have been committed.
@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import psycopg
 from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.sql import SQL, Literal
 
 from faregate.errors import StoreUnavailable, TransactionMisused
 from faregate.ports.store import DeadLetter, DeadStatus, LedgerRow, OutboxRow
@@ -29,6 +30,7 @@ _IDLE, _FAILED = TransactionStatus.IDLE, TransactionStatus.INERROR
 _BEGIN, _UNDO = "begin", "rollback to faregate"
 _RECORD, _SEND, _SEND_ATTEMPTS = QUERIES["record"], QUERIES["send"], QUERIES["send_attempts"]
 _DISPATCHED = QUERIES["dispatched"]
+_RESOLVE = QUERIES["resolve"].replace("%s", "{}")
 
 
 class PostgresTransaction:
@@ -230,7 +232,9 @@ class PostgresTransaction:
         await self._run(QUERIES["fold"], (node, message_id))
 
     async def resolve(self, node: str, message_ids: Sequence[str], at: float) -> None:
-        await self._run(QUERIES["resolve"], (at, node, list(message_ids)))
+        if message_ids:
+            values = (Literal(at), Literal(node), Literal(list(message_ids)))
+            self._waiting.append(SQL(_RESOLVE).format(*values).as_string())
 
     async def mark_dead(
         self, node: str, message_id: str, status: DeadStatus, *, by: str, at: float

@@ -1,0 +1,171 @@
+"""The audit of a journal and its ledger on Spark at 2, 4 and 8 million messages: time grows no faster than they do.
+
+The journal is written through the log itself, the side logs and the ledger by hand, as a bus would have left them: one
+recipient, 1,000 keys, every message handled in order. Each size is audited in every round, in the same session, and the
+result must hold. What counts is the time for each message at the largest size beside that at the smallest; below
+200,000 messages Spark's fixed costs are all there is to see.
+"""
+
+import os
+import shutil
+import sqlite3
+import sys
+import tempfile
+import time
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _harness import Contestant, Report, interleave, options
+from pyspark.sql import SparkSession
+
+from faregate import ids
+from faregate.broker.journal.disk import RealDisk
+from faregate.broker.journal.layout import Layout, prepare, write_json
+from faregate.broker.journal.log import Log
+from faregate.broker.journal.settled import HANDLED
+from faregate.broker.journal.topology import Topology
+from faregate.message import Envelope
+from faregate.ports.queue import Binding
+from faregate.spark.audit_job import audit
+from faregate.spark.jobs_settled import RECORD, checksums
+from faregate.stores.sqlite import SqliteStore
+
+TARGET = 0.87
+"""The time for a message at the largest size is at most 1.15 of that at the smallest."""
+SHARES = (0.25, 0.5, 1.0)
+BATCH, KEYS, NODE = 10_000, 1000, "billing"
+
+
+def fill(folder: Path, messages: int) -> tuple[Path, str]:
+    """A journal, its side logs and a store, in which every message was handled once."""
+    journal, database = folder / "journal", folder / "store.db"
+    disk, layout = RealDisk(), Layout(journal)
+    prepare(layout, disk)
+    topology = Topology()
+    topology.add(Binding(node=NODE, type="Order", kind="event", source="shop"))
+    write_json(layout.topology, disk, topology)
+    [queue] = [each.number for each in topology.queues if not each.is_poison]
+    make_store(database)
+    with closing(sqlite3.connect(database)) as connection:
+        connection.executescript("pragma journal_mode = wal; pragma synchronous = off")
+        log = Log(layout, disk)
+        for start in range(0, messages, BATCH):
+            batch = [
+                Envelope(
+                    publication_id=ids.root_id(),
+                    type="Order",
+                    source="shop",
+                    body=b"x" * 20,
+                    recipients=(NODE,),
+                    key=f"k{number % KEYS}",
+                    sent_at=time.time(),
+                )
+                for number in range(start, min(start + BATCH, messages))
+            ]
+            offsets = log.append(batch, [0] * len(batch))
+            handled = time.time()
+            rows = [
+                (NODE, bytes.fromhex(ids.message_id(each.publication_id, NODE).replace("-", "")), each.key, offset)
+                for each, offset in zip(batch, offsets, strict=True)
+            ]
+            connection.executemany(
+                "insert into faregate_ledger (node, message_id, key, position, handled_at, outcome) "
+                "values (?, ?, ?, ?, ?, 'handled')",
+                [(*row, handled + place * 1e-6) for place, row in enumerate(rows)],
+            )
+            connection.commit()
+            time.sleep(max(0.0, handled + len(rows) * 1e-6 - time.time()))
+        log.sync()
+        log.close()
+    bases = [*layout.segment_bases(disk), messages]
+    for base, following in pairwise(bases):
+        layout.settled_log(base).write_bytes(settlements(base, following, queue))
+    return journal, f"sqlite:{database}"
+
+
+def make_store(path: Path) -> None:
+    import asyncio
+
+    from faregate.ports.clock import SystemClock
+
+    async def main() -> None:
+        store = SqliteStore(str(path), clock=SystemClock())
+        await store.open()
+        await store.close()
+
+    asyncio.run(main())
+
+
+def settlements(first: int, stop: int, queue: int) -> bytes:
+    records = np.zeros(stop - first, RECORD)
+    records["offset"] = np.arange(first, stop)
+    records["queue"], records["outcome"], records["tries"], records["time"] = queue, HANDLED, 1, time.time()
+    records["crc"] = checksums(records.view(np.uint8).reshape(len(records), -1))
+    return records.tobytes()
+
+
+def start_spark(scratch: Path) -> SparkSession:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("faregate-bench")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.memory", "2g")
+        .config("spark.sql.shuffle.partitions", "16")
+        .config("spark.local.dir", str(scratch / "local"))
+        .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def main() -> None:
+    args = options(__doc__, rounds=3, messages=8_000_000)
+    report = Report("spark-audit", args.json)
+    scratch = Path(tempfile.mkdtemp(prefix="faregate-bench-"))
+    try:
+        spark = start_spark(scratch)
+        cases = []
+        for share in SHARES:
+            count = max(1, int(args.messages * share))
+            begin = time.perf_counter()
+            journal, store = fill(scratch / f"{count}", count)
+            report.say(f"{count:,} messages written in {time.perf_counter() - begin:,.0f} s")
+            cases.append(Contestant(f"{count:,}", run(spark, journal, store), share=share))
+        samples = interleave(cases, rounds=args.rounds, messages=args.messages)
+        spark.stop()
+    finally:
+        shutil.rmtree(scratch)
+    names = [case.name for case in cases]
+    rows = [
+        (name, f"{samples.cost(name) * int(name.replace(',', '')):,.1f}", f"{samples.rate(name):,.0f}")
+        for name in names
+    ]
+    report.table(("messages", "seconds", "per second"), rows)
+    report.ours = {f"per_second_{name.replace(',', '')}": samples.rate(name) for name in names}
+    report.goal("largest_to_smallest", samples.ratio(names[-1], names[0]), TARGET)
+    report.goal("largest_to_middle", samples.ratio(names[-1], names[1]), TARGET)
+    report.finish()
+
+
+def run(spark: SparkSession, journal: Path, store: str) -> Any:
+    async def once(count: int) -> float:
+        begin = time.perf_counter()
+        found = audit(spark, journal=journal, store=store, at_rest=True)
+        seconds = time.perf_counter() - begin
+        assert found.ok, (found.summary, found.findings.take(3))
+        assert found.summary["handled"] == count, found.summary
+        return seconds
+
+    return once
+
+
+if __name__ == "__main__":
+    main()

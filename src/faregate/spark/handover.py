@@ -1,0 +1,152 @@
+"""Handing a node over between the engines: from its queues to the log (Spark), or back (asyncio). The bus is stopped.
+
+Rules kept here:
+- The journal's lock is held throughout, so nobody reads either view meanwhile.
+- To the queue: from the low-water mark, or the lowest parked message, on. What the ledger knows is settled, what was
+  parked waits in the queue with its count and its time, in the order of the log.
+- The topology is written first, the records of the old view go afterwards: a crash in between leaves records that the
+  ledger makes harmless.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from faregate import ids
+from faregate.broker.journal.disk import RealDisk
+from faregate.broker.journal.reader import JournalReader
+from faregate.broker.journal.spool import spool
+from faregate.broker.journal.views import ClosedJournal, Waits
+from faregate.bus.bus import MAX_MESSAGE_BYTES
+from faregate.bus.node import Node
+from faregate.errors import ConfigurationError
+from faregate.message import Envelope
+from faregate.ports.queue import Binding
+from faregate.ports.store import Store
+from faregate.spark.run_driver import LoopThread
+from faregate.spark.run_records import LogRecords, Parked
+from faregate.spark.run_views import bindings_of, label_of, reader_name, take_log
+
+To = Literal["log", "queue"]
+
+
+class HandedOver(NamedTuple):
+    """One subscription, and where its view begins now."""
+
+    queue: str
+    view: str
+    epoch: int
+    offset: int
+    changed: bool
+
+
+def hand_over(node: Node, path: Path, store: Store | None, to: To) -> list[HandedOver]:
+    """Let the node's subscriptions be consumed through that view. Those that are already stay as they are.
+
+    Raises `JournalLocked` while a bus runs, `ConfigurationError` where messages could be lost or doubled.
+    """
+    bindings = bindings_of(node, MAX_MESSAGE_BYTES)
+    before = JournalReader(path).topology()
+    changing = [each for each in bindings if before.reading(each.queue).view != to]
+    if changing and to == "log":
+        take_log(path, changing, has_store=store is not None)
+    elif changing:
+        _to_queue(node, path, store, changing)
+    after = JournalReader(path).topology()
+    readings = [(each.queue, after.reading(each.queue)) for each in bindings]
+    names = {each.queue for each in changing}
+    return [
+        HandedOver(queue, reading.view, reading.epoch, reading.offset, queue in names) for queue, reading in readings
+    ]
+
+
+def _to_queue(node: Node, path: Path, store: Store | None, changing: list[Binding]) -> None:
+    label = label_of(path, node, MAX_MESSAGE_BYTES)
+    with ClosedJournal(path) as closed:
+        if store is None:
+            _fast_path_to_queue(node, closed, changing, path)
+            return
+        loop = LoopThread()
+        try:
+            _back(node, path, store, changing, label, closed, loop)
+        finally:
+            loop.run(store.close())
+            loop.close()
+    JournalReader(path).forget_reader(reader_name(node.name))
+
+
+def _back(
+    node: Node, path: Path, store: Store, changing: list[Binding], label: str, closed: ClosedJournal, loop: LoopThread
+) -> None:
+    records = LogRecords(store, node.name)
+    loop.run(store.open())
+    low, parked = loop.run(_left(store, records, label))
+
+    def done(messages: Sequence[tuple[int, Envelope]]) -> dict[int, str]:
+        by_id = {ids.message_id(envelope.publication_id, node.name): offset for offset, envelope in messages}
+        known = loop.run(store.known(node.name, list(by_id)))
+        return {by_id[each]: "handled" if found.state == "handled" else "dead" for each, found in known.items()}
+
+    early: list[Parked] = []
+    plans: list[tuple[Binding, int, list[Waits]]] = []
+    for binding in changing:
+        reading = closed.reading(binding.queue)
+        start = reading.offset if low is None else max(low, reading.offset)
+        if start < reading.history:
+            raise ConfigurationError(
+                f"{binding.queue} has messages from before it was known, up to offset {reading.history}, and is at "
+                f"{start}: no queue can hold those. Run it on Spark until they are handled, then hand over"
+            )
+        own = [each for each in parked if _is_of(binding, each.envelope)]
+        early += [each for each in own if each.position < reading.history]
+        later = [each for each in own if each.position >= reading.history]
+        waits = [Waits(each.position, each.redeliveries, each.due) for each in later]
+        plans.append((binding, min([start, *(each.offset for each in waits)]), waits))
+    for binding, start, waits in plans:
+        closed.take_queue(binding, start, done, waits)
+    if early:
+        again = [msgspec.structs.replace(each.envelope, recipients=(node.name,)) for each in early]
+        spool(JournalReader(path).layout, RealDisk(), again)
+    loop.run(_forget(store, records, [each.message_id for each in parked]))
+
+
+def _fast_path_to_queue(node: Node, closed: ClosedJournal, changing: list[Binding], path: Path) -> None:
+    """Without a store nothing tells what was handled, but how far the query has read."""
+    reader = JournalReader(path)
+    read = [each.offset for each in reader.positions() if each.name == reader_name(node.name)]
+    latest = reader.latest()
+    if not read or read[0] < latest:
+        raise ConfigurationError(
+            f"node {node.name!r} has no store, and its log view has read up to {read[0] if read else 0} of {latest}: "
+            "run it on Spark until nothing is left, then hand over"
+        )
+    for binding in changing:
+        closed.take_queue(binding, latest, lambda messages: {})
+    reader.forget_reader(reader_name(node.name))
+
+
+async def _left(store: Store, records: LogRecords, label: str) -> tuple[int | None, list[Parked]]:
+    transaction = store.transaction()
+    try:
+        await transaction.begin()
+        return await records.low_water(transaction, label), await records.all(transaction)
+    finally:
+        await transaction.roll_back()
+
+
+async def _forget(store: Store, records: LogRecords, message_ids: list[str]) -> None:
+    transaction = store.transaction()
+    try:
+        await transaction.begin()
+        await records.unpark(transaction, message_ids)
+        await transaction.commit()
+    finally:
+        await transaction.roll_back()
+
+
+def _is_of(binding: Binding, envelope: Envelope) -> bool:
+    same_source = binding.source is None or binding.source == envelope.source
+    return (binding.type, binding.kind) == (envelope.type, envelope.kind) and same_source
+

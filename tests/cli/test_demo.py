@@ -1,0 +1,171 @@
+"""The demo: it holds and says so in every form; it does not hold where something was doubled, lost or disordered."""
+
+import json
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from faregate.cli.demo_plan import Envelopes, Plan
+from faregate.cli.demo_verdict import Audit, audit, judge
+
+LONG = 180.0
+ORDERS, CRASHES, SEED = 300, 2, 7
+
+
+def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "faregate", "demo", "--no-spark", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LONG, check=False)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A run, what it left and what it said."""
+    folder = tmp_path_factory.mktemp("demo")
+    sizes = ("--orders", str(ORDERS), "--crashes", str(CRASHES), "--seed", str(SEED))
+    ended = run_demo(*sizes, "--json", "--keep", str(folder / "kept"), "--report", str(folder / "report.html"))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return folder, json.loads(ended.stdout)
+
+
+def test_a_small_run_holds_and_says_so_as_json(finished: tuple[Path, dict[str, Any]]) -> None:
+    _, result = finished
+    plan = Plan(ORDERS, SEED)
+    assert (result["held"], result["audit"]["ok"], result["audit"]["by"]) == (True, True, "plain SQL")
+    assert (result["orders"], len(result["kills"]), result["restarts"]) == (ORDERS, CRASHES, CRASHES)
+    found = {check["what"]: check["found"] for check in result["checks"]}
+    assert found["orders on the bus"] == ORDERS
+    assert found["orders billed"] == found["orders charged"] == found["orders shipped"] == len(plan.good)
+    assert found["money charged"] == plan.money
+    assert sum(result["dead_letters"].values()) == plan.dead > 0
+    assert result["messages"] == ORDERS + 3 * len(plan.good)
+
+
+def test_what_is_kept_is_for_its_owner_alone(finished: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = finished
+    assert (folder / "kept").stat().st_mode & 0o777 == 0o700
+
+
+def test_the_report_is_one_file_that_fetches_nothing(finished: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = finished
+    page = (folder / "report.html").read_text()
+    assert page.count("<svg") == 3 and "prefers-color-scheme: dark" in page
+    assert page.count('class="kill"') == 2 * CRASHES
+    assert re.search(r"(https?:)?//|<script|<link|<img|@import|url\(", page) is None
+    assert "exactly once" in page
+
+
+def copy_of(finished: tuple[Path, dict[str, Any]], to: Path, *statements: str) -> Path:
+    """The finished run with its database changed behind everybody's back."""
+    source, target = finished[0] / "kept", to / "tampered"
+    target.mkdir()
+    (target / "journal").symlink_to(source / "journal")
+    with closing(sqlite3.connect(source / "shop.db")) as old, closing(sqlite3.connect(target / "shop.db")) as new:
+        old.backup(new)
+        for statement in statements:
+            new.execute(statement)
+        new.commit()
+    return target
+
+
+def broken(folder: Path) -> tuple[set[str], Audit]:
+    checks = judge(Plan(ORDERS, SEED), folder)
+    return {check.what for check in checks if not check.held}, audit(folder / "journal", folder / "shop.db")
+
+
+def test_an_untouched_copy_holds(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    checks, audited = broken(copy_of(finished, tmp_path))
+    assert (checks, audited.ok, audited.findings) == (set(), True, [])
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "finding"),
+    [
+        (
+            "insert into charges select * from charges where rowid = 3",
+            "billed, charged or shipped twice",
+            "effect twice",
+        ),
+        ("delete from parcels where rowid = 3", "orders shipped", "effect missing"),
+        ("delete from faregate_ledger where rowid = 3", None, "lost"),
+        ("delete from faregate_dead where rowid = 1", "impossible orders given up", "lost"),
+        ("update charges set message_id = '0' where rowid = 3", None, "effect of nothing handled"),
+        ("update charges set amount = amount + 1 where rowid = 3", "money charged", None),
+    ],
+)
+def test_what_is_not_as_it_should_be_is_found(
+    finished: tuple[Path, dict[str, Any]], tmp_path: Path, change: str, check: str | None, finding: str | None
+) -> None:
+    checks, audited = broken(copy_of(finished, tmp_path, change))
+    assert check is None or check in checks
+    assert audited.ok == (finding is None)
+    assert finding is None or finding in {found["what"] for found in audited.findings}
+
+
+@pytest.mark.parametrize("plant", ["double", "loss", "order"])
+def test_a_planted_error_makes_the_exit_status_1(plant: str) -> None:
+    ended = run_demo("--orders", "60", "--crashes", "0", "--plant", plant)
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert "It did not hold." in ended.stdout and "BROKEN" in ended.stdout
+
+
+def test_a_folder_that_is_in_use_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine").touch()
+    ended = run_demo("--keep", str(tmp_path))
+    assert ended.returncode == 1
+    assert "--keep" in ended.stderr
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_demo_leaves_no_process_and_no_file(tmp_path: Path, number: int, status: int) -> None:
+    command = [sys.executable, "-m", "faregate", "demo", "--no-spark", "--orders", "100000"]
+    with subprocess.Popen(
+        command, env={**os.environ, "TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as demo:
+        try:
+            assert demo.stdout is not None
+            while "invoices" not in (line := demo.stdout.readline()):
+                assert line, "it ended before it began"
+            children = Path(f"/proc/{demo.pid}/task/{demo.pid}/children")
+            deadline = time.monotonic() + LONG
+            while not (workers := children.read_text().split()):
+                assert time.monotonic() < deadline
+            demo.send_signal(number)
+            demo.communicate(timeout=LONG)
+        finally:
+            demo.kill()
+    assert demo.returncode == status
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- the plan ----------------------------------------------------------------------------------------------------
+
+
+def test_the_plan_follows_from_the_seed_alone() -> None:
+    assert Plan(500, 3).placements == Plan(500, 3).placements != Plan(500, 4).placements
+
+
+def test_a_plan_publishes_every_order_and_every_copy() -> None:
+    plan = Plan(2000, SEED)
+    published = [placement for batch in plan.batches() for placement in batch]
+    assert len(published) == plan.orders + plan.copies
+    assert {placement.number for placement in published} == set(range(plan.orders))
+    assert plan.impossible and plan.garbled and plan.copies
+
+
+def test_a_copy_is_the_same_publication_and_a_garbled_one_cannot_be_read() -> None:
+    seal, plan = Envelopes().seal, Plan(2000, SEED)
+    first, again = seal(plan.placements[0], 1.0), seal(plan.placements[0], 2.0)
+    assert (first.publication_id, first.body_digest) == (again.publication_id, again.body_digest)
+    garbled = next(placement for placement in plan.placements if placement.is_garbled)
+    with pytest.raises(ValueError):
+        json.loads(seal(garbled, 1.0).body)

@@ -1,0 +1,361 @@
+"""The engine of a worker process without Spark: zombies, failing tasks, crashes around the commit, order, counts.
+
+An attempt of a task is `Engine.run` on the partition's rows; a crash is a fault point that raises.
+"""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import faregate as fg
+from faregate.errors import StoreUnavailable
+from faregate.message import Envelope
+from faregate.ports import faults
+from faregate.spark.run_engine import Engine
+from faregate.spark.run_records import Parked
+from faregate.spark.run_rows import Places
+from faregate.spark.run_spec import RunSpec
+from faregate.testing.store_subjects import postgres_schema
+from tests.presence import address
+
+
+class Noted(fg.Event):
+    topic: str
+    number: int
+
+
+class Told(fg.Event):
+    number: int
+
+
+SCHEMA = "create table if not exists notes(seq {}, topic text, number integer, id text)"
+_runs = iter(range(1_000_000))
+Hook = Callable[[Noted], Awaitable[None]]
+
+
+class Rig:
+    """A node, its store, and messages of a log."""
+
+    def __init__(self, folder: Path, url: str = "", **options: Any) -> None:
+        self.folder = folder
+        self.url = url or f"sqlite:{folder / 'notes.db'}"
+        self.schema = SCHEMA.format("bigserial" if url else "integer primary key autoincrement")
+        self.node = fg.Node("reader", schema=self.schema)
+        self.before: Hook | None = None
+        given = {"key": "topic", "retry": fg.Retry(0), "redeliver": fg.Redeliver(0.05, 0.05), **options}
+
+        @self.node.on(Noted, source="author", **given)
+        async def note(noted: Noted, ctx: fg.Context) -> Told:
+            if self.before is not None:
+                await self.before(noted)
+            await ctx.db.execute(
+                "insert into notes(topic, number, id) values (?, ?, ?)", (noted.topic, noted.number, ctx.message_id)
+            )
+            return Told(number=noted.number)
+
+        self.spec = RunSpec(
+            id=f"run-{next(_runs)}",
+            node_name="reader",
+            target=None,
+            folder=None,
+            node=self.node,
+            store=self.url,
+            codec="json",
+            body_limit=1 << 20,
+        )
+        self.places = Places(self.spec)
+
+    @asynccontextmanager
+    async def engine(self) -> AsyncIterator[Engine]:
+        """A worker process of its own."""
+        engine = Engine(self.spec)
+        await engine.open()
+        await engine.store.apply_schema(self.schema)
+        try:
+            yield engine
+        finally:
+            await engine.close()
+
+    def rows(self, numbers: range, keys: int = 2, **more: Any) -> list[tuple[Any, ...]]:
+        return [self._row(number, f"t{number % keys}", **more) for number in numbers]
+
+    def _row(self, number: int, topic: str, **more: Any) -> tuple[Any, ...]:
+        body = f'{{"topic":"{topic}","number":{number}}}'.encode()
+        fields: dict[str, Any] = {"type": "Noted", "source": "author", "body": body, "recipients": ("reader",), **more}
+        envelope = Envelope(publication_id=f"00000000-0000-7000-8000-{number:012d}", **fields)
+        assert self.places.handler(envelope) == 0 and self.places.is_ours(0, envelope, number)
+        return self.places.row(0, envelope, number, 0.0, None)
+
+    async def parked(self, engine: Engine, at: float = 1e12) -> list[Parked]:
+        transaction = engine.store.transaction()
+        await transaction.begin()
+        try:
+            return await engine.records.due(transaction, at, 1000)
+        finally:
+            await transaction.roll_back()
+
+    async def due_rows(self, engine: Engine) -> list[tuple[Any, ...]]:
+        return self.places.parked_rows(await self.parked(engine))
+
+    def _query(self, sql: str) -> list[tuple[Any, ...]]:
+        """By the database's own driver."""
+        if self.url.startswith("sqlite:"):
+            with closing(sqlite3.connect(self.folder / "notes.db")) as connection:
+                return connection.execute(sql).fetchall()
+        with psycopg.connect(self.url) as server:
+            return server.execute(sql).fetchall()
+
+    def notes(self) -> list[tuple[Any, ...]]:
+        return self._query("select topic, number, id from notes order by seq")
+
+    def outbox(self) -> int:
+        return int(self._query("select count(*) from faregate_outbox")[0][0])
+
+    def check(self, numbers: Any) -> None:
+        found = self.notes()
+        assert sorted(number for _, number, _ in found) == sorted(numbers), found
+        assert self.outbox() == len(found)
+        for topic in {topic for topic, _, _ in found}:
+            own = [number for each, number, _ in found if each == topic]
+            assert own == sorted(own), f"{topic} is out of order: {own}"
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.services)])
+async def url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
+    if request.param == "sqlite":
+        yield ""
+    else:
+        async with postgres_schema(address("FAREGATE_TEST_POSTGRES")) as made:
+            yield made
+
+
+@pytest.fixture
+def rig(tmp_path: Path, url: str) -> Rig:
+    return Rig(tmp_path, url)
+
+
+@pytest.fixture(autouse=True)
+def no_hook() -> Any:
+    yield
+    faults.hook = None
+
+
+def crash_at(point: str, after: int = 0) -> None:
+    """The task dies at the point, after it was passed so often."""
+    passed = 0
+
+    async def hook(name: str) -> None:
+        nonlocal passed
+        if name == point:
+            passed += 1
+            if passed > after:
+                raise faults.Crash
+
+    faults.hook = hook
+
+
+@pytest.mark.parametrize("point", ["bus.before-handler", "bus.after-handler", "unit.before-commit", "unit.after-commit"])
+@pytest.mark.parametrize("after", [0, 1])
+async def test_a_task_that_fails_before_in_and_after_the_commit_is_run_again(rig: Rig, point: str, after: int) -> None:
+    rows = rig.rows(range(6))
+    crash_at(point, after)
+    with pytest.raises(faults.Crash):
+        async with rig.engine() as engine:
+            await engine.run(rows)
+    faults.hook = None
+    async with rig.engine() as engine:
+        counts = await engine.run(rows)
+    rig.check(range(6))
+    assert counts.get("handled", 0) + counts.get("duplicate", 0) == 6 and counts["last"] == 5
+
+
+@pytest.mark.parametrize("dedup", ["ledger", "off"])
+async def test_a_zombie_overlaps_its_retry_and_nothing_doubles_or_overtakes(
+    tmp_path: Path, url: str, dedup: str
+) -> None:
+    rig = Rig(tmp_path, url, dedup=dedup)
+    rows = rig.rows(range(10), keys=1)
+    stalled, go_on = asyncio.Event(), asyncio.Event()
+
+    async def stall(noted: Noted) -> None:
+        if noted.number == 3 and not stalled.is_set():
+            stalled.set()
+            await go_on.wait()
+
+    rig.before = stall
+    async with rig.engine() as zombie, rig.engine() as retry:
+        living_on = asyncio.create_task(zombie.run(rows))
+        await stalled.wait()
+        await retry.run(rows)
+        rig.check(range(10))
+        go_on.set()
+        counts = await living_on
+    rig.check(range(10))
+    assert counts["duplicate"] >= 7
+
+
+@pytest.mark.services
+async def test_on_postgres_a_zombie_inside_its_transaction_holds_its_bucket(tmp_path: Path, url: str) -> None:
+    if not url:
+        pytest.skip("SQLite has one writer: the retry waits for the file")
+    rig = Rig(tmp_path, url, dedup="off")
+    rows = rig.rows(range(6), keys=1)
+    stalled, go_on = asyncio.Event(), asyncio.Event()
+
+    async def hook(point: str) -> None:
+        if point == "unit.before-commit" and not stalled.is_set():
+            stalled.set()
+            await go_on.wait()
+
+    faults.hook = hook
+    async with rig.engine() as zombie, rig.engine() as retry:
+        living_on = asyncio.create_task(zombie.run(rows))
+        await stalled.wait()
+        again = asyncio.create_task(retry.run(rows))
+        done, _ = await asyncio.wait({again}, timeout=0.3)
+        assert not done, "it waits for the zombie's commit, of which it cannot know what it will be"
+        go_on.set()
+        await asyncio.gather(living_on, again)
+    rig.check(range(6))
+
+
+async def test_a_zombie_cannot_park_what_its_retry_has_handled(rig: Rig) -> None:
+    rows = rig.rows(range(4), keys=1)
+    stalled, go_on = asyncio.Event(), asyncio.Event()
+
+    async def stall(noted: Noted) -> None:
+        if noted.number == 1 and not stalled.is_set():
+            stalled.set()
+            await go_on.wait()
+            raise RuntimeError("the zombie fails")
+
+    rig.before = stall
+    async with rig.engine() as zombie, rig.engine() as retry:
+        living_on = asyncio.create_task(zombie.run(rows))
+        await stalled.wait()
+        await retry.run(rows)
+        go_on.set()
+        await living_on
+        assert await rig.parked(retry) == []
+    rig.check(range(4))
+
+
+async def test_a_failed_message_parks_and_later_ones_of_its_key_park_behind_it(rig: Rig) -> None:
+    async def fail(noted: Noted) -> None:
+        if noted.number == 2:
+            raise RuntimeError("not now")
+
+    rig.before = fail
+    async with rig.engine() as engine:
+        assert await engine.run(rig.rows(range(8))) == {"handled": 5, "redelivered": 1, "parked": 2, "last": 7}
+        rig.check([0, 1, 3, 5, 7])
+        # The batch runs again: what is parked stays parked, and its tries are not used up.
+        assert await engine.run(rig.rows(range(8))) == {"duplicate": 5, "parked": 3, "last": 7}
+        # A later batch: what follows on the key parks behind as well.
+        assert await engine.run(rig.rows(range(8, 10))) == {"handled": 1, "parked": 1, "last": 9}
+        assert [(each.position, each.redeliveries) for each in await rig.parked(engine)] == [(2, 1), (4, 0), (6, 0), (8, 0)]
+        # Its time comes and it fails once more: all of them wait on.
+        counts = await engine.run(await rig.due_rows(engine))
+        assert counts == {"redelivered": 1, "parked": 3, "last": 8}
+        rig.before = None
+        counts = await engine.run(await rig.due_rows(engine))
+        assert counts == {"handled": 4, "last": 8}
+        assert await rig.parked(engine) == []
+    rig.check(range(10))
+
+
+async def test_redeliveries_are_used_up_and_the_rest_of_the_key_goes_on(rig: Rig) -> None:
+    async def fail(noted: Noted) -> None:
+        if noted.number == 0:
+            raise RuntimeError("never")
+
+    rig.before = fail
+    async with rig.engine() as engine:
+        await engine.run(rig.rows(range(4)))
+        await engine.run(await rig.due_rows(engine))
+        counts = await engine.run(await rig.due_rows(engine))
+        assert counts == {"dead": 1, "handled": 1, "last": 2}
+        assert await rig.parked(engine) == []
+    rig.check([1, 2, 3])
+
+
+async def test_without_strict_order_later_messages_pass(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, order=fg.ByKey(strict=False))
+
+    async def fail(noted: Noted) -> None:
+        if noted.number == 0:
+            raise RuntimeError("not now")
+
+    rig.before = fail
+    async with rig.engine() as engine:
+        assert await engine.run(rig.rows(range(4))) == {"handled": 3, "redelivered": 1, "last": 3}
+        rig.before = None
+        assert await engine.run(rig.rows(range(4))) == {"duplicate": 3, "parked": 1, "last": 3}
+        assert await engine.run(await rig.due_rows(engine)) == {"handled": 1, "last": 0}
+    assert sorted(number for _, number, _ in rig.notes()) == [0, 1, 2, 3]
+
+
+async def test_without_a_ledger_the_positions_of_keys_recognise_a_batch_that_runs_again(
+    tmp_path: Path, url: str
+) -> None:
+    rig = Rig(tmp_path, url, dedup="off")
+    async with rig.engine() as engine:
+        await engine.run(rig.rows(range(4)))
+        assert await engine.run(rig.rows(range(6))) == {"handled": 2, "duplicate": 4, "last": 5}
+    rig.check(range(6))
+
+
+@pytest.mark.parametrize("order", [fg.Serial(), fg.Parallel(3)])
+async def test_the_other_orders(tmp_path: Path, order: Any) -> None:
+    rig = Rig(tmp_path, key=None, order=order)
+    async with rig.engine() as engine:
+        await engine.run(rig.rows(range(8)))
+        await engine.run(rig.rows(range(8)))
+    numbers = [number for _, number, _ in rig.notes()]
+    assert sorted(numbers) == list(range(8))
+    assert numbers == sorted(numbers) or isinstance(order, fg.Parallel)
+
+
+async def test_a_scheduled_message_waits_and_holds_nobody_up(rig: Rig) -> None:
+    later = rig.rows(range(1), deliver_at=4e9)
+    async with rig.engine() as engine:
+        assert await engine.run([*later, *rig.rows(range(2, 4))]) == {"scheduled": 1, "handled": 2, "last": 3}
+        assert [(each.due, each.key) for each in await rig.parked(engine)] == [(4e9, None)]
+        assert await engine.run(await rig.due_rows(engine)) == {"handled": 1, "last": 0}
+
+
+async def test_what_expired_or_cannot_be_read_is_dead_and_the_rest_goes_on(rig: Rig) -> None:
+    expired, broken = rig.rows(range(1), expires_at=1.0), rig.rows(range(1, 2), body=b"\xff")
+    async with rig.engine() as engine:
+        counts = await engine.run([*expired, *broken, *rig.rows(range(2, 4))])
+    assert counts == {"dead": 2, "handled": 2, "last": 3}
+    rig.check([2, 3])
+
+
+async def test_a_store_that_is_gone_fails_the_task_and_uses_nothing_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = rig.rows(range(4))
+    async with rig.engine() as engine:
+
+        async def down() -> None:
+            raise StoreUnavailable("the store is down")
+
+        real = engine.store.transaction
+
+        def transaction() -> Any:
+            made = real()
+            monkeypatch.setattr(made, "begin", down)
+            return made
+
+        monkeypatch.setattr(engine.store, "transaction", transaction)
+        with pytest.raises(Exception, match="the store is down"):
+            await engine.run(rows)
+    async with rig.engine() as engine:
+        assert await engine.run(rows) == {"handled": 4, "last": 3}
+        assert await rig.parked(engine) == []
+    rig.check(range(4))
