@@ -162,6 +162,12 @@ class MessageTooLarge(Permanent):
     reason = "too-large"
 
 
+class UnknownToken(Permanent):
+    """A message came with a token that cannot be looked for: the bus has no token store."""
+
+    reason = "unknown-token"
+
+
 class BelowFloor(Permanent):
     """A message is older than what the ledger remembers, so it cannot be told from a repetition."""
 

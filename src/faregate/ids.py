@@ -72,6 +72,11 @@ def idempotent_id(node: str, type: str, key: str) -> str:
     return f"{digest[:8]}-{digest[8:12]}{_hashed_part(digest[12:])}"
 
 
+def is_idempotent(root: str) -> bool:
+    """Whether a root's id comes from an idempotency key: a hash, where others begin with their time."""
+    return root[14:15] == "8"
+
+
 def publication_id(
     *, correlation_id: str, node: str, causation_id: str, handler: str, type: str, slot: int | str
 ) -> str:

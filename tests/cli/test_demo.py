@@ -1,8 +1,10 @@
 """The demo: it holds and says so in every form; it does not hold where something was doubled, lost or disordered."""
 
+import io
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -13,17 +15,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from faregate.cli.demo_flow import Progress, Sample
 from faregate.cli.demo_plan import Envelopes, Plan
 from faregate.cli.demo_verdict import Audit, audit, judge
+from faregate.cli.demo_view import DemoView
+from tests.presence import missing
 
 LONG = 180.0
 ORDERS, CRASHES, SEED = 300, 2, 7
 
 
-def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "faregate", "demo", "--no-spark", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=LONG, check=False)
+def run_demo(*arguments: str, with_spark: bool = False, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "faregate", "demo", *([] if with_spark else ["--no-spark"]), *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=LONG, check=False, env={**os.environ, **environment}
+    )
+
+
+@pytest.fixture
+def java() -> None:
+    java_home = os.environ.get("JAVA_HOME")
+    if not (java_home and Path(java_home, "bin/java").exists()) and shutil.which("java") is None:
+        missing("there is no Java for Spark: run the tests with ./dev test, which installs it")
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +132,23 @@ def test_a_planted_error_makes_the_exit_status_1(plant: str) -> None:
     assert "It did not hold." in ended.stdout and "BROKEN" in ended.stdout
 
 
+def test_without_java_it_says_so_and_plain_sql_makes_the_audit(tmp_path: Path) -> None:
+    ended = run_demo("--orders", "60", "--crashes", "0", with_spark=True, PATH=str(tmp_path), JAVA_HOME="")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "without Spark: there is no Java" in ended.stderr
+    assert "the audit, by plain SQL" in ended.stdout
+
+
+@pytest.mark.services
+@pytest.mark.usefixtures("java")
+def test_spark_makes_the_audit_and_finds_a_planted_double() -> None:
+    ended = run_demo("--orders", "60", "--crashes", "1", "--plant", "double", "--json", with_spark=True)
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    audited = json.loads(ended.stdout)["audit"]
+    assert (audited["by"], audited["ok"]) == ("Spark", False)
+    assert {(found["kind"], found["node"]) for found in audited["findings"]} == {("double", "payments")}
+
+
 def test_a_folder_that_is_in_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").touch()
     ended = run_demo("--keep", str(tmp_path))
@@ -169,3 +201,17 @@ def test_a_copy_is_the_same_publication_and_a_garbled_one_cannot_be_read() -> No
     garbled = next(placement for placement in plan.placements if placement.is_garbled)
     with pytest.raises(ValueError):
         json.loads(seal(garbled, 1.0).body)
+
+
+# --- the view ----------------------------------------------------------------------------------------------------
+
+
+def test_the_live_view_fits_80_columns_and_marks_the_kills() -> None:
+    progress = Progress(0.0, crashes=3, kills=[2.0, 9.0], starts=[0.5, 3.0, 11.0])
+    for second in range(60):
+        progress.samples.append(Sample(float(second), *[min(2000, 100 * second)] * 4, 7, 20))
+    console = Console(width=80, record=True, force_terminal=True, file=io.StringIO())
+    console.print(DemoView(console, Plan(2000, SEED), 3, quiet=True).picture(progress))
+    shown = console.export_text()
+    assert len(shown.splitlines()) == 13
+    assert shown.count("✕") == 2 and "kills 2 of 3" in shown and "restarts 2" in shown

@@ -16,8 +16,9 @@ from faregate.bus.directory import Directory
 from faregate.bus.dispatcher import Dispatcher
 from faregate.bus.gate import TokenGate
 from faregate.bus.keeper import Keeper
+from faregate.bus.node_store import NodeStore
 from faregate.bus.sender import Sender
-from faregate.bus.unit import NodeStore, Transactional
+from faregate.bus.unit import Transactional
 from faregate.codec import BodyWriter
 from faregate.codec import codec as find_codec
 from faregate.errors import StaleLock
@@ -62,7 +63,6 @@ class SimProcess:
             if self.tokens is not None and self.tokens.identity != self.store.identity:
                 gate = TokenGate(node.name, self.store, self.tokens, self.dispatcher, alarms, clock)
             shared = NodeStore(self.store, self.dispatcher, alarms, self.tokens, gate)
-            shared.floor = world.floor.get(node.name)
             sender = Sender(node, transport, _WRITER, clock, {})
             [subscription] = node.subscriptions.values()
             self.shared[node.name] = shared

@@ -1,6 +1,6 @@
 """A driver of its own that runs one node on Spark, and dies where it is told: `python -m tests.spark.matrix_driver`.
 
-    matrix_driver NODE JOURNAL STORE CHECKPOINT DIE_AT [MASTER]
+matrix_driver NODE JOURNAL STORE CHECKPOINT DIE_AT [MASTER]
 """
 
 import os

@@ -90,3 +90,18 @@ async def ship(charged: CardCharged, ctx: fg.Context) -> object:
         (charged.order_id, charged.number, ctx.message_id),
     )
     return OrderShipped(order_id=charged.order_id, number=charged.number)
+
+
+class Summed(fg.Event):
+    order_id: str
+    number: int
+
+
+counting = fg.Node("counting")
+
+
+@counting.on(OrderPlaced, source="shop", key="order_id")
+async def count_in(order: OrderPlaced) -> object:
+    if order.total < 0:
+        raise fg.Permanent("a negative total")
+    return Summed(order_id=order.order_id, number=order.number)

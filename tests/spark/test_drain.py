@@ -26,7 +26,9 @@ def test_a_drain_adds_what_is_new_or_changed_and_nothing_else(spark: SparkSessio
     again = fg.spark.drain(spark, store=world.store, to=to)
     assert again.counts == {"found": len(DEAD), "new": 0, "changed": 0, "unchanged": len(DEAD)}
     assert sorted(to.rglob("*.parquet")) == files
-    world.sql("update faregate_dead set status = 'discarded', changed_by = 'me' where publication_id = ?", row.publication_id)
+    world.sql(
+        "update faregate_dead set status = 'discarded', changed_by = 'me' where publication_id = ?", row.publication_id
+    )
     changed = fg.spark.drain(spark, store={"billing": world.store}, to=to)
     assert changed.counts == {"found": len(DEAD), "new": 0, "changed": 1, "unchanged": len(DEAD) - 1}
     assert spark.read.parquet(str(to)).count() == len(DEAD) + 1

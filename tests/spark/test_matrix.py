@@ -84,7 +84,9 @@ def test_a_journal_truncated_below_the_start_fails(the_shop: Shop) -> None:
 
 def _order(number: int) -> fg.Envelope:
     body = f'{{"order_id":"a","number":{number},"total":1}}'.encode()
-    return fg.Envelope(publication_id=fg.ids.root_id(), type="OrderPlaced", source="shop", body=body, recipients=("billing",))
+    return fg.Envelope(
+        publication_id=fg.ids.root_id(), type="OrderPlaced", source="shop", body=body, recipients=("billing",)
+    )
 
 
 async def test_both_attempts_of_a_speculated_task_run(tmp_path: Path) -> None:

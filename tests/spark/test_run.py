@@ -46,9 +46,9 @@ def test_what_cannot_be_handled_is_a_dead_letter_and_the_batch_goes_on(the_shop:
     run = the_shop.run_to_end()
     assert run.outcomes == {"handled": 7, "dead": 1}
     the_shop.check(8, but={2})
-    assert the_shop.rows("select node, reason, status from faregate_dead where node = 'billing' and key is not null") == [
-        ("billing", "permanent", "open")
-    ]
+    assert the_shop.rows(
+        "select node, reason, status from faregate_dead where node = 'billing' and key is not null"
+    ) == [("billing", "permanent", "open")]
 
 
 def test_the_shop_on_both_engines_does_the_same(the_shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -85,3 +85,24 @@ def test_a_bus_and_spark_do_not_consume_one_subscription(the_shop: Shop) -> None
     the_shop.run_to_end(handover=True)
     with pytest.raises(fg.ViewTaken, match=r"faregate spark handover MODULE:BUS billing --to queue"):
         the_shop.run_bus("shop", "billing")
+
+
+def test_a_node_that_no_module_holds_is_refused(the_shop: Shop) -> None:
+    node = fg.Node("local")
+    with pytest.raises(fg.ConfigurationError, match="no module holds it: put it, with its messages and handlers"):
+        fg.spark.run(node, the_shop.spark, source=the_shop.journal, store=the_shop.store, checkpoint=the_shop.folder)
+
+
+def test_parked_messages_run_between_batches_and_a_stop_is_clean(the_shop: Shop) -> None:
+    the_shop.place(4)
+    for more in ("", "-again"):
+        the_shop.arm(2, more=more)
+    seen: list[fg.spark.RunProgress] = []
+    run = the_shop.run(trigger="200ms", on_progress=seen.append)
+    until = time.monotonic() + 120
+    while run.outcomes["handled"] < 4 and time.monotonic() < until:
+        time.sleep(0.1)
+    run.stop()
+    the_shop.check(4)
+    assert [progress.outcomes for progress in seen if progress.batch is None] == [{"handled": 1}]
+    assert the_shop.run_to_end().outcomes == {}

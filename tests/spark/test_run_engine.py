@@ -17,10 +17,11 @@ import faregate as fg
 from faregate.errors import StoreUnavailable
 from faregate.message import Envelope
 from faregate.ports import faults
+from faregate.ports.tokens import Token
 from faregate.spark.run_engine import Engine
 from faregate.spark.run_records import Parked
 from faregate.spark.run_rows import Places
-from faregate.spark.run_spec import RunSpec
+from faregate.spark.run_spec import RunSpec, provide
 from faregate.testing.store_subjects import postgres_schema
 from tests.presence import address
 
@@ -62,13 +63,13 @@ class Rig:
         self.spec = RunSpec(
             id=f"run-{next(_runs)}",
             node_name="reader",
-            target=None,
+            target="nowhere:reader",
             folder=None,
-            node=self.node,
             store=self.url,
             codec="json",
             body_limit=1 << 20,
         )
+        provide(self.spec, self.node)
         self.places = Places(self.spec)
 
     @asynccontextmanager
@@ -160,7 +161,9 @@ def crash_at(point: str, after: int = 0) -> None:
     faults.hook = hook
 
 
-@pytest.mark.parametrize("point", ["bus.before-handler", "bus.after-handler", "unit.before-commit", "unit.after-commit"])
+@pytest.mark.parametrize(
+    "point", ["bus.before-handler", "bus.after-handler", "unit.before-commit", "unit.after-commit"]
+)
 @pytest.mark.parametrize("after", [0, 1])
 async def test_a_task_that_fails_before_in_and_after_the_commit_is_run_again(rig: Rig, point: str, after: int) -> None:
     rows = rig.rows(range(6))
@@ -201,9 +204,8 @@ async def test_a_zombie_overlaps_its_retry_and_nothing_doubles_or_overtakes(
 
 
 @pytest.mark.services
+@pytest.mark.parametrize("url", ["postgres"], indirect=True)
 async def test_on_postgres_a_zombie_inside_its_transaction_holds_its_bucket(tmp_path: Path, url: str) -> None:
-    if not url:
-        pytest.skip("SQLite has one writer: the retry waits for the file")
     rig = Rig(tmp_path, url, dedup="off")
     rows = rig.rows(range(6), keys=1)
     stalled, go_on = asyncio.Event(), asyncio.Event()
@@ -259,7 +261,8 @@ async def test_a_failed_message_parks_and_later_ones_of_its_key_park_behind_it(r
         assert await engine.run(rig.rows(range(8))) == {"duplicate": 5, "parked": 3, "last": 7}
         # A later batch: what follows on the key parks behind as well.
         assert await engine.run(rig.rows(range(8, 10))) == {"handled": 1, "parked": 1, "last": 9}
-        assert [(each.position, each.redeliveries) for each in await rig.parked(engine)] == [(2, 1), (4, 0), (6, 0), (8, 0)]
+        parked = [(each.position, each.redeliveries) for each in await rig.parked(engine)]
+        assert parked == [(2, 1), (4, 0), (6, 0), (8, 0)]
         # Its time comes and it fails once more: all of them wait on.
         counts = await engine.run(await rig.due_rows(engine))
         assert counts == {"redelivered": 1, "parked": 3, "last": 8}
@@ -338,7 +341,9 @@ async def test_what_expired_or_cannot_be_read_is_dead_and_the_rest_goes_on(rig: 
     rig.check([2, 3])
 
 
-async def test_a_store_that_is_gone_fails_the_task_and_uses_nothing_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_that_is_gone_fails_the_task_and_uses_nothing_up(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = rig.rows(range(4))
     async with rig.engine() as engine:
 
@@ -359,3 +364,18 @@ async def test_a_store_that_is_gone_fails_the_task_and_uses_nothing_up(rig: Rig,
         assert await engine.run(rows) == {"handled": 4, "last": 3}
         assert await rig.parked(engine) == []
     rig.check(range(4))
+
+
+async def test_a_token_in_the_nodes_own_store_is_used_up_with_the_effect(tmp_path: Path, url: str) -> None:
+    rig = Rig(tmp_path, url, dedup="tokens")
+    rows = rig.rows(range(2), attempt_id="attempt-1")[:1]
+    async with rig.engine() as engine:
+        transaction = engine.store.transaction()
+        await transaction.begin()
+        now = engine.clock.time()
+        message_id = fg.ids.message_id("00000000-0000-7000-8000-000000000000", "reader")
+        await transaction.create_tokens([Token("attempt-1", message_id, "reader", "author", now, now + 60)])
+        await transaction.commit()
+        assert await engine.run(rows) == {"handled": 1, "last": 0}
+        assert await engine.run(rows) == {"duplicate": 1, "last": 0}
+    rig.check([0])

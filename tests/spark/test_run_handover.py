@@ -96,6 +96,7 @@ def test_a_handover_needs_the_bus_to_stop(tmp_path: Path) -> None:
         hand_over(reader, tmp_path, None, "log")
 
     asyncio.run(main())
+
     # A bus without the node still routes to it, and its messages stay in the log.
     async def publish() -> None:
         async with fg.Bus(f"journal:{tmp_path}", nodes=[author]) as bus:

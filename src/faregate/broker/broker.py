@@ -158,7 +158,9 @@ class Broker:
     def poison(self, record: Poisoned) -> None:
         """Put a record among its node's poison."""
         name = poison_queue(record.node)
-        queue = self._queues.get(name) or self._make(name)
+        queue = self._queues.get(name)
+        if queue is None:  # an empty queue counts as false
+            queue = self._make(name)
         queue.enqueue(record.envelope, poisoned=record)
 
     def _give_up(self, queue: Queue, entry: Entry, reason: str, error: str) -> None:

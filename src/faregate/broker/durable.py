@@ -116,9 +116,7 @@ class DurableBroker(Broker):
 
     def _read_from_log(self, binding: Binding, bound: bool) -> None:
         """It is a recipient like any other; what goes to it stays in the log, where it is read from."""
-        queue = LogView(
-            binding.queue, clock=self._clock, schedule=self._schedule, give_up=self._give_up, recorder=self
-        )
+        queue = LogView(binding.queue, clock=self._clock, schedule=self._schedule, give_up=self._give_up, recorder=self)
         self._queues[binding.queue] = queue
         self._bindings[binding.queue] = binding
         if poison_queue(binding.node) not in self._queues:

@@ -19,11 +19,12 @@ from uuid import uuid4
 import msgspec
 
 from faregate import ids
+from faregate.bus.alarms import Alarms
 from faregate.bus.directory import Directory, topic_of
 from faregate.message import Envelope
 from faregate.ports import faults
 from faregate.ports.clock import Clock
-from faregate.ports.store import OutboxRow, Store
+from faregate.ports.store import LedgerRow, OutboxRow, Store, Transaction
 from faregate.ports.tokens import NOBODY, Mode, Token
 
 PENDING = "pending"
@@ -56,11 +57,12 @@ def has_strays(row: OutboxRow) -> bool:
 class Attempts:
     """For one store, whose outbox rows it prepares for sending."""
 
-    def __init__(self, store: Store, directory: Directory, clock: Clock) -> None:
+    def __init__(self, store: Store, directory: Directory, clock: Clock, alarms: Alarms | None = None) -> None:
         self._store = store
         self._directory = directory
         self._tokens = directory.tokens
         self._clock = clock
+        self._alarms = alarms or Alarms()
         self.merged = self._tokens.identity == store.identity
         """Whether tokens and outbox are in one database."""
 
@@ -84,7 +86,9 @@ class Attempts:
             await transaction.begin()
             ours = await transaction.withdraw([row.seq for row in listed])
             for row in listed:
-                if row.seq in ours:
+                if row.seq in ours and await self._is_repetition(transaction, row):
+                    replaced[row.seq] = []
+                elif row.seq in ours:
                     replaced[row.seq] = self._split(row, modes[row.seq], tokens)
             seqs = iter(await transaction.send([row for split in replaced.values() for row in split]))
             if tokens:
@@ -99,6 +103,19 @@ class Attempts:
             if row.seq not in ours:
                 replaced[row.seq] = await self._resolved_by_another(row)
         return replaced
+
+    async def _is_repetition(self, transaction: Transaction, row: OutboxRow) -> bool:
+        """Whether the same idempotency key was published before: the ledger of the sending node remembers those that it
+        resolved, since each would get tokens of its own."""
+        envelope = row.envelope
+        if row.message_id is not None or not ids.is_idempotent(envelope.publication_id):
+            return False
+        record = LedgerRow(envelope.publication_id, envelope.body_digest, None, None, self._clock.time())
+        known = await transaction.record(row.node, [record])
+        if known and known[envelope.publication_id] != envelope.body_digest:
+            text = f"{envelope} was published again with another body; the first one counts"
+            self._alarms.sound("disagreement", row.node, envelope.publication_id, text)
+        return bool(known)
 
     async def _resolved_by_another(self, row: OutboxRow) -> list[OutboxRow]:
         """Another dispatcher was faster, and may not have sent it yet: who waits for it waits for what replaced it."""

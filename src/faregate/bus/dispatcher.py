@@ -33,6 +33,7 @@ _BATCH = 500
 _LOOK_SECONDS = 0.25
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 30.0
 _ALARM_AFTER = 10.0
+_DOUBT_SECONDS = 600.0
 _STORE_ERRORS = (StoreUnavailable, StoreConflict, CommitUnknown)
 
 
@@ -54,22 +55,28 @@ class Dispatcher:
         clock: Clock,
         alarms: Alarms,
         attempts: Attempts | None = None,
+        nodes: Sequence[str] | None = None,
     ) -> None:
         self._store = store
+        self._nodes = nodes
+        """Whose rows it sends; those of other nodes in the same database are for whoever runs them."""
         self._attempts = attempts
         """Where recipients may want tokens: who prepares rows for sending."""
         self._transport = transport
         self._clock = clock
         self._alarms = alarms
         self._queue: deque[OutboxRow] = deque()
-        self._sent: list[int] = []
-        """Confirmed, and still in the table."""
+        self._sent: dict[int, None] = {}
+        """Confirmed, and still in the table; in order."""
+        self._unsent: set[int] = set()
+        """Queued or being sent."""
         self._held: set[int] = set()
         """All rows that this dispatcher knows: queued, being sent, or sent and still in the table."""
         self._replaced: dict[int, list[OutboxRow]] = {}
         """Rows being sent that were replaced by one per kind of recipient."""
         self._waiting: dict[int, list[asyncio.Future[None]]] = {}
         """Who waits for rows to be sent."""
+        self._doubted_at: float | None = None
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
@@ -80,7 +87,7 @@ class Dispatcher:
 
     async def record(self, transaction: Transaction, rows: Sequence[OutboxRow]) -> Recorded:
         """Put rows into the outbox within a transaction, and take out what was sent since."""
-        removed, self._sent = self._sent, []
+        removed, self._sent = list(self._sent), {}
         recorded = Recorded([], removed)
         try:
             if rows:
@@ -99,14 +106,25 @@ class Dispatcher:
         self.take_up(recorded.rows)
 
     def rolled_back(self, recorded: Recorded) -> None:
-        self._sent.extend(recorded.removed)
+        self._sent.update(dict.fromkeys(recorded.removed))
+
+    def doubt(self) -> None:
+        """A commit may or may not have happened: rows of it may be in the table without our knowing."""
+        self._doubted_at = self._clock.monotonic()
+        self._wake.set()
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether that was lately."""
+        return self._doubted_at is not None and self._clock.monotonic() - self._doubted_at < _DOUBT_SECONDS
 
     async def dispatch(self, rows: Sequence[OutboxRow]) -> None:
         """Return once these rows are sent."""
-        unsent = [row for row in rows if row.seq not in self._sent]
-        self.take_up(unsent)
+        self.take_up(rows)
         waiting = []
-        for row in unsent:
+        for row in rows:
+            if row.seq not in self._unsent:
+                continue  # it is sent, and its removal under way
             future = asyncio.get_running_loop().create_future()
             self._waiting.setdefault(row.seq, []).append(future)
             waiting.append(future)
@@ -118,6 +136,7 @@ class Dispatcher:
         for row in rows:
             if row.seq not in self._held:
                 self._held.add(row.seq)
+                self._unsent.add(row.seq)
                 self._queue.append(row)
         if rows:
             self.activity += 1
@@ -168,6 +187,7 @@ class Dispatcher:
             await self._changed.wait()
 
     async def _run(self) -> None:
+        told = ""
         while True:
             try:
                 await self._send_queue()
@@ -177,8 +197,13 @@ class Dispatcher:
             except faults.Crash:
                 self._forget()
             except Exception as exc:
-                log.warning("the outbox of %s cannot be read or written now: %s", self._store.url, first_line(exc))
+                text = f"the outbox of {self._store.url} cannot be read or written now: {first_line(exc)}"
+                if text != told:
+                    told = text
+                    self._alarms.sound("dispatch-stalled", "", "", text)
                 await self._clock.sleep(_LOOK_SECONDS)
+            else:
+                told = ""
 
     async def _rest(self) -> None:
         """Wait for work; now and then clean up, and look for what others left."""
@@ -194,6 +219,7 @@ class Dispatcher:
         self._queue.clear()
         self._sent.clear()
         self._held.clear()
+        self._unsent.clear()
         self._replaced.clear()
         for futures in self._waiting.values():
             for future in futures:
@@ -205,7 +231,9 @@ class Dispatcher:
 
     async def look(self) -> int:
         """Take up rows of the table that are not known here; how many."""
-        found = [row for row in await self._store.undispatched(_BATCH + len(self._held)) if row.seq not in self._held]
+        known = self._held.copy()  # what is removed while we read may still be in what we read
+        rows = await self._store.undispatched(_BATCH + len(known), self._nodes)
+        found = [row for row in rows if row.seq not in known and row.seq not in self._held]
         self.take_up(found)
         return len(found)
 
@@ -220,6 +248,7 @@ class Dispatcher:
                     self._held.discard(row.seq)
                 # Another copy of the cause may have found the rows that replaced this one, and wait for those.
                 for seq in (row.seq, *(each.seq for each in fresh or ())):
+                    self._unsent.discard(seq)
                     for future in self._waiting.pop(seq, ()):
                         if not future.done():
                             future.set_result(None)
@@ -255,7 +284,7 @@ class Dispatcher:
         except Unroutable:
             await self._publish_singly(rows)
         else:
-            self._sent.extend(row.seq for row in rows)
+            self._sent.update(dict.fromkeys(row.seq for row in rows))
         if faults.hook is not None:
             await faults.hook("bus.after-publish")
         if self._attempts is not None:
@@ -269,11 +298,14 @@ class Dispatcher:
             self._replaced.update(replaced)
             for fresh in replaced.values():
                 self._held.update(row.seq for row in fresh)
+                self._unsent.update(row.seq for row in fresh)
         resolved = [fresh for row in rows for fresh in self._replaced.get(row.seq, (row,))]
         ready: list[OutboxRow] = []
         for row in resolved:
             chosen = await attempts.choose(row) if is_pending(row) else row
-            if chosen is not None and row.seq not in self._sent:
+            if chosen is None:
+                self._held.discard(row.seq)
+            elif row.seq not in self._sent:
                 ready.append(chosen)
         return ready
 
@@ -282,7 +314,8 @@ class Dispatcher:
         strays = [row.seq for row in rows if has_strays(row)]
         if strays:
             await self._store.mark_dispatched(strays, self._clock.time())
-            self._sent = [seq for seq in self._sent if seq not in strays]
+            for seq in strays:
+                self._sent.pop(seq, None)
             self._held.difference_update(strays)
 
     async def discard_strays(self) -> None:
@@ -299,7 +332,7 @@ class Dispatcher:
             except Unroutable as exc:
                 await self._bury(row, exc)
             else:
-                self._sent.append(row.seq)
+                self._sent[row.seq] = None
 
     async def _bury(self, row: OutboxRow, exc: Unroutable) -> None:
         """Nobody takes it: a dead letter of the sending node, in the same commit in which it leaves the outbox."""

@@ -99,12 +99,12 @@ class TokenGate:
         if faults.hook is not None:
             await faults.hook("tokens.forgotten")
 
-    async def drop(self, work: Work, attempt_id: str) -> None:
+    async def drop(self, message_id: str, attempt_id: str) -> None:
         """The message is not to be handled: a dead letter has it, or the ledger. Its token goes, whoever claimed it."""
-        record = await self._store.claim_record(self._node, work.message_id)
+        record = await self._store.claim_record(self._node, message_id)
         await self._tokens.discard([attempt_id])
         if record is not None:
-            await self._store.delete_claim(self._node, work.message_id, record.claim_id, only_new=False)
+            await self._store.delete_claim(self._node, message_id, record.claim_id, only_new=False)
 
     async def sweep(self, before: float, limit: int = 500) -> int:
         """Delete claims whose token is gone: whoever made them came too late, or died just before the end."""

@@ -2,7 +2,7 @@
 
     claim="transaction"   the key is inserted in the transaction of the effect: exactly once, for effects in the store
     claim="eager"         the key first, in a commit of its own, removed on failure: a crash in between loses the effect
-    claim="lazy"          the key after success: a crash in between doubles the effect
+    claim="lazy"          the key after success: a crash in between, or two at the same moment, double the effect
 
 Eager and lazy are for effects that are not in the store (a mail, a payment); which of the two losses is the smaller is
 for the handler's author to say.
@@ -22,6 +22,8 @@ class BusinessIdentity:
         self._handler = handler
         self._field = field
         self._claim = claim
+        self._claimed: set[str] = set()
+        """Messages under way whose eager claim is theirs: they may come to `admit` again."""
 
     def of(self, message: Any) -> str:
         return str(getattr(message, self._field))
@@ -34,6 +36,8 @@ class BusinessIdentity:
             if self._claim == "transaction":
                 work.identity = key  # and the transaction sees to it that nobody else was faster
             return not await self._store.has_identity(self._node, self._handler, key)
+        if work.message_id in self._claimed:
+            return True
         transaction = self._store.transaction()
         try:
             await transaction.begin()
@@ -41,6 +45,8 @@ class BusinessIdentity:
             await transaction.commit()
         finally:
             await transaction.roll_back()
+        if taken:
+            self._claimed.add(work.message_id)
         return taken
 
     async def succeed(self, transaction: Transaction, work: Work) -> None:
@@ -60,3 +66,8 @@ class BusinessIdentity:
             await transaction.commit()
         finally:
             await transaction.roll_back()
+        self._claimed.discard(work.message_id)
+
+    def forget(self, work: Work) -> None:
+        """It is settled."""
+        self._claimed.discard(work.message_id)

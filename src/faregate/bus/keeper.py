@@ -10,17 +10,19 @@ Rules kept here:
 import asyncio
 import logging
 
-from faregate import ids
-from faregate.bus.unit import NodeStore, dead_letter
+from faregate.bus.burial import dead_letter, message_id_of
+from faregate.bus.node_store import NodeStore
 from faregate.bus.work import TRANSACTION_LOST
 from faregate.errors import QueueNotFound, StaleLock
 from faregate.ports.clock import Clock, Timer
 from faregate.ports.queue import Consumer, Delivery, QueueTransport, poison_queue
+from faregate.ports.store import DeadLetter, Transaction
 
 log = logging.getLogger("faregate.bus")
 
 _LONGEST_PERIOD, _SHORTEST_PERIOD = 60.0, 0.5
-_ROWS_AT_A_TIME = 5_000
+_ROWS_AT_A_TIME = 500
+"""Few, since SQLite works on the event loop's thread."""
 _STORE_DOWN_SECONDS = 10.0
 _CLAIM_AGE = 60.0
 """A claim this old whose token is gone belongs to nobody who still works on it."""
@@ -39,6 +41,7 @@ class Keeper:
         self._consumer: Consumer | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: Timer | None = None
+        self._stopping = False
         self.activity = 0
 
     @property
@@ -50,10 +53,12 @@ class Keeper:
             self._consumer = await self._transport.consume(poison_queue(self._node), self._take, prefetch=100)
         except QueueNotFound:
             pass  # a node without subscriptions has nothing that could be given up on
-        await self._evict()
+        await self._evict_some()
+        self._background(asyncio.create_task(self._evict()))
         self._timer = self._clock.call_later(self._period, self._evict_soon)
 
     async def stop(self) -> None:
+        self._stopping = True
         if self._timer is not None:
             self._timer.cancel()
         if self._consumer is not None:
@@ -77,26 +82,37 @@ class Keeper:
 
     async def _drain(self, delivery: Delivery) -> None:
         envelope, record = delivery.envelope, delivery.poisoned
-        message_id = ids.message_id(envelope.publication_id, self._node)
+        message_id = message_id_of(envelope, self._node)
         reason, error = (record.reason, record.error) if record is not None else ("failed", "")
         letter = dead_letter(self._node, message_id, delivery, reason, error, self._clock.time())
         if record is not None:
             letter.queue, letter.tries, letter.redeliveries = record.queue, record.tries, record.redeliveries
             letter.first_failed_at = letter.last_failed_at = record.at
-        transaction = self._shared.store.transaction()
         try:
-            await transaction.begin()
-            await transaction.bury(letter)
-            await transaction.commit()
+            known = await self._shared.store.known(self._node, [message_id])
+            if message_id not in known or known[message_id].state != "handled":
+                await self._shared.commit(lambda transaction: self._bury(transaction, letter))
+            if self._shared.gate is not None and envelope.attempt_id is not None:
+                await self._shared.gate.drop(message_id, envelope.attempt_id)
             await delivery.settle("handled")
         except TRANSACTION_LOST as exc:
             log.warning("the dead letter of %s cannot be written now: %s", letter, exc)
+            await self._later(delivery)
+        except StaleLock:
+            pass  # another consumer of the poison queue has it
+        self.activity += 1
+
+    async def _bury(self, transaction: Transaction, letter: DeadLetter) -> None:
+        """The dead letter, and with it its token, where that is in the same database."""
+        await transaction.bury(letter)
+        if self._shared.gate is None and letter.envelope.attempt_id is not None:
+            await transaction.consume_tokens([letter.envelope.attempt_id])
+
+    async def _later(self, delivery: Delivery) -> None:
+        try:
             await delivery.redeliver(_STORE_DOWN_SECONDS, counted=False)
         except StaleLock:
             pass  # another consumer of the poison queue has it
-        finally:
-            await transaction.roll_back()
-        self.activity += 1
 
     # --- retention -------------------------------------------------------------------------------------------
 
@@ -105,16 +121,18 @@ class Keeper:
         self._timer = self._clock.call_later(self._period, self._evict_soon)
 
     async def _evict(self) -> None:
-        store, before = self._shared.store, self._clock.time() - self._retain
         try:
-            evicted = await store.evict(self._node, before, _ROWS_AT_A_TIME)
-            while evicted == _ROWS_AT_A_TIME:
+            evicted = _ROWS_AT_A_TIME
+            while evicted == _ROWS_AT_A_TIME and not self._stopping:
+                evicted = await self._evict_some()
                 await asyncio.sleep(0)
-                evicted = await store.evict(self._node, before, _ROWS_AT_A_TIME)
-            self._shared.floor = await store.floor(self._node)
             await self._sweep()
         except TRANSACTION_LOST as exc:
             log.warning("old ledger rows of %s are not removed this time: %s", self._node, exc)
+
+    async def _evict_some(self) -> int:
+        """Remove a few old rows; how many."""
+        return await self._shared.store.evict(self._node, self._clock.time() - self._retain, _ROWS_AT_A_TIME)
 
     # --- tokens ----------------------------------------------------------------------------------------------
 

@@ -91,7 +91,8 @@ class Lanes:
                     if again and not self._closing:
                         self._alone.update(again)
                         self._ready.extendleft(reversed(again))
-                        self._wake()
+                        for _ in again:
+                            self._wake()
                     if self._by_key:
                         for delivery in taken:
                             if delivery not in self._alone:

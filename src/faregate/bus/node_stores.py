@@ -11,7 +11,7 @@ from faregate.bus.dispatcher import Dispatcher
 from faregate.bus.gate import TokenGate
 from faregate.bus.keeper import Keeper
 from faregate.bus.node import Node
-from faregate.bus.unit import NodeStore
+from faregate.bus.node_store import NodeStore
 from faregate.errors import ConfigurationError
 from faregate.ports.clock import Clock
 from faregate.ports.queue import QueueTransport
@@ -19,6 +19,8 @@ from faregate.ports.schemes import hide_password, open_store, open_token_store
 from faregate.ports.store import Store
 
 log = logging.getLogger("faregate.bus")
+
+_YOUNG_SECONDS = 60.0
 
 
 class NodeStores:
@@ -38,20 +40,22 @@ class NodeStores:
         urls = _urls(nodes, store)
         _check_needs(nodes.values(), urls)
         self._nodes = nodes
-        self.stores: dict[str, Store] = {url: open_store(url, clock) for url in dict.fromkeys(urls.values())}
+        urls, self.stores = _open_once(urls, clock)
         token_url = _token_url(nodes.values(), urls, tokens)
         self._tokens = None if token_url is None else open_token_store(token_url, clock)
         self.directory = Directory(self._tokens) if self._tokens is not None else None
         self.dispatchers: dict[str, Dispatcher] = {}
         for url, opened in self.stores.items():
-            attempts = Attempts(opened, self.directory, clock) if self.directory is not None else None
-            self.dispatchers[url] = Dispatcher(opened, transport, clock, alarms, attempts)
+            attempts = Attempts(opened, self.directory, clock, alarms) if self.directory is not None else None
+            owners = [name for name, its_url in urls.items() if its_url == url]
+            self.dispatchers[url] = Dispatcher(opened, transport, clock, alarms, attempts, owners)
         self._of: dict[str, NodeStore] = {}
         for name, url in urls.items():
             opened, dispatcher, gate = self.stores[url], self.dispatchers[url], None
             if self._tokens is not None and self._tokens.identity != opened.identity:
                 gate = TokenGate(name, opened, self._tokens, dispatcher, alarms, clock)
             self._of[name] = NodeStore(opened, dispatcher, alarms, self._tokens, gate)
+            self._of[name].young_seconds = min(_YOUNG_SECONDS, retain_ledger)
         self._keepers = [
             Keeper(name, shared, transport, clock, retain_ledger=retain_ledger) for name, shared in self._of.items()
         ]
@@ -73,7 +77,6 @@ class NodeStores:
                 schema = self._nodes[name].schema
                 if schema is not None:
                     await shared.store.apply_schema(schema)
-                shared.floor = await shared.store.floor(name)
         except BaseException:
             await self.close()
             raise
@@ -160,6 +163,18 @@ def _urls(nodes: Mapping[str, Node], store: str | Mapping[str, str] | None) -> d
             raise ConfigurationError(f"store={{{name!r}: …}} must be a URL such as 'sqlite:./shop.db'; got {url!r}")
     names = {url: _named(url) for url in set(store.values())}
     return {name: names[url] for name, url in store.items()}
+
+
+def _open_once(urls: Mapping[str, str], clock: Clock) -> tuple[dict[str, str], dict[str, Store]]:
+    """One store for each database, however its URL is written; node -> URL, and URL -> store."""
+    opened = {url: open_store(url, clock) for url in dict.fromkeys(urls.values())}
+    first: dict[str, str] = {}
+    for url, store in opened.items():
+        first.setdefault(store.identity, url)
+    return (
+        {name: first[opened[url].identity] for name, url in urls.items()},
+        {url: opened[url] for url in first.values()},
+    )
 
 
 def _named(url: str) -> str:

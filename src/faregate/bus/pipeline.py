@@ -2,9 +2,9 @@
 
     resources -> `use` middlewares -> core (in-memory retries around the handler)
 
-What follows the core (publish the outputs, settle, or redeliver and poison, then the `after` middlewares) is the
-same for every subscription and stands in `worker.py`. Each step is a plain function that returns the next
-awaitable, so a message costs one coroutine per middleware and one for the core, and nothing is looked up.
+What follows the core (commit or publish the outputs, settle, or redeliver and give up, then the `after` middlewares)
+stands in `unit.py` for nodes with a store and in `direct.py` for others. Each step is a plain function that returns
+the next awaitable, so a message costs one coroutine per middleware and one for the core, and nothing is looked up.
 
 A step takes the context twice so that a middleware may write `await call_next()` or `await call_next(ctx)`.
 """
@@ -21,7 +21,7 @@ from faregate.bus.node import Node
 from faregate.bus.policy import Retry
 from faregate.bus.signature import Signature
 from faregate.bus.subscription import Subscription
-from faregate.bus.work import NeedsTransaction
+from faregate.bus.work import Interrupt, NeedsTransaction, interrupt_of
 from faregate.errors import ConfigurationError, Permanent, RetryAfter, Unavailable, WrongSignature
 from faregate.ports import faults
 from faregate.ports.clock import Clock
@@ -105,8 +105,12 @@ def _core(call: Call, collect: Collect, retry: Retry, clock: Clock) -> Step:
                     await work.failed()
                 if not here or attempt > retry.times:
                     raise
-            except NeedsTransaction:
-                assert work is not None
+            except (Interrupt, BaseExceptionGroup) as exc:  # a group, if it came up in a task of the handler
+                kind = interrupt_of(exc)
+                if kind is not NeedsTransaction or work is None:
+                    if kind is None:
+                        raise
+                    raise kind from exc
                 work.eager = True
                 continue
             await clock.sleep(retry.wait(attempt))

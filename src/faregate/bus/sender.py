@@ -20,7 +20,7 @@ from faregate.ports.queue import QueueTransport
 
 if TYPE_CHECKING:
     from faregate.bus.directory import Directory
-    from faregate.bus.unit import NodeStore
+    from faregate.bus.node_store import NodeStore
 
 Publish = Callable[[Sequence[Envelope]], Awaitable[None]]
 
@@ -86,7 +86,7 @@ class Sender(Sealer):
             elif self._directory is None:
                 await self._transport.publish((envelope,))
             else:
-                await self._publish_roots(self._directory, (envelope,), remember=idempotency_key is not None)
+                await self._publish_roots(self._directory, (envelope,))
             if faults.hook is not None:
                 await faults.hook("bus.after-publish")
         return envelope.publication_id
@@ -102,7 +102,7 @@ class Sender(Sealer):
         if self._directory is None:
             await self._hand_over(passed)
         else:
-            await self._publish_roots(self._directory, passed, remember=False)
+            await self._publish_roots(self._directory, passed)
         return [envelope.publication_id for envelope in sealed]
 
     async def seal_outputs(self, ctx: Context, handler: str) -> list[Envelope]:
@@ -132,11 +132,8 @@ class Sender(Sealer):
                 envelopes.append(envelope)
         return envelopes
 
-    async def _publish_roots(self, directory: Directory, envelopes: Sequence[Envelope], *, remember: bool) -> None:
-        """Publish where some recipients may want tokens: then through the outbox, which makes them.
-
-        With `remember`, the ledger of this node keeps a repetition of the same idempotency key from making new ones.
-        """
+    async def _publish_roots(self, directory: Directory, envelopes: Sequence[Envelope]) -> None:
+        """Publish where some recipients may want tokens: then through the outbox, which makes them."""
         lists = await directory.resolve(envelopes)
         if not any("tokens" in recipients.modes.values() for recipients in lists.values()):
             await self._transport.publish(envelopes)
@@ -146,7 +143,7 @@ class Sender(Sealer):
                 f"node {self._node!r} publishes to a node that deduplicates by tokens, and has no store to send from: "
                 "give it one, fg.Bus(…, store=…)"
             )
-        await self._store.publish(self._node, envelopes, self.outbox_row, remember=remember, now=self._clock.time())
+        await self._store.publish([self.outbox_row(envelope, None, place) for place, envelope in enumerate(envelopes)])
 
     async def publish_outputs(self, envelopes: list[Envelope]) -> None:
         """Publish what a handler sends. An output that no queue takes becomes a dead letter of its own."""

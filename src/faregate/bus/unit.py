@@ -13,18 +13,16 @@ Rules kept here:
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from time import perf_counter, thread_time
 from typing import Literal
 
-from faregate import ids
-from faregate.bus.alarms import Alarms
+from faregate.bus.burial import dead_letter, message_id_of, set_out_at
 from faregate.bus.context import Settled
-from faregate.bus.dispatcher import Dispatcher, Recorded
-from faregate.bus.gate import TokenGate
+from faregate.bus.dispatcher import Recorded
 from faregate.bus.identity import BusinessIdentity
 from faregate.bus.node import Node
+from faregate.bus.node_store import NodeStore
 from faregate.bus.pipeline import is_retried
 from faregate.bus.policy import Serial
 from faregate.bus.receiver import Receiver
@@ -41,13 +39,11 @@ from faregate.bus.work import (
     Work,
 )
 from faregate.codec import digest_of
-from faregate.errors import BelowFloor, RetryAfter, StaleLock
-from faregate.message import Envelope
+from faregate.errors import BelowFloor, CommitUnknown, RetryAfter, StaleLock, UnknownToken
 from faregate.ports import faults
 from faregate.ports.clock import Clock
 from faregate.ports.queue import Delivery, Outcome
-from faregate.ports.store import DeadLetter, LedgerRow, OutboxRow, Store, Transaction
-from faregate.ports.tokens import TokenStore
+from faregate.ports.store import LedgerRow, OutboxRow, Transaction
 
 log = logging.getLogger("faregate.bus")
 
@@ -56,60 +52,6 @@ BATCH_SECONDS = 0.05
 BATCH_LIMIT = 256
 _STORE_DOWN_SECONDS = 10.0
 _TAKEN_SECONDS = 5.0
-
-
-class NodeStore:
-    """A node's store, with what everything that works on it for this node shares."""
-
-    def __init__(
-        self,
-        store: Store,
-        dispatcher: Dispatcher,
-        alarms: Alarms,
-        tokens: TokenStore | None = None,
-        gate: TokenGate | None = None,
-    ) -> None:
-        self.store = store
-        self.dispatcher = dispatcher
-        self.alarms = alarms
-        self.tokens = tokens
-        """Where signals with an attempt id have their tokens."""
-        self.gate = gate
-        """How they are claimed there; None where tokens and business data are one database."""
-        self.floor: float | None = None
-
-    async def publish(
-        self,
-        node: str,
-        envelopes: Sequence[Envelope],
-        row_of: Callable[[Envelope, None, int], OutboxRow],
-        *,
-        remember: bool,
-        now: float,
-    ) -> None:
-        """Put publications from outside of handlers into the outbox. `remember` them: a repetition does nothing."""
-        transaction = self.store.transaction()
-        try:
-            await transaction.begin()
-            fresh = envelopes
-            if remember:
-                rows = [
-                    LedgerRow(envelope.publication_id, envelope.body_digest, None, None, now) for envelope in envelopes
-                ]
-                known = await transaction.record(node, rows)
-                fresh = [envelope for envelope in envelopes if envelope.publication_id not in known]
-            outbox = [row_of(envelope, None, place) for place, envelope in enumerate(fresh)]
-            recorded = await self.dispatcher.record(transaction, outbox)
-            try:
-                await transaction.commit()
-            except BaseException:
-                self.dispatcher.rolled_back(recorded)
-                raise
-        finally:
-            await transaction.roll_back()
-        self.dispatcher.committed(recorded)
-        if len(fresh) < len(envelopes):  # the confirmation of the first time may be lost: see `_take_up`
-            await self.dispatcher.look()
 
 
 class Transactional(Receiver):
@@ -153,6 +95,14 @@ class Transactional(Receiver):
         return max(1, min(BATCH_LIMIT, int(BATCH_SECONDS / self._seconds)))
 
     async def handle(self, deliveries: list[Delivery]) -> list[Delivery]:
+        try:
+            return await self._handle(deliveries)
+        except BaseException:
+            for delivery in deliveries:
+                self._failing.pop(delivery, None)
+            raise
+
+    async def _handle(self, deliveries: list[Delivery]) -> list[Delivery]:
         if len(deliveries) == 1 and deliveries[0] in self._failing:
             tries = self._failing.pop(deliveries[0])
             if tries:
@@ -172,8 +122,8 @@ class Transactional(Receiver):
 
     def _work(self, delivery: Delivery, tries: int = 0) -> Work:
         envelope = delivery.envelope
-        at = max(self._clock.time(), _sent(envelope))
-        work = Work(delivery, _message_id(envelope, self._node), self.subscription.name, at)
+        at = max(self._clock.time(), set_out_at(envelope))
+        work = Work(delivery, message_id_of(envelope, self._node), self.subscription.name, at)
         # Whatever the mode is by now: the sender made a token for it, which has to go even if it cannot be read.
         work.attempt_id = envelope.attempt_id
         try:
@@ -238,10 +188,12 @@ class Transactional(Receiver):
             await unit.abandon()
             for outbox in recorded:
                 self._shared.dispatcher.rolled_back(outbox)
-            if isinstance(exc, TRANSACTION_LOST):
-                self._scatter(works, exc)
-            elif isinstance(exc, TransactionEnded):
+            if isinstance(exc, CommitUnknown):
+                self._shared.dispatcher.doubt()
+            if isinstance(exc, TransactionEnded):
                 await self._after_misuse(works, exc)
+            elif isinstance(exc, Exception):  # lost, or refused at the commit: nothing has happened
+                self._scatter(works, exc)
             else:
                 raise
         else:
@@ -249,6 +201,8 @@ class Transactional(Receiver):
                 self._shared.dispatcher.committed(outbox)
         finally:
             self._running -= 1
+        if self._shared.tokens is None:
+            _doubt_missing_tokens(works)
         await self._settle_all(works)
 
     def _learn(self, messages: int, seconds: float, busy: float) -> None:
@@ -262,7 +216,7 @@ class Transactional(Receiver):
             if work.state in ("new", "failed"):
                 continue
             try:
-                if work.state == "duplicate":
+                if work.state == "duplicate" and self._shared.dispatcher.in_doubt:
                     await self._take_up(work)
                 await self._release_token(work)
                 if work.in_ledger and work.envelope.replay:
@@ -271,7 +225,9 @@ class Transactional(Receiver):
             except TRANSACTION_LOST as exc:
                 # What happened is committed; a later copy finds that, and goes on from there.
                 log.warning("%s is not settled yet: %s", work.envelope, exc)
-                await work.delivery.redeliver(_STORE_DOWN_SECONDS, counted=False)
+                await self._put_off(work)
+            if self._identity is not None:
+                self._identity.forget(work)
 
     async def _take_up(self, work: Work) -> None:
         """A commit whose confirmation was lost left rows in the outbox that our dispatcher does not know: they go
@@ -285,26 +241,16 @@ class Transactional(Receiver):
             return
         if work.state == "folded" or (work.state == "duplicate" and work.in_ledger):
             if gate is not None:
-                await gate.drop(work, work.attempt_id)
+                await gate.drop(work.message_id, work.attempt_id)
             else:
-                await self._commit_alone(lambda transaction: transaction.consume_tokens([work.attempt_id or ""]))
+                await self._shared.commit(lambda transaction: transaction.consume_tokens([work.attempt_id or ""]))
         elif gate is not None and work.state in ("done", "resumed"):
             await gate.finish(work)
 
     async def _resolve_letter(self, work: Work) -> None:
         """The replay of a message that another copy of was handled after all: its dead letter is settled with that."""
         now = self._clock.time()
-        await self._commit_alone(lambda transaction: transaction.resolve(self._node, [work.message_id], now))
-
-    async def _commit_alone(self, do: Callable[[Transaction], Awaitable[object]]) -> None:
-        """One thing as a commit of its own."""
-        transaction = self._store.transaction()
-        try:
-            await transaction.begin()
-            await do(transaction)
-            await transaction.commit()
-        finally:
-            await transaction.roll_back()
+        await self._shared.commit(lambda transaction: transaction.resolve(self._node, [work.message_id], now))
 
     def _scatter(self, works: list[Work], exc: BaseException) -> None:
         """A transaction is lost, and with it what was done: among others everyone starts again alone; one alone has
@@ -312,26 +258,31 @@ class Transactional(Receiver):
         for work in works:
             if work.state in ("done", "new", "folded"):
                 work.state, work.error = "failed", exc
-                work.handler_failed = work.handler_failed or len(works) == 1
-                work.tries = work.ctx._attempt if work.handler_failed and work.ctx is not None else work.tries
+                work.scattered = len(works) > 1
+                if not work.scattered:
+                    work.handler_failed = True
+                    work.tries = max(work.tries + 1, work.ctx._attempt if work.ctx is not None else 0)
 
     async def _look_up(self, works: list[Work]) -> None:
         """Tell what was handled before, what is dead, and what is too old to be told."""
-        asked = [
-            work for work in works if work.state == "new" and (work.row is not None or work.attempt_id is not None)
-        ]
+        asked = [work for work in works if work.state == "new"]
         if not asked:
             return
         known = await self._store.known(self._node, [work.message_id for work in asked])
-        floor = self._shared.floor
+        # Behind the look at the rows: who finds one gone finds the floor raised.
+        old = self._clock.time() - self._shared.young_seconds
+        floor = None
+        if any(set_out_at(work.envelope) < old and work.message_id not in known for work in asked):
+            floor = await self._store.floor(self._node)
         for work in asked:
             found = known.get(work.message_id)
             if found is None:
-                if work.row is not None and floor is not None and _sent(work.envelope) < floor:
+                if work.row is not None and floor is not None and set_out_at(work.envelope) < floor:
                     work.state, work.error = "failed", _below_floor(work, floor)
             elif found.state == "handled":
-                work.state, work.in_ledger = "duplicate", True
-                self._check_digest(work, found.digest)
+                if self.subscription.dedup != "off":
+                    work.state, work.in_ledger = "duplicate", True
+                    self._check_digest(work, found.digest)
             elif found.state != "dead" or not work.envelope.replay:
                 work.state = "folded"
 
@@ -447,9 +398,9 @@ class Transactional(Receiver):
         """Whether a failed message runs again here, alone."""
         if work.ctx is None or work.error is None or work.tries > self.subscription.retry.times:
             return False
-        if not work.handler_failed:  # something around the handler failed, or the transaction of others
-            return isinstance(work.error, TRANSACTION_LOST)
-        return is_retried(work.error)
+        if work.scattered:  # the transaction of others
+            return True
+        return work.handler_failed and is_retried(work.error)
 
     async def _fail(self, work: Work) -> None:
         assert work.error is not None
@@ -462,7 +413,7 @@ class Transactional(Receiver):
                 await work.delivery.redeliver(verdict.delay, counted=verdict.counted)
             elif (end := await self._bury(work, verdict.reason)) == "dead":
                 if self._shared.gate is not None and work.attempt_id is not None:
-                    await self._shared.gate.drop(work, work.attempt_id)
+                    await self._shared.gate.drop(work.message_id, work.attempt_id)
                 await work.delivery.settle("dead")
                 outcome = "dead"
             elif end == "handled" and work.ctx is not None:
@@ -472,15 +423,22 @@ class Transactional(Receiver):
                 await work.delivery.settle("duplicate")
                 outcome = "duplicate"
             else:
-                await work.delivery.redeliver(_STORE_DOWN_SECONDS, counted=False)
+                await self._put_off(work)
         except StaleLock as exc:
             self.outcomes["lost"] += 1
             log.warning("%s: %s; it is delivered again", self.subscription, exc)
             return
         except TRANSACTION_LOST as exc:
             log.warning("%s waits for its store: %s", work.envelope, exc)
-            await work.delivery.redeliver(_STORE_DOWN_SECONDS, counted=False)
+            await self._put_off(work)
         await self._finish(work.ctx, outcome)
+
+    async def _put_off(self, work: Work) -> None:
+        """The store is away: come again later, without using up a try."""
+        try:
+            await work.delivery.redeliver(_STORE_DOWN_SECONDS, counted=False)
+        except StaleLock as exc:
+            log.warning("%s: %s; it is delivered again", self.subscription, exc)
 
     async def _bury(self, work: Work, reason: str) -> Literal["dead", "handled", "later"]:
         """Write the dead letter. `handled`: another copy has come to an end meanwhile, so there is nothing to give up.
@@ -507,6 +465,8 @@ class Transactional(Receiver):
 
     async def _is_unhandled(self, transaction: Transaction, work: Work) -> bool:
         """Whether no other copy was handled; with tokens, none can be from this transaction's commit on."""
+        if isinstance(work.error, UnknownToken | TransactionEnded):
+            return True  # nothing to be learned from what is there
         if work.claim_id is not None:
             return await transaction.finish_claim(self._node, work.message_id, work.claim_id)
         if work.attempt_id is not None and self._shared.gate is None:
@@ -568,44 +528,22 @@ def _groups(works: list[Work]) -> list[list[Work]]:
     return groups
 
 
-def dead_letter(
-    node: str, message_id: str, delivery: Delivery, reason: str, error: str, now: float, tries: int | None = None
-) -> DeadLetter:
-    envelope = delivery.envelope
-    return DeadLetter(
-        node=node,
-        message_id=message_id,
-        publication_id=envelope.publication_id,
-        type=envelope.type,
-        source=envelope.source,
-        correlation_id=envelope.correlation_id or envelope.publication_id,
-        key=delivery.key,
-        queue=".".join(filter(None, (node, envelope.type, envelope.source if envelope.kind == "event" else None))),
-        reason=reason,
-        error=error,
-        tries=delivery.tries if tries is None else tries,
-        redeliveries=delivery.redeliveries,
-        first_failed_at=now,
-        last_failed_at=now,
-        envelope=envelope,
-    )
-
-
-def _message_id(envelope: Envelope, node: str) -> str:
-    """What the node knows the message by; one without an identity is known by its content."""
-    if envelope.publication_id:
-        return ids.message_id(envelope.publication_id, node)
-    return ids.idempotent_id(node, envelope.type, envelope.body.hex())
-
-
-def _sent(envelope: Envelope) -> float:
-    """When a message set out; the same for all its copies."""
-    return max(envelope.sent_at, envelope.deliver_at or 0.0)
+def _doubt_missing_tokens(works: list[Work]) -> None:
+    """Without a token store a missing token may be one that is kept elsewhere: no reason to call it a duplicate."""
+    for work in works:
+        if work.state == "duplicate" and work.attempt_id is not None and not work.in_ledger:
+            work.state, work.error = (
+                "failed",
+                UnknownToken(
+                    f"{work.envelope} was sent with a token that is not in this node's store, and this bus has no "
+                    "token store: give it tokens=… as before and replay this; if it was handled already, discard it"
+                ),
+            )
 
 
 def _below_floor(work: Work, floor: float) -> BelowFloor:
     return BelowFloor(
-        f"{work.envelope} was sent at {_sent(work.envelope):.0f}, before {floor:.0f}: the ledger of this node "
+        f"{work.envelope} was sent at {set_out_at(work.envelope):.0f}, before {floor:.0f}: the ledger of this node "
         "remembers nothing from before, so a repetition could not be recognised. If it never was handled, replay its "
         "dead letter"
     )

@@ -48,6 +48,15 @@ class NeedsTransaction(Interrupt):
     """The handler wants the driver's connection before there is one: it runs again with the transaction open."""
 
 
+def interrupt_of(exc: BaseException) -> type[Interrupt] | None:
+    """What ended a handler's run from within `ctx.db`, be it inside a group; None when something else did."""
+    if isinstance(exc, Interrupt):
+        return type(exc)
+    if isinstance(exc, BaseExceptionGroup):
+        return next((kind for each in exc.exceptions if (kind := interrupt_of(each)) is not None), None)
+    return None
+
+
 class TransactionEnded(TransactionMisused):
     """A handler ended the transaction behind our back."""
 
@@ -75,11 +84,13 @@ class Work:
         "error",
         "handler",
         "handler_failed",
+        "has_savepoint",
         "identity",
         "in_ledger",
         "message_id",
         "outputs",
         "row",
+        "scattered",
         "state",
         "tries",
         "unit",
@@ -108,6 +119,8 @@ class Work:
         self.outputs: list[OutboxRow] = []
         self.tries = 0
         """How often its handler ran and failed."""
+        self.scattered = False
+        """Whether it shared a transaction that was lost, through no fault that one knows of."""
         self.handler_failed = False
         """Whether the error is the handler's, not one of what is around it."""
         self.identity: str | None = None
@@ -117,6 +130,7 @@ class Work:
         self.unit: UnitOfWork | None = None
         self.entered = False
         """Whether it has used the transaction in this try."""
+        self.has_savepoint = False
         self.database_: Database | None = None
 
     @property
@@ -188,6 +202,7 @@ class UnitOfWork:
         self.loop = asyncio.get_running_loop()
         self.transaction: Transaction | None = None
         self.current: Work | None = None
+        self._entering = asyncio.Lock()
         self.waited = 0.0
         """Seconds spent on getting the transaction: the time of others."""
         self._store = store
@@ -198,14 +213,19 @@ class UnitOfWork:
             work.unit = self
 
     async def enter(self, work: Work) -> None:
-        """A message is about to use the transaction."""
+        """A message is about to use the transaction. Its handler may do so from several tasks at once."""
+        async with self._entering:
+            if not work.entered:
+                await self._enter(work)
+
+    async def _enter(self, work: Work) -> None:
         if self.transaction is None:
             await self.begin()
         transaction = self.transaction
         assert transaction is not None
         if not self.alone and work.state != "duplicate":
             await transaction.savepoint()
-            work.entered = True
+            work.has_savepoint = True
         if work.attempt_id is not None and work.claim_id is None and not work.consumed:
             work.consumed = bool(await transaction.consume_tokens([work.attempt_id]))
             if not work.consumed:
@@ -238,7 +258,7 @@ class UnitOfWork:
 
     async def undo(self, work: Work, exc: BaseException | None = None) -> None:
         """Roll a failed try back: alone everything, among others to its savepoint. `exc` is what it failed with."""
-        if self.transaction is None or not (work.entered or self.alone):
+        if self.transaction is None or not (work.entered or work.has_savepoint or self.alone):
             return
         if work.entered and not self.transaction.is_open:
             raise await self._why_ended(self.transaction, work, exc)
@@ -247,7 +267,7 @@ class UnitOfWork:
         else:
             await self.transaction.roll_back_to_savepoint()
             await self.transaction.release_savepoint()
-        work.entered = work.consumed = False
+        work.entered = work.has_savepoint = work.consumed = False
 
     async def leave(self, work: Work) -> None:
         """A message succeeded: what it wrote stays, if the rest goes well."""
@@ -257,9 +277,15 @@ class UnitOfWork:
         assert transaction is not None
         if not transaction.is_open:
             raise await self._why_ended(transaction, work)
+        if transaction.is_broken:
+            raise TransactionMisused(
+                f"a statement of {work.ctx} failed and the handler went on: PostgreSQL then refuses all further work "
+                "of the transaction. Use `on conflict do nothing`, or put the statement that may fail into "
+                "`async with ctx.db.raw.transaction():`, which rolls back that part alone"
+            )
         if not self.alone:
             await transaction.release_savepoint()
-        work.entered = False
+        work.entered = work.has_savepoint = False
 
     @staticmethod
     async def _why_ended(transaction: Transaction, work: Work, exc: BaseException | None = None) -> BaseException:

@@ -89,7 +89,9 @@ class Flow:
         self._folder = folder
         self._show = show
         chance = random.Random(f"kills of {plan.seed}")
-        moments = sorted(chance.uniform(_EARLIEST, _LATEST) for _ in range(crashes))
+        # One in each stretch of the work: spread over it, and at a random place there.
+        stretch = (_LATEST - _EARLIEST) / max(1, crashes)
+        moments = [_EARLIEST + stretch * (number + chance.random()) for number in range(crashes)]
         self._kill_at = [int(moment * len(plan.good)) for moment in moments]
         self._hesitations = [chance.uniform(0.0, 0.25) for _ in range(crashes)]
         self._batches = plan.batches()
@@ -165,7 +167,8 @@ class Flow:
             counted = (status.timeouts, outcomes["redelivered"], outcomes["duplicate"])
             sums = [before + now for before, now in zip(self._gone, counted, strict=True)]
             progress.timeouts, progress.redelivered, progress.duplicates = sums
-        progress.samples.append(Sample(time.time() - progress.began, self._published, *count_rows(self._folder)))
+        rows = count_rows(self._folder) or progress.last[2:]
+        progress.samples.append(Sample(time.time() - progress.began, self._published, *rows))
 
     def _last_words(self) -> str:
         return "\n".join((self._folder / "worker.log").read_text(errors="replace").splitlines()[-15:])
@@ -181,7 +184,8 @@ class Flow:
         while time.monotonic() < deadline:
             status = read_status(self._folder)
             if status is not None and status.at > known + 0.5:  # what it says began after the spool was empty
-                return status.is_at_rest and not count_rows(self._folder)[3]
+                rows = count_rows(self._folder)
+                return status.is_at_rest and rows is not None and not rows[3]
             if status is not None and not status.is_at_rest:
                 return False
             time.sleep(_TURN)
@@ -247,14 +251,17 @@ select (select coalesce(max(rowid), 0) from invoices), (select coalesce(max(rowi
 """
 
 
-def count_rows(folder: Path) -> tuple[int, int, int, int, int]:
-    """Invoices, charges, parcels (by the last row, which is quick), what waits in the outbox, dead letters."""
+def count_rows(folder: Path) -> tuple[int, ...] | None:
+    """Invoices, charges, parcels (by the last row, which is quick), what waits in the outbox, dead letters.
+
+    None while there are no tables yet, or while the database cannot be read because it is being recovered.
+    """
     path = folder / "shop.db"
     if not path.exists():
-        return (0, 0, 0, 0, 0)
+        return None
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=5)) as connection:
-            found: tuple[int, int, int, int, int] = connection.execute(_COUNTS).fetchone()
+            found: tuple[int, ...] = connection.execute(_COUNTS).fetchone()
             return found
-    except sqlite3.OperationalError:  # its tables are in the making
-        return (0, 0, 0, 0, 0)
+    except sqlite3.OperationalError:
+        return None

@@ -96,11 +96,12 @@ def render(result: Result) -> str:
         sections.append(
             _section(escape(title[0].upper() + title[1:]), "Computed by Spark from the journal.", _table(rows))
         )
+    pill = f'<span class="pill {"" if result.held else "alarm"}">{held}</span>'
     made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(progress.began))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>Faregate demo: {held}</title><style>{_STYLE}</style></head><body><main>"
-        f'<h1>{told}</h1><p><span class="pill {"" if result.held else "alarm"}">{held}</span>&ensp;{plan.orders:,} orders through four '
+        f"<h1>{told}</h1><p>{pill}&ensp;{plan.orders:,} orders through four "
         f"services while their process was killed {len(progress.kills)} times. {made}.</p>"
         f'<div class="tiles">{"".join(_tile(*tile) for tile in tiles)}</div>{"".join(sections)}'
         f"<footer>Again, with the same orders: <code>faregate demo --orders {plan.orders} --crashes {progress.crashes} "

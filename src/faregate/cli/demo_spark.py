@@ -5,9 +5,10 @@ Everything here is the public `fg.spark`, on a session of two cores that ends wi
 
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,10 +59,13 @@ def session(folder: Path) -> "Iterator[SparkSession]":
             .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
             .getOrCreate()
         )
+    # pyspark's own handler talks to the JVM in the midst of whatever is said to it just then.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield made
     finally:
-        made.stop()
+        with suppress(Exception):  # an interrupted conversation with the JVM; it ends with this process anyway
+            made.stop()
 
 
 @contextmanager
@@ -106,8 +110,9 @@ def examine(result: "Result", folder: Path, most_findings: int) -> None:
         windows = fg.spark.rates(spark, journal=journal, window="1s").collect()
         result.spark_tables["rates by Spark"] = busiest([row.asDict() for row in windows])
         drained = fg.spark.drain(spark, store=store, to=folder / "dead-letters")
-        rows = drained.letters.groupBy("reason", "node", "type").count().orderBy("reason").collect()
-        result.spark_tables["dead letters drained to Parquet"] = [row.asDict() for row in rows]
+        if drained.counts["found"]:
+            rows = drained.letters.groupBy("reason", "node", "type").count().orderBy("reason").collect()
+            result.spark_tables["dead letters drained to Parquet"] = [row.asDict() for row in rows]
 
 
 _COLUMNS = ("node", "published", "handled", "duplicate", "dead", "in_flight", "missing", "double", "out_of_order")
@@ -126,7 +131,7 @@ def _told(summary: dict[str, int], notes: list[str]) -> str:
 
 
 def busiest(windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each node: how messages ended, the busiest second, the latency in the usual and in the worst one."""
+    """For each node: how messages ended, the busiest second, the p50 of the usual and the p99 of the worst second."""
     nodes: dict[str, list[dict[str, Any]]] = {}
     for window in windows:
         nodes.setdefault(window["node"], []).append(window)
@@ -141,12 +146,8 @@ def busiest(windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "redelivered": sum(window["redelivered"] for window in found),
                 "given up": sum(window["dead"] for window in found),
                 "peak/s": max(window["ended"] for window in found),
-                "usual p50": _seconds(medians[len(medians) // 2] if medians else None),
-                "worst p99": _seconds(max((w["p99"] for w in found if w["p99"] is not None), default=None)),
+                "p50, s": medians[len(medians) // 2] if medians else None,
+                "p99, s": max((window["p99"] for window in found if window["p99"] is not None), default=None),
             }
         )
     return table
-
-
-def _seconds(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f} s"

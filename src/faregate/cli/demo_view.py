@@ -74,7 +74,9 @@ class DemoView:
             bars.add_row(what, f"{count:,}", bar)
         bars.add_row()
         bars.add_row(
-            "parcels a second", f"{_rate(progress.samples):,.0f}", Text.assemble(*sparkline(progress), overflow="crop")
+            "parcels a second",
+            f"{_rate(progress.samples):,.0f}",
+            Text.assemble(*sparkline(progress), no_wrap=True, overflow="crop"),
         )
         bars.add_row("worker", "", _worker(progress))
         facts = Table.grid(padding=(0, 3))
@@ -119,7 +121,7 @@ def _rate(samples: Sequence[Sample], seconds: float = 2.0) -> float:
 def sparkline(progress: Progress, width: int = 44) -> list[tuple[str, str]]:
     """The rate over the whole run so far, with a cross where the worker was killed."""
     samples = progress.samples
-    step = max(0.5, progress.last.at / width)
+    step = max(0.5, progress.last.at / (width - 1))
     slots = int(progress.last.at / step) + 1
     at_end = [0] * (slots + 1)
     for sample in samples:

@@ -156,9 +156,8 @@ def _show_rates(rows: list[dict[str, Any]], seconds: float) -> None:
             *("–" if value is None else _duration(value) for value in worst),
         )
     console.print(table)
-    console.print(
-        f"{first:%Y-%m-%d %H:%M:%S} to {rows[-1]['to']:%Y-%m-%d %H:%M:%S} UTC; AGAIN: went back; P50 to P99 of the worst window"
-    )
+    span = f"{first:%Y-%m-%d %H:%M:%S} to {rows[-1]['to']:%Y-%m-%d %H:%M:%S} UTC"
+    console.print(f"{span}; AGAIN: deliveries that went back; P50 to P99: of the worst window", soft_wrap=True)
 
 
 def _duration(seconds: float) -> str:

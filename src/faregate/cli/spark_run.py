@@ -14,7 +14,7 @@ from faregate.errors import ConfigurationError
 from faregate.transports.journal import JournalTransport
 
 if TYPE_CHECKING:
-    from faregate.spark.run_node import RunProgress
+    from faregate.spark.run_progress import RunProgress
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print as JSON, a line for each batch.")]
 _LOOK_SECONDS = 1.0
@@ -106,7 +106,9 @@ def handover(
         return
     for each in done:
         what = "now read from" if each.changed else "already read from"
-        console.print(f"{each.queue}: {what} the {each.view}, offset {each.offset} on (epoch {each.epoch})", markup=False)
+        console.print(
+            f"{each.queue}: {what} the {each.view}, offset {each.offset} on (epoch {each.epoch})", markup=False
+        )
 
 
 __all__ = ["handover", "run"]

@@ -155,6 +155,11 @@ class Transaction(Protocol):
         """Whether the database still has this transaction open: false too when somebody ended it by the back door."""
         ...
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether a statement failed and the database refuses everything but rolling back (PostgreSQL)."""
+        ...
+
     # --- savepoints: one level, remade after `release_savepoint` ---
 
     async def savepoint(self) -> None: ...
@@ -289,8 +294,8 @@ class Store(Protocol):
         ...
 
     async def has_identity(self, node: str, handler: str, identity: str) -> bool: ...
-    async def undispatched(self, limit: int) -> list[OutboxRow]:
-        """Outbox rows that are not dispatched, by `seq`."""
+    async def undispatched(self, limit: int, nodes: Sequence[str] | None = None) -> list[OutboxRow]:
+        """Outbox rows that are not dispatched, by `seq`; of these nodes, or of all."""
         ...
 
     async def dead(self, which: DeadFilter, limit: int = 1000) -> list[DeadLetter]:

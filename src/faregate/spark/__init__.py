@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from faregate.spark.jobs_store import store_table
     from faregate.spark.rates_job import rates
     from faregate.spark.replay_job import replay
-    from faregate.spark.run_node import Run, RunProgress, run
+    from faregate.spark.run_node import Run, run
+    from faregate.spark.run_progress import RunProgress
 
 __all__ = [
     "FaregateSource",
@@ -48,7 +49,7 @@ __all__ = [
 
 _JOBS = {
     "Run": "faregate.spark.run_node",
-    "RunProgress": "faregate.spark.run_node",
+    "RunProgress": "faregate.spark.run_progress",
     "audit": "faregate.spark.audit_job",
     "drain": "faregate.spark.drain_job",
     "letters": "faregate.spark.drain_job",

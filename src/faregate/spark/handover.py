@@ -149,4 +149,3 @@ async def _forget(store: Store, records: LogRecords, message_ids: list[str]) -> 
 def _is_of(binding: Binding, envelope: Envelope) -> bool:
     same_source = binding.source is None or binding.source == envelope.source
     return (binding.type, binding.kind) == (envelope.type, envelope.kind) and same_source
-

@@ -37,7 +37,7 @@ RECORD = np.dtype(
 _SUMMED_BYTES = 28
 _SCHEMA = (
     "offset long not null, queue string, node string, outcome string not null, tries int not null, "
-    "redeliveries int not null, time timestamp not null"
+    "redeliveries int not null, time timestamp"
 )
 _NAMES = np.array([settled.NAMES.get(code, "") for code in range(256)], dtype=object)
 
@@ -102,7 +102,9 @@ def plan_journal(path: str | Path, start: int | None = None, end: int | None = N
         if max(base, first) < min(following, stop)
     ]
     queues = tuple((each.number, each.name, each.node, each.type) for each in topology.queues if each.type is not None)
-    everyone = tuple(sorted({each.node for each in topology.queues}))
+    # An event's topic is addressed by who publishes it.
+    heard = {each.address for each in topology.topics if each.kind == "event" and each.address is not None}
+    everyone = tuple(sorted({each.node for each in topology.queues} | heard))
     return JournalPlan(folder, earliest, latest, tuple(spans), queues, everyone)
 
 
@@ -140,7 +142,8 @@ def checksums(plain: Any) -> Any:
 def settlements(spark: "SparkSession", journal: str | Path) -> "DataFrame":
     """The records of a journal's side logs: offset, queue, node, outcome, tries, redeliveries, time.
 
-    For `redeliver` the time is when the message is due. Segments that retention removed have none any more.
+    For `redeliver` the time is when the message is due; `started` has none. Of segments that retention removed there
+    are none any more.
     """
     plan = plan_journal(journal)
     names = {number: (name, node) for number, name, node, _ in plan.queues}
@@ -149,7 +152,7 @@ def settlements(spark: "SparkSession", journal: str | Path) -> "DataFrame":
         found = side_log(plan.path, segment)
         found = found[np.isin(found["queue"], list(names))]
         pairs = [names[number] for number in found["queue"].tolist()]
-        times = pa.array((found["time"] * 1e6).astype("i8"), pa.timestamp("us", tz="UTC"))
+        times = pa.array((found["time"] * 1e6).astype("i8"), pa.timestamp("us", tz="UTC"), mask=found["time"] <= 0)
         columns = {
             "offset": found["offset"].astype("i8"),
             "queue": [name for name, _ in pairs],

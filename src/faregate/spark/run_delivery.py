@@ -17,7 +17,19 @@ End = Callable[["LogDelivery", str], Awaitable[None]]
 
 
 class LogDelivery:
-    __slots__ = ("_end", "_park", "bucket", "envelope", "key", "line", "parked", "position", "redeliveries", "started_at", "tries")
+    __slots__ = (
+        "_end",
+        "_park",
+        "bucket",
+        "envelope",
+        "key",
+        "line",
+        "parked",
+        "position",
+        "redeliveries",
+        "started_at",
+        "tries",
+    )
 
     def __init__(
         self,

@@ -49,7 +49,9 @@ class Driver:
 
     def __init__(self, node: Node, store: str, path: Path, label: str) -> None:
         if store.partition(":")[0] == "memory":
-            raise ConfigurationError("memory: is a database of one process; Spark's workers need sqlite: or postgresql:")
+            raise ConfigurationError(
+                "memory: is a database of one process; Spark's workers need sqlite: or postgresql:"
+            )
         self._node = node
         self._clock = SystemClock()
         self._store = open_store(store, self._clock)
@@ -78,18 +80,28 @@ class Driver:
                 f"before offset {first}: repetitions could not be recognised. Begin at {first} or later"
             )
         JournalReader(self._path).save_position(reader_name(self._node.name), low)
-        self._spooler = OutboxSpooler(self._store, str(self._path), self._clock, await self._directory())
+        self._spooler = OutboxSpooler(
+            self._store, self._node.name, str(self._path), self._clock, await self._directory()
+        )
         await self._spooler.send()
         await self._spooler.take_in()
         return low
 
     async def _directory(self) -> Directory | None:
-        """Who deduplicates by tokens is in the recipient lists of this store, if any are."""
-        directory = Directory(self._tokens)
+        """The recipient lists, for a node that deduplicates by tokens. They must be in its own store: a token that is
+        looked for in the wrong place is missing, and its message would be taken for a duplicate."""
         wanted = [sub for sub in self._node.subscriptions.values() if sub.dedup == "tokens"]
+        if not wanted:
+            return None
+        lists = await self._tokens.recipients([topic_for(sub) for sub in wanted])
         for subscription in wanted:
-            await directory.subscribe(topic_for(subscription), self._node.name, "tokens")
-        return directory if wanted else None
+            if lists[topic_for(subscription)].modes.get(self._node.name) != "tokens":
+                raise ConfigurationError(
+                    f"{subscription} deduplicates by tokens, and {self._store.url} has no list that says so: on Spark "
+                    "tokens must be in the node's own store. Start a bus once whose nodes all share that store, or use "
+                    "dedup='ledger'"
+                )
+        return Directory(self._tokens)
 
     async def _read_low_water(self) -> int | None:
         transaction = self._store.transaction()

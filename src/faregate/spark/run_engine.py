@@ -19,11 +19,12 @@ from typing import Any
 
 from faregate import ids
 from faregate.bus.alarms import Alarms
+from faregate.bus.burial import dead_letter
 from faregate.bus.bus import key_fields
 from faregate.bus.lanes import Lanes
+from faregate.bus.node_store import NodeStore
 from faregate.bus.sender import Sender
 from faregate.bus.subscription import Subscription
-from faregate.bus.unit import NodeStore, dead_letter
 from faregate.codec import BodyWriter
 from faregate.codec import codec as find_codec
 from faregate.ports.clock import SystemClock
@@ -98,7 +99,6 @@ class Engine:
         await self.store.open()
         if self._tokens is not None:
             await self._tokens.open()
-        self.shared.floor = await self.store.floor(self.node.name)
 
     async def close(self) -> None:
         if self._tokens is not None:
@@ -123,7 +123,16 @@ class Engine:
         for position, bucket, number, key, envelope, at, redeliveries, parked in rows:
             line = self.lines[number]
             delivery = LogDelivery(
-                position, bucket, key, key if line.by_key else None, unpack(envelope), at, redeliveries, parked, self._park, self._ended
+                position,
+                bucket,
+                key,
+                key if line.by_key else None,
+                unpack(envelope),
+                at,
+                redeliveries,
+                parked,
+                self._park,
+                self._ended,
             )
             self._line_of[delivery] = line
         ready = await self._sort_out()
@@ -239,7 +248,7 @@ class Engine:
         try:
             await transaction.begin()
             await self._take_lock(transaction, delivery)
-            if message_id not in await self.store.known(self.node.name, [message_id]):
+            if not await self.records.is_decided(transaction, message_id, replay=False):
                 await transaction.bury(letter)
             await self.records.unpark(transaction, [message_id])
             await transaction.commit()
@@ -261,7 +270,7 @@ class Engine:
     async def _commit_parked(
         self, delivery: LogDelivery, due: float, redeliveries: int, *, waited_for: bool = True
     ) -> None:
-        """Park it, unless somebody has dealt with it meanwhile: a zombie of this task, or the one this is a zombie of."""
+        """Park it, unless another attempt of this task has dealt with it meanwhile."""
         message_id = self._message_id(delivery)
         key = delivery.key if waited_for else None
         parked = Parked(message_id, due, redeliveries, key, delivery.position, delivery.envelope)
@@ -274,8 +283,7 @@ class Engine:
                 last = await self.records.positions(transaction, name, [delivery.line])
                 if is_behind(delivery, last):
                     return
-            known = (await self.store.known(self.node.name, [message_id])).get(message_id)
-            if known is not None and not (known.state == "dead" and delivery.envelope.replay):
+            if await self.records.is_decided(transaction, message_id, bool(delivery.envelope.replay)):
                 return
             await self.records.park(transaction, parked, delivery.redeliveries if delivery.parked else None)
             await transaction.commit()

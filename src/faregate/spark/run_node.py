@@ -9,7 +9,6 @@ Rules kept here:
 - Parked messages whose time has come join the next batch; without one they get a run of their own.
 """
 
-import json
 import logging
 import threading
 import time
@@ -18,7 +17,6 @@ from collections import Counter
 from collections.abc import Callable
 from math import ceil
 from pathlib import Path
-from typing import Any, NamedTuple
 from uuid import uuid4
 
 from pyspark.errors import StreamingQueryException
@@ -29,35 +27,26 @@ from faregate.bus.bus import MAX_MESSAGE_BYTES
 from faregate.bus.node import Node
 from faregate.errors import ConfigurationError, FaregateError
 from faregate.spark.run_driver import Driver
+from faregate.spark.run_progress import RunProgress, end_offset
 from faregate.spark.run_records import BUCKETS
 from faregate.spark.run_rows import WORK, Places, work_rows
 from faregate.spark.run_spec import RunSpec, load_node, locate
+from faregate.spark.run_stateless_query import StatelessRun, check_stateless, start_stateless
 from faregate.spark.run_tasks import COUNTS, handle_partition
 from faregate.spark.run_trigger import parse_trigger
-from faregate.spark.run_views import journal_path, label_of, take_views
+from faregate.spark.run_views import journal_path, label_of, reader_name, take_views
 from faregate.spark.source import FaregateSource
 
 log = logging.getLogger("faregate.spark")
 
 _PARKED_SECONDS = 1.0
+_STOP_SECONDS = 0.2
 _SPARKS_DEFAULT = "200"
 _LAST = "last"
 
 
-class RunProgress(NamedTuple):
-    """What one batch came to."""
-
-    batch: int | None
-    """None for a run of parked messages between batches."""
-    outcomes: dict[str, int]
-    """handled, skipped, duplicate, dead; redelivered (failed and parked), parked (behind another), scheduled."""
-    sent: int
-    """Outgoing messages."""
-    parked: int
-    """How many messages are parked now."""
-    low_water: int
-    """Below this offset everything is handled, dead or parked."""
-    seconds: float
+class RunStopped(FaregateError):
+    """A batch was about to start while the run was being stopped."""
 
 
 class Run:
@@ -90,13 +79,22 @@ class Run:
     # --- a batch ---------------------------------------------------------------------------------------------
 
     def handle_batch(self, frame: DataFrame, number: int) -> None:
-        """For `foreachBatch`."""
-        with self._turn:
+        """For `foreachBatch`. A run that is being stopped starts no batch."""
+        while not self._turn.acquire(timeout=_STOP_SECONDS):
+            self._check_going_on(number)
+        try:
+            self._check_going_on(number)
             parked = self._places.parked_rows(self._driver.due())
             work = frame.mapInArrow(work_rows(self._spec), WORK)
             if parked:
                 work = work.unionAll(frame.sparkSession.createDataFrame(parked, WORK))
             self._handle(work, number)
+        finally:
+            self._turn.release()
+
+    def _check_going_on(self, number: int) -> None:
+        if self._stopping.is_set():
+            raise RunStopped(f"the run of {self._spec.node_name!r} is stopped; batch {number} waits for the next")
 
     def handle_parked(self, spark: SparkSession) -> bool:
         """Parked messages whose time has come, without a batch; whether there were any."""
@@ -126,11 +124,7 @@ class Run:
 
     def _read_before(self) -> int:
         """Where the batches before this one ended; of what is not ours, nobody tells otherwise."""
-        progress = None if self.query is None else self.query.lastProgress
-        if progress is None:
-            return 0
-        ends = [_end_offset(source) for source in progress["sources"]]
-        return max(ends, default=0)
+        return 0 if self.query is None else end_offset(self.query)
 
     # --- life ------------------------------------------------------------------------------------------------
 
@@ -152,7 +146,7 @@ class Run:
         self._between.start()
 
     def await_termination(self, timeout: float | None = None) -> bool:
-        """Wait, up to `timeout` seconds (whole ones), until the run ends; whether it has. Raises what it failed with."""
+        """Wait until the run ends, at most `timeout` whole seconds; whether it has. Raises what it failed with."""
         assert self.query is not None
         try:
             ended = self.query.awaitTermination(ceil(timeout)) if timeout is not None else self._wait()
@@ -201,11 +195,12 @@ def run(
     handover: bool = False,
     codec: str = "json",
     max_message_bytes: int = MAX_MESSAGE_BYTES,
-) -> Run:
+) -> "Run | StatelessRun":
     """Run a node's handlers on Structured Streaming, from the log view of a journal. Returns once it is started.
 
     `node` is an `fg.Node` or `module:attribute`. `trigger` is "available-now" (handle what is there, and end), or how
-    often to look: "5s", "500ms", or seconds. `handover` takes subscriptions over from their queues.
+    often to look: "5s", "500ms", or seconds. Without `store` handlers have no effect but what they send, and take the
+    fast path. `handover` takes subscriptions over from their queues.
 
     Raises `ViewTaken` for a subscription that a bus consumes, `JournalLocked`, `BelowFloor`, `ConfigurationError`.
     """
@@ -221,7 +216,6 @@ def run(
         node_name=found.name,
         target=target,
         folder=folder,
-        node=None if target is not None else found,
         store=store,
         codec=codec,
         body_limit=max_message_bytes,
@@ -229,12 +223,15 @@ def run(
     )
     _register(spark)
     start = min(begin.offset for begin in begins.values())
+    place = f"{checkpoint}/{label}"
     types = sorted({subscription.message_type.wire for subscription in found.subscriptions.values()})
     reader = spark.readStream.format("faregate").option("startingOffsets", start).option("types", ",".join(types))
     if max_messages_per_trigger is not None:
         reader = reader.option("maxMessagesPerTrigger", max_messages_per_trigger)
+    if store is None:
+        stream = reader.option("readerName", reader_name(found.name)).load(str(path))
+        return start_stateless(spec, stream, path, place, options, _partitions(spark), on_progress)
     stream = reader.load(str(path))
-    assert store is not None
     driver = Driver(found, store, path, label)
     try:
         low_water = driver.open(start)
@@ -243,7 +240,7 @@ def run(
             handle.handle_parked(spark)
         handle.query = (
             stream.writeStream.foreachBatch(handle.handle_batch)
-            .option("checkpointLocation", f"{checkpoint}/{label}")
+            .option("checkpointLocation", place)
             .queryName(f"faregate-{found.name}-{spec.id[:8]}")
             .trigger(**options)
             .start()
@@ -270,7 +267,7 @@ def _check(node: Node, store: str | None) -> None:
     if not node.subscriptions:
         raise ConfigurationError(f"node {node.name!r} handles nothing: give it a handler with @{node.name}.on(…)")
     if store is None:
-        raise FaregateError(f"node {node.name!r} has no store")
+        check_stateless(node)
 
 
 def _partitions(spark: SparkSession) -> int:
@@ -278,9 +275,3 @@ def _partitions(spark: SparkSession) -> int:
     chosen = spark.conf.get("spark.sql.shuffle.partitions", _SPARKS_DEFAULT) or _SPARKS_DEFAULT
     count = spark.sparkContext.defaultParallelism if chosen == _SPARKS_DEFAULT else int(chosen)
     return max(1, min(BUCKETS, count))
-
-
-def _end_offset(source: Any) -> int:
-    end = source["endOffset"]
-    numbers = json.loads(end) if isinstance(end, str) else end
-    return int(numbers.get("0", 0)) if isinstance(numbers, dict) else 0

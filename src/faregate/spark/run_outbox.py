@@ -35,11 +35,12 @@ _PATIENCE = 10.0
 
 
 class OutboxSpooler:
-    """The outbox of one store, and the journal that it goes to."""
+    """What one node has in the outbox of its store, and the journal that it goes to."""
 
-    def __init__(self, store: Store, path: str, clock: Clock, directory: Directory | None) -> None:
+    def __init__(self, store: Store, node: str, path: str, clock: Clock, directory: Directory | None) -> None:
         self._store = store
-        self._transport = JournalTransport(path, clock=clock)
+        self._nodes = [node]
+        self._transport = borrowed_journal(path, clock)
         self._clock = clock
         self._alarms = Alarms()
         self._directory = directory
@@ -50,16 +51,18 @@ class OutboxSpooler:
         if self._directory is not None:
             return await self._send_with_attempts(self._directory)
         sent = 0
-        while rows := await self._store.undispatched(_AT_ONCE):
+        while rows := await self._store.undispatched(_AT_ONCE, self._nodes):
             await self._send_rows([without_attempt(row) if is_pending(row) else row for row in rows])
             sent += len(rows)
         return sent
 
     async def _send_with_attempts(self, directory: Directory) -> int:
         """Recipients may want tokens: the bus' own dispatcher makes them, and sends through the spool."""
-        attempts = Attempts(self._store, directory, self._clock)
-        dispatcher = Dispatcher(self._store, _Spooling(self._transport), self._clock, self._alarms, attempts)
-        before = len(await self._store.undispatched(_AT_ONCE))
+        attempts = Attempts(self._store, directory, self._clock, self._alarms)
+        dispatcher = Dispatcher(
+            self._store, _Spooling(self._transport), self._clock, self._alarms, attempts, self._nodes
+        )
+        before = len(await self._store.undispatched(_AT_ONCE, self._nodes))
         if before:
             await dispatcher.start()
             await dispatcher.stop(0)
@@ -72,7 +75,9 @@ class OutboxSpooler:
         going: list[OutboxRow] = []
         for row in rows:
             envelope = row.envelope
-            nodes = topology.nodes("command", envelope.destination, envelope.type) if envelope.kind == "command" else None
+            nodes = (
+                topology.nodes("command", envelope.destination, envelope.type) if envelope.kind == "command" else None
+            )
             if nodes is not None and (not nodes or not nodes.issuperset(envelope.recipients)):
                 letters.append(self._letter(row))
             else:
@@ -118,6 +123,11 @@ class OutboxSpooler:
         return await take_in_spool(self._transport)
 
 
+def borrowed_journal(path: str, clock: Clock) -> JournalTransport:
+    """A journal whose retention is not ours to decide: nothing of it is removed."""
+    return JournalTransport(f"{path}?retain=forever", clock=clock)
+
+
 async def take_in_spool(transport: JournalTransport) -> bool:
     layout, disk = JournalReader(transport.path).layout, RealDisk()
     if not waiting(layout, disk):
@@ -129,7 +139,7 @@ async def take_in_spool(transport: JournalTransport) -> bool:
     try:
         transport.begin()
         until = asyncio.get_running_loop().time() + _PATIENCE
-        while waiting(layout, disk) and asyncio.get_running_loop().time() < until:
+        while waiting(layout, disk) and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110 - files tell nobody
             await asyncio.sleep(0.005)
     finally:
         await transport.close()

@@ -114,6 +114,15 @@ class LogRecords:
                 (parked.due, parked.redeliveries, parked.key, *values[:2], before),
             )
 
+    async def is_decided(self, transaction: Transaction, message_id: str, replay: bool) -> bool:
+        """Whether the ledger or the dead letters have it; a replay is there to reopen a dead letter."""
+        found = (self._node, self._id(message_id))
+        ledger = "select 1 from faregate_ledger where node = ? and message_id = ?"
+        if await transaction.fetchone(ledger, found) is not None:
+            return True
+        row = await transaction.fetchone("select status from faregate_dead where node = ? and message_id = ?", found)
+        return row is not None and (row[0] == "discarded" or (row[0] in ("open", "replayed") and not replay))
+
     async def unpark(self, transaction: Transaction, message_ids: Sequence[str]) -> None:
         for some in _pieces(message_ids):
             await transaction.execute(
@@ -152,7 +161,8 @@ class LogRecords:
 
     async def _read(self, transaction: Transaction, where: str, values: Sequence[Any]) -> list[Parked]:
         rows = await transaction.fetchall(
-            f"select message_id, due_at, tries, key, position, envelope from faregate_parked where node = ? and {where}",
+            "select message_id, due_at, tries, key, position, envelope from faregate_parked "
+            f"where node = ? and {where}",
             (self._node, *values),
         )
         return [

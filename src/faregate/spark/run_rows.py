@@ -107,7 +107,9 @@ def work_rows(spec: RunSpec) -> Callable[[Iterable[Any]], Iterator[Any]]:
         for batch in batches:
             rows = list(_placed(places, batch))
             if rows:
-                columns = [pa.array(values, type) for values, type in zip(zip(*rows, strict=True), _ARROW.types, strict=True)]
+                columns = [
+                    pa.array(values, type) for values, type in zip(zip(*rows, strict=True), _ARROW.types, strict=True)
+                ]
                 yield pa.RecordBatch.from_arrays(columns, schema=_ARROW)
 
     return place

@@ -1,9 +1,9 @@
 """What travels from the driver to the Python workers: which node, which store, where its subscriptions begin.
 
 Rules kept here:
-- Handlers go by name: a node that a module holds is imported there (`module:attribute`), so both engines run the same
-  objects. Only a node that no module holds travels by value, pickled by Spark itself as it pickles every function.
-  Nothing that is read from a message is ever unpickled.
+- Handlers go by name, `module:attribute`: the worker imports what the bus would, so both engines run the same objects,
+  and nothing is pickled. (Spark's pickle would carry a message class that no module holds without its fields, and every
+  message would be decoded as an empty one.)
 - A worker process loads a node once.
 """
 
@@ -32,11 +32,9 @@ class RunSpec:
     id: str
     """Of this run: what a worker process keeps its engine by."""
     node_name: str
-    target: str | None
+    target: str
     """module:attribute, and the folder it is imported from."""
     folder: str | None
-    node: Node | None
-    """Only where there is no target."""
     store: str | None
     codec: str
     body_limit: int
@@ -51,17 +49,22 @@ def node_of(spec: RunSpec) -> Node:
     """The node, in this process."""
     found = _loaded.get(spec.id)
     if found is None:
-        found = spec.node if spec.target is None else load_node(spec.target, spec.folder)
-        assert found is not None
-        _loaded[spec.id] = found
+        found = _loaded[spec.id] = load_node(spec.target, spec.folder)
     return found
+
+
+def provide(spec: RunSpec, node: Node) -> None:
+    """Have this node stand for what would be imported, in this process."""
+    _loaded[spec.id] = node
 
 
 def load_node(target: str, folder: str | None = None) -> Node:
     """Import `module:attribute`. Raises `ConfigurationError`."""
     module_name, colon, name = target.partition(":")
     if not colon or not module_name or not name:
-        raise ConfigurationError(f"{target!r} does not name a node: write module:attribute, for example shop.app:billing")
+        raise ConfigurationError(
+            f"{target!r} does not name a node: write module:attribute, for example shop.app:billing"
+        )
     if folder is not None and folder not in sys.path:
         sys.path.insert(0, folder)
     try:
@@ -70,7 +73,8 @@ def load_node(target: str, folder: str | None = None) -> Node:
         if exc.name is None or not module_name.startswith(exc.name):
             raise
         raise ConfigurationError(
-            f"there is no module {exc.name!r} in this process: on a cluster, ship it with --py-files or install it there"
+            f"there is no module {exc.name!r} here: write it as you would import it from this folder; on a cluster, "
+            "ship it with --py-files, or install it there"
         ) from exc
     found: Any = getattr(module, name, None)
     if not isinstance(found, Node):
@@ -80,15 +84,20 @@ def load_node(target: str, folder: str | None = None) -> Node:
     return found
 
 
-def locate(node: Node) -> tuple[str | None, str | None]:
-    """Where to import a node from, and from which folder; nowhere when no module holds it."""
-    for module_name, module in list(sys.modules.items()):
-        if module_name == "__main__" or module is None:
+def locate(node: Node) -> tuple[str, str | None]:
+    """Where to import a node from, and from which folder. Raises `ConfigurationError`."""
+    own = [subscription.handler.function.__module__ for subscription in node.subscriptions.values()]
+    modules = {name: sys.modules.get(name) for name in (*own, *sys.modules)}  # where its handlers stand, first
+    for module_name, module in modules.items():
+        if module_name == "__main__" or module is None or getattr(module, "__spec__", None) is None:
             continue
         for name, value in list(vars(module).items()):
             if value is node:
                 return f"{module_name}:{name}", _folder(module)
-    return None, None
+    raise ConfigurationError(
+        f"Spark's workers import node {node.name!r} by name, and no module holds it: put it, with its messages and "
+        "handlers, into a module of its own (not the main program, not a notebook cell), at its top level"
+    )
 
 
 def _folder(module: Any) -> str | None:

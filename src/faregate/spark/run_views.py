@@ -44,8 +44,8 @@ def take_views(path: Path, node: Node, body_limit: int, *, has_store: bool, hand
     bound = [binding for binding in missing if topology.queue(binding.queue) is not None]
     if bound and not handover:
         raise ViewTaken(
-            f"{', '.join(binding.queue for binding in bound)}: consumed through the queue of this journal, by a bus. Stop "
-            f"the bus and run 'faregate spark handover MODULE:BUS {node.name} --to log', or pass handover=True"
+            f"{', '.join(binding.queue for binding in bound)}: consumed through the queue of this journal, by a bus. "
+            f"Stop the bus and run 'faregate spark handover MODULE:BUS {node.name} --to log', or pass handover=True"
         )
     if missing:
         take_log(path, missing, has_store=has_store)

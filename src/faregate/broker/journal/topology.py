@@ -77,7 +77,9 @@ class Topology(msgspec.Struct):
     def reading(self, queue: str) -> Reading:
         """How a queue's subscription is consumed."""
         readings = self.readings
-        return FROM_THE_BEGINNING if isinstance(readings, msgspec.UnsetType) else readings.get(queue, FROM_THE_BEGINNING)
+        return (
+            FROM_THE_BEGINNING if isinstance(readings, msgspec.UnsetType) else readings.get(queue, FROM_THE_BEGINNING)
+        )
 
     def hand_over(self, queue: str, view: View, offset: int, history: int = 0) -> Reading:
         """From that offset on it is consumed through this view."""

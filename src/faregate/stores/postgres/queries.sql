@@ -65,7 +65,9 @@ delete from faregate_outbox where seq = any(%s::bigint[]) returning seq;
 -- name: undispatched
 -- Outbox rows that are not dispatched, in order.
 select seq, node, message_id::text, ordinal, destination, key, envelope, registered, chosen, not_after, version, dispatched_at
-from faregate_outbox where dispatched_at is null order by seq limit %s;
+from faregate_outbox
+where dispatched_at is null and (%(nodes)s::text[] is null or node = any(%(nodes)s::text[]))
+order by seq limit %(limit)s;
 
 -- name: dispatched_rows
 -- Outbox rows that are dispatched and stay for their stray attempts.

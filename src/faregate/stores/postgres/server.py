@@ -127,11 +127,11 @@ class PostgresServer:
                 return await cursor.fetchall()
             return [()] * cursor.rowcount
         except psycopg.Error as exc:
-            if not changes and is_lost(exc, connection):
-                return await self._run_again(name, parameters)
-            raise_translated(exc, self.url, connection, committing=changes)
+            if changes or not is_lost(exc, connection):
+                raise_translated(exc, self.url, connection, committing=changes)
         finally:
             await finish(self.give_back(connection))
+        return await self._run_again(name, parameters)
 
     async def _run_again(self, name: str, parameters: Any) -> list[tuple[Any, ...]]:
         """A read whose connection was gone: once more, on one that is not."""

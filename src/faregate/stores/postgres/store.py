@@ -53,8 +53,9 @@ class PostgresStore(PostgresServer):
     async def has_identity(self, node: str, handler: str, identity: str) -> bool:
         return bool(await self._run("has_identity", (node, handler, identity)))
 
-    async def undispatched(self, limit: int) -> list[OutboxRow]:
-        return [outbox_row(row) for row in await self._run("undispatched", (limit,))]
+    async def undispatched(self, limit: int, nodes: Sequence[str] | None = None) -> list[OutboxRow]:
+        values = {"nodes": None if nodes is None else list(nodes), "limit": limit}
+        return [outbox_row(row) for row in await self._run("undispatched", values)]
 
     async def dead(self, which: DeadFilter, limit: int = 1000) -> list[DeadLetter]:
         values = {name: getattr(which, name) for name in DeadFilter.__struct_fields__}

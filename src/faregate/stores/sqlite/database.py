@@ -84,6 +84,14 @@ class Database:
         if self._thread is not None:
             self._thread.shutdown(wait=True)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether somebody closed the writing connection, through `ctx.db.raw`."""
+        try:
+            return self.writer.total_changes < 0
+        except sqlite3.ProgrammingError:
+            return True
+
     # --- reading ---
 
     async def read(self, sql: str, parameters: Any = ()) -> list[Any]:
@@ -168,7 +176,9 @@ class Database:
     def roll_back(self) -> None:
         """Undo what is open, if anything is, and give the lock back."""
         try:
-            if self.writer.in_transaction:
+            if self.is_closed:
+                self.writer = self._connect()
+            elif self.writer.in_transaction:
                 self.writer.execute("rollback")
         except sqlite3.Error:
             self.writer.close()

@@ -46,7 +46,9 @@ delete from faregate_outbox where seq between ? and ?;
 -- name: undispatched
 -- Outbox rows that are not dispatched, in order.
 select seq, node, message_id, ordinal, destination, key, envelope, registered, chosen, not_after, version, dispatched_at
-from faregate_outbox where dispatched_at is null order by seq limit ?;
+from faregate_outbox
+where dispatched_at is null and (:nodes is null or node in (select value from json_each(:nodes)))
+order by seq limit :limit;
 
 -- name: dispatched_rows
 -- Outbox rows that are dispatched and stay for their stray attempts.

@@ -6,6 +6,7 @@ Reads come from the reading connection and so see what is committed; each change
 its own. See `database.py` for connections, locks and threads.
 """
 
+import json
 import sqlite3
 from collections.abc import Sequence
 from functools import lru_cache
@@ -60,8 +61,10 @@ class SqliteStore(SqliteClaims):
     async def has_identity(self, node: str, handler: str, identity: str) -> bool:
         return bool(await self._read("has_identity", (node, handler, identity)))
 
-    async def undispatched(self, limit: int) -> list[OutboxRow]:
-        return [outbox_row(row) for row in await self._read("undispatched", (limit,))]
+    async def undispatched(self, limit: int, nodes: Sequence[str] | None = None) -> list[OutboxRow]:
+        given = None if nodes is None else json.dumps(list(nodes))
+        values = {"nodes": given, "limit": limit}
+        return [outbox_row(row) for row in await self._read("undispatched", values)]
 
     async def dead(self, which: DeadFilter, limit: int = 1000) -> list[DeadLetter]:
         values = {name: getattr(which, name) for name in DeadFilter.__struct_fields__}

@@ -61,13 +61,17 @@ class SqliteTransaction:
 
     @property
     def is_open(self) -> bool:
-        return self._connection is not None and self._connection.in_transaction
+        return self._connection is not None and not self._database.is_closed and self._connection.in_transaction
+
+    @property
+    def is_broken(self) -> bool:
+        return False  # SQLite undoes the statement that failed, and goes on
 
     def _live(self) -> sqlite3.Connection:
         connection = self._connection
         if connection is None:
             raise TransactionMisused("this transaction is not open: it was not begun, or it has ended")
-        if not connection.in_transaction:
+        if self._database.is_closed or not connection.in_transaction:
             raise TransactionMisused(_ENDED)
         return connection
 

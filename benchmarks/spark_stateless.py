@@ -1,0 +1,115 @@
+"""A typed handler without a store on Spark, exactly once, beside a bare mapInArrow job with the same function.
+
+    spark         journal -> decode -> handler -> encode -> the two-phase sink: `fg.spark.run` without a store
+    bare          the same source; one `mapInArrow` that decodes with msgspec, calls the same function and encodes; rows
+                  into Spark's sink for measuring, which drops them: no ids, no order, no sink
+    asyncio       the bus on the same messages, for information
+
+Bytewax is not in the picture: it has no release for this Python. Time includes the start of the query.
+"""
+
+import asyncio
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from _harness import Contestant, Report, interleave, options
+from _spark_nodes import Order, bill_order, make_order, shop, stateless
+from _spark_session import start_spark
+
+import faregate as fg
+
+TARGET = 0.5
+_AT_ONCE = 5_000
+
+
+def fill(journal: Path, messages: int, *nodes: fg.Node) -> None:
+    async def main() -> None:
+        async with fg.Bus(f"journal:{journal}", nodes=[shop, *nodes]) as bus:
+            for node in nodes:
+                await bus.pause(node, Order)
+            for start in range(0, messages, _AT_ONCE):
+                numbers = range(start, min(start + _AT_ONCE, messages))
+                await bus.publish_many([make_order(number) for number in numbers], node="shop")
+
+    asyncio.run(main())
+
+
+def bare(batches: Iterable[Any]) -> Iterator[Any]:
+    import msgspec
+    import pyarrow as pa
+
+    decoder, encoder = msgspec.json.Decoder(Order), msgspec.json.Encoder()
+    for batch in batches:
+        bodies = [encoder.encode(bill_order(decoder.decode(body))) for body in batch.column("body").to_pylist()]
+        yield pa.RecordBatch.from_arrays([pa.array(bodies, pa.binary())], names=["body"])
+
+
+def main() -> None:
+    args = options(__doc__, rounds=3, messages=200_000)
+    report = Report("spark-stateless", args.json)
+    scratch = Path(tempfile.mkdtemp(prefix="faregate-bench-"))
+    spark = start_spark(scratch, "spark-stateless")
+    source = scratch / "source"
+    fill(source, args.messages)
+    fg.spark.register(spark)
+    runs = iter(range(1_000_000))
+
+    async def run_ours(messages: int) -> float:
+        copy = scratch / f"journal-{next(runs)}"
+        shutil.copytree(source, copy)
+        begin = time.perf_counter()
+        run = fg.spark.run(stateless, spark, source=copy, checkpoint=scratch / f"checkpoint-{copy.name}")
+        run.query.awaitTermination()  # type: ignore[union-attr]
+        took = time.perf_counter() - begin
+        rows = sum(progress["numInputRows"] for progress in run.query.recentProgress)  # type: ignore[union-attr]
+        assert rows == messages, rows
+        shutil.rmtree(copy)
+        return took
+
+    async def run_bare(messages: int) -> float:
+        begin = time.perf_counter()
+        frame = spark.readStream.format("faregate").option("columns", "body").load(str(source))
+        query = (
+            frame.mapInArrow(bare, "body binary")
+            .writeStream.format("noop")
+            .option("checkpointLocation", str(scratch / f"bare-{next(runs)}"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        return time.perf_counter() - begin
+
+    async def run_bus(messages: int) -> float:
+        journal = scratch / f"bus-{next(runs)}"
+        async with fg.Bus(f"journal:{journal}", nodes=[shop, stateless]) as bus:
+            await bus.pause(stateless, Order)
+            await bus.publish_many([make_order(number) for number in range(messages)], node="shop")
+            begin = time.perf_counter()
+            await bus.resume(stateless, Order)
+            await bus.idle()
+            took = time.perf_counter() - begin
+        shutil.rmtree(journal)
+        return took
+
+    cases = [Contestant("spark", run_ours), Contestant("bare", run_bare), Contestant("asyncio", run_bus, share=0.1)]
+    try:
+        samples = interleave(cases, rounds=args.rounds, messages=args.messages)
+    finally:
+        spark.stop()
+        shutil.rmtree(scratch, ignore_errors=True)
+    names = [case.name for case in cases]
+    report.table(
+        (f"{args.messages:,} messages", "per second"), [(name, f"{samples.rate(name):,.0f}") for name in names]
+    )
+    report.ours = {"spark": samples.rate("spark"), "asyncio": samples.rate("asyncio")}
+    report.peers = {"bare": samples.rate("bare")}
+    report.goal("spark_to_bare", samples.ratio("spark", "bare"), TARGET)
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

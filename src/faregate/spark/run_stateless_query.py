@@ -1,0 +1,102 @@
+"""The query of the fast path, and its handle."""
+
+from collections.abc import Callable
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+
+from faregate.broker.journal.reader import JournalReader
+from faregate.bus.node import Node
+from faregate.errors import ConfigurationError
+from faregate.ports.clock import SystemClock
+from faregate.spark.run_driver import LoopThread
+from faregate.spark.run_outbox import borrowed_journal, take_in_spool
+from faregate.spark.run_progress import RunProgress, end_offset
+from faregate.spark.run_rows import WORK, work_rows
+from faregate.spark.run_spec import RunSpec
+from faregate.spark.run_stateless import OUTPUT, handle_stateless
+from faregate.spark.run_views import reader_name
+
+
+def check_stateless(node: Node) -> None:
+    """Raises `ConfigurationError` for a node that cannot do without a store."""
+    needs = ["schema="] if node.schema is not None else []
+    for subscription in node.subscriptions.values():
+        needs += [f"identity= of {subscription}"] if subscription.identity is not None else []
+        needs += [f"dedup='tokens' of {subscription}"] if subscription.dedup == "tokens" else []
+    if needs:
+        raise ConfigurationError(f"node {node.name!r} needs a store for {', '.join(needs)}: run(…, store=…)")
+
+
+class StatelessRun:
+    """A node without a store that runs on Spark."""
+
+    def __init__(
+        self, query: StreamingQuery, node: str, path: Path, on_progress: Callable[[RunProgress], None] | None
+    ) -> None:
+        self.query = query
+        self._node = node
+        self._path = path
+        self._on_progress = on_progress
+        self._told = -1
+
+    def await_termination(self, timeout: float | None = None) -> bool:
+        """Wait until the run ends, at most `timeout` whole seconds; whether it has. Raises what it failed with."""
+        left = None if timeout is None else max(1, ceil(timeout))
+        while True:
+            ended = bool(self.query.awaitTermination(1))
+            self._tell()
+            left = None if left is None else left - 1
+            if ended:
+                self._settle()
+            if ended or left == 0:
+                return ended
+
+    def stop(self) -> None:
+        """End; a batch that is not committed runs again next time."""
+        self.query.stop()
+        self._settle()
+
+    def _tell(self) -> None:
+        progress: Any = self.query.lastProgress
+        if self._on_progress is None or progress is None or progress["batchId"] <= self._told:
+            return
+        self._told = progress["batchId"]
+        seconds = progress["durationMs"].get("triggerExecution", 0) / 1000
+        handled = {"handled": progress["numInputRows"]} if progress["numInputRows"] else {}
+        self._on_progress(RunProgress(self._told, handled, 0, 0, end_offset(self.query), seconds))
+
+    def _settle(self) -> None:
+        """Note how far it has read, and see that what it sent gets into the log."""
+        read = end_offset(self.query)
+        if read:
+            JournalReader(self._path).save_position(reader_name(self._node), read)
+        loop = LoopThread()
+        try:
+            loop.run(take_in_spool(borrowed_journal(str(self._path), SystemClock())))
+        finally:
+            loop.close()
+
+
+def start_stateless(
+    spec: RunSpec,
+    stream: DataFrame,
+    path: Path,
+    checkpoint: str,
+    trigger: dict[str, Any],
+    partitions: int,
+    on_progress: Callable[[RunProgress], None] | None,
+) -> StatelessRun:
+    query = (
+        stream.mapInArrow(work_rows(spec), WORK)
+        .repartition(partitions, "bucket")
+        .mapInArrow(handle_stateless(spec), OUTPUT)
+        .writeStream.format("faregate")
+        .option("checkpointLocation", checkpoint)
+        .trigger(**trigger)
+        .start(str(path))
+    )
+    return StatelessRun(query, spec.node_name, path, on_progress)

@@ -1,0 +1,207 @@
+"""The long lines of the proof matrix: drivers that really die, two of them at once, PostgreSQL that restarts,
+speculation, a cluster, and random kills. Each driver is a process of its own (`matrix_driver`)."""
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import faregate as fg
+from faregate.broker.journal.reader import JournalReader
+from tests.crash.server import private_postgres
+from tests.spark import run_shop
+from tests.spark.matrix_driver import POINTS
+from tests.spark.run_rig import Shop
+
+pytestmark = [pytest.mark.services, pytest.mark.full]
+ROOT = Path(__file__).parents[2]
+LONG = 300
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    made = Shop(tmp_path, None)
+    made.run_bus("shop", "payments")  # somebody takes what billing sends
+    return made
+
+
+def driver(shop: Shop, point: str = "never", master: str | None = None, **more: str) -> "subprocess.Popen[str]":
+    arguments = ["billing", str(shop.journal), shop.store, str(shop.folder / "checkpoint"), point]
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.spark.matrix_driver", *arguments, *([master] if master else [])],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **more},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process: "subprocess.Popen[str]", *, dies: bool = False) -> str:
+    said, _ = process.communicate(timeout=LONG)
+    if dies:
+        assert process.returncode == -signal.SIGKILL, said[-3000:]
+    else:
+        assert process.returncode == 0, said[-3000:]
+    return said
+
+
+@pytest.mark.parametrize("point", POINTS[1:])
+def test_the_driver_is_killed(shop: Shop, point: str) -> None:
+    shop.place(20)
+    finish(driver(shop, point), dies=True)
+    finish(driver(shop))
+    shop.check(20)
+
+
+def test_two_drivers_on_one_checkpoint(shop: Shop) -> None:
+    shop.place(40)
+    one, other = driver(shop), driver(shop)
+    for each in (one, other):
+        each.communicate(timeout=LONG)  # Spark lets one of them fail, or both go on
+    finish(driver(shop))
+    shop.check(40)
+
+
+def test_speculation(shop: Shop) -> None:
+    shop.place(40)
+    finish(driver(shop, MATRIX_SPECULATION="true", MATRIX_AT_ONCE="40"))
+    shop.check(40)
+
+
+def test_available_now_repeated_to_a_fixpoint_while_appending(shop: Shop) -> None:
+    shop.place(8)
+    over = threading.Event()
+
+    def append() -> None:
+        while not over.wait(0.2) and shop.placed < 60:
+            shop.place(4)
+
+    appending = threading.Thread(target=append)
+    appending.start()
+    try:
+        for _ in range(2):
+            finish(driver(shop))
+    finally:
+        over.set()
+        appending.join()
+    finish(driver(shop))
+    shop.check(shop.placed)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_random_kills(shop: Shop, seed: int) -> None:
+    chance = random.Random(seed)
+    shop.place(60)
+    for number in chance.sample(range(60), 3):
+        shop.arm(number, "kill")
+    for _ in range(3):
+        process = driver(shop, chance.choice(POINTS), MATRIX_AT_ONCE=str(chance.choice([4, 7, 30])))
+        try:
+            process.communicate(timeout=chance.uniform(8, 25))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    finish(driver(shop))
+    shop.check(60)
+
+
+class PostgresShop(Shop):
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.store) as connection:
+            return connection.execute(sql).fetchall()
+
+
+def test_postgres_restarts_while_a_batch_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with private_postgres() as server:
+        shop = PostgresShop(tmp_path, None)
+        shop.store = server.url()
+        shop.place(200)
+        process = driver(shop, RUN_SHOP_POSTGRES="1", MATRIX_AT_ONCE="40")
+        until = time.monotonic() + LONG
+        while time.monotonic() < until:
+            time.sleep(0.3)
+            try:
+                if shop.effects():
+                    break
+            except psycopg.Error:
+                continue
+        server.restart()
+        process.communicate(timeout=LONG)
+        finish(driver(shop, RUN_SHOP_POSTGRES="1", MATRIX_AT_ONCE="40"))
+        shop.check(200)
+
+
+@contextmanager
+def cluster(folder: Path) -> Iterator[str]:
+    """A master and two workers on loopback, from the package of pyspark."""
+    import pyspark
+
+    home = Path(pyspark.__file__).parent
+    environment = {
+        **os.environ,
+        "SPARK_HOME": str(home),
+        "PYTHONPATH": str(ROOT),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_WORKER_DIR": str(folder / "work"),
+    }
+    port = 20_000 + os.getpid() % 10_000
+    url = f"spark://127.0.0.1:{port}"
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(name: str, *arguments: str) -> None:
+        log = (folder / f"{name}.log").open("wb")
+        command = [str(home / "bin/spark-class"), *arguments]
+        started.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True))
+
+    start("master", "org.apache.spark.deploy.master.Master", "-h", "127.0.0.1", "-p", str(port), "--webui-port", "0")
+    try:
+        for number in range(2):
+            worker = ["org.apache.spark.deploy.worker.Worker", "-h", "127.0.0.1", "-c", "1", "-m", "1g"]
+            start(f"worker-{number}", *worker, "--webui-port", "0", url)
+        yield url
+    finally:
+        for each in started:
+            os.killpg(each.pid, signal.SIGKILL)
+            each.wait()
+
+
+def test_a_standalone_cluster(tmp_path: Path) -> None:
+    with private_postgres() as server, cluster(tmp_path) as master:
+        shop = PostgresShop(tmp_path, None)
+        shop.store = server.url()
+        shop.place(24)
+        shop.arm(5, "kill")
+        finish(driver(shop, "never", master, RUN_SHOP_POSTGRES="1"))
+        shop.check(24)
+
+
+def test_the_whole_log_is_there_for_others(shop: Shop) -> None:
+    """What a killed driver sent is in the log once."""
+
+    async def receive() -> None:
+        async with fg.Bus(f"journal:{shop.journal}", nodes=[run_shop.payments], store=shop.store) as bus:
+            await bus.idle()
+
+    asyncio.run(receive())
+    shop.place(20)
+    finish(driver(shop, "in-dispatch"), dies=True)
+    finish(driver(shop))
+    asyncio.run(receive())
+    shop.check(20)
+    shop.check(20, "charges")
+    sent = [each for _, each in JournalReader(shop.journal).envelopes() if each.type == "ChargeCard"]
+    assert len(sent) == len({each.publication_id for each in sent}) == 20
