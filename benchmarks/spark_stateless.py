@@ -5,7 +5,10 @@
                   into Spark's sink for measuring, which drops them: no ids, no order, no sink
     asyncio       the bus on the same messages, for information
 
-Bytewax is not in the picture: it has no release for this Python. Time includes the start of the query.
+    bytewax       where it is installed, for information: the same function on bodies that are in memory already, in one
+                  process, into a list: no journal, no ids, nothing durable
+
+Time includes the start of the query.
 """
 
 import asyncio
@@ -13,9 +16,11 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from _harness import Contestant, Report, interleave, options
 from _spark_nodes import Order, bill_order, make_order, shop, stateless
 from _spark_session import start_spark
@@ -95,7 +100,26 @@ def main() -> None:
         shutil.rmtree(journal)
         return took
 
+    async def run_bytewax(messages: int) -> float:
+        import bytewax.operators as op
+        from bytewax.dataflow import Dataflow
+        from bytewax.testing import TestingSink, TestingSource, run_main
+
+        bodies = [msgspec.json.encode(make_order(number)) for number in range(messages)]
+        decoder, encoder, found = msgspec.json.Decoder(Order), msgspec.json.Encoder(), []
+        flow = Dataflow("bench")
+        stream = op.input("bodies", flow, TestingSource(bodies, batch_size=1000))
+        handled = op.map("handle", stream, lambda body: encoder.encode(bill_order(decoder.decode(body))))
+        op.output("drop", handled, TestingSink(found))
+        begin = time.perf_counter()
+        run_main(flow)
+        took = time.perf_counter() - begin
+        assert len(found) == messages
+        return took
+
     cases = [Contestant("spark", run_ours), Contestant("bare", run_bare), Contestant("asyncio", run_bus, share=0.1)]
+    if find_spec("bytewax") is not None:
+        cases.append(Contestant("bytewax", run_bytewax))
     try:
         samples = interleave(cases, rounds=args.rounds, messages=args.messages)
     finally:
@@ -106,7 +130,7 @@ def main() -> None:
         (f"{args.messages:,} messages", "per second"), [(name, f"{samples.rate(name):,.0f}") for name in names]
     )
     report.ours = {"spark": samples.rate("spark"), "asyncio": samples.rate("asyncio")}
-    report.peers = {"bare": samples.rate("bare")}
+    report.peers = {name: samples.rate(name) for name in names if name in ("bare", "bytewax")}
     report.goal("spark_to_bare", samples.ratio("spark", "bare"), TARGET)
     report.finish()
 

@@ -75,7 +75,7 @@ def test_a_message_that_is_given_up_makes_the_status_one_and_says_why() -> None:
         (["run", "nowhere:bus"], "there is no module 'nowhere'"),
         (["run", "examples.shop.app"], "write module:attribute"),
         (["run", "examples.shop.app:missing"], "it has: bus"),
-        (["run", "examples.shop.app:books"], "is a Books, not an fg.Bus"),
+        (["run", "examples.shop.app:bank"], "is a Bank, not an fg.Bus"),
         (["publish", SHOP, "Nonsense", "{}"], "the messages are: CardCharged, OrderPlaced, charge-card"),
         (["publish", SHOP, "OrderPlaced", "{"], "the body is not a OrderPlaced"),
         (["publish", SHOP, "OrderPlaced", '{"order_id": 17}'], "Expected `str`, got `int` - at `$.order_id`"),

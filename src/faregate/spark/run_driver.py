@@ -24,6 +24,8 @@ from faregate.spark.run_views import reader_name
 
 T = TypeVar("T")
 PARKED_AT_ONCE = 20_000
+_EVICTION_SECONDS = 60.0
+_EVICTED_AT_ONCE = 50_000
 
 
 class LoopThread:
@@ -47,7 +49,7 @@ class LoopThread:
 class Driver:
     """Blocking, for the thread that Spark calls. `open` first, `close` at the end."""
 
-    def __init__(self, node: Node, store: str, path: Path, label: str) -> None:
+    def __init__(self, node: Node, store: str, path: Path, label: str, retain_ledger: float) -> None:
         if store.partition(":")[0] == "memory":
             raise ConfigurationError(
                 "memory: is a database of one process; Spark's workers need sqlite: or postgresql:"
@@ -60,6 +62,8 @@ class Driver:
         self._path = path
         self._label = label
         self._spooler: OutboxSpooler | None = None
+        self._retain_ledger = retain_ledger
+        self._next_eviction = 0.0
         self._loop = LoopThread()
 
     def open(self, start: int) -> int:
@@ -141,7 +145,15 @@ class Driver:
             reader_name(self._node.name), done if lowest is None else min(done, lowest)
         )
         await self._spooler.take_in()
+        await self._evict()
         return sent, parked
+
+    async def _evict(self) -> None:
+        """Ledger rows go by age, as on the bus; the floor rises with them."""
+        now = self._clock.monotonic()
+        if now >= self._next_eviction:
+            self._next_eviction = now + _EVICTION_SECONDS
+            await self._store.evict(self._node.name, self._clock.time() - self._retain_ledger, _EVICTED_AT_ONCE)
 
     async def _counts(self, transaction: Transaction) -> tuple[int, int | None]:
         count, lowest, _ = await self._records.counts(transaction)

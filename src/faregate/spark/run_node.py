@@ -23,9 +23,9 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from faregate.bus.bus import MAX_MESSAGE_BYTES
+from faregate.bus.bus import MAX_MESSAGE_BYTES, RETAIN_LEDGER
 from faregate.bus.node import Node
-from faregate.errors import ConfigurationError, FaregateError
+from faregate.errors import ConfigurationError, FaregateError, check_delay
 from faregate.spark.run_driver import Driver
 from faregate.spark.run_progress import RunProgress, end_offset
 from faregate.spark.run_records import BUCKETS
@@ -195,12 +195,14 @@ def run(
     handover: bool = False,
     codec: str = "json",
     max_message_bytes: int = MAX_MESSAGE_BYTES,
+    retain_ledger: float = RETAIN_LEDGER,
 ) -> "Run | StatelessRun":
     """Run a node's handlers on Structured Streaming, from the log view of a journal. Returns once it is started.
 
     `node` is an `fg.Node` or `module:attribute`. `trigger` is "available-now" (handle what is there, and end), or how
     often to look: "5s", "500ms", or seconds. Without `store` handlers have no effect but what they send, and take the
-    fast path. `handover` takes subscriptions over from their queues.
+    fast path. `handover` takes subscriptions over from their queues. `retain_ledger`, `codec` and `max_message_bytes` are
+    those of the bus.
 
     Raises `ViewTaken` for a subscription that a bus consumes, `JournalLocked`, `BelowFloor`, `ConfigurationError`.
     """
@@ -232,7 +234,7 @@ def run(
         stream = reader.option("readerName", reader_name(found.name)).load(str(path))
         return start_stateless(spec, stream, path, place, options, _partitions(spark), on_progress)
     stream = reader.load(str(path))
-    driver = Driver(found, store, path, label)
+    driver = Driver(found, store, path, label, check_delay(retain_ledger, "retain_ledger"))
     try:
         low_water = driver.open(start)
         handle = Run(spec, driver, low_water, _partitions(spark), on_progress)
