@@ -7,6 +7,7 @@ changes nothing there.
 # %% A table of all messages ------------------------------------------------------------------------------------------
 # One row a message, the body as it was encoded. Spark cannot tell a source which columns a query needs, so name them.
 
+import os
 import sys
 from pathlib import Path
 
@@ -78,6 +79,7 @@ def analyse(spark: SparkSession, journal: str | Path) -> dict[str, DataFrame]:
 # %% Run --------------------------------------------------------------------------------------------------------------
 
 if __name__ == "__main__":
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark's workers need Faregate, too
     session = SparkSession.builder.appName("orders").getOrCreate()
     for title, answer in analyse(session, sys.argv[1]).items():
         print(title)

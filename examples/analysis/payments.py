@@ -9,6 +9,7 @@ Rules kept here:
 - The output goes to Parquet, which Spark's file sink writes once for each batch: a restart neither loses nor repeats.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -68,7 +69,9 @@ def write_waits(spark: SparkSession, journal: str | Path, to: str | Path) -> Non
 
 
 if __name__ == "__main__":
-    session = SparkSession.builder.appName("payments").getOrCreate()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark's workers need Faregate, too
+    # The default of 200 partitions is 800 state stores for this join; a machine needs a few.
+    session = SparkSession.builder.appName("payments").config("spark.sql.shuffle.partitions", "4").getOrCreate()
     folder = sys.argv[2] if len(sys.argv) > 2 else "./payments-data"
     write_waits(session, sys.argv[1], folder)
     session.read.parquet(f"{folder}/waits").orderBy(F.desc("seconds")).show(20, truncate=False)

@@ -105,3 +105,16 @@ async def count_in(order: OrderPlaced) -> object:
     if order.total < 0:
         raise fg.Permanent("a negative total")
     return Summed(order_id=order.order_id, number=order.number)
+
+
+class Seen(fg.Event):
+    order_id: str
+    number: int
+
+
+looking = fg.Node("looking")
+
+
+@looking.on(OrderPlaced, source="shop")
+def look_at(order: OrderPlaced) -> object:
+    return Seen(order_id=order.order_id, number=order.number)

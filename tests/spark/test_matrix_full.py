@@ -163,9 +163,9 @@ def cluster(folder: Path) -> Iterator[str]:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(name: str, *arguments: str) -> None:
-        log = (folder / f"{name}.log").open("wb")
         command = [str(home / "bin/spark-class"), *arguments]
-        started.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True))
+        with (folder / f"{name}.log").open("wb") as log:
+            started.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True))
 
     start("master", "org.apache.spark.deploy.master.Master", "-h", "127.0.0.1", "-p", str(port), "--webui-port", "0")
     try:

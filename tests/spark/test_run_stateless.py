@@ -19,7 +19,7 @@ def run(shop: Shop, **more: Any) -> None:
 
 
 def summed(shop: Shop) -> list[int]:
-    found = [fg.Envelope, *shop.log("Summed")][1:]
+    found = shop.log("Summed")
     assert len({each.publication_id for each in found}) == len(found)
     numbers: dict[str, list[int]] = {}
     for each in found:
@@ -39,6 +39,15 @@ def test_a_node_without_a_store_takes_the_fast_path(the_shop: Shop) -> None:
     the_shop.place(2)
     run(the_shop)
     assert summed(the_shop) == list(range(12))
+
+
+def test_without_an_order_nothing_is_shuffled(the_shop: Shop) -> None:
+    the_shop.place(6)
+    handle = fg.spark.run(
+        run_shop.looking, the_shop.spark, source=the_shop.journal, checkpoint=the_shop.folder / "looking"
+    )
+    handle.await_termination()
+    assert sorted(int(each.body.rpartition(b":")[2].rstrip(b"}")) for each in the_shop.log("Seen")) == list(range(6))
 
 
 def test_a_failure_without_a_store_stops_the_run_and_names_the_message(the_shop: Shop) -> None:

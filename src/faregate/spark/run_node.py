@@ -201,8 +201,8 @@ def run(
 
     `node` is an `fg.Node` or `module:attribute`. `trigger` is "available-now" (handle what is there, and end), or how
     often to look: "5s", "500ms", or seconds. Without `store` handlers have no effect but what they send, and take the
-    fast path. `handover` takes subscriptions over from their queues. `retain_ledger`, `codec` and `max_message_bytes` are
-    those of the bus.
+    fast path. `handover` takes subscriptions over from their queues. `retain_ledger`, `codec` and `max_message_bytes`
+    are those of the bus.
 
     Raises `ViewTaken` for a subscription that a bus consumes, `JournalLocked`, `BelowFloor`, `ConfigurationError`.
     """

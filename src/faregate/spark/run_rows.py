@@ -74,6 +74,16 @@ class Places:
             return False
         return self._node in envelope.recipients or (offset < begin.history and not envelope.replay)
 
+    def ours(self, batch: Any) -> Iterator[tuple[int, Envelope, int, float]]:
+        """The node's messages in a batch of the source: handler, envelope, offset, when it was appended."""
+        stored = batch.rename_columns([_STORED.get(name, name) for name in batch.schema.names])
+        offsets = batch.column("offset").to_pylist()
+        times = batch.column("appended_at").cast(pa.int64()).to_pylist()
+        for envelope, offset, time in zip(to_envelopes(stored), offsets, times, strict=True):
+            number = self.handler(envelope)
+            if number is not None and self.is_ours(number, envelope, offset):
+                yield number, envelope, offset, time / 1_000_000
+
     def row(self, number: int, envelope: Envelope, position: int, at: float, parked: Parked | None) -> tuple[Any, ...]:
         reader = self._keys[number]
         key = None if reader is None else reader(envelope)
@@ -105,7 +115,10 @@ def work_rows(spec: RunSpec) -> Callable[[Iterable[Any]], Iterator[Any]]:
     def place(batches: Iterable[Any]) -> Iterator[Any]:
         places = Places(spec)
         for batch in batches:
-            rows = list(_placed(places, batch))
+            rows = [
+                places.row(number, envelope, offset, time, None)
+                for number, envelope, offset, time in places.ours(batch)
+            ]
             if rows:
                 columns = [
                     pa.array(values, type) for values, type in zip(zip(*rows, strict=True), _ARROW.types, strict=True)
@@ -113,13 +126,3 @@ def work_rows(spec: RunSpec) -> Callable[[Iterable[Any]], Iterator[Any]]:
                 yield pa.RecordBatch.from_arrays(columns, schema=_ARROW)
 
     return place
-
-
-def _placed(places: Places, batch: Any) -> Iterator[tuple[Any, ...]]:
-    stored = batch.rename_columns([_STORED.get(name, name) for name in batch.schema.names])
-    offsets = batch.column("offset").to_pylist()
-    times = batch.column("appended_at").cast(pa.int64()).to_pylist()
-    for envelope, offset, time in zip(to_envelopes(stored), offsets, times, strict=True):
-        number = places.handler(envelope)
-        if number is not None and places.is_ours(number, envelope, offset):
-            yield places.row(number, envelope, offset, time / 1_000_000, None)

@@ -1,6 +1,6 @@
 """The fast path: handlers of a node without a store, straight from the log to the two-phase sink.
 
-    journal -> work rows -> shuffled by bucket -> decode, handle, encode -> staged files -> one commit of the driver
+    journal -> (ordered: work rows, shuffled by bucket) -> decode, handle, encode -> staged files -> one commit
 
 Rules kept here:
 - What a batch publishes is committed once by (query, batch), under ids that every run of it makes the same. The input
@@ -12,7 +12,7 @@ Rules kept here:
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -29,6 +29,7 @@ from faregate.message import Envelope
 from faregate.ports.clock import SystemClock
 from faregate.spark.run_delivery import LogDelivery
 from faregate.spark.run_no_transport import NoTransport
+from faregate.spark.run_rows import Places
 from faregate.spark.run_spec import RunSpec, node_of, ordering
 from faregate.spark.schema import COLUMNS
 from faregate.spark.sealing import WRITABLE
@@ -69,22 +70,56 @@ class StatelessDelivery(LogDelivery):
         )
 
 
-def handle_stateless(spec: RunSpec) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """For `mapInArrow` over work rows; gives rows of the sink."""
+class Message(NamedTuple):
+    """One message of the log, with its place."""
+
+    position: int
+    bucket: int
+    handler: int
+    line: str | None
+    envelope: Envelope
+    at: float
+
+
+def needs_order(spec: RunSpec) -> bool:
+    """Whether messages must be brought together by key first."""
+    return any(ordering(subscription) is not None for subscription in node_of(spec).subscriptions.values())
+
+
+def handle_ordered(spec: RunSpec) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """For `mapInArrow` over shuffled work rows; gives rows of the sink."""
 
     def run(batches: Iterable[Any]) -> Iterator[Any]:
-        rows = [row for batch in batches for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
-        rows.sort()  # by position; Spark does not sort a stream
-        if rows:
-            captured = asyncio.run(_handle(spec, rows))
-            schema: Any = to_arrow_schema(OUTPUT, timezone="UTC")
-            for start in range(0, len(captured), _ROWS_OUT):
-                yield _as_rows(captured[start : start + _ROWS_OUT], schema)
+        messages = _sorted_messages(batches)
+        if messages:
+            yield from _as_batches(asyncio.run(_handle(spec, messages)))
 
     return run
 
 
-async def _handle(spec: RunSpec, rows: list[tuple[Any, ...]]) -> list[Envelope]:
+def _sorted_messages(batches: Iterable[Any]) -> list[Message]:
+    """All of a partition by position: Spark does not sort a stream."""
+    rows = [row for batch in batches for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
+    rows.sort()
+    return [Message(row[0], row[1], row[2], row[3], unpack(row[4]), row[5]) for row in rows]
+
+
+def handle_as_they_come(spec: RunSpec) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """For `mapInArrow` over the source's columns, where no order is asked for: nothing is shuffled."""
+
+    def run(batches: Iterable[Any]) -> Iterator[Any]:
+        places = Places(spec)
+        for batch in batches:
+            messages = (
+                Message(offset, 0, number, None, envelope, time)
+                for number, envelope, offset, time in places.ours(batch)
+            )
+            yield from _as_batches(asyncio.run(_handle(spec, messages)))
+
+    return run
+
+
+async def _handle(spec: RunSpec, messages: Iterable[Message]) -> list[Envelope]:
     node, clock, captured = node_of(spec), SystemClock(), Captured()
     writer = BodyWriter(find_codec(spec.codec), limit=spec.body_limit)
     sender = Sender(node, captured, writer, clock, key_fields([node]))
@@ -93,15 +128,15 @@ async def _handle(spec: RunSpec, rows: list[tuple[Any, ...]]) -> list[Envelope]:
         receivers = [
             Direct(each, node, sender, clock=clock, pool=pool, body_limit=spec.body_limit) for each in subscriptions
         ]
-        for position, bucket, number, line, packed, at, redeliveries, parked in rows:
-            key = line if ordering(subscriptions[number]) == "key" else None
-            envelope = unpack(packed)
+        by_key = [ordering(each) == "key" for each in subscriptions]
+        for position, bucket, number, line, envelope, at in messages:
+            key = line if by_key[number] else None
+            redeliveries = envelope.redeliveries
             delivery = StatelessDelivery(
-                position, bucket, line, key, envelope, at, redeliveries, parked, _no_park, _no_end
+                position, bucket, line, key, envelope, at, redeliveries, False, _no_park, _no_end
             )
-            wait = (envelope.deliver_at or 0.0) - clock.time()
-            if wait > 0:
-                await delivery.redeliver(wait)
+            if envelope.deliver_at is not None and envelope.deliver_at > clock.time():
+                await delivery.redeliver(envelope.deliver_at - clock.time())
             await receivers[number].handle_one(delivery)
     return captured.envelopes
 
@@ -114,9 +149,12 @@ async def _no_end(delivery: LogDelivery, outcome: str) -> None:
     """Nothing to note: the batch is one."""
 
 
-def _as_rows(envelopes: list[Envelope], schema: Any) -> Any:
-    stored = to_batch(envelopes, [-1] * len(envelopes), range(len(envelopes)), 0)
-    columns = [
-        stored.column(COLUMNS[name].stored).cast(field.type) for name, field in zip(WRITABLE, schema, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+def _as_batches(envelopes: list[Envelope]) -> Iterator[Any]:
+    schema: Any = to_arrow_schema(OUTPUT, timezone="UTC")
+    for start in range(0, len(envelopes), _ROWS_OUT):
+        some = envelopes[start : start + _ROWS_OUT]
+        stored = to_batch(some, [-1] * len(some), range(len(some)), 0)
+        columns = [
+            stored.column(COLUMNS[name].stored).cast(field.type) for name, field in zip(WRITABLE, schema, strict=True)
+        ]
+        yield pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -17,7 +17,7 @@ from faregate.spark.run_outbox import borrowed_journal, take_in_spool
 from faregate.spark.run_progress import RunProgress, end_offset
 from faregate.spark.run_rows import WORK, work_rows
 from faregate.spark.run_spec import RunSpec
-from faregate.spark.run_stateless import OUTPUT, handle_stateless
+from faregate.spark.run_stateless import OUTPUT, handle_as_they_come, handle_ordered, needs_order
 from faregate.spark.run_views import reader_name
 
 
@@ -90,11 +90,13 @@ def start_stateless(
     partitions: int,
     on_progress: Callable[[RunProgress], None] | None,
 ) -> StatelessRun:
+    if needs_order(spec):
+        shuffled = stream.mapInArrow(work_rows(spec), WORK).repartition(partitions, "bucket")
+        handled = shuffled.mapInArrow(handle_ordered(spec), OUTPUT)
+    else:
+        handled = stream.mapInArrow(handle_as_they_come(spec), OUTPUT)
     query = (
-        stream.mapInArrow(work_rows(spec), WORK)
-        .repartition(partitions, "bucket")
-        .mapInArrow(handle_stateless(spec), OUTPUT)
-        .writeStream.format("faregate")
+        handled.writeStream.format("faregate")
         .option("checkpointLocation", checkpoint)
         .trigger(**trigger)
         .start(str(path))
