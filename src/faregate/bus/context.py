@@ -14,7 +14,6 @@ from faregate.message import Envelope
 from faregate.ports.queue import Delivery
 
 if TYPE_CHECKING:
-    from faregate.bus.database import BlockingDatabase, Database
     from faregate.bus.work import Work
 
 Settled = Literal["handled", "skipped", "duplicate", "redelivered", "dead", "lost"]
@@ -129,8 +128,9 @@ class Context:
     # --- doing --------------------------------------------------------------------------------------------
 
     @property
-    def db(self) -> Database | BlockingDatabase:
-        """The node's database, inside the unit of work: awaited in `async def`, called plainly in `def`.
+    def db(self) -> Any:
+        """The node's database, inside the unit of work: awaited in `async def` (a `Database`), called plainly in `def` (a
+        `BlockingDatabase`). Which of the two it is a type checker cannot know.
 
         What is written commits together with the ledger and the outgoing messages, or not at all.
         """

@@ -74,6 +74,8 @@ def drain(spark: "SparkSession", *, store: StoreUrls, to: str | Path) -> Drained
     if counts["new"] or counts["changed"]:
         dated = fresh.withColumn("date", F.to_date("last_failed"))
         dated.repartition("node", "date").write.mode("append").partitionBy("node", "date").parquet(path)
+    if known is None and not counts["new"]:  # no file has the columns yet
+        return Drained(counts, found.withColumn("date", F.to_date("last_failed")))
     return Drained(counts, letters(spark, path))
 
 
