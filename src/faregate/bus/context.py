@@ -129,8 +129,8 @@ class Context:
 
     @property
     def db(self) -> Any:
-        """The node's database, inside the unit of work: awaited in `async def` (a `Database`), called plainly in `def` (a
-        `BlockingDatabase`). Which of the two it is a type checker cannot know.
+        """The node's database, inside the unit of work: awaited in `async def` (a `Database`), called plainly in `def`
+        (a `BlockingDatabase`). Which of the two it is a type checker cannot know.
 
         What is written commits together with the ledger and the outgoing messages, or not at all.
         """
