@@ -23,8 +23,6 @@ from tests.presence import address
 pytestmark = pytest.mark.services
 
 LONG = 30  # seconds until a test that hangs is failed
-OUTPUTS_LOST = "not mended: what shares a batch with a handler that commits loses its outputs where tokens deduplicate"
-ENDLESS = "not mended: a connection that the handler closed counts as a server that is away, so the message never ends"
 TABLE = "create table if not exists notes(n integer)"
 
 
@@ -155,7 +153,7 @@ async def test_an_error_that_comes_up_at_the_commit_is_judged_by_the_failure_pol
 
 @pytest.mark.parametrize(
     "dedup",
-    ["ledger", pytest.param("tokens", marks=pytest.mark.xfail(raises=AssertionError, reason=OUTPUTS_LOST))],
+    ["ledger", "tokens"],
 )
 async def test_who_shares_a_batch_with_a_handler_that_commits_is_handled_once(dedup: str, url: str) -> None:
     asking, answering, hearing = fg.Node("asking"), fg.Node("answering", schema=TABLE), fg.Node("hearing")
@@ -181,7 +179,6 @@ async def test_who_shares_a_batch_with_a_handler_that_commits_is_handled_once(de
         assert sorted(heard) == [0, 1, 2, 4, 5]
 
 
-@pytest.mark.xfail(raises=AssertionError, reason=ENDLESS)
 async def test_a_handler_that_closes_the_connection_ends_as_a_dead_letter_and_hurts_nobody_else(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

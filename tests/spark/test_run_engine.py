@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 
 import faregate as fg
@@ -18,10 +19,12 @@ from faregate.errors import StoreUnavailable
 from faregate.message import Envelope
 from faregate.ports import faults
 from faregate.ports.tokens import Token
+from faregate.spark import run_tasks
 from faregate.spark.run_engine import Engine
 from faregate.spark.run_records import Parked
-from faregate.spark.run_rows import Places
+from faregate.spark.run_rows import WORK, Places
 from faregate.spark.run_spec import RunSpec, provide
+from faregate.spark.run_tasks import handle_partition
 from faregate.testing.store_subjects import postgres_schema
 from tests.presence import address
 
@@ -379,3 +382,25 @@ async def test_a_token_in_the_nodes_own_store_is_used_up_with_the_effect(tmp_pat
         assert await engine.run(rows) == {"handled": 1, "last": 0}
         assert await engine.run(rows) == {"duplicate": 1, "last": 0}
     rig.check([0])
+
+
+async def test_a_worker_process_serves_one_run_after_another(tmp_path: Path, url: str) -> None:
+    one, other = Rig(tmp_path, url), Rig(tmp_path, url)
+    async with one.engine():
+        pass  # makes the tables
+
+    def work(rig: Rig, numbers: range) -> dict[str, int]:
+        rows = rig.rows(numbers)
+        columns = [pa.array(values) for values in zip(*rows, strict=True)]
+        batch = pa.RecordBatch.from_arrays(columns, names=WORK.fieldNames())
+        [counts] = handle_partition(rig.spec)(iter([batch]))
+        return dict(zip(*(column.to_pylist() for column in counts.columns), strict=True))
+
+    def both() -> None:
+        assert work(one, range(2)) == {"handled": 2, "last": 1}
+        assert work(other, range(4)) == {"duplicate": 2, "handled": 2, "last": 3}
+        for run in list(run_tasks._engines):
+            run_tasks._discard(run)
+
+    await asyncio.to_thread(both)
+    one.check(range(4))

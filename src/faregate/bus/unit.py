@@ -43,7 +43,7 @@ from faregate.errors import BelowFloor, CommitUnknown, RetryAfter, StaleLock, Un
 from faregate.ports import faults
 from faregate.ports.clock import Clock
 from faregate.ports.queue import Delivery, Outcome
-from faregate.ports.store import LedgerRow, OutboxRow, Transaction
+from faregate.ports.store import Known, LedgerRow, OutboxRow, Transaction
 
 log = logging.getLogger("faregate.bus")
 
@@ -483,7 +483,7 @@ class Transactional(Receiver):
         Those that are keep their outputs; those that are not run again.
         """
         known = await self._store.known(self._node, [work.message_id for work in works])
-        saved = [work for work in works if work.state == "done" and work.message_id in known]
+        saved = [work for work in works if work.state == "done" and await self._was_committed(work, known)]
         strays = [work.message_id for work in works if work not in saved and work.state in ("new", "done", "failed")]
         transaction = self._store.transaction()
         try:
@@ -498,6 +498,18 @@ class Transactional(Receiver):
         for work in works:
             if work.state == "done" and work not in saved:
                 work.state = "new"
+
+    async def _was_committed(self, work: Work, known: dict[str, Known]) -> bool:
+        """Whether what a message did is in the store: its ledger row is there, or its token is gone."""
+        if work.row is not None:
+            return work.message_id in known
+        tokens = self._shared.tokens
+        return (
+            work.consumed
+            and work.attempt_id is not None
+            and tokens is not None
+            and not await tokens.read(work.attempt_id)
+        )
 
     def _check_digest(self, work: Work, digest: bytes | None) -> None:
         mine = work.envelope.body_digest or digest_of(work.envelope)

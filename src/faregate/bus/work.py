@@ -290,6 +290,8 @@ class UnitOfWork:
     @staticmethod
     async def _why_ended(transaction: Transaction, work: Work, exc: BaseException | None = None) -> BaseException:
         """The transaction is not open any more: the database was lost, or else the handler ended it."""
+        if transaction.was_closed:
+            return TransactionEnded(work)
         if isinstance(exc, TRANSACTION_LOST):
             return exc
         try:

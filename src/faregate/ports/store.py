@@ -156,6 +156,11 @@ class Transaction(Protocol):
         ...
 
     @property
+    def was_closed(self) -> bool:
+        """Whether somebody closed the connection, as opposed to its being lost."""
+        ...
+
+    @property
     def is_broken(self) -> bool:
         """Whether a statement failed and the database refuses everything but rolling back (PostgreSQL)."""
         ...

@@ -17,6 +17,8 @@ from faregate.spark.run_spec import RunSpec
 COUNTS = StructType().add("outcome", StringType()).add("count", LongType())
 _ARROW: Any = pa.schema([("outcome", pa.string()), ("count", pa.int64())])
 
+_CLOSE_SECONDS = 5.0
+
 _engines: dict[str, tuple[asyncio.AbstractEventLoop, Engine]] = {}
 
 
@@ -63,12 +65,16 @@ def _engine(spec: RunSpec) -> tuple[asyncio.AbstractEventLoop, Engine]:
 
 
 def _discard(run: str) -> None:
+    """Close an engine, whatever state it is in. First itself: its store's own tasks must live until it is closed."""
     loop, engine = _engines.pop(run)
     try:
-        for task in asyncio.all_tasks(loop):
-            task.cancel()
-        loop.run_until_complete(engine.close())
-    except Exception:
+        loop.run_until_complete(asyncio.wait_for(engine.close(), _CLOSE_SECONDS))
+    except (Exception, asyncio.CancelledError):
         pass  # it is given up on because it failed
     finally:
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.wait(left, timeout=_CLOSE_SECONDS))
         loop.close()

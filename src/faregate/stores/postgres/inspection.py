@@ -31,8 +31,8 @@ async def describe(url: str) -> StoreInfo:
 
 
 async def _describe(url: str, connection: psycopg.AsyncConnection[tuple[Any, ...]]) -> StoreInfo:
-    async def read(query: str | sql.Composed, *values: Any) -> list[tuple[Any, ...]]:
-        return await (await connection.execute(query, values or None)).fetchall()
+    async def read(query: str | sql.Composed, values: Any = None) -> list[tuple[Any, ...]]:
+        return await (await connection.execute(query, values)).fetchall()
 
     names = [name for (name,) in await read(QUERIES["our_tables"])]
     info = StoreInfo(url=url, known=len(MIGRATIONS))
@@ -43,7 +43,7 @@ async def _describe(url: str, connection: psycopg.AsyncConnection[tuple[Any, ...
         info.tables[name] = (await read(sql.SQL("select count(*) from {}").format(sql.Identifier(name))))[0][0]
     if 0 < info.version <= info.known:
         info.floors = dict(map(_pair, await read(QUERIES["floors"])))
-        info.oldest = next(map(outbox_row, await read(QUERIES["undispatched"], 1)), None)
+        info.oldest = next(map(outbox_row, await read(QUERIES["undispatched"], {"nodes": None, "limit": 1})), None)
     return info
 
 

@@ -93,6 +93,11 @@ class PostgresTransaction:
         return self._connection is not None and (_BEGIN in self._waiting or _in_transaction(self._connection))
 
     @property
+    def was_closed(self) -> bool:
+        connection = self._connection
+        return connection is not None and connection.closed and not connection.broken
+
+    @property
     def is_broken(self) -> bool:
         connection = self._connection
         return connection is not None and connection.pgconn.transaction_status == TransactionStatus.INERROR

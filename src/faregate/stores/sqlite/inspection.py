@@ -25,7 +25,7 @@ def _read(path: str) -> StoreInfo:
         raise ConfigurationError(f"there is no file {path!r}: a bus, or `faregate store migrate {url}`, makes it")
     try:
         with closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True)) as connection:
-            return _describe(url, lambda sql, *values: connection.execute(sql, values).fetchall())
+            return _describe(url, lambda sql, values=(): connection.execute(sql, values).fetchall())
     except sqlite3.Error as exc:
         if code_of(exc) == sqlite3.SQLITE_NOTADB:
             raise ConfigurationError(f"{url} is a file, but not a SQLite database: name another path") from exc
@@ -41,5 +41,5 @@ def _describe(url: str, read: Callable[..., list[Any]]) -> StoreInfo:
     info.tables = {name: read(f'select count(*) from "{name}"')[0][0] for name in names}
     if 0 < info.version <= info.known:
         info.floors = dict(read(QUERIES["floors"]))
-        info.oldest = next(map(outbox_row, read(QUERIES["undispatched"], 1)), None)
+        info.oldest = next(map(outbox_row, read(QUERIES["undispatched"], {"nodes": None, "limit": 1})), None)
     return info

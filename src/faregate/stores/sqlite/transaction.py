@@ -64,6 +64,10 @@ class SqliteTransaction:
         return self._connection is not None and not self._database.is_closed and self._connection.in_transaction
 
     @property
+    def was_closed(self) -> bool:
+        return self._database.is_closed
+
+    @property
     def is_broken(self) -> bool:
         return False  # SQLite undoes the statement that failed, and goes on
 
