@@ -43,7 +43,7 @@ def remove_before_publish() -> None:
     publish = Dispatcher._publish
 
     async def broken(self: Dispatcher, rows: list[OutboxRow]) -> None:
-        self._sent.extend(row.seq for row in rows)
+        self._sent.update(dict.fromkeys(row.seq for row in rows))
         await self._remove()
         if faults.hook is not None:
             await faults.hook("mutant.removed")
