@@ -3,7 +3,7 @@
 What is measured, per message:
 
     bare        four coroutines that await each other; nothing else. The limit of what Python can do.
-    ours        `Worker._handle`: both core parts (decide how the message ends and settle it; retry in memory), two
+    ours        `Direct.handle_one`: both core parts (decide how the message ends and settle it; retry in memory), two
                 middlewares, one resource from `@node.provides`, an empty async handler that takes it, and the
                 context made for the message. Two things are replaced because they are not the pipeline: the
                 delivery, whose `settle` does nothing, and the decoder, which gives an object made before. All
@@ -27,7 +27,7 @@ from _harness import Contestant, Report, interleave, loop, options
 
 import faregate as fg
 from faregate.bus.context import Context
-from faregate.bus.worker import Worker
+from faregate.bus.direct import Direct
 from faregate.codec import CODECS
 from faregate.message import Envelope
 
@@ -89,11 +89,12 @@ class StubDelivery:
         pass
 
 
-def make_worker(*, decoding: bool) -> Worker:
-    worker = fg.Bus("memory:", nodes=[node])._workers[0]
+def make_receiver(*, decoding: bool) -> Direct:
+    receiver = fg.Bus("memory:", nodes=[node])._workers[0]._receiver
+    assert isinstance(receiver, Direct)
     if not decoding:
-        worker._read = lambda envelope: ORDER
-    return worker
+        receiver._read = lambda envelope: ORDER
+    return receiver
 
 
 def make_delivery() -> Any:
@@ -125,18 +126,18 @@ async def run_bare(messages: int) -> float:
 
 
 async def run_ours(messages: int, *, decoding: bool = False) -> float:
-    worker, delivery = make_worker(decoding=decoding), make_delivery()
-    work = worker._handle
+    receiver, delivery = make_receiver(decoding=decoding), make_delivery()
+    work = receiver.handle_one
     begin = time.perf_counter()
     for _ in range(messages):
         await work(delivery)
     seconds = time.perf_counter() - begin
-    assert worker.outcomes["handled"] == messages
+    assert receiver.outcomes["handled"] == messages
     return seconds
 
 
 async def run_chain(messages: int) -> float:
-    chain, delivery = make_worker(decoding=False)._pipeline, make_delivery()
+    chain, delivery = make_receiver(decoding=False)._pipeline, make_delivery()
     begin = time.perf_counter()
     for _ in range(messages):
         await chain(Context("billing", delivery, ORDER))
@@ -163,8 +164,8 @@ async def peak_bytes(work: Callable[[], Awaitable[None]]) -> float:
 
 
 async def peak_of_ours() -> float:
-    worker, delivery = make_worker(decoding=False), make_delivery()
-    return await peak_bytes(lambda: worker._handle(delivery))
+    receiver, delivery = make_receiver(decoding=False), make_delivery()
+    return await peak_bytes(lambda: receiver.handle_one(delivery))
 
 
 def main() -> None:
