@@ -34,6 +34,7 @@ FOR_NOBODY = ("(nobody)",)
 FENCE_SECONDS = 60.0
 """How long after its registration an attempt may be created."""
 _FOR_EVER = 1e15
+_LOOK_THROUGH = 10_000
 
 
 def is_unresolved(row: OutboxRow) -> bool:
@@ -118,11 +119,14 @@ class Attempts:
         return bool(known)
 
     async def _resolved_by_another(self, row: OutboxRow) -> list[OutboxRow]:
-        """Another dispatcher was faster, and may not have sent it yet: who waits for it waits for what replaced it."""
-        if row.message_id is None:
-            return []
-        rows = await self._store.outbox_rows_of(row.node, row.message_id)
-        return [each for each in rows if each.envelope.publication_id == row.envelope.publication_id]
+        """Another dispatcher was faster, or our own commit happened without our knowing: what replaced the row may not
+        be sent yet, and goes in its place, before what follows with the same key."""
+        if row.message_id is not None:
+            rows = await self._store.outbox_rows_of(row.node, row.message_id)
+        else:
+            rows = await self._store.undispatched(_LOOK_THROUGH, [row.node])
+        publication = row.envelope.publication_id
+        return [each for each in rows if each.envelope.publication_id == publication and not is_unresolved(each)]
 
     def _split(self, row: OutboxRow, modes: Mapping[str, Mode], tokens: list[Token]) -> list[OutboxRow]:
         by_ledger = tuple(name for name, mode in modes.items() if mode != "tokens") if modes else FOR_NOBODY
