@@ -12,7 +12,7 @@ Ids are canonical UUID text. It is put together from hexadecimal digits, several
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 
 _VARIANT = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
@@ -89,6 +89,32 @@ def publication_id(
 def message_id(publication_id: str, recipient: str) -> str:
     """What `recipient` deduplicates by."""
     return _root_part(publication_id) + _hashed_part(_digest("message", publication_id, recipient))
+
+
+def message_ids(recipient: str) -> Callable[[str], str]:
+    """`message_id` for one recipient and many publications: what is the same for all is put together once."""
+    tail = f"{len(recipient)}:{recipient}"
+
+    def derive(publication_id: str) -> str:
+        digest = sha256(f"7:message{len(publication_id)}:{publication_id}{tail}".encode()).hexdigest()
+        head = publication_id[:13] if _UUID_HEAD.match(publication_id) else _root_part(publication_id)
+        return f"{head}-8{digest[:3]}-{_VARIANT[digest[18]]}{digest[3:6]}-{digest[6:18]}"
+
+    return derive
+
+
+def publication_ids(*, node: str, handler: str, type: str, slot: int) -> Callable[[str, str], str]:
+    """`publication_id` for one output of one handler and many messages, by correlation and causation id."""
+    middle, tail = f"{len(node)}:{node}", "".join(f"{len(each)}:{each}" for each in (handler, type, f"#{slot}"))
+
+    def derive(correlation_id: str, causation_id: str) -> str:
+        digest = sha256(
+            f"11:publication{len(correlation_id)}:{correlation_id}{middle}{len(causation_id)}:{causation_id}{tail}".encode()
+        ).hexdigest()
+        head = correlation_id[:13] if _UUID_HEAD.match(correlation_id) else _root_part(correlation_id)
+        return f"{head}-8{digest[:3]}-{_VARIANT[digest[18]]}{digest[3:6]}-{digest[6:18]}"
+
+    return derive
 
 
 def _root_part(root: str) -> str:

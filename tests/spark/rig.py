@@ -63,7 +63,7 @@ SCHEMA = row_schema()
 def spooled(path: Path) -> list[list[Envelope]]:
     """The batches that wait in the spool, each as its envelopes."""
     layout, disk = Layout(path), RealDisk()
-    return [read_spooled(file, disk) for file in waiting(layout, disk)]
+    return [read_spooled(file, disk).envelopes for file in waiting(layout, disk)]
 
 
 class Noted(fg.Event):

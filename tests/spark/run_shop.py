@@ -97,6 +97,8 @@ class Summed(fg.Event):
     number: int
 
 
+BUSY = 503
+
 counting = fg.Node("counting")
 
 
@@ -104,6 +106,8 @@ counting = fg.Node("counting")
 async def count_in(order: OrderPlaced) -> object:
     if order.total < 0:
         raise fg.Permanent("a negative total")
+    if order.total == BUSY:
+        raise fg.RetryAfter(60)
     return Summed(order_id=order.order_id, number=order.number)
 
 
@@ -117,4 +121,6 @@ looking = fg.Node("looking")
 
 @looking.on(OrderPlaced, source="shop")
 def look_at(order: OrderPlaced) -> object:
+    if order.total < 0:
+        raise fg.Permanent("a negative total")
     return Seen(order_id=order.order_id, number=order.number)

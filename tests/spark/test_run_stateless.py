@@ -1,6 +1,6 @@
 """The fast path: a node without a store, from the log to the sink, each output once."""
 
-import shutil
+import asyncio
 from typing import Any
 
 import pytest
@@ -50,11 +50,39 @@ def test_without_an_order_nothing_is_shuffled(the_shop: Shop) -> None:
     assert sorted(int(each.body.rpartition(b":")[2].rstrip(b"}")) for each in the_shop.log("Seen")) == list(range(6))
 
 
-def test_a_failure_without_a_store_stops_the_run_and_names_the_message(the_shop: Shop) -> None:
-    the_shop.place(1)
+@pytest.mark.parametrize("node", ["counting", "looking"])
+def test_a_message_that_fails_becomes_a_dead_letter_and_the_batch_goes_on(the_shop: Shop, node: str) -> None:
+    the_shop.place(2)
     the_shop.place(1, total=-1)
-    with pytest.raises(Exception, match=r"HandlerFailed: OrderPlaced .* at offset 1 failed, and it is given up on"):
+    the_shop.place(2)
+    found: list[fg.spark.RunProgress] = []
+    place = {"source": the_shop.journal, "checkpoint": the_shop.folder / node}
+    handle = fg.spark.run(getattr(run_shop, node), the_shop.spark, **place, on_progress=found.append)
+    handle.await_termination()
+    assert (handle.outcomes, handle.sent) == ({"handled": 4, "dead": 1}, 4)
+    assert [progress.outcomes for progress in found] == [{"handled": 4, "dead": 1}]
+    assert len(the_shop.log({"counting": "Summed", "looking": "Seen"}[node])) == 4
+    [letter] = dead_letters(the_shop, node)
+    assert (letter.reason, letter.envelope.type, letter.queue) == (
+        "permanent",
+        "OrderPlaced",
+        f"{node}.OrderPlaced.shop",
+    )
+    assert "a negative total" in letter.error
+
+
+def dead_letters(shop: Shop, node: str) -> list[Any]:
+    async def main() -> list[Any]:
+        async with fg.Bus(f"journal:{shop.journal}", nodes=[run_shop.shop]) as bus:
+            await bus.idle()
+            return list(await bus.transport.poisoned(node, 10))
+
+    return asyncio.run(main())
+
+
+def test_what_needs_time_or_a_database_needs_a_store(the_shop: Shop) -> None:
+    the_shop.place(1, total=run_shop.BUSY)
+    with pytest.raises(Exception, match=r"HandlerFailed: OrderPlaced .* at offset 0 asks to be handled in 60 s"):
         run(the_shop)
-    shutil.rmtree(the_shop.folder / "counting")
     with pytest.raises(fg.ConfigurationError, match="node 'billing' needs a store for schema="):
         fg.spark.run(run_shop.billing, the_shop.spark, source=the_shop.journal, checkpoint=the_shop.folder / "x")

@@ -16,6 +16,7 @@ from faregate.broker.journal.journal import Journal
 from faregate.broker.journal.recovery import Found, Single
 from faregate.broker.journal.settled import OUTCOMES, REDELIVER, STARTED, Record
 from faregate.broker.journal.snapshot import QueueSnapshot, ReturningRecord, Snapshot
+from faregate.broker.journal.spool import Spooled
 from faregate.broker.log_view import LogView
 from faregate.broker.queue import Queue
 from faregate.broker.recorder import Returning
@@ -33,6 +34,11 @@ _ENVELOPE_BYTES = 700
 _SETTLEMENTS_PER_SNAPSHOT = 100_000
 _CAREFUL_STARTS = 10_000
 _BURY_AGAIN_SECONDS = 1.0
+
+
+def _grave(record: Poisoned) -> tuple[str, str, str]:
+    """What tells a dead letter from others."""
+    return record.node, record.queue, record.envelope.publication_id
 
 
 class DurableBroker(Broker):
@@ -258,18 +264,19 @@ class DurableBroker(Broker):
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _take_in_order(self, found: list[tuple[Path, list[Envelope]]]) -> None:
+    async def _take_in_order(self, found: list[tuple[Path, Spooled]]) -> None:
         """One batch after the other: a later one never overtakes an earlier one."""
         async with self._taking_in:
-            for path, envelopes in found:
-                await self._take_in(path, envelopes)
+            for path, spooled in found:
+                await self._take_in(path, spooled)
 
-    async def _take_in(self, path: Path, envelopes: list[Envelope]) -> None:
+    async def _take_in(self, path: Path, spooled: Spooled) -> None:
         """Append a batch, and give up what became unroutable meanwhile; the file goes when both are durable."""
         fresh: list[Envelope] = []
         routes: list[Route] = []
         try:
-            for envelope in envelopes:
+            await self._take_in_poison(spooled.poison)
+            for envelope in spooled.envelopes:
                 try:
                     route = self.route(envelope)
                 except Unroutable as exc:
@@ -288,6 +295,17 @@ class DurableBroker(Broker):
             self._forget(fresh, routes)
             self._journal.hand_back(path)
             log.warning("a batch in the spool has to wait: %s", exc)
+
+    async def _take_in_poison(self, records: Sequence[Poisoned]) -> None:
+        """Bury what came with a batch. After a crash between this and the batch it comes again, and is there."""
+        known: set[tuple[str, str, str]] = set()
+        for name in {poison_queue(record.node) for record in records} & self._queues.keys():
+            known.update(_grave(entry.poisoned) for entry in self._queues[name].browse() if entry.poisoned)
+        for record in records:
+            if _grave(record) not in known:
+                waiter = asyncio.get_running_loop().create_future()
+                self._bury(record, None, waiter)
+                await waiter
 
     # --- giving up ----------------------------------------------------------------------------------------
 

@@ -58,6 +58,10 @@ class BodyReader:
         self._limit = limit
         self._decoders: dict[str, Decode] = {codec.content_type: codec.decoder(cls) for codec in _READERS}
 
+    def decoder(self, content_type: str) -> Decode | None:
+        """The bare function behind one content type, for who checks the rest for many bodies at once."""
+        return self._decoders.get(content_type)
+
     def read(self, envelope: Envelope) -> Any:
         """The message. Raises `Undecodable`, which names what is wrong with it."""
         body = envelope.body

@@ -38,6 +38,8 @@ class Options:
     types: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
+    frames: bool = False
+    """Whether a row is a whole piece of the log instead of a message."""
     reader_name: str | None = None
     source: str | None = None
     given: frozenset[str] = frozenset()
@@ -134,6 +136,12 @@ def _list(name: str, value: str) -> tuple[str, ...]:
     return stripped
 
 
+def _rows(name: str, value: str) -> bool:
+    if value.strip().lower() not in ("messages", "frames"):
+        raise _wrong(name, value, "it must be messages, one a row, or frames, whole pieces of the log")
+    return value.strip().lower() == "frames"
+
+
 def _names(name: str, value: str) -> tuple[str, ...]:
     return tuple(_name(name, item) for item in _list(name, value))
 
@@ -156,6 +164,7 @@ _PARSERS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "types": ("types", _names),
     "nodes": ("nodes", _names),
     "columns": ("columns", _list),
+    "rows": ("frames", _rows),
     "readerName": ("reader_name", _name),
     "source": ("source", _name),
 }

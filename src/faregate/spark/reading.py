@@ -13,15 +13,17 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from faregate.broker.journal.columns import read_batch, write_batch
 from faregate.broker.journal.errors import OffsetGone
 from faregate.ports.log import LogTransport
 from faregate.spark.logs import open_log
 from faregate.spark.options import Options
 from faregate.spark.positions import gone, not_there
 from faregate.spark.ranges import OffsetRange
-from faregate.spark.schema import Projection
+from faregate.spark.schema import FRAMES, Projection
 
 log = logging.getLogger("faregate.spark")
 
@@ -35,8 +37,26 @@ def read_range(options: Options, schema: StructType, span: OffsetRange) -> Itera
     opened = open_log(options)
     stored = _stored(opened.partitions[span.partition], span, options.fail_on_data_loss, opened.name)
     wanted = _wanted(stored, options)
+    if options.frames:
+        return map(_as_frame, _together(wanted))
     project = Projection(schema)
     return _together(map(project, wanted))
+
+
+_FRAME_ROW: Any = to_arrow_schema(FRAMES, timezone="UTC")
+
+
+def _as_frame(batch: Any) -> Any:
+    """Rows of the journal as one row."""
+    values = [batch.column("offset")[0].as_py(), batch.num_rows, bytes(write_batch(batch))]
+    columns = [pa.array([value], type) for value, type in zip(values, _FRAME_ROW.types, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=_FRAME_ROW)
+
+
+def messages_of(rows: Any) -> Iterator[Any]:
+    """The record batches of the log in rows of `FRAMES`."""
+    for frame in rows.column(rows.schema.get_field_index("frame")):
+        yield read_batch(frame.as_buffer())
 
 
 def _stored(source: LogTransport, span: OffsetRange, fail: bool, name: str) -> Iterator[Any]:

@@ -228,6 +228,7 @@ def run(
     place = f"{checkpoint}/{label}"
     types = sorted({subscription.message_type.wire for subscription in found.subscriptions.values()})
     reader = spark.readStream.format("faregate").option("startingOffsets", start).option("types", ",".join(types))
+    reader = reader.option("rows", "frames")
     if max_messages_per_trigger is not None:
         reader = reader.option("maxMessagesPerTrigger", max_messages_per_trigger)
     if store is None:

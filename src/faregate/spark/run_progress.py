@@ -25,8 +25,11 @@ class RunProgress(NamedTuple):
 def end_offset(query: StreamingQuery) -> int:
     """Where the last finished batch of a query ended; 0 when there is none."""
     progress: Any = query.lastProgress
-    if progress is None:
-        return 0
+    return 0 if progress is None else end_of(progress)
+
+
+def end_of(progress: Any) -> int:
+    """Where a batch ended, by what Spark tells of it."""
     ends = [each["endOffset"] for each in progress["sources"]]
     numbers = [json.loads(end) if isinstance(end, str) else end for end in ends]
     return max((int(each.get("0", 0)) for each in numbers if isinstance(each, dict)), default=0)

@@ -1,20 +1,23 @@
 """Log rows to work rows: which messages are the node's, for which handler, in which bucket. Runs in executors.
 
-    journal columns -> (position, bucket, handler, key, envelope, appended_at, redeliveries, parked)
+    frames of the journal -> (position, bucket, handler, key, envelope, appended_at, redeliveries, parked)
 
 A bucket is what is shuffled by: all messages of one key are in one bucket, so one task has them, in order. What needs
 no order is spread over buckets of its own.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache, reduce
 from typing import Any
 from zlib import crc32
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.types import BinaryType, BooleanType, DoubleType, IntegerType, LongType, StringType, StructType
 
 from faregate.broker.journal.columns import to_envelopes
 from faregate.message import Envelope
+from faregate.spark.reading import messages_of
 from faregate.spark.run_records import BUCKETS, Parked, bucket_of
 from faregate.spark.run_spec import Begin, RunSpec, node_of, ordering
 from faregate.stores.sql.columns import pack
@@ -42,7 +45,6 @@ _ARROW: Any = pa.schema(
         pa.field("parked", pa.bool_(), nullable=False),
     ]
 )
-_STORED = {"body": "payload"}
 
 
 class Places:
@@ -75,14 +77,37 @@ class Places:
         return self._node in envelope.recipients or (offset < begin.history and not envelope.replay)
 
     def ours(self, batch: Any) -> Iterator[tuple[int, Envelope, int, float]]:
-        """The node's messages in a batch of the source: handler, envelope, offset, when it was appended."""
-        stored = batch.rename_columns([_STORED.get(name, name) for name in batch.schema.names])
+        """The node's messages in a batch of the journal: handler, envelope, offset, when it was appended."""
         offsets = batch.column("offset").to_pylist()
-        times = batch.column("appended_at").cast(pa.int64()).to_pylist()
-        for envelope, offset, time in zip(to_envelopes(stored), offsets, times, strict=True):
+        times = batch.column("time").cast(pa.int64()).to_pylist()
+        for envelope, offset, time in zip(to_envelopes(batch), offsets, times, strict=True):
             number = self.handler(envelope)
             if number is not None and self.is_ours(number, envelope, offset):
                 yield number, envelope, offset, time / 1_000_000
+
+    def taken(self, number: int, batch: Any) -> Any:
+        """The part of a batch of the journal that one subscription handles: `handler` and `is_ours`, by columns."""
+        subscription, begin = self.subscriptions[number], self._begins[number]
+        kind = subscription.message_type.kind
+        address = (
+            pc.equal(batch.column("source"), subscription.source)
+            if kind == "event"
+            else pc.equal(batch.column("destination"), self._node)
+        )
+        listed = batch.column("recipients")
+        to_us = pc.equal(listed.flatten(), self._node)
+        with_us = pc.is_in(_numbers(len(batch)), value_set=pc.list_parent_indices(listed).cast("int64").filter(to_us))
+        offset, replay = batch.column("offset"), pc.fill_null(batch.column("replay"), 0)
+        before = pc.and_(pc.less(offset, begin.history), pc.equal(replay, 0))
+        conditions = [
+            pc.equal(batch.column("type"), subscription.message_type.wire),
+            pc.equal(batch.column("kind"), kind),
+            address,
+            pc.greater_equal(offset, begin.offset),
+            pc.or_(with_us, before),
+        ]
+        mask = pc.fill_null(reduce(pc.and_, conditions), fill_value=False)
+        return batch if pc.sum(mask).as_py() == len(batch) else batch.filter(mask)
 
     def row(self, number: int, envelope: Envelope, position: int, at: float, parked: Parked | None) -> tuple[Any, ...]:
         reader = self._keys[number]
@@ -104,17 +129,22 @@ class Places:
         ]
 
 
+@lru_cache(maxsize=4)
+def _numbers(count: int) -> Any:
+    return pa.array(range(count), pa.int64())
+
+
 def _serial(envelope: Envelope) -> str:
     """A serial subscription has one line for all."""
     return ""
 
 
 def work_rows(spec: RunSpec) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """For `mapInArrow` over the source's columns."""
+    """For `mapInArrow` over frames of the source."""
 
     def place(batches: Iterable[Any]) -> Iterator[Any]:
         places = Places(spec)
-        for batch in batches:
+        for batch in (batch for frames in batches for batch in messages_of(frames)):
             rows = [
                 places.row(number, envelope, offset, time, None)
                 for number, envelope, offset, time in places.ours(batch)

@@ -3,82 +3,241 @@
     journal -> (ordered: work rows, shuffled by bucket) -> decode, handle, encode -> staged files -> one commit
 
 Rules kept here:
-- What a batch publishes is committed once by (query, batch), under ids that every run of it makes the same. The input
-  is read once by Spark's checkpoint. Nothing else is kept, so there is nothing else to be kept right.
-- There is nowhere to park or bury: a message that fails after its tries in memory fails the query, which names it. A
-  node that shall go on has a store.
+- What a batch publishes, and whom it gives up on, is committed once by (query, batch), under ids that every run of it
+  makes the same. The input is read once by Spark's checkpoint. Nothing else is kept, so nothing else can go wrong.
+- There is nowhere to park: the tries in memory are all there are, and then a message is given up on, into the dead
+  letters of the journal. One that asks for time (`RetryAfter`, `Unavailable`, a later delivery) fails the query, which
+  names it; and so do very many, because that is an outage and no matter of messages.
 """
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import msgspec
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import BinaryType, IntegerType, StructType
 
-from faregate.broker.journal.columns import to_batch
+from faregate.broker.journal.columns import to_batch, to_envelopes, write_batch
 from faregate.bus.bus import key_fields
+from faregate.bus.context import Context, Settled
 from faregate.bus.direct import Direct
+from faregate.bus.handler import compile_collect
+from faregate.bus.pipeline import is_retried
 from faregate.bus.sender import Sender
+from faregate.bus.verdict import describe_error, judge
 from faregate.codec import BodyWriter
 from faregate.codec import codec as find_codec
-from faregate.errors import FaregateError
+from faregate.errors import FaregateError, Unavailable
 from faregate.message import Envelope
 from faregate.ports.clock import SystemClock
+from faregate.ports.queue import Delivery, Poisoned
+from faregate.spark.reading import messages_of
 from faregate.spark.run_delivery import LogDelivery
 from faregate.spark.run_no_transport import NoTransport
+from faregate.spark.run_plain import Plain, is_plain
 from faregate.spark.run_rows import Places
 from faregate.spark.run_spec import RunSpec, node_of, ordering
-from faregate.spark.schema import COLUMNS
-from faregate.spark.sealing import WRITABLE
 from faregate.stores.sql.columns import unpack
 
-OUTPUT = StructType([StructField(name, COLUMNS[name].type) for name in WRITABLE])
-_ROWS_OUT = 10_000
+OUTPUT = (
+    StructType()
+    .add("handled", IntegerType())
+    .add("dead", IntegerType())
+    .add("sent", IntegerType())
+    .add("frame", BinaryType())
+    .add("poison", BinaryType())
+)
+"""How the messages of one piece of the log ended, and what the sink takes (`SEALED`)."""
+_ARROW: Any = pa.schema(
+    [(name, pa.int32()) for name in ("handled", "dead", "sent")] + [(name, pa.binary()) for name in ("frame", "poison")]
+)
 _THREADS = 16
+_AT_ONCE = 10_000
+MOST_DEAD = 1000
+"""In one task: more than so many are an outage."""
 
 
 class HandlerFailed(FaregateError):
-    """A handler without a store failed for good, so the run cannot go on."""
+    """A handler without a store failed in a way that the run cannot go on from."""
 
 
 class Captured(NoTransport):
-    """Keeps what is published, in order."""
+    """Keeps what is published, in order, and what is given up on."""
 
     def __init__(self) -> None:
         self.envelopes: list[Envelope] = []
+        self.dead: list[Poisoned] = []
 
     async def publish(self, envelopes: Sequence[Envelope]) -> None:
         self.envelopes.extend(envelopes)
 
 
 class StatelessDelivery(LogDelivery):
-    __slots__ = ()
+    __slots__ = ("tried",)
+
+    tried: bool
+    """Whether the handler was called for it and failed, outside the pipeline."""
 
     async def redeliver(self, delay: float, *, counted: bool = True) -> None:
-        self._refuse(f"it asks to be tried again in {delay:g} s")
-
-    async def poison(self, reason: str, error: str) -> None:
-        self._refuse(f"it is given up on ({reason}): {error.partition(chr(10))[0]}")
-
-    def _refuse(self, why: str) -> None:
         raise HandlerFailed(
-            f"{self.envelope} at offset {self.position} failed, and {why}. A node without a store has nowhere to keep "
-            "it: mend the handler and start again, or give the node a store"
+            f"{self.envelope} at offset {self.position} asks to be handled in {delay:g} s. A node without a store has "
+            "nowhere to keep it so long: start the run again later, or give the node a store"
         )
+
+
+class StatelessReceiver(Direct):
+    captured: Captured
+    queue: str
+
+    def _open(self, delivery: Delivery) -> Context:
+        ctx = super()._open(delivery)
+        assert isinstance(delivery, StatelessDelivery)
+        if delivery.tried:
+            ctx._attempt = 1
+        return ctx
+
+    async def _fail(self, delivery: Delivery, ctx: Context | None, exc: BaseException) -> Settled:
+        if isinstance(exc, HandlerFailed):
+            raise exc
+        if isinstance(exc, Unavailable):
+            raise HandlerFailed(f"{delivery.envelope}: {exc}; the batch will run again") from exc
+        delays = self.subscription.redeliver.delays
+        verdict = judge(exc, len(delays), delays)
+        if verdict.delay is not None:
+            await delivery.redeliver(verdict.delay)
+        if len(self.captured.dead) >= MOST_DEAD:
+            raise HandlerFailed(
+                f"{len(self.captured.dead)} messages of one task failed, the last is {delivery.envelope}: that is "
+                f"more than bad messages. Nothing of this batch is published; it runs again with the next start: {exc}"
+            ) from exc
+        self.captured.dead.append(
+            Poisoned(
+                node=self._node,
+                queue=self.queue,
+                reason=verdict.reason,
+                error=describe_error(exc),
+                tries=delivery.tries,
+                redeliveries=delivery.redeliveries,
+                at=self._clock.time(),
+                envelope=delivery.envelope,
+            )
+        )
+        return "dead"
 
 
 class Message(NamedTuple):
     """One message of the log, with its place."""
 
     position: int
-    bucket: int
     handler: int
     line: str | None
     envelope: Envelope
     at: float
+    tried: bool = False
+
+
+class Task:
+    """The handlers of the node in one Spark task."""
+
+    def __init__(self, spec: RunSpec, pool: ThreadPoolExecutor) -> None:
+        node = node_of(spec)
+        codec = find_codec(spec.codec)
+        self._clock = SystemClock()
+        self._captured = Captured()
+        fields = key_fields([node])
+        writer = BodyWriter(codec, limit=spec.body_limit)
+        self._sender = Sender(node, self._captured, writer, self._clock, fields)
+        self._collect = compile_collect(node.interpreters, {}, pool)
+        self._subscriptions = list(node.subscriptions.values())
+        self._receivers: list[StatelessReceiver] = []
+        self._plain: list[Plain | None] = []
+        for each in self._subscriptions:
+            receiver = StatelessReceiver(
+                each, node, self._sender, clock=self._clock, pool=pool, body_limit=spec.body_limit
+            )
+            receiver.captured, receiver.queue = self._captured, each.binding(spec.body_limit).queue
+            self._receivers.append(receiver)
+            self._plain.append(Plain(each, codec, spec.body_limit, fields) if is_plain(each, node) else None)
+
+    async def handle(self, messages: Iterable[Message]) -> Any:
+        """Messages one by one, in their order; gives a row of `OUTPUT`."""
+        count = 0
+        for message in messages:
+            count += 1
+            await self._handle_one(message)
+        return self._row(count, None)
+
+    async def _handle_one(self, message: Message) -> None:
+        key = message.line if ordering(self._subscriptions[message.handler]) == "key" else None
+        delivery = self._delivery(message, key)
+        deliver_at = message.envelope.deliver_at
+        if deliver_at is not None and deliver_at > self._clock.time():
+            await delivery.redeliver(deliver_at - self._clock.time())
+        await self._receivers[message.handler].handle_one(delivery)
+
+    async def handle_batch(self, number: int, batch: Any) -> Any:
+        """A batch of the journal that one subscription handles, in no order; gives a row of `OUTPUT`."""
+        plain = self._plain[number]
+        decode = None if plain is None else plain.decoder(batch)
+        if plain is None or decode is None:
+            return await self.handle(_messages(number, batch))
+        done = await plain.handle(batch, decode, self._clock.time())
+        receiver = self._receivers[number]
+        for row, message, result in done.others:
+            [cause] = _messages(number, batch.slice(row, 1))
+            ctx = Context(receiver.subscription.node, self._delivery(cause, None), message)
+            await self._collect(ctx, result)
+            sealed = await self._sender.seal_outputs(ctx, receiver.subscription.name)
+            await self._captured.publish(sealed)
+        for row, exc in done.failed:
+            [message] = _messages(number, batch.slice(row, 1))
+            if exc is not None and (receiver.subscription.retry.times == 0 or not is_retried(exc)):
+                await receiver._fail(self._delivery(message, None), None, exc)
+            else:
+                await self._handle_one(message._replace(tried=exc is not None))
+        return self._row(len(batch), done.batch)
+
+    def _delivery(self, message: Message, key: str | None) -> StatelessDelivery:
+        envelope = message.envelope
+        delivery = StatelessDelivery(
+            message.position,
+            0,
+            message.line,
+            key,
+            envelope,
+            message.at,
+            envelope.redeliveries,
+            False,
+            _no_park,
+            _no_end,
+        )
+        delivery.tried = message.tried
+        return delivery
+
+    def _row(self, count: int, batch: Any) -> Any:
+        """What was captured since the last row, with a batch of outputs."""
+        envelopes, poisoned = self._captured.envelopes, self._captured.dead
+        sent = [] if batch is None else [batch]
+        if envelopes:
+            sent.append(to_batch(envelopes, [-1] * len(envelopes), range(len(envelopes)), 0))
+        dead = len(poisoned)
+        rows = [[count - dead, dead, 0, None, msgspec.msgpack.encode(poisoned) if dead else None]]
+        for each in sent:
+            rows.append([0, 0, len(each), bytes(write_batch(each)), None])
+        self._captured.envelopes = []
+        self._captured.dead = []
+        columns = [pa.array(values, type) for values, type in zip(zip(*rows, strict=True), _ARROW.types, strict=True)]
+        return pa.RecordBatch.from_arrays(columns, schema=_ARROW)
+
+
+def _messages(number: int, batch: Any) -> Iterator[Message]:
+    offsets = batch.column("offset").to_pylist()
+    times = batch.column("time").cast(pa.int64()).to_pylist()
+    for envelope, offset, at in zip(to_envelopes(batch), offsets, times, strict=True):
+        yield Message(offset, number, None, envelope, at / 1_000_000)
 
 
 def needs_order(spec: RunSpec) -> bool:
@@ -87,12 +246,13 @@ def needs_order(spec: RunSpec) -> bool:
 
 
 def handle_ordered(spec: RunSpec) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """For `mapInArrow` over shuffled work rows; gives rows of the sink."""
+    """For `mapInArrow` over shuffled work rows; gives rows of `OUTPUT`."""
 
     def run(batches: Iterable[Any]) -> Iterator[Any]:
         messages = _sorted_messages(batches)
-        if messages:
-            yield from _as_batches(asyncio.run(_handle(spec, messages)))
+        with _handlers(spec) as (task, run_here):
+            for start in range(0, len(messages), _AT_ONCE):
+                yield run_here(task.handle(messages[start : start + _AT_ONCE]))
 
     return run
 
@@ -101,44 +261,33 @@ def _sorted_messages(batches: Iterable[Any]) -> list[Message]:
     """All of a partition by position: Spark does not sort a stream."""
     rows = [row for batch in batches for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
     rows.sort()
-    return [Message(row[0], row[1], row[2], row[3], unpack(row[4]), row[5]) for row in rows]
+    return [Message(row[0], row[2], row[3], unpack(row[4]), row[5]) for row in rows]
 
 
 def handle_as_they_come(spec: RunSpec) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """For `mapInArrow` over the source's columns, where no order is asked for: nothing is shuffled."""
+    """For `mapInArrow` over frames of the source, where no order is asked for: nothing is shuffled."""
 
     def run(batches: Iterable[Any]) -> Iterator[Any]:
         places = Places(spec)
-        for batch in batches:
-            messages = (
-                Message(offset, 0, number, None, envelope, time)
-                for number, envelope, offset, time in places.ours(batch)
-            )
-            yield from _as_batches(asyncio.run(_handle(spec, messages)))
+        with _handlers(spec) as (task, run_here):
+            for batch in (batch for frames in batches for batch in messages_of(frames)):
+                for number in range(len(places.subscriptions)):
+                    ours = places.taken(number, batch)
+                    if len(ours):
+                        yield run_here(task.handle_batch(number, ours))
 
     return run
 
 
-async def _handle(spec: RunSpec, messages: Iterable[Message]) -> list[Envelope]:
-    node, clock, captured = node_of(spec), SystemClock(), Captured()
-    writer = BodyWriter(find_codec(spec.codec), limit=spec.body_limit)
-    sender = Sender(node, captured, writer, clock, key_fields([node]))
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="faregate-handler") as pool:
-        subscriptions = list(node.subscriptions.values())
-        receivers = [
-            Direct(each, node, sender, clock=clock, pool=pool, body_limit=spec.body_limit) for each in subscriptions
-        ]
-        by_key = [ordering(each) == "key" for each in subscriptions]
-        for position, bucket, number, line, envelope, at in messages:
-            key = line if by_key[number] else None
-            redeliveries = envelope.redeliveries
-            delivery = StatelessDelivery(
-                position, bucket, line, key, envelope, at, redeliveries, False, _no_park, _no_end
-            )
-            if envelope.deliver_at is not None and envelope.deliver_at > clock.time():
-                await delivery.redeliver(envelope.deliver_at - clock.time())
-            await receivers[number].handle_one(delivery)
-    return captured.envelopes
+@contextmanager
+def _handlers(spec: RunSpec) -> Iterator[tuple[Task, Callable[..., Any]]]:
+    """A task's handlers, and how to run a coroutine of theirs. (`asyncio.Runner` would print every result.)"""
+    loop = asyncio.new_event_loop()
+    try:
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="faregate-handler") as pool:
+            yield Task(spec, pool), loop.run_until_complete
+    finally:
+        loop.close()
 
 
 async def _no_park(delivery: LogDelivery, delay: float, counted: bool) -> None:
@@ -147,14 +296,3 @@ async def _no_park(delivery: LogDelivery, delay: float, counted: bool) -> None:
 
 async def _no_end(delivery: LogDelivery, outcome: str) -> None:
     """Nothing to note: the batch is one."""
-
-
-def _as_batches(envelopes: list[Envelope]) -> Iterator[Any]:
-    schema: Any = to_arrow_schema(OUTPUT, timezone="UTC")
-    for start in range(0, len(envelopes), _ROWS_OUT):
-        some = envelopes[start : start + _ROWS_OUT]
-        stored = to_batch(some, [-1] * len(some), range(len(some)), 0)
-        columns = [
-            stored.column(COLUMNS[name].stored).cast(field.type) for name, field in zip(WRITABLE, schema, strict=True)
-        ]
-        yield pa.RecordBatch.from_arrays(columns, schema=schema)

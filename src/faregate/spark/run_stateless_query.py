@@ -1,11 +1,12 @@
 """The query of the fast path, and its handle."""
 
+from collections import Counter
 from collections.abc import Callable
 from math import ceil
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, functions
 from pyspark.sql.streaming.query import StreamingQuery
 
 from faregate.broker.journal.reader import JournalReader
@@ -14,11 +15,12 @@ from faregate.errors import ConfigurationError
 from faregate.ports.clock import SystemClock
 from faregate.spark.run_driver import LoopThread
 from faregate.spark.run_outbox import borrowed_journal, take_in_spool
-from faregate.spark.run_progress import RunProgress, end_offset
+from faregate.spark.run_progress import RunProgress, end_of, end_offset
 from faregate.spark.run_rows import WORK, work_rows
 from faregate.spark.run_spec import RunSpec
 from faregate.spark.run_stateless import OUTPUT, handle_as_they_come, handle_ordered, needs_order
 from faregate.spark.run_views import reader_name
+from faregate.spark.schema import SEALED
 
 
 def check_stateless(node: Node) -> None:
@@ -31,6 +33,16 @@ def check_stateless(node: Node) -> None:
         raise ConfigurationError(f"node {node.name!r} needs a store for {', '.join(needs)}: run(…, store=…)")
 
 
+_COUNTS = "faregate"
+_COUNTED = ("handled", "dead", "sent")
+
+
+def batch_counts(progress: Any) -> dict[str, int]:
+    """How the messages of a batch ended, by what Spark tells of it; without what did not happen."""
+    row = (progress["observedMetrics"] or {}).get(_COUNTS)
+    return {} if row is None else {name: row[name] for name in _COUNTED if row[name]}
+
+
 class StatelessRun:
     """A node without a store that runs on Spark."""
 
@@ -38,6 +50,8 @@ class StatelessRun:
         self, query: StreamingQuery, node: str, path: Path, on_progress: Callable[[RunProgress], None] | None
     ) -> None:
         self.query = query
+        self.outcomes: Counter[str] = Counter()
+        self.sent = 0
         self._node = node
         self._path = path
         self._on_progress = on_progress
@@ -58,16 +72,22 @@ class StatelessRun:
     def stop(self) -> None:
         """End; a batch that is not committed runs again next time."""
         self.query.stop()
+        self._tell()
         self._settle()
 
     def _tell(self) -> None:
-        progress: Any = self.query.lastProgress
-        if self._on_progress is None or progress is None or progress["batchId"] <= self._told:
-            return
-        self._told = progress["batchId"]
-        seconds = progress["durationMs"].get("triggerExecution", 0) / 1000
-        handled = {"handled": progress["numInputRows"]} if progress["numInputRows"] else {}
-        self._on_progress(RunProgress(self._told, handled, 0, 0, end_offset(self.query), seconds))
+        finished: list[Any] = self.query.recentProgress
+        for progress in finished:
+            if progress["batchId"] <= self._told:
+                continue
+            self._told = progress["batchId"]
+            seconds = progress["durationMs"].get("triggerExecution", 0) / 1000
+            counts = batch_counts(progress)
+            sent = counts.pop("sent", 0)
+            self.outcomes.update(counts)
+            self.sent += sent
+            if self._on_progress is not None:
+                self._on_progress(RunProgress(self._told, counts, sent, 0, end_of(progress), seconds))
 
     def _settle(self) -> None:
         """Note how far it has read, and see that what it sent gets into the log."""
@@ -95,8 +115,10 @@ def start_stateless(
         handled = shuffled.mapInArrow(handle_ordered(spec), OUTPUT)
     else:
         handled = stream.mapInArrow(handle_as_they_come(spec), OUTPUT)
+    counted = handled.observe(_COUNTS, *(functions.sum(name).alias(name) for name in _COUNTED))
     query = (
-        handled.writeStream.format("faregate")
+        counted.select(*SEALED.fieldNames())
+        .writeStream.format("faregate")
         .option("checkpointLocation", checkpoint)
         .trigger(**trigger)
         .start(str(path))

@@ -4,6 +4,8 @@ Rules kept here:
 - One table says which columns there are; docs/spark.md repeats it for people.
 - A row's columns are the journal's, `payload` as `body` and `time` as `appended_at`. The route number (`topic`) stays
   inside: `recipients` says the same in names.
+- Between our own steps messages travel as frames: a row is thousands of them, as they stand in the log. Spark handles a
+  row of bytes as fast as a row of two numbers, so what a message costs it is gone.
 - The Arrow schema of every batch equals the one that Spark derives from its own, field by field: Spark refuses others.
 """
 
@@ -79,8 +81,21 @@ COLUMNS: dict[str, Column] = {
 }
 
 
-def row_schema(columns: tuple[str, ...] = ()) -> StructType:
+FRAMES = (
+    StructType().add("offset", LongType(), False).add("count", IntegerType(), False).add("frame", BinaryType(), False)
+)
+"""Messages of the log as one row: the offset of the first, how many, and the bytes of their record batch."""
+
+SEALED = StructType().add("frame", BinaryType()).add("poison", BinaryType())
+"""What handlers give to the sink: messages as they will stand in the log, and what is given up on; each may be null."""
+
+
+def row_schema(columns: tuple[str, ...] = (), *, frames: bool = False) -> StructType:
     """The rows' schema, of these columns alone when some are given. Raises `InvalidOption`."""
+    if frames:
+        if columns:
+            raise InvalidOption(f"option columns is for rows=messages; frames have {', '.join(FRAMES.fieldNames())}")
+        return FRAMES
     unknown = [name for name in columns if name not in COLUMNS]
     if unknown:
         raise InvalidOption(f"option columns names {', '.join(unknown)}; there are {', '.join(COLUMNS)}")
@@ -92,6 +107,8 @@ def row_schema(columns: tuple[str, ...] = ()) -> StructType:
 
 def check_schema(schema: StructType) -> None:
     """A schema that the user gave instead of `columns`: any of the columns, with their types."""
+    if schema == FRAMES:
+        return
     for field in schema.fields:
         column = COLUMNS.get(field.name)
         if column is None:

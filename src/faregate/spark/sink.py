@@ -21,7 +21,8 @@ from faregate.broker.journal.reader import JournalReader
 from faregate.errors import FaregateError
 from faregate.spark.commits import CommittedBatch, SinkCommits
 from faregate.spark.options import InvalidOption, Options
-from faregate.spark.sealing import Sealer, check_columns
+from faregate.spark.schema import SEALED
+from faregate.spark.sealing import Sealer, check_columns, sealed_pieces
 from faregate.spark.staging import Staged, batch_folder, collect_garbage, move_into_spool, remove, stage
 
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
@@ -40,18 +41,21 @@ class _Sink:
     def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
         if overwrite:
             raise InvalidOption("a bus cannot be overwritten: use mode('append'), or outputMode('append')")
-        check_columns(schema, options.source)
+        self._sealed = schema.fieldNames() == SEALED.fieldNames()
+        if not self._sealed:
+            check_columns(schema, options.source)
         self._options = options
 
     def stage(self, context: TaskContext, origin: str, batch: int, rows: Iterator[Any]) -> StagedMessage:
         reader = JournalReader(self._options.path)
         partition = context.partitionId()
-        sealer = Sealer(f"spark/{origin}/{batch}/{partition}", self._options.source, reader.topology())
-        staged = stage(
-            batch_folder(reader.layout, origin, batch),
-            f"{partition:06d}-{context.taskAttemptId()}",
-            (sealer.seal(each) for each in rows if each.num_rows),
-        )
+        if self._sealed:
+            pieces = (piece for each in rows for piece in sealed_pieces(each))
+        else:
+            sealer = Sealer(f"spark/{origin}/{batch}/{partition}", self._options.source, reader.topology())
+            pieces = (sealer.seal(each) for each in rows if each.num_rows)
+        stem = f"{partition:06d}-{context.taskAttemptId()}"
+        staged = stage(batch_folder(reader.layout, origin, batch), stem, pieces)
         return StagedMessage(origin, batch, partition, staged)
 
     def commit(self, messages: list[WriterCommitMessage | None], *, guarded: bool) -> None:

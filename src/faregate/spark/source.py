@@ -32,7 +32,7 @@ class FaregateSource(DataSource):
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
         self._options = parse_options(options)
-        row_schema(self._options.columns)
+        self.schema()
         open_log(self._options)
 
     @classmethod
@@ -40,7 +40,7 @@ class FaregateSource(DataSource):
         return "faregate"
 
     def schema(self) -> StructType:
-        return row_schema(self._options.columns)
+        return row_schema(self._options.columns, frames=self._options.frames)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return BatchReader(self._for_reading(schema), schema)

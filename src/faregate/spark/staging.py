@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow.compute as pc
 
 from faregate.broker.journal import frame as frames
@@ -29,6 +30,7 @@ from faregate.broker.journal.disk import PRIVATE_FOLDER, RealDisk
 from faregate.broker.journal.errors import JournalCorrupt
 from faregate.broker.journal.layout import BATCH_SUFFIX, Layout
 from faregate.errors import MessageTooLarge
+from faregate.ports.queue import Poisoned
 
 _FOLDER = "staging"
 _FRAME_ROWS = 10_000
@@ -36,6 +38,10 @@ _MOST_PARTS = 0xFFFF
 """A frame counts its batch's parts in two bytes."""
 _OLD_SECONDS = 24 * 3600.0
 _SAFE = re.compile(r"[A-Za-z0-9-]{1,100}")
+
+
+Piece = Any
+"""Of what is staged: a record batch of messages, or a list of `Poisoned`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,38 +63,53 @@ def batch_folder(layout: Layout, origin: str, batch: int) -> Path:
     return layout.root / _FOLDER / origin / f"{batch:020d}"
 
 
-def stage(folder: Path, stem: str, batches: Iterable[Any]) -> Staged:
-    """Write sealed record batches under a name that no other attempt has. Leaves nothing behind when it fails."""
+def stage(folder: Path, stem: str, pieces: Iterable[Piece]) -> Staged:
+    """Write what is sealed under a name that no other attempt has. Leaves nothing behind when it fails."""
     path = folder / f"{stem}-{os.urandom(6).hex()}.frames"
     count = rows = size = 0
     try:
-        for batch in _pieces(batches):
+        for piece in _small(pieces):
             if not count:
                 folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+            kind, body, own_rows, own_size = _described(piece)
             with path.open("ab") as file:
-                file.writelines(_frame(write_batch(batch), batch.num_rows))
-            count, rows = count + 1, rows + batch.num_rows
-            size += pc.sum(pc.binary_length(batch.column("payload"))).as_py() or 0
+                file.writelines(_frame(body, own_rows, kind=kind))
+            count, rows, size = count + 1, rows + own_rows, size + own_size
     except BaseException:
         remove([path])
         raise
     return Staged(path.name if count else None, count, rows, size)
 
 
-def _pieces(batches: Iterable[Any]) -> Iterator[Any]:
-    for batch in batches:
-        for start in range(0, batch.num_rows, _FRAME_ROWS):
-            yield batch.slice(start, _FRAME_ROWS)
+def _small(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    for piece in pieces:
+        if isinstance(piece, list):
+            yield piece
+        else:
+            for start in range(0, piece.num_rows, _FRAME_ROWS):
+                yield piece.slice(start, _FRAME_ROWS)
 
 
-def _frame(body: Any, rows: int, previous: int = 0, part: int = 0, parts: int = 1) -> tuple[bytes, Any, bytes]:
+def _described(piece: Piece) -> tuple[int, Any, int, int]:
+    """Which kind of frame, its body, how many rows, and the bytes of the messages' bodies."""
+    if isinstance(piece, list):
+        poison: list[Poisoned] = piece
+        size = sum(len(each.envelope.body) for each in poison)
+        return frames.POISON, msgspec.msgpack.encode(poison), len(poison), size
+    size = pc.sum(pc.binary_length(piece.column("payload"))).as_py() or 0
+    return frames.MESSAGES, write_batch(piece), piece.num_rows, size
+
+
+def _frame(
+    body: Any, rows: int, previous: int = 0, part: int = 0, parts: int = 1, *, kind: int
+) -> tuple[bytes, Any, bytes]:
     if memoryview(body).nbytes > frames.LONGEST_BODY:
         raise MessageTooLarge(
             f"{rows} messages are over what a frame of the journal takes, {frames.LONGEST_BODY} bytes"
         )
     header, padding, _ = frames.pack_frame(
         body,
-        kind=frames.MESSAGES,
+        kind=kind,
         previous=previous,
         rows=rows,
         commit=0,
@@ -124,8 +145,8 @@ def move_into_spool(layout: Layout, origin: str, batch: int, staged: list[Staged
     try:
         position = previous = part = 0
         for each in staged:
-            for body, rows in _staged_frames(disk, folder, each):
-                pieces = _frame(body, rows, previous, part, parts)
+            for kind, body, rows in _staged_frames(disk, folder, each):
+                pieces = _frame(body, rows, previous, part, parts, kind=kind)
                 position += file.write(position, pieces)
                 previous = int.from_bytes(pieces[0][12:16], "little")  # where a frame's header keeps its CRC
                 part += 1
@@ -138,7 +159,7 @@ def move_into_spool(layout: Layout, origin: str, batch: int, staged: list[Staged
     disk.rename(whole, spool_path(layout, origin, batch))
 
 
-def _staged_frames(disk: RealDisk, folder: Path, staged: Staged) -> Iterator[tuple[memoryview, int]]:
+def _staged_frames(disk: RealDisk, folder: Path, staged: Staged) -> Iterator[tuple[int, memoryview, int]]:
     if staged.file is None:
         return
     path = folder / staged.file
@@ -150,7 +171,7 @@ def _staged_frames(disk: RealDisk, folder: Path, staged: Staged) -> Iterator[tup
             raise JournalCorrupt(
                 f"the staged file {path} is damaged at position {position}; the batch is not committed"
             )
-        yield frames.body_of(data, frame), frame.rows
+        yield frame.kind, frames.body_of(data, frame), frame.rows
         position = frame.end
 
 

@@ -31,7 +31,7 @@ from faregate.broker.journal.recovery import Found, recover
 from faregate.broker.journal.retention import Retention, apply_retention
 from faregate.broker.journal.settled import Record
 from faregate.broker.journal.snapshot import Snapshot
-from faregate.broker.journal.spool import mark_of, read_spooled, waiting
+from faregate.broker.journal.spool import Spooled, mark_of, read_spooled, waiting
 from faregate.broker.journal.topology import Topology, View
 from faregate.broker.recent import Identity
 from faregate.errors import ConfigurationError, FaregateError, MessageTooLarge, QueueNotFound
@@ -314,7 +314,7 @@ class Journal:
         """A batch of the spool could not be taken in; look at it again later."""
         self._taken_in.discard(path)
 
-    def spooled(self) -> list[tuple[Path, list[Envelope]]]:
+    def spooled(self) -> list[tuple[Path, Spooled]]:
         """Batches from other processes that are not in the log yet. What cannot be read is set aside, loudly."""
         found = []
         for path in waiting(self.layout, self._disk):

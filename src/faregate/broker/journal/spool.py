@@ -1,4 +1,4 @@
-"""The spool: how other processes publish to a journal that one process writes.
+"""The spool: how other processes publish to a journal that one process writes, or bury what they give up on.
 
 A batch is a file of frames, synced and moved in atomically; it is confirmed then. The writer appends it as one atomic
 unit that carries the batch's mark, and removes the file; a file whose mark is in the log already is only removed.
@@ -9,6 +9,9 @@ import time
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
 
 from faregate.broker.journal import frame as frames
 from faregate.broker.journal.columns import read_batch, to_batch, to_envelopes, write_batch
@@ -17,8 +20,16 @@ from faregate.broker.journal.errors import JournalCorrupt
 from faregate.broker.journal.frame import FRAME_BYTES
 from faregate.broker.journal.layout import BATCH_SUFFIX, Layout
 from faregate.message import Envelope
+from faregate.ports.queue import Poisoned
 
 _ROWS_PER_FRAME = 10_000
+
+
+class Spooled(NamedTuple):
+    """What is in a batch."""
+
+    envelopes: list[Envelope]
+    poison: list[Poisoned]
 
 
 def spool(layout: Layout, disk: Disk, envelopes: Sequence[Envelope], name: str | None = None) -> Path:
@@ -62,16 +73,20 @@ def mark_of(path: Path) -> bytes:
     return sha256(path.name.encode()).digest()[:16]
 
 
-def read_spooled(path: Path, disk: Disk) -> list[Envelope]:
-    """The envelopes of a batch. Raises `JournalCorrupt` when it is not whole."""
+def read_spooled(path: Path, disk: Disk) -> Spooled:
+    """Raises `JournalCorrupt` when the batch is not whole."""
     data = disk.read(path)
-    found: list[Envelope] = []
+    found = Spooled([], [])
     position = previous = part = 0
     parts = 1
     while part < parts:
         frame = frames.read_header(data, position, 0) if len(data) >= position + FRAME_BYTES else None
         if frame is None or frame.part != part or frame.previous != previous or not frames.is_sound(data, frame):
             raise JournalCorrupt(f"{path} is not a whole batch: it is damaged at position {position}")
-        found += to_envelopes(read_batch(frames.body_of(data, frame)))
+        body = frames.body_of(data, frame)
+        if frame.kind == frames.POISON:
+            found.poison.extend(msgspec.msgpack.decode(body, type=list[Poisoned]))
+        else:
+            found.envelopes.extend(to_envelopes(read_batch(body)))
         position, previous, parts, part = frame.end, frame.crc, frame.parts, part + 1
     return found

@@ -1,0 +1,176 @@
+"""The shortest way through a handler: columns in, columns out.
+
+For a handler that takes the message alone, of a node without middlewares. What is done for each message is decode, call
+and encode, and the two hashes that give its outputs their ids; the rest of an envelope is made for thousands at a time.
+The outputs are those of the pipeline, field by field.
+
+Rules kept here:
+- Only what is usual comes this way: bodies of one known encoding, nothing scheduled or expiring, every one with its id.
+- A message that fails is left to the pipeline, which makes the other tries and gives it up.
+- A result that is not simply an event is collected and sealed as everywhere.
+"""
+
+import asyncio
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from faregate import ids
+from faregate.bus.node import Node
+from faregate.bus.sealing import KeyFields
+from faregate.bus.subscription import Subscription
+from faregate.codec import BodyReader, Codec
+from faregate.errors import MessageTooLarge
+from faregate.message import known
+from faregate.spark.sealing import as_stored
+
+_ID_LENGTH = 36
+
+
+class Output(NamedTuple):
+    """How an event of one class becomes a message."""
+
+    wire: str
+    encode: Callable[[Any], bytes]
+    publication_id: Callable[[str, str], str]
+    key: str | None
+    """The field that its subscriptions on this node order by."""
+
+
+class Done(NamedTuple):
+    """What became of the rows of a batch."""
+
+    batch: Any
+    """Their outputs as a record batch of the journal; None when there are none."""
+    failed: list[tuple[int, BaseException | None]]
+    """Rows that the pipeline has to deal with; with what the handler raised, unless it was not called."""
+    others: list[tuple[int, Any, Any]]
+    """Row, message and result, where the result is not simply an event."""
+
+
+def is_plain(subscription: Subscription, node: Node) -> bool:
+    """Whether a subscription can take this way."""
+    handler = subscription.handler
+    return (
+        handler.shape in ("coroutine", "function")
+        and not handler.extra
+        and not (node.middlewares or node.after_middlewares or node.outgoing_middlewares)
+        and subscription.expires is None
+    )
+
+
+class Plain:
+    """One such subscription."""
+
+    def __init__(self, subscription: Subscription, codec: Codec, limit: int, key_fields: KeyFields) -> None:
+        self._node, self._handler = subscription.node, subscription.name
+        self._function = subscription.handler.function
+        self._awaits = subscription.handler.shape == "coroutine"
+        self._reader = BodyReader(subscription.message_type.cls, limit=limit)
+        self._codec = codec
+        self._limit = limit
+        self._key_fields = key_fields
+        self._message_id = ids.message_ids(self._node)
+        self._outputs: dict[type, Output | None] = {}
+
+    def decoder(self, batch: Any) -> Callable[[bytes], Any] | None:
+        """What decodes every body of this batch of the journal; None when there is something unusual about it."""
+        for name in ("content_encoding", "deliver_at", "expires_at", "payload_ref", "key_id"):
+            if batch.column(name).null_count != len(batch):
+                return None
+        lengths = pc.binary_length(batch.column("publication_id"))
+        if not pc.all(pc.equal(lengths, _ID_LENGTH), skip_nulls=False).as_py():
+            return None
+        if (
+            batch.column("payload").null_count
+            or pc.max(pc.binary_length(batch.column("payload"))).as_py() > self._limit
+        ):
+            return None
+        content_types = pc.unique(batch.column("content_type")).to_pylist()
+        return self._reader.decoder(content_types[0]) if len(content_types) == 1 and content_types[0] else None
+
+    async def handle(self, batch: Any, decode: Callable[[bytes], Any], now: float) -> Done:
+        """Run the handler over a batch that `decoder` found usual."""
+        function, awaits, outputs = self._function, self._awaits, self._outputs
+        done = Done(None, [], [])
+        rows: list[int] = []
+        sent: list[tuple[str, bytes, Output, Any]] = []
+        for row, body in enumerate(batch.column("payload").to_pylist()):
+            try:
+                message = decode(body)
+            except Exception:
+                done.failed.append((row, None))
+                continue
+            try:
+                result = await function(message) if awaits else function(message)
+                if result is None:
+                    continue
+                cls = type(result)
+                output = outputs[cls] if cls in outputs else self._output(cls)
+                if output is None:
+                    done.others.append((row, message, result))
+                    continue
+                encoded = output.encode(result)
+                if len(encoded) > self._limit:
+                    raise MessageTooLarge(f"{cls.__name__} is {len(encoded)} bytes; the limit is {self._limit}")
+            except (Exception, asyncio.CancelledError) as exc:
+                done.failed.append((row, exc))
+                continue
+            rows.append(row)
+            sent.append((output.wire, encoded, output, result))
+        return done._replace(batch=self._sealed(batch, rows, sent, now)) if sent else done
+
+    def _output(self, cls: type) -> Output | None:
+        found = known(cls)
+        made = None
+        if found is not None and found.kind == "event":
+            made = Output(
+                found.wire,
+                self._codec.encoder(cls),
+                ids.publication_ids(node=self._node, handler=self._handler, type=found.wire, slot=0),
+                self._key_fields.get(("event", self._node, found.wire)),
+            )
+        self._outputs[cls] = made
+        return made
+
+    def _sealed(self, batch: Any, rows: list[int], sent: list[tuple[str, bytes, Output, Any]], now: float) -> Any:
+        """Outputs as they would be sealed one by one."""
+        causes = batch if len(rows) == len(batch) else batch.take(pa.array(rows, pa.int64()))
+        publications = causes.column("publication_id").to_pylist()
+        correlations = [own or cause for own, cause in zip(_texts(causes, "correlation_id"), publications, strict=True)]
+        causation = [self._message_id(each) for each in publications]
+        derived = [
+            output.publication_id(correlation, cause)
+            for (_, _, output, _), correlation, cause in zip(sent, correlations, causation, strict=True)
+        ]
+        wires = {output.wire for _, _, output, _ in sent}
+        count = len(rows)
+        types = [wire for wire, _, _, _ in sent]
+        columns = {
+            "publication_id": pa.array(derived, pa.string()),
+            "type": pa.repeat(types[0], count) if len(wires) == 1 else pa.array(types, pa.string()),
+            "source": pa.repeat(self._node, count),
+            "body": pa.array([body for _, body, _, _ in sent], pa.binary()),
+            "correlation_id": pa.array(correlations, pa.string()),
+            "causation_id": pa.array(causation, pa.string()),
+            "marker": pc.add(pc.fill_null(causes.column("marker"), 0), pa.scalar(1, pa.int32())),
+            "sent_at": pa.repeat(pa.scalar(round(now * 1_000_000), pa.timestamp("us", tz="UTC")), count),
+            "content_type": pa.repeat(self._codec.content_type, count),
+            "body_digest": pa.array([sha256(body).digest()[:16] for _, body, _, _ in sent], pa.binary()),
+        }
+        if any(output.key for _, _, output, _ in sent):
+            columns["key"] = pa.array([_key(output.key, event) for _, _, output, event in sent], pa.string())
+        return as_stored(columns, count)
+
+
+def _texts(batch: Any, name: str) -> list[str | None]:
+    found: list[str | None] = batch.column(name).to_pylist()
+    return found
+
+
+def _key(field: str | None, event: Any) -> str | None:
+    value = None if field is None else getattr(event, field, None)
+    return None if value is None else str(value)

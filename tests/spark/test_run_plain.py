@@ -1,0 +1,200 @@
+"""The short way through a handler sends what the pipeline sends, field by field."""
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+import pytest
+
+import faregate as fg
+from faregate import ids
+from faregate.broker.journal.columns import read_batch, to_batch, to_envelopes
+from faregate.message import Envelope
+from faregate.ports.queue import Poisoned
+from faregate.spark import run_stateless
+from faregate.spark.run_rows import Places
+from faregate.spark.run_spec import Begin, RunSpec, provide
+from faregate.spark.run_stateless import HandlerFailed, Task
+
+
+class Asked(fg.Event):
+    number: int
+
+
+class Answered(fg.Event):
+    number: int
+
+
+class Doubted(fg.Event):
+    number: int
+
+
+class Note(fg.Command):
+    number: int
+
+
+calls: list[int] = []
+
+
+def answer(asked: Asked) -> Any:
+    calls.append(asked.number)
+    kind = asked.number % 10
+    if kind == 1:
+        return None
+    if kind == 2:
+        return [Answered(number=asked.number), fg.publish(Doubted(number=asked.number), headers={"why": "unsure"})]
+    if kind == 3:
+        return fg.send(Note(number=asked.number), to="notes", id_key="note")
+    if kind == 4:
+        return Doubted(number=asked.number)
+    if kind == 5:
+        raise fg.Permanent("a five")
+    if kind == 6 and calls.count(asked.number) == 1:
+        raise RuntimeError("the first try fails")
+    return Answered(number=asked.number)
+
+
+def node(shape: str, **options: Any) -> fg.Node:
+    made = fg.Node("answers")
+
+    async def later(asked: Asked) -> Any:
+        await asyncio.sleep(0)
+        return answer(asked)
+
+    def at_once(asked: Asked) -> Any:
+        return answer(asked)
+
+    made.on(Asked, source="asking", retry=fg.Retry(1, delay=0.001), **options)(later if shape == "async" else at_once)
+    return made
+
+
+def asked(number: int, **more: Any) -> Envelope:
+    given = {
+        "publication_id": ids.root_id(1_000_000 + number),
+        "type": "Asked",
+        "source": "asking",
+        "body": msgspec.json.encode(Asked(number=number)),
+        "recipients": ("answers",),
+        "correlation_id": ids.root_id(5),
+        "marker": number,
+        **more,
+    }
+    return Envelope(**given)
+
+
+@pytest.fixture(autouse=True)
+def no_calls() -> Iterator[None]:
+    calls.clear()
+    yield
+
+
+def handled(made: fg.Node, envelopes: list[Envelope], *, plain: bool) -> tuple[list[Envelope], list[Poisoned], Any]:
+    """What is sent and who is dead, with the short way open or closed."""
+    calls.clear()
+    spec = RunSpec("run", "answers", "", None, None, "json", 100_000, {"answers.Asked.asking": Begin(0, 0)})
+    provide(spec, made)
+    batch = to_batch(envelopes, [0] * len(envelopes), range(len(envelopes)), 7_000_000)
+
+    async def main(pool: ThreadPoolExecutor) -> Any:
+        return await Task(spec, pool).handle_batch(0, Places(spec).taken(0, batch))
+
+    with ThreadPoolExecutor(2) as pool, patch.object(run_stateless, "is_plain", lambda *_: plain):
+        rows = asyncio.run(main(pool))
+    sent = [
+        each for frame in rows.column("frame") if frame.is_valid for each in to_envelopes(read_batch(frame.as_buffer()))
+    ]
+    poison = [
+        each
+        for value in rows.column("poison").to_pylist()
+        if value is not None
+        for each in msgspec.msgpack.decode(value, type=list[Poisoned])
+    ]
+    return sent, poison, {name: sum(rows.column(name).to_pylist()) for name in ("handled", "dead", "sent")}
+
+
+def facts(sent: list[Envelope]) -> dict[str, Envelope]:
+    return {each.publication_id: msgspec.structs.replace(each, sent_at=0.0) for each in sent}
+
+
+@pytest.mark.parametrize("shape", ["async", "def"])
+def test_both_ways_send_the_same(shape: str) -> None:
+    envelopes = [asked(number) for number in range(20)]
+    envelopes[8] = asked(8, correlation_id="")
+    short = handled(node(shape), envelopes, plain=True)
+    assert calls.count(6) == 2, "a failed try counts: the pipeline makes the others"
+    assert calls.count(5) == 1
+    long = handled(node(shape), envelopes, plain=False)
+    assert facts(short[0]) == facts(long[0]) and len(short[0]) == len(facts(short[0])) == 18
+    assert {each.envelope.body for each in short[1]} == {each.envelope.body for each in long[1]}
+    assert [(each.reason, each.queue) for each in short[1]] == [("permanent", "answers.Asked.asking")] * 2
+    assert short[2] == long[2] == {"handled": 18, "dead": 2, "sent": 18}
+
+
+def test_a_body_that_cannot_be_read_is_dead_and_the_others_are_not() -> None:
+    sent, [letter], _ = handled(node("async"), [asked(7), asked(8, body=b"{"), asked(9)], plain=True)
+    assert [each.body for each in sent] == [b'{"number":7}', b'{"number":9}']
+    assert (letter.reason, letter.envelope.body) == ("undecodable", b"{")
+
+
+@pytest.mark.parametrize(
+    "unusual",
+    [
+        {"content_type": "application/msgpack", "body": msgspec.msgpack.encode(Asked(number=7))},
+        {"publication_id": "order-7"},
+        {"headers": {"a": "b"}, "key_id": None, "expires_at": 4e9},
+    ],
+)
+def test_what_is_unusual_is_handled_too(unusual: dict[str, Any]) -> None:
+    sent, poison, _ = handled(node("async"), [asked(7, **unusual), asked(8)], plain=True)
+    assert ([each.body for each in sent], poison) == ([b'{"number":7}', b'{"number":8}'], [])
+
+
+def test_only_what_is_for_the_node_is_taken() -> None:
+    others = [
+        asked(1, recipients=("else",)),
+        asked(2, recipients=()),
+        asked(3, source="else"),
+        asked(4, type="Answered"),
+        asked(5, kind="command", destination="answers"),
+    ]
+    ours = [asked(0, recipients=("else", "answers")), asked(8)]
+    sent, poison, counts = handled(node("async"), [ours[0], *others, ours[1]], plain=True)
+    assert ([each.body for each in sent], poison, counts["handled"]) == ([b'{"number":0}', b'{"number":8}'], [], 2)
+
+
+def test_columns_choose_what_rows_choose() -> None:
+    """`taken` says by columns what `handler` and `is_ours` say of one message."""
+    made = node("async")
+    spec = RunSpec("run", "answers", "", None, None, "json", 100_000, {"answers.Asked.asking": Begin(2, 6)})
+    provide(spec, made)
+    places = Places(spec)
+    envelopes = [
+        asked(number, recipients=recipients, replay=replay, source=source)
+        for number, (recipients, replay, source) in enumerate(
+            (recipients, replay, source)
+            for recipients in ((), ("answers",), ("a", "b"), ("a", "answers", "answers"))
+            for replay in (0, 1)
+            for source in ("asking", "else")
+        )
+    ]
+    batch = to_batch(envelopes, [0] * len(envelopes), range(len(envelopes)), 7_000_000)
+    assert places.taken(0, batch).column("offset").to_pylist() == [offset for _, _, offset, _ in places.ours(batch)]
+    assert 0 < len(places.taken(0, batch)) < len(batch)
+
+
+def test_very_many_failures_are_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_stateless, "MOST_DEAD", 3)
+    with pytest.raises(HandlerFailed, match=r"3 messages of one task failed, the last is Asked .* more than bad"):
+        handled(node("async"), [asked(10 * number + 5) for number in range(4)], plain=True)
+
+
+def test_ids_made_for_many_are_those_made_for_one() -> None:
+    for publication in (ids.root_id(), "order-7", ids.idempotent_id("a", "B", "c"), "é" * 40):
+        assert ids.message_ids("answers")(publication) == ids.message_id(publication, "answers")
+        derive = ids.publication_ids(node="n", handler="h", type="T", slot=3)
+        assert derive(publication, "cause") == ids.publication_id(
+            correlation_id=publication, node="n", causation_id="cause", handler="h", type="T", slot=3
+        )
