@@ -38,6 +38,8 @@ class Scenario:
     looks: bool = False
     sweeps: int = 0
     batch: int = 1
+    savepoints: bool = True
+    """Whether a batch gives each message a savepoint; False: only when one has failed."""
     jumps: int = 12
     every_point: bool = False
     """Crash and switch at every named point, also where nobody could tell it from the one before."""

@@ -49,6 +49,7 @@ class Stage:
         self._clock = _Shared()
         name = f"simulation-{next(_names)}"
         self.store = MemoryStore(name, clock=self._clock)
+        self.store.dear_savepoints = not scenario.savepoints
         self.tokens: MemoryTokenStore | None = None
         if scenario.mode != "ledger":
             self.tokens = MemoryTokenStore(name if self.merged else f"{name}-tokens", clock=self._clock)

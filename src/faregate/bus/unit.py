@@ -34,6 +34,7 @@ from faregate.bus.work import (
     AlreadyHandled,
     Fence,
     NeedsTransaction,
+    Spoiled,
     TransactionEnded,
     UnitOfWork,
     Work,
@@ -50,11 +51,13 @@ log = logging.getLogger("faregate.bus")
 BATCH_SECONDS = 0.05
 """How long the messages of one transaction may take together, roughly: it is what the first of them waits."""
 BATCH_LIMIT = 256
+_CAREFUL_BATCHES = 100
 _STORE_DOWN_SECONDS = 10.0
 _TAKEN_SECONDS = 5.0
 
 
 class Transactional(Receiver):
+    batch_seconds = BATCH_SECONDS
     _fence: Fence | None = None
     """What an engine without a broker checks in every transaction before anything else."""
 
@@ -86,13 +89,15 @@ class Transactional(Receiver):
         """How long one message takes by itself, as a moving average."""
         self._running = 0
         """How many transactions are at work; they share the event loop."""
+        self._careful = 0 if shared.store.dear_savepoints else -1
+        """For so many batches each message gets a savepoint, because one failed lately; -1: for ever."""
 
     @property
     def batch(self) -> int:
         """Slow handlers run one at a time, so that lanes share them; fast ones share a commit."""
         if self._identity is not None or self._shared.gate is not None:
             return 1
-        return max(1, min(BATCH_LIMIT, int(BATCH_SECONDS / self._seconds)))
+        return max(1, min(BATCH_LIMIT, int(self.batch_seconds / self._seconds)))
 
     async def handle(self, deliveries: list[Delivery]) -> list[Delivery]:
         try:
@@ -168,7 +173,10 @@ class Transactional(Receiver):
 
     async def _once(self, works: list[Work]) -> None:
         """One transaction. Afterwards a message is settled, or "failed" with its error, or "new" as before."""
-        unit = UnitOfWork(self._store, self._node, works, self._check_digest, self._fence)
+        savepoints = self._careful != 0
+        unit = UnitOfWork(self._store, self._node, works, self._check_digest, self._fence, savepoints=savepoints)
+        if self._careful > 0:
+            self._careful -= 1
         recorded: list[Recorded] = []
 
         async def record(transaction: Transaction, done: list[Work]) -> None:
@@ -192,6 +200,9 @@ class Transactional(Receiver):
                 self._shared.dispatcher.doubt()
             if isinstance(exc, TransactionEnded):
                 await self._after_misuse(works, exc)
+            elif isinstance(exc, Spoiled):
+                self._careful = _CAREFUL_BATCHES
+                _start_again(works)
             elif isinstance(exc, Exception):  # lost, or refused at the commit: nothing has happened
                 self._scatter(works, exc)
             else:
@@ -326,6 +337,9 @@ class Transactional(Receiver):
         except AlreadyHandled:
             await unit.undo(work)
             work.state = "duplicate"
+        except Spoiled:  # its middlewares have not seen the error: they will, at the next try
+            work.tries = ctx._attempt if work.handler_failed else tried
+            raise
         except TransactionEnded as exc:
             work.state, work.error = "failed", exc
             raise
@@ -343,9 +357,11 @@ class Transactional(Receiver):
         return work.state != "failed"
 
     async def _failed(self, unit: UnitOfWork, work: Work, exc: BaseException) -> None:
-        await unit.undo(work, exc)
-        work.state, work.error = "failed", exc
         work.tries = work.ctx._attempt if work.ctx is not None else 0
+        try:
+            await unit.undo(work, exc)
+        finally:  # the transaction may be spoiled
+            work.state, work.error = "failed", exc
 
     async def _seal(self, work: Work) -> list[OutboxRow]:
         ctx = work.ctx
@@ -521,6 +537,13 @@ class Transactional(Receiver):
                 f"{work.envelope} came again with another body than the one that was handled; the handled one "
                 "counts. Two runs of a handler disagree, or one idempotency key stands for two things",
             )
+
+
+def _start_again(works: list[Work]) -> None:
+    """What failed has failed; all else is undone, and runs again."""
+    for work in works:
+        if work.state in ("done", "folded"):
+            work.state = "new"
 
 
 def _groups(works: list[Work]) -> list[list[Work]]:

@@ -7,6 +7,8 @@ Rules kept here:
   ledger row is taken out.
 - A message alone in its transaction needs no savepoint: a failed try rolls everything back, so that nothing stays
   open while it waits for the next.
+- Where a savepoint costs a round trip, a batch does without until a try fails. Then all of it is rolled back, and the
+  others run again.
 """
 
 from __future__ import annotations
@@ -46,6 +48,10 @@ class AlreadyHandled(Interrupt):
 
 class NeedsTransaction(Interrupt):
     """The handler wants the driver's connection before there is one: it runs again with the transaction open."""
+
+
+class Spoiled(Interrupt):
+    """A try does not count, in a transaction without savepoints: nothing of it can stay."""
 
 
 def interrupt_of(exc: BaseException) -> type[Interrupt] | None:
@@ -195,10 +201,18 @@ class UnitOfWork:
     """The messages of one transaction. `current` is the one whose handler runs."""
 
     def __init__(
-        self, store: Store, node: str, works: Sequence[Work], known: Disagreement, fence: Fence | None = None
+        self,
+        store: Store,
+        node: str,
+        works: Sequence[Work],
+        known: Disagreement,
+        fence: Fence | None = None,
+        *,
+        savepoints: bool = True,
     ) -> None:
         self.works = works
         self.alone = len(works) == 1
+        self._savepoints = savepoints and not self.alone
         self.loop = asyncio.get_running_loop()
         self.transaction: Transaction | None = None
         self.current: Work | None = None
@@ -223,7 +237,7 @@ class UnitOfWork:
             await self.begin()
         transaction = self.transaction
         assert transaction is not None
-        if not self.alone and work.state != "duplicate":
+        if self._savepoints and work.state != "duplicate":
             await transaction.savepoint()
             work.has_savepoint = True
         if work.attempt_id is not None and work.claim_id is None and not work.consumed:
@@ -264,6 +278,8 @@ class UnitOfWork:
             raise await self._why_ended(self.transaction, work, exc)
         if self.alone:
             await self.abandon()
+        elif not self._savepoints:
+            raise Spoiled
         else:
             await self.transaction.roll_back_to_savepoint()
             await self.transaction.release_savepoint()
@@ -283,7 +299,7 @@ class UnitOfWork:
                 "of the transaction. Use `on conflict do nothing`, or put the statement that may fail into "
                 "`async with ctx.db.raw.transaction():`, which rolls back that part alone"
             )
-        if not self.alone:
+        if self._savepoints:
             await transaction.release_savepoint()
         work.entered = work.has_savepoint = False
 

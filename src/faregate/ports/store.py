@@ -265,6 +265,9 @@ class Transaction(Protocol):
 
 
 class Store(Protocol):
+    dear_savepoints: bool
+    """Whether a savepoint costs a round trip, so that batches better do without."""
+
     @property
     def url(self) -> str:
         """Where it is, without a password."""

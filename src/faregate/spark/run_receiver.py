@@ -37,6 +37,8 @@ class OutboxOnly(Dispatcher):
 
 class LogTransactional(Transactional):
     records: LogRecords
+    batch_seconds = 1.0
+    """Nobody waits for a single message here; what waits for a transaction is a zombie."""
 
     async def _fence(self, transaction: Transaction, works: list[Work]) -> None:
         keyed = {work: delivery for work in works if (delivery := _delivery(work)).line is not None}

@@ -21,6 +21,8 @@ from faregate.stores.sql.statements import check_statement
 
 
 class PostgresStore(PostgresServer):
+    dear_savepoints = True
+
     def transaction(self) -> PostgresTransaction:
         return PostgresTransaction(self)
 

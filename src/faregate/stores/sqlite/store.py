@@ -30,6 +30,7 @@ _ALL_ROWS = (1 << 63) - 1
 class SqliteStore(SqliteClaims):
     """`sqlite:PATH`. One transaction at a time runs on it: handlers with effects in this store follow each other."""
 
+    dear_savepoints = False
     _looked_through: frozenset[str] = frozenset()
     """The nodes all of whose ledger rows were looked at for old ones since this object was made."""
 

@@ -1,0 +1,186 @@
+"""A batch whose messages have no savepoints: what one of them spoils, the others do again, and nobody can tell."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import faregate as fg
+from faregate.bus.unit import BATCH_LIMIT, Transactional
+from faregate.bus.work import UnitOfWork
+from faregate.ports.store import Store
+from faregate.stores.sqlite import MemoryStore
+from faregate.testing.store_subjects import postgres_schema
+from tests.presence import address
+
+LONG = 30  # seconds until a test that hangs is failed
+TABLE = "create table if not exists notes(n integer)"
+
+
+class Asked(fg.Event):
+    n: int
+
+
+class Answered(fg.Event):
+    n: int
+
+
+@pytest.fixture(params=["memory:", pytest.param("postgres", marks=pytest.mark.services)])
+async def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
+    monkeypatch.setattr(MemoryStore, "dear_savepoints", True)
+    monkeypatch.setattr(Transactional, "batch", BATCH_LIMIT)
+    if request.param == "memory:":
+        yield "memory:"
+    else:
+        async with postgres_schema(address("FAREGATE_TEST_POSTGRES")) as inside:
+            yield inside
+
+
+@pytest.fixture
+def units(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+    """Of every transaction: how many messages, and whether with savepoints."""
+    made: list[tuple[int, bool]] = []
+    plain = UnitOfWork.__init__
+
+    def noted(self: UnitOfWork, store: Store, node: str, works: Any, *rest: Any, savepoints: bool = True) -> None:
+        made.append((len(works), savepoints))
+        plain(self, store, node, works, *rest, savepoints=savepoints)
+
+    monkeypatch.setattr(UnitOfWork, "__init__", noted)
+    return made
+
+
+Handle = Callable[[Asked, fg.Context], Awaitable[Any]]
+
+
+async def run(url: str, handle: Handle, *, count: int = 6, prepare: Any = None, **options: Any) -> tuple[fg.Bus, Any]:
+    """Everything published at once; what is in the table, and what was answered."""
+    asking, answering, hearing = fg.Node("asking"), fg.Node("answering", schema=TABLE), fg.Node("hearing")
+    answers: list[int] = []
+    policy = {"order": fg.Parallel(1), "retry": fg.Retry(2, delay=0.001), "redeliver": None, **options}
+    answering.on(Asked, source="asking", **policy)(handle)
+
+    @hearing.on(Answered, source="answering")
+    async def hear(answered: Answered) -> None:
+        answers.append(answered.n)
+
+    if prepare is not None:
+        prepare(answering)
+    async with fg.Bus("memory:", nodes=[asking, answering, hearing], store=url, drain_seconds=1) as bus:
+        await bus.publish_many([Asked(n=n) for n in range(count)], node="asking")
+        await bus.idle(timeout=LONG)
+        [store] = {id(store): store for store in bus.stores.values()}.values()
+        transaction = store.transaction()
+        await transaction.begin()
+        found = [n for (n,) in await transaction.fetchall("select n from notes order by n")]
+        await transaction.roll_back()
+        return bus, (found, sorted(answers))
+
+
+async def write(asked: Asked, ctx: fg.Context) -> Answered:
+    await ctx.db.execute("insert into notes values (?)", (asked.n,))
+    return Answered(n=asked.n)
+
+
+async def test_nobody_needs_a_savepoint_while_nothing_fails(url: str, units: list[tuple[int, bool]]) -> None:
+    _, found = await run(url, write)
+    assert found == ([*range(6)], [*range(6)])
+    assert not any(savepoints for _, savepoints in units) and max(size for size, _ in units) > 1
+
+
+@pytest.mark.parametrize("failing", ["before", "after", "statement"])
+async def test_neighbours_of_a_failure_run_again_and_everything_is_there_once(
+    url: str, units: list[tuple[int, bool]], failing: str
+) -> None:
+    runs: Counter[int] = Counter()
+
+    async def handle(asked: Asked, ctx: fg.Context) -> Answered:
+        runs[asked.n] += 1
+        if asked.n == 3 and runs[3] == 1 and failing == "before":
+            raise OSError("once")
+        if asked.n == 3 and runs[3] == 1 and failing == "statement":
+            await ctx.db.execute("insert into nowhere values (?)", (1,))
+        answered = await write(asked, ctx)
+        if asked.n == 3 and runs[3] == 1 and failing == "after":
+            raise OSError("once")
+        return answered
+
+    bus, found = await run(url, handle)
+    assert found == ([*range(6)], [*range(6)])
+    assert bus.outcomes()["handled"] == 12 and bus.outcomes()["dead"] == 0
+    assert runs[3] == 2
+    if failing == "before":
+        assert runs.total() == 7, "what wrote nothing spoils nothing"
+    else:
+        assert any(savepoints for _, savepoints in units), "the next batches are careful"
+
+
+async def test_the_tries_are_those_of_the_policy(url: str) -> None:
+    runs: Counter[int] = Counter()
+
+    async def handle(asked: Asked, ctx: fg.Context) -> Answered:
+        runs[asked.n] += 1
+        answered = await write(asked, ctx)
+        if asked.n == 3:
+            raise OSError("always")
+        return answered
+
+    bus, found = await run(url, handle)
+    assert found == ([0, 1, 2, 4, 5], [0, 1, 2, 4, 5])
+    assert runs[3] == 3 and bus.outcomes()["dead"] == 1
+    assert all(runs[n] <= 2 for n in (0, 1, 2, 4, 5))
+
+
+async def test_a_middleware_that_calls_the_handler_twice(url: str) -> None:
+    """The first run does not count, so nothing that it wrote may stay."""
+    runs: Counter[int] = Counter()
+
+    async def handle(asked: Asked, ctx: fg.Context) -> Answered:
+        runs[asked.n] += 1
+        return await write(asked, ctx)
+
+    def twice(answering: fg.Node) -> None:
+        @answering.use
+        async def again(ctx: fg.Context, call_next: Any) -> None:
+            await call_next()
+            if ctx.message.n == 2:
+                await call_next()
+
+    _, found = await run(url, handle, prepare=twice)
+    assert found == ([*range(6)], [*range(6)])
+
+
+async def test_a_middleware_that_swallows_errors_does_not_swallow_the_spoiling(url: str) -> None:
+    async def handle(asked: Asked, ctx: fg.Context) -> Answered:
+        answered = await write(asked, ctx)
+        if asked.n == 3:
+            raise OSError("always")
+        return answered
+
+    def hush(answering: fg.Node) -> None:
+        @answering.use
+        async def quiet(ctx: fg.Context, call_next: Any) -> None:
+            try:
+                await call_next()
+            except OSError:
+                pass
+
+    bus, found = await run(url, handle, prepare=hush, retry=None)
+    assert found == ([0, 1, 2, 4, 5], [0, 1, 2, 4, 5])
+    assert bus.outcomes()["skipped"] == 1
+
+
+async def test_cancelled_work_inside_a_batch_is_tried_again(url: str) -> None:
+    runs: Counter[int] = Counter()
+
+    async def handle(asked: Asked, ctx: fg.Context) -> Answered:
+        runs[asked.n] += 1
+        answered = await write(asked, ctx)
+        if asked.n == 3 and runs[3] == 1:
+            raise asyncio.CancelledError
+        return answered
+
+    _, found = await run(url, handle)
+    assert found == ([*range(6)], [*range(6)])
