@@ -1,6 +1,6 @@
 """A driver of its own that runs one node on Spark, and dies where it is told: `python -m tests.spark.matrix_driver`.
 
-matrix_driver NODE JOURNAL STORE CHECKPOINT DIE_AT [MASTER]
+matrix_driver NODE JOURNAL STORE CHECKPOINT DIE_AT [MASTER]; a STORE of "-" is none
 """
 
 import os
@@ -9,11 +9,19 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSourceStreamWriter
+from pyspark.sql.types import StructType
+
 import faregate as fg
-from faregate.spark import run_node, run_outbox
+from faregate.spark import run_node, run_outbox, sink
+from faregate.spark.commits import SinkCommits
 from faregate.spark.run_driver import Driver
+from faregate.spark.sink import StreamWriter
 
 POINTS = ("never", "after-offset-log", "after-handlers", "in-dispatch", "before-commit-log")
+SINK_POINTS = ("before-the-spool", "after-the-spool", "after-the-record")
+_DRIVER = "MATRIX_DRIVER"
 
 
 def die() -> None:
@@ -41,11 +49,33 @@ def prepare(point: str) -> None:
         run_node.Run.handle_batch = _dying(run_node.Run.handle_batch, before=False)  # type: ignore[method-assign]
 
 
+class DyingSource(fg.spark.FaregateSource):
+    """Its sink dies inside the commit, and takes the driver along."""
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        return DyingWriter(self._for_writing(), schema, overwrite)
+
+
+class DyingWriter(StreamWriter):
+    def commit(self, messages: Any, batchId: int) -> None:
+        def end(*_: Any) -> None:
+            os.killpg(int(os.environ[_DRIVER]), signal.SIGKILL)
+            die()
+
+        point = os.environ["MATRIX_SINK"]
+        if point == "before-the-spool":
+            sink.move_into_spool = end  # type: ignore[attr-defined]
+        elif point == "after-the-spool":
+            SinkCommits.add = end  # type: ignore[method-assign]
+        else:
+            sink.collect_garbage = end  # type: ignore[attr-defined]
+        super().commit(messages, batchId)
+
+
 def main() -> None:
     node, journal, store, checkpoint, point, *rest = sys.argv[1:]
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    from pyspark.sql import SparkSession
-
+    os.environ[_DRIVER], os.environ["MATRIX_SINK"] = str(os.getpid()), point
     spark = (
         SparkSession.builder.master(rest[0] if rest else "local[2,4]")
         .config("spark.ui.enabled", "false")
@@ -61,11 +91,14 @@ def main() -> None:
         .getOrCreate()
     )
     prepare(point)
+    if point in SINK_POINTS:
+        spark.dataSource.register(DyingSource)
+        run_node._registered.add(spark)
     handle = fg.spark.run(
         f"tests.spark.run_shop:{node}",
         spark,
         source=journal,
-        store=store,
+        store=None if store == "-" else store,
         checkpoint=checkpoint,
         max_messages_per_trigger=int(os.environ.get("MATRIX_AT_ONCE", "8")),
     )
@@ -75,4 +108,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from tests.spark import matrix_driver  # under the name that workers import it by
+
+    matrix_driver.main()

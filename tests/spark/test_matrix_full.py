@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 
@@ -21,7 +22,7 @@ import faregate as fg
 from faregate.broker.journal.reader import JournalReader
 from tests.crash.server import private_postgres
 from tests.spark import run_shop
-from tests.spark.matrix_driver import POINTS
+from tests.spark.matrix_driver import POINTS, SINK_POINTS
 from tests.spark.run_rig import Shop
 
 pytestmark = [pytest.mark.services, pytest.mark.full]
@@ -36,8 +37,11 @@ def shop(tmp_path: Path) -> Shop:
     return made
 
 
-def driver(shop: Shop, point: str = "never", master: str | None = None, **more: str) -> "subprocess.Popen[str]":
-    arguments = ["billing", str(shop.journal), shop.store, str(shop.folder / "checkpoint"), point]
+def driver(
+    shop: Shop, point: str = "never", master: str | None = None, *, node: str = "billing", **more: str
+) -> "subprocess.Popen[str]":
+    store = "-" if node == "counting" else shop.store
+    arguments = [node, str(shop.journal), store, str(shop.folder / f"checkpoint-{node}"), point]
     return subprocess.Popen(
         [sys.executable, "-m", "tests.spark.matrix_driver", *arguments, *([master] if master else [])],
         cwd=ROOT,
@@ -64,6 +68,19 @@ def test_the_driver_is_killed(shop: Shop, point: str) -> None:
     finish(driver(shop, point), dies=True)
     finish(driver(shop))
     shop.check(20)
+
+
+@pytest.mark.parametrize("point", SINK_POINTS)
+def test_the_driver_is_killed_inside_the_commit_of_the_sink(shop: Shop, point: str) -> None:
+    shop.place(20)
+    finish(driver(shop, point, node="counting"), dies=True)
+    assert not shop.log("Summed")
+    finish(driver(shop, node="counting"))
+    found = [msgspec.json.decode(each.body, type=run_shop.Summed) for each in shop.log("Summed")]
+    assert sorted(each.number for each in found) == list(range(20))
+    for key in {each.order_id for each in found}:
+        numbers = [each.number for each in found if each.order_id == key]
+        assert numbers == sorted(numbers)
 
 
 def test_two_drivers_on_one_checkpoint(shop: Shop) -> None:

@@ -9,6 +9,8 @@ from pyspark.sql.datasource import InputPartition
 
 TASK_MESSAGES = 250_000
 """What one task reads at the most: enough that starting it does not show, few enough to share the work."""
+HANDLED_MESSAGES = 20_000
+"""The same where handlers follow: a message costs them ten times as much, or more."""
 
 
 class OffsetRange(InputPartition):
@@ -29,15 +31,15 @@ class OffsetRange(InputPartition):
         return hash((self.partition, self.start, self.end))
 
 
-def split(starts: dict[str, int], ends: dict[str, int], least: int) -> list[OffsetRange]:
-    """Even ranges, at least `least` of them where there are as many offsets."""
+def split(starts: dict[str, int], ends: dict[str, int], least: int, most: int = TASK_MESSAGES) -> list[OffsetRange]:
+    """Even ranges of at most `most` messages, at least `least` of them where there are as many offsets."""
     lengths = {name: max(0, ends[name] - starts[name]) for name in sorted(ends)}
     total = sum(lengths.values())
     found: list[OffsetRange] = []
     for name, length in lengths.items():
         if not length:
             continue
-        pieces = min(length, max(-(-length // TASK_MESSAGES), -(-least * length // total)))
+        pieces = min(length, max(-(-length // most), -(-least * length // total)))
         bounds = [starts[name] + length * number // pieces for number in range(pieces + 1)]
         found += [OffsetRange(name, first, last) for first, last in pairwise(bounds)]
     return found

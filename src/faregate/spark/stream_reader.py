@@ -30,7 +30,7 @@ from faregate.ports.log import LogTransport
 from faregate.spark.logs import OpenLog, open_log
 from faregate.spark.options import Options
 from faregate.spark.positions import LOG_KEY, check_partitions, gone, not_there, resolve
-from faregate.spark.ranges import OffsetRange, split
+from faregate.spark.ranges import HANDLED_MESSAGES, TASK_MESSAGES, OffsetRange, split
 from faregate.spark.reading import read_range
 
 log = logging.getLogger("faregate.spark")
@@ -127,7 +127,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         starts, ends = _numbers(start), _numbers(end)
-        return [*split({name: starts.get(name, 0) for name in ends}, ends, self._options.min_partitions)]
+        most = HANDLED_MESSAGES if self._options.frames else TASK_MESSAGES
+        return [*split({name: starts.get(name, 0) for name in ends}, ends, self._options.min_partitions, most)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, OffsetRange)
