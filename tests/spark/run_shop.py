@@ -92,6 +92,19 @@ async def ship(charged: CardCharged, ctx: fg.Context) -> object:
     return OrderShipped(order_id=charged.order_id, number=charged.number)
 
 
+queueing = fg.Node("queueing", schema=_schema("tickets"))
+
+
+@queueing.on(OrderPlaced, source="shop", order=fg.Serial(), retry=None, redeliver=fg.Redeliver(0.2, 0.2, 0.2))
+async def queue_up(order: OrderPlaced, ctx: fg.Context) -> None:
+    if misbehave(f"queue-{order.order_id}-{order.number}"):
+        raise RuntimeError("the first try fails")
+    await ctx.db.execute(
+        "insert into tickets(order_id, number, message_id) values (?, ?, ?)",
+        (order.order_id, order.number, ctx.message_id),
+    )
+
+
 class Summed(fg.Event):
     order_id: str
     number: int
@@ -124,3 +137,11 @@ def look_at(order: OrderPlaced) -> object:
     if order.total < 0:
         raise fg.Permanent("a negative total")
     return Seen(order_id=order.order_id, number=order.number)
+
+
+asking = fg.Node("asking")
+
+
+@asking.on(OrderPlaced, source="shop")
+async def ask_nobody(order: OrderPlaced) -> object:
+    return fg.send(ChargeCard(order_id=order.order_id, number=order.number, amount=1), to="nobody")

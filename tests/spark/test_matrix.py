@@ -13,6 +13,7 @@ import pytest
 import faregate as fg
 from faregate.broker.journal.disk import RealDisk
 from faregate.broker.journal.layout import Layout
+from faregate.broker.journal.reader import JournalReader
 from tests.spark.rig import append, truncate
 from tests.spark.run_rig import Shop, the_shop
 from tests.spark.test_run_engine import Rig
@@ -38,6 +39,7 @@ def test_the_driver_dies_after_the_handlers_commit_before_the_commit_log(the_sho
     the_shop.run_to_end(max_messages_per_trigger=4)
     (checkpoint_of(the_shop) / "commits" / "1").unlink()
     (checkpoint_of(the_shop) / "commits" / ".1.crc").unlink(missing_ok=True)
+    the_shop.set_marks(4)
     run = the_shop.run_to_end()
     assert run.outcomes == {"duplicate": 4}
     the_shop.check(8)
@@ -55,7 +57,7 @@ def test_an_older_checkpoint_restored_with_other_partitions(the_shop: Shop) -> N
     shutil.copytree(older, current)
     the_shop.spark.conf.set("spark.sql.shuffle.partitions", "3")
     try:
-        assert the_shop.run_to_end().outcomes == {"duplicate": 8}
+        assert the_shop.run_to_end().outcomes == {}, "the store knows how far it is"
     finally:
         the_shop.spark.conf.set("spark.sql.shuffle.partitions", "2")
     the_shop.check(12)
@@ -65,11 +67,45 @@ def test_a_lost_checkpoint_and_a_restart_from_the_earliest(the_shop: Shop) -> No
     the_shop.place(8)
     the_shop.run_to_end()
     shutil.rmtree(checkpoint_of(the_shop))
-    assert the_shop.run_to_end().outcomes == {"duplicate": 8}
+    assert the_shop.run_to_end().outcomes == {}, "the store knows how far it is"
+    shutil.rmtree(checkpoint_of(the_shop))
+    the_shop.set_marks(0)
+    assert the_shop.run_to_end().outcomes == {"duplicate": 8}, "and if it did not, the ledger would"
     the_shop.check(8)
 
 
+def test_a_lost_checkpoint_after_the_ledger_forgot_what_was_handled(the_shop: Shop) -> None:
+    """Nothing below the low-water mark is read again, so nothing has to be recognised."""
+    the_shop.place(6)
+    the_shop.run_to_end(retain_ledger=0.0)
+    shutil.rmtree(checkpoint_of(the_shop))
+    the_shop.place(2)
+    assert the_shop.run_to_end(retain_ledger=0.0).outcomes == {"handled": 2}
+    the_shop.check(8)
+
+
+def test_a_checkpoint_with_another_store_is_refused(the_shop: Shop) -> None:
+    the_shop.place(3)
+    the_shop.run_to_end()
+    with pytest.raises(fg.ConfigurationError, match=r"read up to offset 3, and .*other.db knows of no such run"):
+        the_shop.run(store=f"sqlite:{the_shop.folder / 'other.db'}")
+    the_shop.set_marks(1)
+    with pytest.raises(fg.ConfigurationError, match=r"knows of offsets up to 1: it is another store, or an older copy"):
+        the_shop.run()
+
+
+def test_batches_without_anything_for_the_node_count_as_read(the_shop: Shop) -> None:
+    the_shop.place(2)
+    the_shop.run_bus("payments")
+    the_shop.run_to_end()
+    the_shop.run_bus("payments")  # publishes CardCharged
+    assert the_shop.run_to_end().outcomes == {}
+    found = the_shop.rows("select distinct position from faregate_positions where handler = ''")
+    assert found == [(JournalReader(the_shop.journal).latest(),)] == [(6,)]
+
+
 def test_a_journal_truncated_below_the_start_fails(the_shop: Shop) -> None:
+    the_shop.place(0)
     the_shop.run_to_end()  # takes the log view, from offset 0 on
     shutil.rmtree(the_shop.folder / "checkpoint-billing")
     for segment in Layout(the_shop.journal).segment_bases(RealDisk()):

@@ -20,8 +20,8 @@ __all__ = ["the_shop"]
 QUEUE = "billing.OrderPlaced.shop"
 
 
-def to(shop: Shop, view: str) -> list[HandedOver]:
-    return hand_over(run_shop.billing, shop.journal, open_store(shop.store, SystemClock()), view)  # type: ignore[arg-type]
+def to(shop: Shop, view: str, node: fg.Node = run_shop.billing) -> list[HandedOver]:
+    return hand_over(node, shop.journal, open_store(shop.store, SystemClock()), view)  # type: ignore[arg-type]
 
 
 def waiting(journal: Path, queue: str = QUEUE) -> int:
@@ -63,6 +63,35 @@ def test_handover_between_the_engines_mid_stream(the_shop: Shop) -> None:
     shop.place(4)
     assert shop.run_to_end().outcomes == {"handled": 4}
     shop.check(24)
+
+
+@pytest.mark.services
+def test_parked_messages_from_before_the_subscription_was_known_go_along(the_shop: Shop) -> None:
+    """No queue has them in its part of the log, so they are published to it again."""
+    the_shop.place(3)  # nobody knows billing yet
+    for more in ("", "-again"):
+        the_shop.arm(1, more=more)
+    assert the_shop.run_to_end().outcomes == {"handled": 2, "redelivered": 1}
+    to(the_shop, "queue")
+    assert the_shop.rows("select count(*) from faregate_parked") == [(0,)]
+    the_shop.place(1, nodes=(run_shop.shop,))
+    the_shop.run_bus("shop", "billing")
+    the_shop.check(4)
+
+
+@pytest.mark.services
+def test_what_a_serial_line_had_parked_survives_going_there_and_back(the_shop: Shop) -> None:
+    """Positions of one time on the log say nothing in the next."""
+    the_shop.place(0)
+    the_shop.run_to_end("queueing")
+    the_shop.place(5)
+    the_shop.arm(1, "queue")
+    assert the_shop.run_to_end("queueing").outcomes == {"handled": 4, "redelivered": 1}
+    to(the_shop, "queue", run_shop.queueing)
+    to(the_shop, "log", run_shop.queueing)
+    outcomes = the_shop.run_to_end("queueing").outcomes
+    assert outcomes["handled"] == 1, outcomes
+    assert sorted(number for _, number, _ in the_shop.effects("tickets")) == [0, 1, 2, 3, 4]
 
 
 def test_a_node_without_a_store_is_handed_over_only_with_an_empty_queue(tmp_path: Path) -> None:

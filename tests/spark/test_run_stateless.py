@@ -80,6 +80,16 @@ def dead_letters(shop: Shop, node: str) -> list[Any]:
     return asyncio.run(main())
 
 
+def test_a_command_that_nobody_handles_is_a_dead_letter_of_its_sender(the_shop: Shop) -> None:
+    the_shop.place(2)
+    place = {"source": the_shop.journal, "checkpoint": the_shop.folder / "asking"}
+    handle = fg.spark.run(run_shop.asking, the_shop.spark, **place)
+    handle.await_termination()
+    assert handle.outcomes == {"handled": 2}
+    found = dead_letters(the_shop, "asking")
+    assert [(each.reason, each.envelope.type) for each in found] == [("unroutable", "ChargeCard")] * 2
+
+
 def test_what_needs_time_or_a_database_needs_a_store(the_shop: Shop) -> None:
     the_shop.place(1, total=run_shop.BUSY)
     with pytest.raises(Exception, match=r"HandlerFailed: OrderPlaced .* at offset 0 asks to be handled in 60 s"):

@@ -145,6 +145,7 @@ class Bus:
         await self._open()
         try:
             await self._stores.start()
+            self._transport.begin()
             for worker in self._workers:
                 await worker.start()
         except BaseException:

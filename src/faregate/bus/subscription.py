@@ -74,6 +74,7 @@ def _key_reader(cls: type, field: str, limit: int) -> Callable[[Envelope], str |
             value = getattr(read(envelope), field)
         except Undecodable:
             return None
-        return None if value is None else str(value)
+        # PostgreSQL keeps no zero characters in texts.
+        return None if value is None or "\0" in (text := str(value)) else text
 
     return key_of

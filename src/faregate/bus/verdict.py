@@ -48,4 +48,4 @@ def describe_error(exc: BaseException) -> str:
         trace = "".join(traceback.format_exception(exc))
     except Exception as broken:
         trace = f"(no traceback: {type(broken).__name__})"
-    return f"{first_line(exc)}\n\n{trace}"[:_LONGEST_ERROR]
+    return f"{first_line(exc)}\n\n{trace}"[:_LONGEST_ERROR].replace("\0", "\\0")

@@ -1,5 +1,17 @@
-"""`faregate spark audit|rates|drain|replay`: the jobs, for people and for programs."""
+"""`faregate spark audit|rates|drain|replay`: the jobs, for people and for programs.
 
+Rules kept here:
+- What can be refused without Spark is refused before a session is started.
+- `audit` leaves with 0 when it holds, 1 when it does not, 2 when it could not be told: a program must not take the
+  last for either of the others.
+- Times are UTC, whatever the zone of this machine.
+"""
+
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,9 +19,10 @@ import typer
 from rich.table import Table
 
 from faregate.cli.journal_progress import AsJson, JournalPath, counted, plain_errors, progress
-from faregate.cli.output import console, print_json, printable
+from faregate.cli.output import console, fail, print_json, printable
 from faregate.cli.spark_session import LOCAL, Master, session, watched
-from faregate.errors import ConfigurationError
+from faregate.errors import ConfigurationError, FaregateError
+from faregate.ports.schemes import hide_password
 
 _SHOWN = 20
 _ALWAYS = ("published", "handled", "in_flight", "missing", "double", "out_of_order")
@@ -28,7 +41,8 @@ def stores_of(given: list[str]) -> str | dict[str, str] | None:
         node, equals, url = each.partition("=")
         if not equals or ":" in node:
             if len(given) > 1:
-                raise ConfigurationError(f"--store {each} does not say whose it is: write NODE={each}")
+                shown = hide_password(each)
+                raise ConfigurationError(f"--store {shown} does not say whose it is: write NODE={shown}")
             return each
         pairs[node] = url
     return pairs or None
@@ -49,16 +63,21 @@ def audit(
 ) -> None:
     """Check that every recipient of every message handled it once, in order, or that it is known where it is.
 
-    Leaves with status 1 when it does not hold.
+    Leaves with status 0 when it holds, 1 when it does not, and 2 when it could not be audited.
     """
-    with session(master, "audit") as spark, plain_errors():
-        from faregate.spark.audit_job import audit as run
+    with _not_audited(as_json):
+        stores = stores_of(store)
+        with plain_errors():
+            import_spark()
+            from faregate.spark.audit_job import audit as run
+            from faregate.spark.audit_job import prepare
 
-        with watched(spark, "audit"):
+            prepare(path, stores, effects, unordered)
+        with session(master, "audit") as spark, plain_errors(), watched(spark, "audit"):
             found = run(
                 spark,
                 journal=path,
-                store=stores_of(store),
+                store=stores,
                 effects=effects,
                 at_rest=at_rest,
                 unordered=unordered,
@@ -72,6 +91,24 @@ def audit(
         _show_audit(found, listed)
     if not found.ok:
         raise typer.Exit(1)
+
+
+@contextmanager
+def _not_audited(as_json: bool) -> Iterator[None]:
+    """Whatever is raised in here is no finding."""
+    try:
+        yield
+    except FaregateError as exc:
+        fail(exc, as_json=as_json)
+        raise typer.Exit(2) from exc
+    except Exception as exc:
+        traceback.print_exc(file=sys.stderr)
+        raise typer.Exit(2) from exc
+
+
+def import_spark() -> None:
+    """Raises `MissingExtra`."""
+    import faregate.spark  # noqa: F401
 
 
 def _show_audit(found: Any, listed: list[dict[str, Any]]) -> None:
@@ -109,18 +146,26 @@ def rates(
     master: Master = LOCAL,
     as_json: AsJson = False,
 ) -> None:
-    """Show throughput, errors and latency over time, per node and type."""
-    with session(master, "rates") as spark, plain_errors():
+    """Show throughput, errors and latency over time, per node and type. Times are UTC."""
+    stores = stores_of(store)
+    with plain_errors():
+        import_spark()
+        from faregate.spark.jobs_settled import plan_journal
+        from faregate.spark.jobs_store import open_stores
         from faregate.spark.rates_chart import draw
         from faregate.spark.rates_job import rates as run
         from faregate.spark.rates_job import window_seconds
 
+        window_seconds(window)
+        plan_journal(path)
+        open_stores(stores)
+    with session(master, "rates") as spark, plain_errors():
         with watched(spark, "rates"):
-            rows = [row.asDict() for row in run(spark, journal=path, store=stores_of(store), window=window).collect()]
+            rows = _in_utc(run(spark, journal=path, store=stores, window=window))
         if chart is not None:
             chart.write_text(draw(rows, window_seconds(window), str(path)), encoding="utf-8")
     if as_json:
-        print_json([{**row, "from": row["from"].isoformat() + "Z", "to": row["to"].isoformat() + "Z"} for row in rows])
+        print_json([{**row, "from": _iso(row["from"]), "to": _iso(row["to"])} for row in rows])
         return
     if not rows:
         console.print(f"nothing has ended in {path} yet", markup=False)
@@ -128,6 +173,21 @@ def rates(
         _show_rates(rows, window_seconds(window))
     if chart is not None:
         console.print(f"drawn to {chart}", markup=False, soft_wrap=True)
+
+
+def _in_utc(frame: Any) -> list[dict[str, Any]]:
+    """Rows with their times in UTC: Spark's own are in the zone of this machine, and do not say so."""
+    from pyspark.sql import functions
+
+    found = []
+    for row in frame.withColumns({name: functions.unix_micros(name) for name in ("from", "to")}).collect():
+        times = {name: datetime.fromtimestamp(row[name] / 1e6, UTC) for name in ("from", "to")}
+        found.append({**row.asDict(), **times})
+    return found
+
+
+def _iso(moment: datetime) -> str:
+    return moment.isoformat().replace("+00:00", "Z")
 
 
 def _show_rates(rows: list[dict[str, Any]], seconds: float) -> None:
@@ -179,11 +239,15 @@ def drain(
     as_json: AsJson = False,
 ) -> None:
     """Add the dead letters of stores to a Parquet table, by node and date. Repeating it adds only what is new."""
-    with session(master, "drain") as spark, plain_errors():
+    stores = stores_of(store)
+    with plain_errors():
+        import_spark()
         from faregate.spark.drain_job import drain as run
+        from faregate.spark.jobs_store import open_stores
 
-        with watched(spark, "drain"):
-            counts = run(spark, store=stores_of(store), to=to).counts
+        open_stores(stores)
+    with session(master, "drain") as spark, plain_errors(), watched(spark, "drain"):
+        counts = run(spark, store=stores, to=to).counts
     if as_json:
         print_json({**counts, "to": str(to)})
         return
@@ -203,32 +267,37 @@ def replay(
     identity: Annotated[
         str, typer.Option(help="same: ledgers recognise what was handled; new: it runs again.")
     ] = "same",
-    name: Annotated[str | None, typer.Option(help="Repeating a replay of this name repeats nothing.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Repeating the same replay under this name repeats nothing; it needs --to.")
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, max=100_000, help="Messages in one spool file.")] = 10_000,
     yes: Annotated[bool, typer.Option("--yes", help="Do it; without this it is only counted.")] = False,
     master: Master = LOCAL,
     as_json: AsJson = False,
 ) -> None:
     """Put a range of messages on the bus again, through the journal's spool. Counts first; --yes does it."""
-    with session(master, "replay") as spark, plain_errors():
+    with plain_errors():
+        import_spark()
+        from faregate.spark.jobs_settled import plan_journal
         from faregate.spark.replay_job import replay as run
 
-        with progress("replay", in_bytes=False) as told:
-            found = run(
-                spark,
-                journal=path,
-                start=start,
-                end=end,
-                types=types,
-                nodes=nodes,
-                recipients=recipients,
-                identity=identity,  # type: ignore[arg-type]
-                name=name,
-                batch=batch,
-                dry_run=not yes,
-                progress=told,
-            )
-            kinds = [row.asDict() for row in found.messages.groupBy("type", "source").count().orderBy("type").collect()]
+        plan_journal(path)
+    with session(master, "replay") as spark, plain_errors(), progress("replay", in_bytes=False) as told:
+        found = run(
+            spark,
+            journal=path,
+            start=start,
+            end=end,
+            types=types,
+            nodes=nodes,
+            recipients=recipients,
+            identity=identity,  # type: ignore[arg-type]
+            name=name,
+            batch=batch,
+            dry_run=not yes,
+            progress=told,
+        )
+        kinds = [row.asDict() for row in found.messages.groupBy("type", "source").count().orderBy("type").collect()]
     if as_json:
         print_json({**found.counts, "name": found.name, "done": yes, "types": kinds})
         return

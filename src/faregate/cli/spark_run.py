@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from faregate.bus.bus import MAX_MESSAGE_BYTES, RETAIN_LEDGER
 from faregate.cli.load import load_bus
 from faregate.cli.output import console, errors, print_json
 from faregate.cli.spark_session import Master, session
@@ -28,19 +29,32 @@ def run(
         str | None, typer.Option(help="The node's store, sqlite:PATH or postgresql://…; none: no effects, no store.")
     ] = None,
     trigger: Annotated[str, typer.Option(help="available-now, or how often to look: 5s, 500ms.")] = "available-now",
-    max_messages: Annotated[int | None, typer.Option(min=1, help="At most so many messages a batch.")] = None,
+    max_messages: Annotated[int, typer.Option(min=1, help="At most so many messages a batch.")] = 200_000,
+    handover: Annotated[
+        bool, typer.Option("--handover", help="Take subscriptions over from their queues; the bus must be stopped.")
+    ] = False,
+    start: Annotated[
+        int | None, typer.Option(min=0, help="The offset at which a handler begins that has not run on Spark yet.")
+    ] = None,
+    retain_ledger: Annotated[
+        float, typer.Option(help="For how many seconds the ledger remembers messages; as on the bus.")
+    ] = RETAIN_LEDGER,
+    codec: Annotated[str, typer.Option(help="How outgoing messages are written: json or msgpack.")] = "json",
+    max_message_bytes: Annotated[
+        int, typer.Option(min=1, help="The longest body that is read or sent; as on the bus.")
+    ] = MAX_MESSAGE_BYTES,
     master: Master = "local[2]",
     as_json: AsJson = False,
 ) -> None:
     """Run a node's handlers on Spark, from the log of a journal. Ctrl-C finishes the batch at hand and ends."""
-    with session(master, "run") as spark:
-        from faregate.spark.run_node import run as start
+    with session(master, "run", keep_log=True) as spark:
+        from faregate.spark.run_node import run as begin
 
         total: dict[str, int] = {}
         asked = threading.Event()
         previous = {number: signal.signal(number, _stopper(asked)) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            handle = start(
+            handle = begin(
                 target,
                 spark,
                 source=journal,
@@ -48,6 +62,11 @@ def run(
                 checkpoint=checkpoint,
                 trigger=trigger,
                 max_messages_per_trigger=max_messages,
+                handover=handover,
+                start=start,
+                retain_ledger=retain_ledger,
+                codec=codec,
+                max_message_bytes=max_message_bytes,
                 on_progress=lambda progress: _show(progress, total, as_json),
             )
             while not asked.is_set() and not handle.await_termination(_LOOK_SECONDS):

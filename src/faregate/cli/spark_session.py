@@ -1,6 +1,7 @@
 """The Spark session of the commands: small, quiet, on this machine unless told otherwise; its progress; its errors.
 
-Java writes to standard error whatever it likes; that goes to a file, which is shown when no session comes up.
+Java and Spark's workers write to standard error whatever they like; that goes to a file, of which the last line is
+shown when no session comes up. A command that runs people's own code keeps the file, and says where it is.
 """
 
 import os
@@ -33,7 +34,7 @@ class SparkFailed(FaregateError):
 
 
 @contextmanager
-def session(master: str, name: str) -> "Iterator[SparkSession]":
+def session(master: str, name: str, *, keep_log: bool = False) -> "Iterator[SparkSession]":
     """A session that ends with the command. Raises `MissingExtra`, `SparkFailed`."""
     import faregate.spark as ours  # says which extra is missing
 
@@ -45,12 +46,14 @@ def session(master: str, name: str) -> "Iterator[SparkSession]":
     builder = SparkSession.builder.appName(f"faregate spark {name}").master(master)
     for key, value in _settings(master).items():
         builder = builder.config(key, value)
-    with _java_aside() as said:
+    with _java_aside(keep=keep_log) as said:
         try:
             spark = builder.getOrCreate()
         except PySparkException as exc:
             last = [line for line in said.read_text(errors="replace").splitlines() if line.strip()][-1:]
             raise ConfigurationError(f"Spark does not start; it needs Java 17 or newer. {' '.join(last)}") from exc
+    if keep_log:
+        errors.print(f"what Spark and its workers log goes to {said}", soft_wrap=True, highlight=False)
     try:
         yield spark
     except PySparkException as exc:
@@ -80,9 +83,9 @@ def _settings(master: str) -> dict[str, str]:
 
 
 @contextmanager
-def _java_aside() -> Iterator[Path]:
+def _java_aside(*, keep: bool) -> Iterator[Path]:
     """What a process started in here writes to standard error goes to a file."""
-    with tempfile.NamedTemporaryFile(prefix="faregate-spark-", suffix=".log") as file:
+    with tempfile.NamedTemporaryFile(prefix="faregate-spark-", suffix=".log", delete=not keep) as file:
         sys.stderr.flush()
         kept = os.dup(2)
         os.dup2(file.fileno(), 2)

@@ -177,6 +177,10 @@ class QueueTransport(Protocol):
         """Declare the subscription's queue and the node's poison queue. Idempotent; before `consume`."""
         ...
 
+    def begin(self) -> None:
+        """Every queue of this process is bound: what others left for it may come in. More than once does nothing."""
+        ...
+
     async def unbind(self, queue: str) -> None:
         """The topic no longer leads to that queue, as durably as `bind` made it; binding again adds it again.
 

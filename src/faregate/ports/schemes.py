@@ -1,8 +1,10 @@
 """Which URL scheme is served by which adapter. Adapters load on first use, so that a missing extra hurts nobody
 who does not ask for it."""
 
+import re
 from importlib import import_module
 from typing import Any
+from urllib.parse import unquote
 
 from faregate.errors import ConfigurationError, MissingExtra
 from faregate.ports.clock import Clock
@@ -96,7 +98,19 @@ def _store_address(url: str) -> str:
 
 
 def hide_password(url: str) -> str:
-    """A URL as errors and logs may show it."""
-    before, at, after = url.rpartition("@")
-    user, colon, _ = before.rpartition(":")
-    return f"{user}:***@{after}" if at and colon and not user.endswith("/") and "//" in user else url
+    """A URL as errors and logs may show it. What may be a password is hidden, rather too much of it than too little:
+    one with an unquoted "@", "/" or "?" as well, and `password=`, however it is written."""
+    shown = (_IN_URL if "//" in url else _IN_WORDS).sub(_without_password, url)
+    start, slashes, rest = shown.partition("//")
+    before, at, after = rest.rpartition("@")
+    user, colon, _ = before.partition(":")
+    return f"{start}//{user}:***@{after}" if slashes and at and colon else shown
+
+
+_IN_URL = re.compile(r"([^?&=]+)(=)[^&]*")
+_IN_WORDS = re.compile(r"([^\s=]+)(\s*=\s*)(?:'(?:[^'\\]|\\.)*'|\S*)")
+
+
+def _without_password(found: re.Match[str]) -> str:
+    name, equals = found.groups()
+    return f"{name}{equals}***" if unquote(name).lower().endswith("password") else found[0]

@@ -1,14 +1,18 @@
 """All that is known of messages, as rows of numbers: what the audit groups by (node, message id).
 
     kind  0, 1, 2, 3, 6     a copy in the journal: waiting, handled, skipped, dead, duplicate (the side log's codes)
+          9                 a copy that a reader of the log has dealt with
           10, 11            a ledger row: handled, skipped
           20, 21, 22, 23    a dead letter: open, replayed, discarded, resolved
+          24                given up on without a store: it is in the journal
           30                parked
           40                an effect in business data
 
 Rules kept here:
 - Every column has a fixed width, so that grouping millions of rows needs no objects.
 - A node is its place in the list of those that the journal knows; rows of other nodes are left out.
+- Ledger rows are in the order in which they were committed (`written`), by no clock: SQLite numbers them; PostgreSQL
+  knows the transaction of each, and those of one transaction are equal.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,17 +23,18 @@ import numpy as np
 import pyarrow as pa
 
 from faregate.errors import ConfigurationError
-from faregate.spark.jobs_deliveries import FIELDS, id_pairs, read_deliveries
+from faregate.spark.jobs_deliveries import FIELDS, id_pairs, read_deliveries, read_poison
 from faregate.spark.jobs_settled import JournalPlan, by_task
 from faregate.spark.jobs_store import Database, Reading, id_of, readings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-LEDGER, LEDGER_SKIPPED, OPEN, REPLAYED, DISCARDED, RESOLVED, PARKED, EFFECT = 10, 11, 20, 21, 22, 23, 30, 40
+LEDGER, LEDGER_SKIPPED, OPEN, REPLAYED, DISCARDED, RESOLVED, POISON, PARKED, EFFECT = 10, 11, 20, 21, 22, 23, 24, 30, 40
 _DEAD = {"open": OPEN, "replayed": REPLAYED, "discarded": DISCARDED, "resolved": RESOLVED}
 
-STORED = "node int, hi long, lo long, kind int, key string, position long, handled_at double"
+STORED = "node int, hi long, lo long, kind int, key string, position long, written long, at double"
+_WRITTEN = {True: "seq", False: "-age(xmin)::bigint"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,25 +77,44 @@ def deliveries(spark: "SparkSession", plan: JournalPlan) -> "DataFrame":
     return by_task(spark, plan.segments, lambda segment: read_deliveries(plan, segment), FIELDS)
 
 
+def given_up(spark: "SparkSession", plan: JournalPlan) -> "DataFrame":
+    """What the journal knows of messages given up on without a store: `STORED`. One task: there are few."""
+    places = {node: index for index, node in enumerate(plan.nodes)}
+
+    def read(_: int) -> Iterator[Any]:
+        for rows in read_poison(plan):
+            own = [row for row in rows if row[0] in places]
+            if own:
+                yield _batch("poison", own, places)
+
+    return by_task(spark, [0], read, STORED)
+
+
 def stored(
-    spark: "SparkSession", databases: Sequence[Database], effects: Sequence[Effects], nodes: Sequence[str]
+    spark: "SparkSession",
+    databases: Sequence[Database],
+    effects: Sequence[Effects],
+    nodes: Sequence[str],
+    tables: Sequence[str] = ("ledger", "dead", "parked"),
 ) -> "DataFrame":
     """What the stores know: `STORED`."""
     places = {node: index for index, node in enumerate(nodes)}
     tasks: list[tuple[str, str | None, Reading]] = []
-    for kind, columns in (
-        ("ledger", "node, message_id, key, position, handled_at, outcome"),
-        ("dead", "node, message_id, status"),
-        ("parked", "node, message_id"),
-    ):
-        tasks += [(kind, None, reading) for reading in readings(databases, columns, f"faregate_{kind}")]
+    for database in databases:
+        columns = {
+            "ledger": f"node, message_id, handled_at, key, position, outcome, {_WRITTEN[database.is_sqlite]}",
+            "dead": "node, message_id, last_failed_at, status",
+            "parked": "node, message_id, due_at",
+        }
+        for kind in tables:
+            tasks += [(kind, None, each) for each in readings([database], columns[kind], f"faregate_{kind}")]
     tasks += [("effects", each.node, Reading(each.database, each.sql)) for each in effects]
 
     def read(task: tuple[str, str | None, Reading]) -> Iterator[Any]:
         kind, node, reading = task
         for rows in reading.database.stream(reading.sql, reading.values):
             if node is not None:
-                rows = [(node, row[0]) for row in rows]
+                rows = [(node, row[0], None) for row in rows]
             own = [row for row in rows if row[0] in places and reading.database.holds(row[0])]
             if own:
                 yield _batch(kind, own, places)
@@ -104,15 +128,15 @@ def _batch(kind: str, rows: list[tuple[Any, ...]], places: dict[str, int]) -> An
     hi, lo = id_pairs([each if type(each) is bytes and len(each) == 16 else id_of(each) for each in columns[1]])
     keys: Any = pa.nulls(count, pa.string())
     positions: Any = pa.nulls(count, pa.int64())
-    times: Any = pa.nulls(count, pa.float64())
+    written: Any = pa.nulls(count, pa.int64())
     if kind == "ledger":
-        keys, positions = pa.array(columns[2], pa.string()), pa.array(columns[3], pa.int64())
-        times = pa.array(columns[4], pa.float64())
+        keys, positions = pa.array(columns[3], pa.string()), pa.array(columns[4], pa.int64())
         kinds = [LEDGER_SKIPPED if outcome == "skipped" else LEDGER for outcome in columns[5]]
+        written = pa.array(columns[6], pa.int64())
     elif kind == "dead":
-        kinds = [_DEAD[status] for status in columns[2]]
+        kinds = [_DEAD[status] for status in columns[3]]
     else:
-        kinds = [PARKED if kind == "parked" else EFFECT] * count
+        kinds = [{"poison": POISON, "parked": PARKED, "effects": EFFECT}[kind]] * count
     arrays = [
         pa.array(np.fromiter((places[node] for node in columns[0]), np.int32, count)),
         pa.array(hi),
@@ -120,6 +144,7 @@ def _batch(kind: str, rows: list[tuple[Any, ...]], places: dict[str, int]) -> An
         pa.array(kinds, pa.int32()),
         keys,
         positions,
-        times,
+        written,
+        pa.array(columns[2], pa.float64()),
     ]
     return pa.RecordBatch.from_arrays(arrays, names=[field.split()[0] for field in STORED.split(", ")])

@@ -29,6 +29,8 @@ BAD = {
     "unrecorded": ("missing", "it was settled as handled, and the ledger of its node has no row of it"),
     "unburied": ("missing", "it was settled as dead, and the store of its node has no dead letter of it"),
     "effectless": ("missing", "it was handled, and its effect is not in the business data"),
+    "passed": ("missing", "its node has read past it in the log, and the node's store has no record of it"),
+    "passed_bare": ("missing", "its node has read past it in the log, and there is neither a record nor an effect"),
     "in_flight": ("in flight", "it waits in its queue, or is being handled"),
 }
 """By class: the kind of finding, and what it says."""
@@ -71,9 +73,13 @@ class Judged:
         return not self.total
 
     def result(
-        self, spark: "SparkSession", plan: JournalPlan, floor: dict[str, float], listed: list[tuple[Any, ...]]
+        self,
+        spark: "SparkSession",
+        plan: JournalPlan,
+        floor: dict[str, float],
+        listed: list[tuple[Any, ...]],
+        unsent: int,
     ) -> Audit:
-        outbox = sum(kind == "outbox" for kind, *_ in listed)
         notes = [*self.notes]
         if plan.earliest:
             notes.append(f"the log begins at offset {plan.earliest}: what was before it was removed and is not judged")
@@ -81,7 +87,7 @@ class Judged:
             notes.append(f"the ledger of {node} was cut: what was appended before its floor is judged by settlements")
         rows = [{"node": node, **row} for node, row in sorted(self.table.items())]
         summary = {name: sum(row[name] for row in self.table.values()) for name in COLUMNS}
-        summary |= {"findings": self.total + outbox, "from_offset": plan.segments[0].start, "to_offset": plan.latest}
+        summary |= {"findings": self.total + unsent, "from_offset": plan.segments[0].start, "to_offset": plan.latest}
         return Audit(not summary["findings"], rows, spark.createDataFrame(listed, FINDINGS), summary, notes)
 
 
@@ -89,6 +95,9 @@ _COLUMN_OF = {
     "handled": "handled",
     "effectless": "handled",
     "unrecorded": "handled",
+    "trusted": "handled",
+    "passed": "handled",
+    "passed_bare": "handled",
     "skipped": "skipped",
     "dead": "dead",
     "unburied": "dead",
@@ -113,6 +122,7 @@ def judge(counts: Sequence[Any], plan: JournalPlan, databases: Sequence[Database
             with_effects[row["queue"]] += row["with_effects"]
     bad: dict[str, list[int]] = {name: [] for name in BAD}
     notes: list[str] = []
+    trusted: dict[int, int] = defaultdict(int)
     ghosts = 0
     for row in counts:
         own, kind, queue = table[plan.nodes[row["node"]]], row["class"], row["queue"]
@@ -125,9 +135,11 @@ def judge(counts: Sequence[Any], plan: JournalPlan, databases: Sequence[Database
         own["duplicate"] += row["duplicate"]
         lost = (
             kind == "unburied"
-            or (kind == "unrecorded" and in_ledger[queue] > 0)
-            or (kind == "effectless" and with_effects[queue] > 0)
+            or (kind in ("unrecorded", "passed", "passed_bare") and in_ledger[queue] > 0)
+            or (kind in ("effectless", "passed_bare") and with_effects[queue] > 0)
         )
+        if kind in ("trusted", "passed", "passed_bare") and not lost:
+            trusted[queue] += row["messages"]
         if kind == "unrecorded" and not lost:
             notes.append(
                 f"{names.get(queue, queue)}: its store has no ledger row of any of its {row['messages']:,} handled "
@@ -136,6 +148,12 @@ def judge(counts: Sequence[Any], plan: JournalPlan, databases: Sequence[Database
         own["missing" if lost else _COLUMN_OF[kind]] += row["messages"]
         if lost or (kind == "in_flight" and at_rest):
             bad[kind].append(queue)
+    for queue, count in sorted(trusted.items()):
+        notes.append(
+            f"{names.get(queue, queue)}: {count:,} of its messages count as handled because its node has read past "
+            "them in the log; nothing else records them (no store, dedup='off' or 'tokens', identity=, or a ledger "
+            "that was cut)"
+        )
     without = [node for node in plan.nodes if not any(each.holds(node) for each in databases)]
     if without:
         notes.append(f"without a store, judged by settlements alone, and not for order: {', '.join(without)}")
@@ -165,18 +183,22 @@ def make_findings(rows: Sequence[Any], plan: JournalPlan, judged: Judged) -> lis
 
 
 def outbox_findings(
-    databases: Sequence[Database], nodes: Sequence[str], at_rest: bool, limit: int
-) -> list[tuple[Any, ...]]:
-    """At rest no outgoing message may wait in an outbox."""
+    databases: Sequence[Database], nodes: Sequence[str], limit: int
+) -> tuple[int, list[tuple[Any, ...]]]:
+    """The outgoing messages that wait in an outbox, none of which may at rest: how many, and some of them."""
+    total = 0
     found: list[tuple[Any, ...]] = []
-    for database in databases if at_rest else ():
-        sql = "select seq, node, message_id, destination from faregate_outbox where dispatched_at is null"
-        for seq, node, message, destination in database.fetch(f"{sql} limit {limit}"):
-            if database.holds(node) and node in nodes:
-                pair = None if message is None else id_text(*_pair(id_of(message)))
-                text = f"outbox row {seq} of {node}, to {destination}, is not dispatched"
-                found.append(("outbox", node, pair, None, None, text))
-    return found
+    for database in databases:
+        own = [node for node in nodes if database.holds(node)]
+        marks = ", ".join(["?" if database.is_sqlite else "%s"] * len(own)) or "null"
+        waiting = f"from faregate_outbox where dispatched_at is null and node in ({marks})"
+        total += database.fetch(f"select count(*) {waiting}", own)[0][0]
+        listed = f"select seq, node, message_id, destination {waiting} order by seq limit {limit}"
+        for seq, node, message, destination in database.fetch(listed, own):
+            pair = None if message is None else id_text(*_pair(id_of(message)))
+            text = f"outbox row {seq} of {node}, to {destination}, is not dispatched"
+            found.append(("outbox", node, pair, None, None, text))
+    return total, found
 
 
 def _pair(value: bytes) -> tuple[int, int]:

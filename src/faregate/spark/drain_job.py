@@ -1,15 +1,15 @@
 """Dead letters to Parquet, for analysts: a table that grows with each drain, and never has the same thing twice.
 
-    PATH/node=billing/date=2026-11-15/part-….parquet        date: of the last failure, UTC
+    PATH/node=billing/date=2026-11-15/part-….parquet        date: of the last failure, UTC, whatever the session's zone
 
 Rules kept here:
 - Files are only added. A drain adds a row for each letter that is new, or not as it was when it was drained last
   (another copy, a replay, a decision); repeating it, also after a crash, adds nothing that is there.
 - A letter's latest row, by `drained_at`, is what it is now: `letters(spark, path)` gives these alone.
 - Stores are only read; what became of a letter is decided with `faregate dead`.
+- A body that cannot be unpacked, or would be too large, is null; the letter is there all the same.
 """
 
-import gzip
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,8 +20,10 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import Window
 from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType
 
-from faregate.errors import ConfigurationError
+from faregate.codec.compression import GZIP, decompress
+from faregate.errors import ConfigurationError, Undecodable
 from faregate.message import Envelope
 from faregate.spark.jobs_store import StoreUrls, store_table
 
@@ -32,7 +34,7 @@ _STATE = ["node", "message_id", "status", "copies", "replays", "last_failed"]
 _TIMES = {"first_failed_at": "first_failed", "last_failed_at": "last_failed", "changed_at": "changed"}
 _OPENED = "kind string, destination string, sent double, content_type string, body string, headers map<string,string>"
 
-
+_BODY_LIMIT = 16 * 1024 * 1024
 _HEADERS = pa.map_(pa.string(), pa.string())
 
 
@@ -72,10 +74,10 @@ def drain(spark: "SparkSession", *, store: StoreUrls, to: str | Path) -> Drained
         ).count()
         counts = {"found": total, "new": new, "changed": added - new, "unchanged": total - added}
     if counts["new"] or counts["changed"]:
-        dated = fresh.withColumn("date", F.to_date("last_failed"))
+        dated = _dated(fresh)
         dated.repartition("node", "date").write.mode("append").partitionBy("node", "date").parquet(path)
     if known is None and not counts["new"]:  # no file has the columns yet
-        return Drained(counts, found.withColumn("date", F.to_date("last_failed")))
+        return Drained(counts, _dated(found))
     return Drained(counts, letters(spark, path))
 
 
@@ -88,11 +90,18 @@ def letters(spark: "SparkSession", path: str | Path) -> "DataFrame":
     return known.withColumn("place", F.row_number().over(latest)).where("place = 1").drop("place")
 
 
+def _dated(letters: "DataFrame") -> "DataFrame":
+    days = F.floor(F.unix_micros("last_failed") / F.lit(86_400_000_000)).cast("int")
+    return letters.withColumn("date", F.date_from_unix_date(days))
+
+
 def _there(spark: "SparkSession", path: str) -> "DataFrame | None":
     if not any(Path(path).glob("node=*/date=*/*.parquet")):
         return None
-    # By default Spark guesses the types of folders' names: a node "1" would be a number.
-    return spark.read.option("basePath", path).parquet(path).withColumn("node", F.col("node").cast("string"))
+    # Spark guesses the types of folders' names unless it is told: a node "01" would be the number 1.
+    schema = spark.read.option("basePath", path).parquet(path).schema
+    fields = [StructField("node", StringType()) if field.name == "node" else field for field in schema]
+    return spark.read.option("basePath", path).schema(StructType(fields)).parquet(path)
 
 
 def _opened(frame: "DataFrame") -> "DataFrame":
@@ -121,7 +130,7 @@ def _opened(frame: "DataFrame") -> "DataFrame":
 def _text(envelope: Envelope) -> str | None:
     """The body, when it is text."""
     try:
-        plain = gzip.decompress(envelope.body) if envelope.content_encoding == "gzip" else envelope.body
-        return plain.decode()
-    except (OSError, EOFError, UnicodeDecodeError):
+        packed = envelope.content_encoding == GZIP
+        return (decompress(envelope.body, GZIP, _BODY_LIMIT) if packed else envelope.body).decode()
+    except (Undecodable, UnicodeDecodeError):
         return None

@@ -4,11 +4,15 @@ Rules kept here:
 - The journal's lock is held throughout, so nobody reads either view meanwhile.
 - To the queue: from the low-water mark, or the lowest parked message, on. What the ledger knows is settled, what was
   parked waits in the queue with its count and its time, in the order of the log.
-- The topology is written first, the records of the old view go afterwards: a crash in between leaves records that the
+- Parked messages from before the subscription was known are in no queue's part of the log. They are published to it
+  again, as replays with a number of their own, before anything else: whichever is first, the ledger knows the other.
+- The topology is written next, the records of the old view go afterwards: a crash in between leaves records that the
   ledger makes harmless.
 """
 
+import time
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -27,7 +31,7 @@ from faregate.ports.queue import Binding
 from faregate.ports.store import Store
 from faregate.spark.run_driver import LoopThread
 from faregate.spark.run_records import LogRecords, Parked
-from faregate.spark.run_views import bindings_of, label_of, reader_name, take_log
+from faregate.spark.run_views import bindings_of, mark_of, reader_name, take_log
 
 To = Literal["log", "queue"]
 
@@ -63,14 +67,13 @@ def hand_over(node: Node, path: Path, store: Store | None, to: To) -> list[Hande
 
 
 def _to_queue(node: Node, path: Path, store: Store | None, changing: list[Binding]) -> None:
-    label = label_of(path, node, MAX_MESSAGE_BYTES)
     with ClosedJournal(path) as closed:
         if store is None:
             _fast_path_to_queue(node, closed, changing, path)
             return
         loop = LoopThread()
         try:
-            _back(node, path, store, changing, label, closed, loop)
+            _back(node, path, store, changing, closed, loop)
         finally:
             loop.run(store.close())
             loop.close()
@@ -78,11 +81,12 @@ def _to_queue(node: Node, path: Path, store: Store | None, changing: list[Bindin
 
 
 def _back(
-    node: Node, path: Path, store: Store, changing: list[Binding], label: str, closed: ClosedJournal, loop: LoopThread
+    node: Node, path: Path, store: Store, changing: list[Binding], closed: ClosedJournal, loop: LoopThread
 ) -> None:
     records = LogRecords(store, node.name)
     loop.run(store.open())
-    low, parked = loop.run(_left(store, records, label))
+    marks = {each.queue: mark_of(each.queue, closed.reading(each.queue).epoch) for each in changing}
+    low_water, parked = loop.run(_left(store, records, list(marks.values())))
 
     def done(messages: Sequence[tuple[int, Envelope]]) -> dict[int, str]:
         by_id = {ids.message_id(envelope.publication_id, node.name): offset for offset, envelope in messages}
@@ -93,7 +97,7 @@ def _back(
     plans: list[tuple[Binding, int, list[Waits]]] = []
     for binding in changing:
         reading = closed.reading(binding.queue)
-        start = reading.offset if low is None else max(low, reading.offset)
+        start = max(reading.offset, low_water.get(marks[binding.queue], 0))
         if start < reading.history:
             raise ConfigurationError(
                 f"{binding.queue} has messages from before it was known, up to offset {reading.history}, and is at "
@@ -104,11 +108,13 @@ def _back(
         later = [each for each in own if each.position >= reading.history]
         waits = [Waits(each.position, each.redeliveries, each.due) for each in later]
         plans.append((binding, min([start, *(each.offset for each in waits)]), waits))
+    if early:
+        number = int(time.time())  # above every other replay of theirs, so that nobody takes them for known
+        again = [msgspec.structs.replace(each.envelope, recipients=(node.name,), replay=number) for each in early]
+        name = sha256(repr(sorted(marks.values())).encode()).hexdigest()[:16]
+        spool(JournalReader(path).layout, RealDisk(), again, f"handover-{node.name}-{name}")
     for binding, start, waits in plans:
         closed.take_queue(binding, start, done, waits)
-    if early:
-        again = [msgspec.structs.replace(each.envelope, recipients=(node.name,)) for each in early]
-        spool(JournalReader(path).layout, RealDisk(), again)
     loop.run(_forget(store, records, [each.message_id for each in parked]))
 
 
@@ -127,11 +133,11 @@ def _fast_path_to_queue(node: Node, closed: ClosedJournal, changing: list[Bindin
     reader.forget_reader(reader_name(node.name))
 
 
-async def _left(store: Store, records: LogRecords, label: str) -> tuple[int | None, list[Parked]]:
+async def _left(store: Store, records: LogRecords, marks: list[str]) -> tuple[dict[str, int], list[Parked]]:
     transaction = store.transaction()
     try:
         await transaction.begin()
-        return await records.low_water(transaction, label), await records.all(transaction)
+        return await records.low_water(transaction, marks), await records.all(transaction)
     finally:
         await transaction.roll_back()
 

@@ -2,7 +2,9 @@
 
 Rules kept here:
 - A segment's side log speaks of that segment's offsets alone, so the join needs no shuffle: one task per segment.
-- Only what went to somebody counts: a row that nobody took (topic -1) names recipients that never got it.
+- Only what went to somebody counts: a row that nobody took (topic -1) names recipients that never got it. A reader of
+  the log takes what fits its subscription, also from before its node was known.
+- A reader of the log settles nothing: what it has read past is told apart from what waits.
 - Numbers instead of texts: a node is its place in a list, a message id two longs. What follows groups millions of them.
 """
 
@@ -10,17 +12,23 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from faregate import ids
 from faregate.broker.journal import settled
+from faregate.broker.journal.columns import to_envelopes
 from faregate.broker.journal.reader import JournalReader
-from faregate.ids import message_id
-from faregate.spark.jobs_settled import JournalPlan, SegmentPlan, side_log
+from faregate.message import Envelope
+from faregate.ports.queue import Poisoned
+from faregate.spark.jobs_settled import HandedOver, JournalPlan, SegmentPlan, side_log
 
 FIELDS = "node int, hi long, lo long, kind int, queue int, offset long, appended double, token boolean, delayed boolean"
 UNSETTLED = 0
+PASSED = 9
+"""Instead of unsettled: a reader of the log has dealt with it."""
 _ENDED = (settled.HANDLED, settled.SKIPPED, settled.DEAD, settled.DUPLICATE)
 
 
@@ -73,35 +81,61 @@ class Settled:
         return counts
 
 
-def exploded(plan: JournalPlan, segment: SegmentPlan) -> Iterator[tuple[Any, Any, Any]]:
-    """Batches of a segment's messages, and for each recipient the row it is of and its node's place (-1: unknown)."""
+def exploded(plan: JournalPlan, segment: SegmentPlan) -> Iterator[tuple[Any, Any, Any, Any]]:
+    """Batches of a segment's messages, and for each recipient the row it is of, its node's place and its queue."""
     nodes = pa.array(plan.nodes, pa.string())
-    for whole in JournalReader(plan.path).batches(segment.start, segment.end):
-        batch = whole.filter(pc.greater_equal(whole.column("topic"), 0))
-        if not batch.num_rows:
-            continue
+    readers = [(plan.nodes.index(each.node), each) for each in plan.handed_over if each.reads_log]
+    queues = Queues(plan)
+    for batch in JournalReader(plan.path).batches(segment.start, segment.end):
         recipients = batch.column("recipients")
-        rows = pc.list_parent_indices(recipients).to_numpy()
-        places = pc.fill_null(pc.index_in(pc.list_flatten(recipients), value_set=nodes), -1).to_numpy()
-        yield batch, rows, places
+        named = pc.list_parent_indices(recipients).to_numpy()
+        named_places = pc.fill_null(pc.index_in(pc.list_flatten(recipients), value_set=nodes), -1).to_numpy()
+        sent = (batch.column("topic").to_numpy()[named] >= 0) & (named_places >= 0)
+        rows, places = named[sent], named_places[sent]
+        numbers = queues.numbers(batch, rows, places)
+        for place, reader in readers:
+            more = _taken_from_log(batch, reader, named[named_places == place], rows[numbers == reader.queue])
+            rows = np.concatenate((rows, more))
+            places = np.concatenate((places, np.full(len(more), place, places.dtype)))
+            numbers = np.concatenate((numbers, np.full(len(more), reader.queue, numbers.dtype)))
+        if len(rows):
+            yield batch, rows, places, numbers
+
+
+def _taken_from_log(batch: Any, reader: HandedOver, named: Any, counted: Any) -> Any:
+    """The rows that a reader of the log takes, and that its queue's topic does not lead to it."""
+    offsets = batch.column("offset").to_numpy()
+    address = batch.column("source" if reader.kind == "event" else "destination")
+    early = (offsets < reader.history) & pc.equal(pc.fill_null(batch.column("replay"), 0), 0).to_numpy(
+        zero_copy_only=False
+    )
+    early[named] = True
+    early[counted] = False
+    early &= offsets >= reader.begin
+    if early.any():
+        for column, value in ((batch.column("type"), reader.type), (batch.column("kind"), reader.kind)):
+            early &= pc.fill_null(pc.equal(column, value), fill_value=False).to_numpy(zero_copy_only=False)
+        early &= pc.fill_null(pc.equal(address, reader.address), fill_value=False).to_numpy(zero_copy_only=False)
+    return np.flatnonzero(early)
 
 
 def read_deliveries(plan: JournalPlan, segment: SegmentPlan) -> Iterator[Any]:
     """One row per recipient and copy: `FIELDS`."""
     ends = Settled(plan, segment)
-    queue_of = Queues(plan)
-    for batch, rows, places in exploded(plan, segment):
-        known = places >= 0
-        rows, places = rows[known], places[known]
+    read = np.zeros(max((number for number, *_ in plan.queues), default=0) + 2, np.int64)  # the last is for queue -1
+    for each in plan.handed_over:
+        read[each.queue] = each.read
+    for batch, rows, places, queues in exploded(plan, segment):
         offsets = batch.column("offset").to_numpy()[rows]
         outcomes, _ = ends.look_up(offsets, places)
-        hi, lo = id_pairs(message_ids(batch.column("publication_id"), rows, places, plan.nodes))
+        outcomes[(outcomes == UNSETTLED) & (offsets < read[queues])] = PASSED
+        hi, lo = id_pairs(message_ids(batch, rows, places, plan.nodes))
         columns = [
             pa.array(places.astype("i4")),
             pa.array(hi),
             pa.array(lo),
             pa.array(outcomes),
-            pa.array(queue_of.numbers(batch, rows, places)),
+            pa.array(queues),
             pa.array(offsets),
             pa.array((batch.column("time").cast(pa.int64()).to_numpy() / 1e6)[rows]),
             pc.is_valid(batch.column("attempt_id")).take(pa.array(rows)),
@@ -127,10 +161,36 @@ class Queues:
         return self._table[batch.column("topic").to_numpy()[rows], places]
 
 
-def message_ids(publications: Any, rows: Any, places: Any, nodes: Sequence[str]) -> list[bytes]:
-    texts = publications.to_pylist()
-    made = [message_id(texts[row], nodes[place]) for row, place in zip(rows.tolist(), places.tolist(), strict=True)]
-    return [bytes.fromhex(each.replace("-", "")) for each in made]
+def read_poison(plan: JournalPlan) -> Iterator[list[tuple[str, bytes, float]]]:
+    """Node, message id and time of what was given up on into the journal itself, for want of a store."""
+    for _, body in JournalReader(plan.path).poison_frames(plan.earliest):
+        records = msgspec.msgpack.decode(body, type=list[Poisoned])
+        yield [(each.node, id_digits(_known_by(each.envelope, each.node)), each.at) for each in records]
+
+
+def _known_by(envelope: Envelope, node: str) -> str:
+    """What a node knows a message by; one without an identity is known by its content."""
+    if envelope.publication_id:
+        return ids.message_id(envelope.publication_id, node)
+    return ids.idempotent_id(node, envelope.type, envelope.body.hex())
+
+
+def message_ids(batch: Any, rows: Any, places: Any, nodes: Sequence[str]) -> list[bytes]:
+    texts = batch.column("publication_id").to_pylist()
+    derive = [ids.message_ids(node) for node in nodes]
+    made = []
+    for row, place in zip(rows.tolist(), places.tolist(), strict=True):
+        text = texts[row]
+        if text:
+            made.append(id_digits(derive[place](text)))
+        else:
+            [envelope] = to_envelopes(batch.slice(row, 1))
+            made.append(id_digits(_known_by(envelope, nodes[place])))
+    return made
+
+
+def id_digits(text: str) -> bytes:
+    return bytes.fromhex(text.replace("-", ""))
 
 
 def id_pairs(ids: Sequence[bytes]) -> tuple[Any, Any]:

@@ -65,6 +65,26 @@ class SegmentPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class HandedOver:
+    """A subscription that was handed over at least once, and what its views have dealt with."""
+
+    queue: int
+    name: str
+    node: str
+    type: str
+    kind: str
+    address: str | None
+    """Who publishes an event; whom a command goes to."""
+    epoch: int
+    reads_log: bool
+    begin: int
+    history: int
+    """Log view: below this offset messages are its own although they do not name its node."""
+    read: int
+    """Below this offset nothing waits: what has no settlement was dealt with by a reader of the log, or is parked."""
+
+
+@dataclass(frozen=True, slots=True)
 class JournalPlan:
     path: Path
     earliest: int
@@ -74,6 +94,7 @@ class JournalPlan:
     """Number, name, node and type of every queue that is no poison queue."""
     everyone: tuple[str, ...]
     """All nodes that the journal knows, also those that only publish."""
+    handed_over: tuple[HandedOver, ...] = ()
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -105,7 +126,30 @@ def plan_journal(path: str | Path, start: int | None = None, end: int | None = N
     # An event's topic is addressed by who publishes it.
     heard = {each.address for each in topology.topics if each.kind == "event" and each.address is not None}
     everyone = tuple(sorted({each.node for each in topology.queues} | heard))
-    return JournalPlan(folder, earliest, latest, tuple(spans), queues, everyone)
+    return JournalPlan(folder, earliest, latest, tuple(spans), queues, everyone, _handed_over(topology))
+
+
+def _handed_over(topology: Topology) -> tuple[HandedOver, ...]:
+    found = []
+    for queue in topology.queues:
+        reading = topology.reading(queue.name)
+        if reading.epoch and queue.type is not None and queue.kind is not None:
+            found.append(
+                HandedOver(
+                    queue=queue.number,
+                    name=queue.name,
+                    node=queue.node,
+                    type=queue.type,
+                    kind=queue.kind,
+                    address=queue.source if queue.kind == "event" else queue.node,
+                    epoch=reading.epoch,
+                    reads_log=reading.view == "log",
+                    begin=reading.offset,
+                    history=reading.history,
+                    read=reading.offset,
+                )
+            )
+    return tuple(found)
 
 
 def _topology(reader: JournalReader) -> Topology:

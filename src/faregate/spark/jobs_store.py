@@ -5,21 +5,25 @@ Rules kept here:
 - A SQLite ledger is split by its row numbers, a task for every half a million; other tables and PostgreSQL's are one
   task each, streamed.
 - What is no store of ours is refused on the driver with one sentence, before a job runs.
+- No password is shown. Drivers put parts of a URL into their errors: such a text is left out, and the error with it.
 """
 
+import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 
+from faregate.broker.journal.reader import JournalReader
 from faregate.errors import ConfigurationError, MissingExtra, StoreUnavailable
 from faregate.ports.schemes import STORE_URLS, hide_password
-from faregate.spark.jobs_settled import by_task
+from faregate.spark.jobs_settled import JournalPlan, by_task
+from faregate.spark.run_views import mark_of, reader_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -34,7 +38,7 @@ StoreUrls = str | Mapping[str, str] | None
 class Database:
     """One database, and the nodes whose it is; None for all."""
 
-    url: str
+    url: str = field(repr=False)
     nodes: tuple[str, ...] | None = None
 
     @property
@@ -72,6 +76,14 @@ class Database:
         except ModuleNotFoundError as exc:
             raise MissingExtra(f"{self.shown} needs psycopg: pip install 'faregate[postgres]'") from exc
         try:
+            psycopg.conninfo.conninfo_to_dict(self.url)
+        except psycopg.Error:
+            # Its text quotes the part that it cannot read, and that may be the password.
+            raise ConfigurationError(
+                f"{self.shown} cannot be read as a URL: write postgresql://USER:PASSWORD@HOST/DATABASE, with %40 for "
+                "@, %2F for / and %25 for % in the password"
+            ) from None
+        try:
             with psycopg.connect(self.url, connect_timeout=5) as connection:
                 connection.read_only = True
                 with connection.cursor("faregate_job") as cursor:
@@ -80,9 +92,19 @@ class Database:
                     while rows := cursor.fetchmany(_ROWS):
                         yield rows
         except psycopg.OperationalError as exc:
-            raise StoreUnavailable(f"cannot read {self.shown}: {' '.join(str(exc).split())}") from exc
+            told = " ".join(str(exc).split())
+            if self._tells_password(told):
+                hidden = "it is not reachable (what the driver says has a part of the password in it)"
+                raise StoreUnavailable(f"cannot read {self.shown}: {hidden}") from None
+            raise StoreUnavailable(f"cannot read {self.shown}: {told}") from exc
         except psycopg.Error as exc:
             raise self._failure(exc, sql) from exc
+
+    def _tells_password(self, text: str) -> bool:
+        """Whether a piece of what `shown` hides is in it."""
+        kept = set(re.split(r"\W+", self.shown))
+        pieces = {piece for part in (self.url, unquote(self.url)) for piece in re.split(r"\W+", part)} - kept
+        return any(len(piece) > 2 and piece in text for piece in pieces)
 
     def _failure(self, exc: Exception, sql: str) -> Exception:
         told = " ".join(str(exc).split())
@@ -142,17 +164,39 @@ def floors(databases: Sequence[Database]) -> dict[str, float]:
     return found
 
 
-def ledger_nodes(databases: Sequence[Database]) -> set[str]:
+def nodes_in(databases: Sequence[Database], table: str) -> set[str]:
     """The nodes that have a row. SQLite jumps from one to the next in the index; so does this on PostgreSQL."""
     found: set[str] = set()
     for database in databases:
         sql = (
-            "with recursive n(node) as (select min(node) from faregate_ledger union all "
-            "select (select min(node) from faregate_ledger l where l.node > n.node) from n where n.node is not null) "
+            f"with recursive n(node) as (select min(node) from {table} union all "
+            f"select (select min(node) from {table} l where l.node > n.node) from n where n.node is not null) "
             "select node from n where node is not null"
         )
         found |= {node for (node,) in database.fetch(sql) if database.holds(node)}
     return found
+
+
+def with_marks(plan: JournalPlan, databases: Sequence[Database]) -> JournalPlan:
+    """The plan with how far the readers of the log have come: by the low-water marks in their stores, or, of a node
+    that has none there, by the position under which retention waits for it."""
+    marks: dict[tuple[str, str], int] = {}
+    for database in databases if plan.handed_over else ():
+        for node, mark, position in database.fetch(
+            "select node, key, position from faregate_positions where handler = ''"
+        ):
+            if database.holds(node):
+                marks[node, mark] = position
+    marked = {node for node, _ in marks}
+    read = {each.name: each.offset for each in JournalReader(plan.path).positions()} if plan.handed_over else {}
+    handed_over = []
+    for each in plan.handed_over:
+        if each.reads_log:
+            at = marks.get((each.node, mark_of(each.name, each.epoch)), 0)
+            at = at if each.node in marked else read.get(reader_name(each.node), 0)
+            each = replace(each, read=max(each.begin, at))
+        handed_over.append(each)
+    return replace(plan, handed_over=tuple(handed_over))
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ class Series:
 
 
 def draw(rows: Sequence[dict[str, Any]], seconds: float, title: str) -> str:
-    """The page for the rows of `rates`, in windows of so many seconds."""
+    """The page for the rows of `rates`, in windows of so many seconds. Times without a zone are UTC."""
     head = f"<title>Rates of {escape(title)}</title><style>{_STYLE}</style>"
     page = ["<!doctype html>", f'<html lang="en"><meta charset="utf-8">{head}', f"<h1>{escape(title)}</h1>"]
     if not rows:
@@ -57,7 +57,7 @@ def draw(rows: Sequence[dict[str, Any]], seconds: float, title: str) -> str:
     first = min(row["from"] for row in rows)
     count = round((max(row["from"] for row in rows) - first).total_seconds() / seconds) + 1
     series, left_out = _series(rows, first, seconds)
-    axis = _Times(first.replace(tzinfo=UTC).timestamp(), seconds, count)
+    axis = _Times((first if first.tzinfo else first.replace(tzinfo=UTC)).timestamp(), seconds, count)
     page.append(f"<p>{axis.told}; windows of {seconds:g} s; times are UTC</p>{_legend(series)}")
     if left_out:
         page.append(f"<p>The {left_out} smallest series are left out.</p>")

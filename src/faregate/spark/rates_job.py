@@ -4,7 +4,8 @@ Rules kept here:
 - A message counts in the window in which it ended at its node; what has not ended does not count.
 - Latency runs from when it was sent, or was due, to its end; only handled messages have one.
 - Errors are messages given up on, and deliveries that went back for another try.
-- With stores, what a log engine handled (it settles nothing in queues) ends when its ledger row says so.
+- What a log engine dealt with (it settles nothing in queues) ended when its ledger row or its dead letter says so, in
+  its store or, of a node without one, in the journal. What leaves neither has no time, and is left out.
 """
 
 import re
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from faregate.errors import ConfigurationError
@@ -58,15 +60,22 @@ def rates(
     databases = open_stores(store)
     plan = plan_journal(journal, start, end)
     rows = by_task(spark, plan.segments, lambda segment: _timed(plan, segment), _TIMED)
+    recorded = seen.given_up(spark, plan)
     if databases:
-        ledger = (
-            seen.stored(spark, databases, (), plan.nodes)
-            .where(F.col("kind").isin(seen.LEDGER, seen.LEDGER_SKIPPED))
-            .select(F.col("node").alias("place"), "hi", "lo", "handled_at", (F.col("kind") - 9).alias("recorded"))
-        )
-        waiting = rows.where(F.col("outcome") == 0).join(ledger, ["place", "hi", "lo"])
-        by_log = waiting.withColumn("outcome", F.col("recorded")).withColumn("ended", F.col("handled_at"))
-        rows = rows.where(F.col("outcome") != 0).unionByName(by_log.select(*rows.columns))
+        recorded = recorded.unionByName(seen.stored(spark, databases, (), plan.nodes, ("ledger", "dead")))
+    kind = F.col("kind")
+    last = (
+        recorded.where(kind.isin(*_RECORDED))
+        .groupBy(F.col("node").alias("place"), "hi", "lo")
+        # Who has a ledger row was handled in the end, whatever came before: the lowest kind counts.
+        .agg(F.min(F.struct("kind", "at")).alias("last"))
+    )
+    waiting = rows.where(F.col("outcome") == 0).join(last, ["place", "hi", "lo"])
+    outcome: Column = F.lit(3)
+    for code, meant in _RECORDED.items():
+        outcome = F.when(F.col("last.kind") == code, F.lit(meant)).otherwise(outcome)
+    by_log = waiting.withColumn("outcome", outcome).withColumn("ended", F.col("last.at"))
+    rows = rows.where(F.col("outcome") != 0).unionByName(by_log.select(*rows.columns))
     ended = rows.where(F.col("ended").isNotNull() & (F.col("outcome") != 0))
     number = F.floor(F.col("ended") / seconds)
     counts = {name: F.sum((F.col("outcome") == code).cast("long")) for name, code in _OUTCOMES.items()}
@@ -96,17 +105,17 @@ def rates(
 
 
 _OUTCOMES = {"handled": 1, "skipped": 2, "duplicate": 6, "dead": 3}
+_RECORDED = {seen.LEDGER: 1, seen.LEDGER_SKIPPED: 2, seen.OPEN: 3, seen.DISCARDED: 3, seen.POISON: 3}
+"""What a record outside the side logs says of a message that has no settlement."""
 
 
 def _timed(plan: JournalPlan, segment: SegmentPlan) -> Iterator[Any]:
     ends = Settled(plan, segment)
     names = np.array(plan.nodes, dtype=object)
-    for batch, rows, places in exploded(plan, segment):
-        known = places >= 0
-        rows, places = rows[known], places[known]
+    for batch, rows, places, _ in exploded(plan, segment):
         offsets = batch.column("offset").to_numpy()[rows]
         outcomes, times = ends.look_up(offsets, places)
-        hi, lo = id_pairs(message_ids(batch.column("publication_id"), rows, places, plan.nodes))
+        hi, lo = id_pairs(message_ids(batch, rows, places, plan.nodes))
         columns = [
             pa.array(names[places], pa.string()),
             pa.array(places.astype("i4")),

@@ -38,7 +38,7 @@ def read_range(options: Options, schema: StructType, span: OffsetRange) -> Itera
     stored = _stored(opened.partitions[span.partition], span, options.fail_on_data_loss, opened.name)
     wanted = _wanted(stored, options)
     if options.frames:
-        return map(_as_frame, _together(wanted))
+        return _framed(_together(wanted), span.end)
     project = Projection(schema)
     return _together(map(project, wanted))
 
@@ -46,17 +46,33 @@ def read_range(options: Options, schema: StructType, span: OffsetRange) -> Itera
 _FRAME_ROW: Any = to_arrow_schema(FRAMES, timezone="UTC")
 
 
-def _as_frame(batch: Any) -> Any:
-    """Rows of the journal as one row."""
-    values = [batch.column("offset")[0].as_py(), batch.num_rows, bytes(write_batch(batch))]
+def _framed(batches: Iterator[Any], end: int) -> Iterator[Any]:
+    """Each batch as a row, and where the range ends as the last: what is not wanted is read, too."""
+    for batch in batches:
+        yield _frame_row(batch.column("offset")[0].as_py(), batch.num_rows, bytes(write_batch(batch)))
+    yield _frame_row(end, 0, b"")
+
+
+def _frame_row(*values: Any) -> Any:
     columns = [pa.array([value], type) for value, type in zip(values, _FRAME_ROW.types, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=_FRAME_ROW)
 
 
 def messages_of(rows: Any) -> Iterator[Any]:
     """The record batches of the log in rows of `FRAMES`."""
-    for frame in rows.column(rows.schema.get_field_index("frame")):
-        yield read_batch(frame.as_buffer())
+    for frame in rows.column("frame"):
+        body = frame.as_buffer()
+        if body.size:
+            yield read_batch(body)
+
+
+def ends_in(rows: Any) -> list[int]:
+    """Where ranges end, by rows of `FRAMES`."""
+    return [
+        offset
+        for offset, count in zip(*(rows.column(name).to_pylist() for name in ("offset", "count")), strict=True)
+        if not count
+    ]
 
 
 def _stored(source: LogTransport, span: OffsetRange, fail: bool, name: str) -> Iterator[Any]:

@@ -7,7 +7,9 @@ Rules kept here:
 - `identity="new"`: new publications, derived from the original and the replay's name, that say in a header what they
   were. They are handled as any other.
 - Each goes to those it went to, or to `recipients`, and at once: delays and expiries are over.
-- Bounded batches, each a spool file named after the replay: repeating a replay of one name repeats nothing.
+- Bounded batches, each a spool file named after the replay and after what it replays: repeating a replay of one name
+  repeats nothing, and another range or choice under that name is another replay.
+- A named replay has an end that stays: what it sends would otherwise be part of it when it is repeated.
 - Replay numbers start at a million: those of dead letters (docs/dead-letters.md) count from one and never meet them.
 """
 
@@ -15,6 +17,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -32,7 +35,7 @@ from faregate.broker.journal.spool import spool
 from faregate.errors import ConfigurationError
 from faregate.message import Envelope
 from faregate.spark.jobs_settled import JournalPlan, SegmentPlan, by_task, plan_journal
-from faregate.spark.positions import ALLOWED, MalformedPosition, parse_positions, resolve
+from faregate.spark.positions import ALLOWED, AtTime, MalformedPosition, parse_positions, resolve
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
 REPLAYED_FROM = "faregate-replayed-from"
 """The header of a message under a new identity: the publication id of the original."""
 FIRST_NUMBER = 1_000_000
+MOST_IN_A_BATCH = 100_000
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,60}")
 _LISTED = "offset long, publication_id string, type string, source string, recipients array<string>, token boolean"
 Identity = Literal["same", "new"]
@@ -92,11 +96,18 @@ def replay(
 
     `types`, `nodes` (who published) choose; `recipients` says who gets them instead of those who did, also a node that
     was not there then. `dry_run` counts only. Durable when it returns; delivered by the process that runs the nodes.
+    `name`: repeating the same replay under it repeats nothing; it needs an `end` that stays. `batch`: messages in one
+    spool file. Raises `ConfigurationError`, `JournalNotFound` and their like.
     """
+    if not 1 <= batch <= MOST_IN_A_BATCH:
+        raise ConfigurationError(f"batch={batch} is no size of a batch: use 1 to {MOST_IN_A_BATCH:,} messages")
     plan, choice = _plan(journal, start, end, types, nodes, recipients, identity)
     chosen_name = name or ids.root_id()
     if not _NAME.fullmatch(chosen_name):
         raise ConfigurationError(f"the replay's name {name!r} is none: use 1 to 60 letters, digits, '_' or '-'")
+    bounds = (plan.segments[0].start, plan.segments[-1].end) if plan.segments else (plan.latest, plan.latest)
+    if name is not None:
+        _check_end(end, plan)
     listed = by_task(spark, plan.segments, lambda segment: _listed(plan, segment, choice), _LISTED)
     counted = listed.agg(F.count("*").alias("n"), F.sum(F.col("token").cast("long")).alias("t")).collect()[0]
     total, tokens = counted["n"], counted["t"] or 0
@@ -107,17 +118,32 @@ def replay(
             "identity"
         )
     number = _number(spark, plan) if identity == "same" else 0
-    bounds = (plan.segments[0].start, plan.segments[-1].end) if plan.segments else (plan.latest, plan.latest)
     counts = {"messages": total, "batches": 0, "number": number, "from_offset": bounds[0], "to_offset": bounds[1]}
     if not dry_run:
         made = _renumbered(plan, choice, number) if identity == "same" else _renamed(plan, choice, chosen_name)
+        told = repr((bounds, choice, identity, batch)).encode()
+        stem = f"replay-{chosen_name}-{sha256(told).hexdigest()[:16]}"
         done = 0
         for place, piece in enumerate(_pieces(made, batch)):
-            spool(Layout(plan.path), RealDisk(), piece, f"replay-{chosen_name}-{place:08d}")
+            spool(Layout(plan.path), RealDisk(), piece, f"{stem}-{place:08d}")
             done += len(piece)
             counts["batches"] += 1
             progress(done, total)
     return Replayed(counts, chosen_name, listed.drop("token"))
+
+
+def _check_end(end: int | str, plan: JournalPlan) -> None:
+    """Raises `ConfigurationError` for an end that is another one once the log has grown."""
+    position = parse_positions(str(end)).of("0")
+    if isinstance(position, AtTime):
+        moves = position.seconds > time.time()
+    else:
+        moves = position == "latest" or (isinstance(position, int) and position > plan.latest)
+    if moves:
+        raise ConfigurationError(
+            f"the replay has a name, and its end {end!r} moves as the log grows, so a repetition would be another "
+            f"replay: give an end that stays; the log ends at offset {plan.latest} now"
+        )
 
 
 def _plan(

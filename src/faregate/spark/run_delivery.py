@@ -9,6 +9,7 @@ Rules kept here:
 
 from collections.abc import Awaitable, Callable
 
+from faregate.bus.subscription import Subscription
 from faregate.message import Envelope
 from faregate.ports.queue import Outcome, Poisoned
 
@@ -88,3 +89,12 @@ class LogDelivery:
 
     async def poison(self, reason: str, error: str) -> None:
         raise AssertionError(f"{self.envelope}: with a store, giving up is a commit there ({reason}: {error})")
+
+
+def has_expired(subscription: Subscription, delivery: LogDelivery, now: float) -> bool:
+    """Whether it waited longer than its sender or its subscription allows, before its first try."""
+    envelope = delivery.envelope
+    until = [] if envelope.expires_at is None else [envelope.expires_at]
+    if subscription.expires is not None:
+        until.append(max(delivery.started_at, envelope.deliver_at or 0.0) + subscription.expires)
+    return bool(until) and now > min(until) and not delivery.redeliveries

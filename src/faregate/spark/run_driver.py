@@ -8,6 +8,7 @@ All of it runs on an event loop of its own in a thread of its own, so that the s
 import asyncio
 import threading
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +21,8 @@ from faregate.ports.schemes import open_store, open_token_store
 from faregate.ports.store import Transaction
 from faregate.spark.run_outbox import OutboxSpooler
 from faregate.spark.run_records import LogRecords, Parked
-from faregate.spark.run_views import reader_name
+from faregate.spark.run_spec import Begin
+from faregate.spark.run_views import mark_of, reader_name
 
 T = TypeVar("T")
 PARKED_AT_ONCE = 20_000
@@ -47,9 +49,9 @@ class LoopThread:
 
 
 class Driver:
-    """Blocking, for the thread that Spark calls. `open` first, `close` at the end."""
+    """Blocking, for the thread that Spark calls. `open` and `begin` first, `close` at the end."""
 
-    def __init__(self, node: Node, store: str, path: Path, label: str, retain_ledger: float) -> None:
+    def __init__(self, node: Node, store: str, path: Path, retain_ledger: float) -> None:
         if store.partition(":")[0] == "memory":
             raise ConfigurationError(
                 "memory: is a database of one process; Spark's workers need sqlite: or postgresql:"
@@ -60,36 +62,62 @@ class Driver:
         self._records = LogRecords(self._store, node.name)
         self._tokens = open_token_store(store, self._clock)
         self._path = path
-        self._label = label
+        self._marks: list[str] = []
         self._spooler: OutboxSpooler | None = None
         self._retain_ledger = retain_ledger
         self._next_eviction = 0.0
         self._loop = LoopThread()
 
-    def open(self, start: int) -> int:
-        """Returns the low-water mark: `start` when there is none yet. Raises `BelowFloor`."""
-        return self._loop.run(self._open(start))
+    def open(self) -> None:
+        """Connect to the store and make its tables: what can fail for reasons of its own, before anything is taken."""
+        self._loop.run(self._open())
 
-    async def _open(self, start: int) -> int:
+    async def _open(self) -> None:
         await self._store.open()
         await self._tokens.open()
         if self._node.schema is not None:
             await self._store.apply_schema(self._node.schema)
-        low = await self._read_low_water()
-        low = start if low is None else max(low, start)
+
+    def begin(self, label: str, begins: dict[str, Begin], start: int | None, read: int) -> dict[str, Begin]:
+        """Where each subscription goes on, by the low-water marks of the store. `start` is where one without a mark
+        begins instead of at its own beginning, `read` how far the checkpoint has read.
+
+        Raises `BelowFloor`, and `ConfigurationError` for a store that knows less than the checkpoint.
+        """
+        return self._loop.run(self._begin(label, begins, start, read))
+
+    async def _begin(self, label: str, begins: dict[str, Begin], start: int | None, read: int) -> dict[str, Begin]:
+        marks = {queue: mark_of(queue, begin.epoch) for queue, begin in begins.items()}
+        self._marks = [label, *marks.values()]
+        known = await self._read_low_water()
+        if read > known.get(label, 0):
+            raise ConfigurationError(
+                f"the checkpoint has read up to offset {read}, and {self._store.url} knows of "
+                f"{f'offsets up to {known[label]}' if label in known else 'no such run'}: it is another store, or an "
+                "older copy of it. Use the store that belongs to this checkpoint, or a new checkpoint: that goes on "
+                "from what the store knows"
+            )
+        going_on = {
+            queue: replace(begin, offset=max(begin.offset, known.get(marks[queue], start or 0)))
+            for queue, begin in begins.items()
+        }
+        low = min(begin.offset for begin in going_on.values())
         floor = await self._store.floor(self._node.name)
         if floor is not None and low < (first := JournalReader(self._path).offset_at(floor)):
+            new = [queue for queue, begin in going_on.items() if begin.offset < first]
             raise BelowFloor(
-                f"reading would begin at offset {low}, and the ledger of {self._node.name!r} remembers nothing from "
-                f"before offset {first}: repetitions could not be recognised. Begin at {first} or later"
+                f"{', '.join(new)} would begin at offset {low}, and the ledger of {self._node.name!r} remembers "
+                f"nothing from before offset {first}: repetitions could not be recognised. Begin there, with start="
+                f"{first} (--start {first}), and leave out what is older"
             )
+        await self._raise_low_water(low)
         JournalReader(self._path).save_position(reader_name(self._node.name), low)
         self._spooler = OutboxSpooler(
             self._store, self._node.name, str(self._path), self._clock, await self._directory()
         )
         await self._spooler.send()
         await self._spooler.take_in()
-        return low
+        return going_on
 
     async def _directory(self) -> Directory | None:
         """The recipient lists, for a node that deduplicates by tokens. They must be in its own store: a token that is
@@ -107,11 +135,21 @@ class Driver:
                 )
         return Directory(self._tokens)
 
-    async def _read_low_water(self) -> int | None:
+    async def _read_low_water(self) -> dict[str, int]:
         transaction = self._store.transaction()
         try:
             await transaction.begin()
-            return await self._records.low_water(transaction, self._label)
+            return await self._records.low_water(transaction, self._marks)
+        finally:
+            await transaction.roll_back()
+
+    async def _raise_low_water(self, position: int) -> None:
+        """Of this run as a whole: from now on the store is one that belongs to the checkpoint."""
+        transaction = self._store.transaction()
+        try:
+            await transaction.begin()
+            await self._records.raise_low_water(transaction, self._marks[:1], position)
+            await transaction.commit()
         finally:
             await transaction.roll_back()
 
@@ -136,7 +174,7 @@ class Driver:
         transaction = self._store.transaction()
         try:
             await transaction.begin()
-            await self._records.raise_low_water(transaction, self._label, done)
+            await self._records.raise_low_water(transaction, self._marks, done)
             parked, lowest = await self._counts(transaction)
             await transaction.commit()
         finally:

@@ -30,10 +30,11 @@ from faregate.codec import codec as find_codec
 from faregate.ports.clock import SystemClock
 from faregate.ports.queue import Delivery
 from faregate.ports.schemes import open_store, open_token_store
-from faregate.spark.run_delivery import LogDelivery
+from faregate.spark.run_delivery import LogDelivery, has_expired
 from faregate.spark.run_no_transport import NoTransport
 from faregate.spark.run_receiver import LogTransactional, OutboxOnly, is_behind
 from faregate.spark.run_records import LogRecords, Parked
+from faregate.spark.run_rows import NOBODY
 from faregate.spark.run_spec import RunSpec, is_strict, node_of, ordering
 from faregate.stores.sql.columns import unpack
 
@@ -61,6 +62,8 @@ class Line:
             body_limit=engine.spec.body_limit,
         )
         self.receiver.records = engine.records
+        begin = engine.spec.begins.get(subscription.binding(engine.spec.body_limit).queue)
+        self.receiver.positions = f"{subscription.name}@{0 if begin is None else begin.epoch}"
         self.blocked: dict[str, tuple[int, float]] = {}
         """By key: the position of a parked message that others wait behind, and when it is due."""
 
@@ -114,11 +117,13 @@ class Engine:
         last = -1
         remaining = iter(rows)
         while chunk := list(islice(remaining, CHUNK)):
-            last = max(last, *(row[0] for row in chunk)) if len(chunk) > 1 else max(last, chunk[0][0])
-            await self._run_chunk(chunk)
+            last = max(last, max(row[0] for row in chunk))
+            await self._run_chunk([row for row in chunk if row[2] != NOBODY])
         return {**self._counts, "last": last}
 
     async def _run_chunk(self, rows: list[Sequence[Any]]) -> None:
+        if not rows:
+            return
         self._line_of = {}
         for position, bucket, number, key, envelope, at, redeliveries, parked in rows:
             line = self.lines[number]
@@ -216,7 +221,7 @@ class Engine:
             elif not delivery.parked and (delivery.envelope.deliver_at or 0.0) > now:
                 await self._commit_parked(delivery, delivery.envelope.deliver_at or now, 0, waited_for=False)
                 self._counts["scheduled"] += 1
-            elif self._has_expired(line, delivery, now):
+            elif has_expired(line.subscription, delivery, now):
                 await self._expire(line, delivery, now)
             else:
                 ready.append(delivery)
@@ -233,13 +238,6 @@ class Engine:
         known = line.blocked.get(key)
         if known is None or position < known[0]:
             line.blocked[key] = (position, due)
-
-    def _has_expired(self, line: Line, delivery: LogDelivery, now: float) -> bool:
-        envelope, expires = delivery.envelope, line.subscription.expires
-        until = [] if envelope.expires_at is None else [envelope.expires_at]
-        if expires is not None:
-            until.append(max(delivery.started_at, envelope.deliver_at or 0.0) + expires)
-        return bool(until) and now > min(until) and not delivery.redeliveries
 
     async def _expire(self, line: Line, delivery: LogDelivery, now: float) -> None:
         message_id = self._message_id(delivery)
@@ -274,7 +272,7 @@ class Engine:
         message_id = self._message_id(delivery)
         key = delivery.key if waited_for else None
         parked = Parked(message_id, due, redeliveries, key, delivery.position, delivery.envelope)
-        name = self._line_of[delivery].subscription.name
+        name = self._line_of[delivery].receiver.positions
         transaction = self.store.transaction()
         try:
             await transaction.begin()

@@ -20,6 +20,9 @@ class NoTransport:
     async def bind(self, binding: Binding) -> None:
         self._refuse()
 
+    def begin(self) -> None:
+        """Nothing is bound."""
+
     async def unbind(self, queue: str) -> None:
         self._refuse()
 

@@ -15,22 +15,28 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamReader
 
+from faregate.broker.journal.reader import JournalReader
 from faregate.bus.bus import MAX_MESSAGE_BYTES, RETAIN_LEDGER
 from faregate.bus.node import Node
+from faregate.codec import codec as find_codec
 from faregate.errors import ConfigurationError, FaregateError, check_delay
+from faregate.spark.run_checkpoint import committed_end
 from faregate.spark.run_driver import Driver
-from faregate.spark.run_progress import RunProgress, end_offset
+from faregate.spark.run_progress import RunProgress
 from faregate.spark.run_records import BUCKETS
 from faregate.spark.run_rows import WORK, Places, work_rows
-from faregate.spark.run_spec import RunSpec, load_node, locate
+from faregate.spark.run_spec import Begin, RunSpec, load_node, locate
 from faregate.spark.run_stateless_query import StatelessRun, check_stateless, start_stateless
 from faregate.spark.run_tasks import COUNTS, handle_partition
 from faregate.spark.run_trigger import parse_trigger
@@ -39,6 +45,8 @@ from faregate.spark.source import FaregateSource
 
 log = logging.getLogger("faregate.spark")
 
+MESSAGES_PER_TRIGGER = 200_000
+"""Of one batch, at most, unless one says otherwise: what it sends is one unit for the journal."""
 _PARKED_SECONDS = 1.0
 _STOP_SECONDS = 0.2
 _SPARKS_DEFAULT = "200"
@@ -108,10 +116,10 @@ class Run:
         started = time.monotonic()
         handled = work.repartition(self._partitions, "bucket").sortWithinPartitions("position")
         counts: Counter[str] = Counter()
-        done = max(self._low_water, self._read_before())
+        done = self._low_water
         for row in handled.mapInArrow(handle_partition(self._spec), COUNTS).collect():
             if row["outcome"] == _LAST:
-                done = max(done, row["count"] + 1)
+                done = done if number is None else max(done, row["count"] + 1)
             else:
                 counts[row["outcome"]] += row["count"]
         sent, parked = self._driver.finish_batch(done)
@@ -121,10 +129,6 @@ class Run:
         if self._on_progress is not None:
             took = time.monotonic() - started
             self._on_progress(RunProgress(number, dict(counts), sent, parked, done, took))
-
-    def _read_before(self) -> int:
-        """Where the batches before this one ended; of what is not ours, nobody tells otherwise."""
-        return 0 if self.query is None else end_offset(self.query)
 
     # --- life ------------------------------------------------------------------------------------------------
 
@@ -149,7 +153,10 @@ class Run:
         """Wait until the run ends, at most `timeout` whole seconds; whether it has. Raises what it failed with."""
         assert self.query is not None
         try:
-            ended = self.query.awaitTermination(ceil(timeout)) if timeout is not None else self._wait()
+            if timeout is None:
+                ended = self._wait()
+            else:  # Spark takes no less than a second
+                ended = bool(self.query.awaitTermination(ceil(timeout))) if timeout > 0 else not self.query.isActive
         except StreamingQueryException:
             self._close()
             raise
@@ -190,9 +197,10 @@ def run(
     store: str | None = None,
     checkpoint: str | Path,
     trigger: str | float = "available-now",
-    max_messages_per_trigger: int | None = None,
+    max_messages_per_trigger: int = MESSAGES_PER_TRIGGER,
     on_progress: Callable[[RunProgress], None] | None = None,
     handover: bool = False,
+    start: int | None = None,
     codec: str = "json",
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     retain_ledger: float = RETAIN_LEDGER,
@@ -201,57 +209,79 @@ def run(
 
     `node` is an `fg.Node` or `module:attribute`. `trigger` is "available-now" (handle what is there, and end), or how
     often to look: "5s", "500ms", or seconds. Without `store` handlers have no effect but what they send, and take the
-    fast path. `handover` takes subscriptions over from their queues. `retain_ledger`, `codec` and `max_message_bytes`
-    are those of the bus.
+    fast path. `handover` takes subscriptions over from their queues. `start` is the offset at which a subscription
+    begins that has not run on Spark yet; without it, it begins with what waits for it, or with the log.
+    `retain_ledger`, `codec` and `max_message_bytes` are those of the bus.
 
-    Raises `ViewTaken` for a subscription that a bus consumes, `JournalLocked`, `BelowFloor`, `ConfigurationError`.
+    Raises `ViewTaken` for a subscription that a bus consumes, `JournalNotFound`, `JournalLocked`, `BelowFloor`,
+    `ConfigurationError`. When it raises, no view was taken unless the query itself could not start.
     """
     path = journal_path(source)
     options = parse_trigger(trigger)
     target, folder = (node, str(Path.cwd())) if isinstance(node, str) else locate(node)
     found = load_node(node, folder) if isinstance(node, str) else node
-    _check(found, store)
-    begins = take_views(path, found, max_message_bytes, has_store=store is not None, handover=handover)
-    label = label_of(path, found, max_message_bytes)
-    spec = RunSpec(
-        id=uuid4().hex,
-        node_name=found.name,
-        target=target,
-        folder=folder,
-        store=store,
-        codec=codec,
-        body_limit=max_message_bytes,
-        begins=begins,
-    )
-    _register(spark)
-    start = min(begin.offset for begin in begins.values())
-    place = f"{checkpoint}/{label}"
-    types = sorted({subscription.message_type.wire for subscription in found.subscriptions.values()})
-    reader = spark.readStream.format("faregate").option("startingOffsets", start).option("types", ",".join(types))
-    reader = reader.option("rows", "frames")
-    if max_messages_per_trigger is not None:
-        reader = reader.option("maxMessagesPerTrigger", max_messages_per_trigger)
-    if store is None:
+    _check(found, store, codec, max_messages_per_trigger)
+    JournalReader(path)  # raises when there is none
+    driver = None
+    if store is not None:
+        driver = Driver(found, store, path, check_delay(retain_ledger, "retain_ledger"))
+    try:
+        if driver is not None:
+            driver.open()
+        begins = take_views(path, found, max_message_bytes, has_store=driver is not None, handover=handover)
+        label = label_of(path, found, max_message_bytes)
+        place = f"{checkpoint}/{label}"
+        if driver is not None:
+            begins = driver.begin(label, begins, start, committed_end(place))
+        elif start is not None:
+            begins = {queue: replace(begin, offset=max(begin.offset, start)) for queue, begin in begins.items()}
+        spec = RunSpec(uuid4().hex, found.name, target, folder, store, codec, max_message_bytes, begins)
+        reader = _reader(spark, found, begins, max_messages_per_trigger)
+        if driver is not None:
+            return _start(spec, driver, reader.load(str(path)), place, options, on_progress)
         stream = reader.option("readerName", reader_name(found.name)).load(str(path))
         return start_stateless(spec, stream, path, place, options, _partitions(spark), on_progress)
-    stream = reader.load(str(path))
-    driver = Driver(found, store, path, label, check_delay(retain_ledger, "retain_ledger"))
-    try:
-        low_water = driver.open(start)
-        handle = Run(spec, driver, low_water, _partitions(spark), on_progress)
-        if "availableNow" in options:
-            handle.handle_parked(spark)
-        handle.query = (
-            stream.writeStream.foreachBatch(handle.handle_batch)
-            .option("checkpointLocation", place)
-            .queryName(f"faregate-{found.name}-{spec.id[:8]}")
-            .trigger(**options)
-            .start()
-        )
     except BaseException:
-        driver.close()
+        if driver is not None:
+            driver.close()
         raise
-    if "availableNow" not in options:
+
+
+def _reader(
+    spark: SparkSession, node: Node, begins: dict[str, Begin], max_messages_per_trigger: int
+) -> DataStreamReader:
+    _register(spark)
+    types = sorted({subscription.message_type.wire for subscription in node.subscriptions.values()})
+    return (
+        spark.readStream.format("faregate")
+        .option("rows", "frames")
+        .option("types", ",".join(types))
+        .option("startingOffsets", min(begin.offset for begin in begins.values()))
+        .option("maxMessagesPerTrigger", max_messages_per_trigger)
+    )
+
+
+def _start(
+    spec: RunSpec,
+    driver: Driver,
+    stream: DataFrame,
+    checkpoint: str,
+    trigger: dict[str, Any],
+    on_progress: Callable[[RunProgress], None] | None,
+) -> Run:
+    spark = stream.sparkSession
+    low_water = min(begin.offset for begin in spec.begins.values())
+    handle = Run(spec, driver, low_water, _partitions(spark), on_progress)
+    if "availableNow" in trigger:
+        handle.handle_parked(spark)
+    handle.query = (
+        stream.writeStream.foreachBatch(handle.handle_batch)
+        .option("checkpointLocation", checkpoint)
+        .queryName(f"faregate-{spec.node_name}-{spec.id[:8]}")
+        .trigger(**trigger)
+        .start()
+    )
+    if "availableNow" not in trigger:
         handle.start_parked(spark)
     return handle
 
@@ -266,7 +296,10 @@ def _register(spark: SparkSession) -> None:
         _registered.add(spark)
 
 
-def _check(node: Node, store: str | None) -> None:
+def _check(node: Node, store: str | None, codec: str, max_messages_per_trigger: int) -> None:
+    find_codec(codec)
+    if max_messages_per_trigger < 1:
+        raise ConfigurationError(f"max_messages_per_trigger must be 1 or more; got {max_messages_per_trigger}")
     if not node.subscriptions:
         raise ConfigurationError(f"node {node.name!r} handles nothing: give it a handler with @{node.name}.on(…)")
     if store is None:

@@ -37,6 +37,8 @@ class OutboxOnly(Dispatcher):
 
 class LogTransactional(Transactional):
     records: LogRecords
+    positions: str
+    """What the positions of its keys are kept under."""
     batch_seconds = 1.0
     """Nobody waits for a single message here; what waits for a transaction is a zombie."""
 
@@ -44,7 +46,7 @@ class LogTransactional(Transactional):
         keyed = {work: delivery for work in works if (delivery := _delivery(work)).line is not None}
         await self.records.lock(transaction, [delivery.bucket for delivery in keyed.values()])
         keys = [delivery.line for delivery in keyed.values() if delivery.line is not None]
-        last = await self.records.positions(transaction, self.subscription.name, keys) if keys else {}
+        last = await self.records.positions(transaction, self.positions, keys) if keys else {}
         for work, delivery in keyed.items():
             if is_behind(delivery, last):
                 work.state = "duplicate"
@@ -55,7 +57,7 @@ class LogTransactional(Transactional):
         for delivery in deliveries:
             if delivery.line is not None:
                 positions[delivery.line] = max(delivery.position, positions.get(delivery.line, -1))
-        await self.records.advance(transaction, self.subscription.name, positions)
+        await self.records.advance(transaction, self.positions, positions)
         parked = [work.message_id for work, delivery in zip(done, deliveries, strict=True) if delivery.parked]
         if parked:
             await self.records.unpark(transaction, parked)

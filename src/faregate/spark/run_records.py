@@ -4,8 +4,9 @@ how far the log is read. In plain SQL of both stores, within the transaction tha
 Rules kept here:
 - A position never goes back. Who changes one of a key, or a parked message, holds the lock of the key's bucket: one of
   64, so that a transaction of many keys needs few locks. SQLite has one writer, which is lock enough.
-- The row (node, '', LABEL) is the low-water mark of one run of handovers: below it everything is handled, dead, or
-  parked.
+- The row (node, '', MARK) is a low-water mark, of one subscription or of all of a node's in one run of handovers: below
+  it everything is handled, dead, or parked.
+- The positions of a subscription's keys are those of one time on the log: "handler@epoch".
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -89,11 +90,12 @@ class LogRecords:
                 [(self._node, handler, key, number) for key, number in rows],
             )
 
-    async def low_water(self, transaction: Transaction, label: str) -> int | None:
-        return (await self.positions(transaction, "", [label])).get(label)
+    async def low_water(self, transaction: Transaction, marks: Sequence[str]) -> dict[str, int]:
+        """The low-water marks that there are, of these."""
+        return await self.positions(transaction, "", marks)
 
-    async def raise_low_water(self, transaction: Transaction, label: str, position: int) -> None:
-        await self.advance(transaction, "", {label: position})
+    async def raise_low_water(self, transaction: Transaction, marks: Sequence[str], position: int) -> None:
+        await self.advance(transaction, "", dict.fromkeys(marks, position))
 
     # --- parked ----------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
     frames of the journal -> (position, bucket, handler, key, envelope, appended_at, redeliveries, parked)
 
 A bucket is what is shuffled by: all messages of one key are in one bucket, so one task has them, in order. What needs
-no order is spread over buckets of its own.
+no order is spread over buckets of its own. How far the log was read goes along as a row for nobody.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +17,7 @@ from pyspark.sql.types import BinaryType, BooleanType, DoubleType, IntegerType, 
 
 from faregate.broker.journal.columns import to_envelopes
 from faregate.message import Envelope
-from faregate.spark.reading import messages_of
+from faregate.spark.reading import ends_in, messages_of
 from faregate.spark.run_records import BUCKETS, Parked, bucket_of
 from faregate.spark.run_spec import Begin, RunSpec, node_of, ordering
 from faregate.stores.sql.columns import pack
@@ -45,6 +45,9 @@ _ARROW: Any = pa.schema(
         pa.field("parked", pa.bool_(), nullable=False),
     ]
 )
+
+NOBODY = -1
+"""The handler of a row that only says how far the log was read."""
 
 
 class Places:
@@ -144,11 +147,13 @@ def work_rows(spec: RunSpec) -> Callable[[Iterable[Any]], Iterator[Any]]:
 
     def place(batches: Iterable[Any]) -> Iterator[Any]:
         places = Places(spec)
-        for batch in (batch for frames in batches for batch in messages_of(frames)):
+        for frames in batches:
             rows = [
                 places.row(number, envelope, offset, time, None)
+                for batch in messages_of(frames)
                 for number, envelope, offset, time in places.ours(batch)
             ]
+            rows += [(end - 1, 0, NOBODY, None, b"", 0.0, 0, False) for end in ends_in(frames)]
             if rows:
                 columns = [
                     pa.array(values, type) for values, type in zip(zip(*rows, strict=True), _ARROW.types, strict=True)

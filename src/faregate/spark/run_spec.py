@@ -21,10 +21,11 @@ from faregate.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class Begin:
-    """Where a subscription begins in the log."""
+    """Where a subscription begins in the log, and in which of its times on the log."""
 
     offset: int
     history: int
+    epoch: int = 0
 
 
 @dataclass(frozen=True)

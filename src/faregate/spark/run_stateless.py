@@ -35,10 +35,10 @@ from faregate.message import Envelope
 from faregate.ports.clock import SystemClock
 from faregate.ports.queue import Delivery, Poisoned
 from faregate.spark.reading import messages_of
-from faregate.spark.run_delivery import LogDelivery
+from faregate.spark.run_delivery import LogDelivery, has_expired
 from faregate.spark.run_no_transport import NoTransport
 from faregate.spark.run_plain import Plain, is_plain
-from faregate.spark.run_rows import Places
+from faregate.spark.run_rows import NOBODY, Places
 from faregate.spark.run_spec import RunSpec, node_of, ordering
 from faregate.stores.sql.columns import unpack
 
@@ -113,19 +113,22 @@ class StatelessReceiver(Direct):
                 f"{len(self.captured.dead)} messages of one task failed, the last is {delivery.envelope}: that is "
                 f"more than bad messages. Nothing of this batch is published; it runs again with the next start: {exc}"
             ) from exc
+        self.bury(delivery, verdict.reason, describe_error(exc))
+        return "dead"
+
+    def bury(self, delivery: Delivery, reason: str, error: str) -> None:
         self.captured.dead.append(
             Poisoned(
                 node=self._node,
                 queue=self.queue,
-                reason=verdict.reason,
-                error=describe_error(exc),
+                reason=reason,
+                error=error,
                 tries=delivery.tries,
                 redeliveries=delivery.redeliveries,
                 at=self._clock.time(),
                 envelope=delivery.envelope,
             )
         )
-        return "dead"
 
 
 class Message(NamedTuple):
@@ -174,9 +177,14 @@ class Task:
         key = message.line if ordering(self._subscriptions[message.handler]) == "key" else None
         delivery = self._delivery(message, key)
         deliver_at = message.envelope.deliver_at
-        if deliver_at is not None and deliver_at > self._clock.time():
-            await delivery.redeliver(deliver_at - self._clock.time())
-        await self._receivers[message.handler].handle_one(delivery)
+        now = self._clock.time()
+        if deliver_at is not None and deliver_at > now:
+            await delivery.redeliver(deliver_at - now)
+        receiver = self._receivers[message.handler]
+        if has_expired(receiver.subscription, delivery, now):
+            receiver.bury(delivery, "expired", "it waited too long in the log")
+        else:
+            await receiver.handle_one(delivery)
 
     async def handle_batch(self, number: int, batch: Any) -> Any:
         """A batch of the journal that one subscription handles, in no order; gives a row of `OUTPUT`."""
@@ -261,7 +269,7 @@ def _sorted_messages(batches: Iterable[Any]) -> list[Message]:
     """All of a partition by position: Spark does not sort a stream."""
     rows = [row for batch in batches for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
     rows.sort()
-    return [Message(row[0], row[2], row[3], unpack(row[4]), row[5]) for row in rows]
+    return [Message(row[0], row[2], row[3], unpack(row[4]), row[5]) for row in rows if row[2] != NOBODY]
 
 
 def handle_as_they_come(spec: RunSpec) -> Callable[[Iterable[Any]], Iterator[Any]]:

@@ -1,5 +1,6 @@
 """The query of the fast path, and its handle."""
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from math import ceil
@@ -33,6 +34,7 @@ def check_stateless(node: Node) -> None:
         raise ConfigurationError(f"node {node.name!r} needs a store for {', '.join(needs)}: run(…, store=…)")
 
 
+_LOOK_SECONDS = 0.05
 _COUNTS = "faregate"
 _COUNTED = ("handled", "dead", "sent")
 
@@ -59,23 +61,34 @@ class StatelessRun:
 
     def await_termination(self, timeout: float | None = None) -> bool:
         """Wait until the run ends, at most `timeout` whole seconds; whether it has. Raises what it failed with."""
-        left = None if timeout is None else max(1, ceil(timeout))
-        while True:
+        left = None if timeout is None else ceil(timeout)
+        while left is None or left > 0:
             ended = bool(self.query.awaitTermination(1))
-            self._tell()
+            if self._tell() and not ended:
+                self._take_in()
             left = None if left is None else left - 1
             if ended:
                 self._settle()
-            if ended or left == 0:
-                return ended
+            if ended:
+                return True
+        return not self.query.isActive
 
     def stop(self) -> None:
-        """End; a batch that is not committed runs again next time."""
+        """Finish the batch that runs, and end. One that has just begun runs again next time."""
+        begun = self._last_batch()
+        while self.query.isActive and self.query.status["isTriggerActive"] and self._last_batch() == begun:
+            time.sleep(_LOOK_SECONDS)
         self.query.stop()
         self._tell()
         self._settle()
 
-    def _tell(self) -> None:
+    def _last_batch(self) -> int:
+        progress: Any = self.query.lastProgress
+        return -1 if progress is None else int(progress["batchId"])
+
+    def _tell(self) -> bool:
+        """Tell of the batches since the last time; whether there were any."""
+        told = self._told
         finished: list[Any] = self.query.recentProgress
         for progress in finished:
             if progress["batchId"] <= self._told:
@@ -88,12 +101,17 @@ class StatelessRun:
             self.sent += sent
             if self._on_progress is not None:
                 self._on_progress(RunProgress(self._told, counts, sent, 0, end_of(progress), seconds))
+        return self._told > told
 
     def _settle(self) -> None:
         """Note how far it has read, and see that what it sent gets into the log."""
         read = end_offset(self.query)
         if read:
             JournalReader(self._path).save_position(reader_name(self._node), read)
+        self._take_in()
+
+    def _take_in(self) -> None:
+        """Nobody else does while no bus runs."""
         loop = LoopThread()
         try:
             loop.run(take_in_spool(borrowed_journal(str(self._path), SystemClock())))

@@ -3,14 +3,14 @@
 Rules kept here:
 - A subscription that reads the log already may start; one that nobody ever bound is taken on the spot, from the
   beginning of the log. One with a queue is refused, naming the command that hands it over.
-- The epochs of a node's subscriptions are the label of its checkpoint and of its low-water mark: after a handover there
-  and back, what an older run knew of the log means nothing.
+- The epochs of a node's subscriptions are the label of its checkpoint, and part of the names of low-water marks and
+  positions: after a handover there and back, what an older run knew of the log means nothing.
 """
 
 from hashlib import sha256
 from pathlib import Path
 
-from faregate.broker.journal.errors import JournalLocked, JournalNotFound
+from faregate.broker.journal.errors import JournalLocked
 from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.topology import Topology
 from faregate.broker.journal.views import ClosedJournal
@@ -51,7 +51,7 @@ def take_views(path: Path, node: Node, body_limit: int, *, has_store: bool, hand
         take_log(path, missing, has_store=has_store)
         topology = _topology(path)
     readings = {binding.queue: topology.reading(binding.queue) for binding in bindings}
-    return {queue: Begin(reading.offset, reading.history) for queue, reading in readings.items()}
+    return {queue: Begin(reading.offset, reading.history, reading.epoch) for queue, reading in readings.items()}
 
 
 def take_log(path: Path, bindings: list[Binding], *, has_store: bool) -> None:
@@ -84,8 +84,11 @@ def reader_name(node: str) -> str:
     return f"spark-{node}"[:100]
 
 
+def mark_of(queue: str, epoch: int) -> str:
+    """What the low-water mark of one subscription is kept under."""
+    return f"{queue}@{epoch}"
+
+
 def _topology(path: Path) -> Topology:
-    try:
-        return JournalReader(path).topology()
-    except JournalNotFound:
-        return Topology()
+    """Raises `JournalNotFound`: a mistyped path must not make a journal."""
+    return JournalReader(path).topology()

@@ -84,7 +84,8 @@ COLUMNS: dict[str, Column] = {
 FRAMES = (
     StructType().add("offset", LongType(), False).add("count", IntegerType(), False).add("frame", BinaryType(), False)
 )
-"""Messages of the log as one row: the offset of the first, how many, and the bytes of their record batch."""
+"""Messages of the log as one row: the offset of the first, how many, and the bytes of their record batch. A row
+without messages says where a range ends."""
 
 SEALED = StructType().add("frame", BinaryType()).add("poison", BinaryType())
 """What handlers give to the sink: messages as they will stand in the log, and what is given up on; each may be null."""

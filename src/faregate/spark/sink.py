@@ -41,7 +41,9 @@ class _Sink:
     def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
         if overwrite:
             raise InvalidOption("a bus cannot be overwritten: use mode('append'), or outputMode('append')")
-        self._sealed = schema.fieldNames() == SEALED.fieldNames()
+        self._sealed = [(each.name, each.dataType) for each in schema] == [
+            (each.name, each.dataType) for each in SEALED
+        ]
         if not self._sealed:
             check_columns(schema, options.source)
         self._options = options

@@ -160,6 +160,7 @@ class JournalTransport:
         await self.broker.bury(node, envelope, reason, error)
 
     async def poisoned(self, node: str, limit: int = 1000) -> list[Poisoned]:
+        self.begin()
         await self.journal.barrier()
         entries = self.broker.browse(poison_queue(node))
         return [entry.poisoned for entry in islice(entries, limit) if entry.poisoned is not None]

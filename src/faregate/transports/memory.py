@@ -33,6 +33,9 @@ class MemoryTransport:
     async def bind(self, binding: Binding) -> None:
         self.broker.bind(binding)
 
+    def begin(self) -> None:
+        """Nobody else can have left anything."""
+
     async def unbind(self, queue: str) -> None:
         self.broker.unbind(queue)
 
