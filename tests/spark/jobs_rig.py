@@ -1,7 +1,10 @@
-"""A shop that has run: a journal and a SQLite store with handled, skipped, dead, duplicate and delayed messages.
+"""A shop that has run: a journal and a store with handled, skipped, dead, duplicate and delayed messages.
 
 300 orders go to billing (ordered by customer) and to stock. Billing skips 6 of them (7, 57, …) and gives up on 8 (3,
 43, …). Ten orders came twice under one id (20 to 29). `delayed` orders wait for an hour.
+
+Two nodes are for Spark's workers to import: `shelf`, of which each subscription remembers in another way, and `glance`,
+which has no store.
 """
 
 import asyncio
@@ -37,11 +40,55 @@ class Billed(fg.Event):
     order_id: str
 
 
+class Stored(fg.Event):
+    number: int
+    customer: str
+
+
+class Noted(fg.Event):
+    number: int
+
+
+class Tagged(fg.Event):
+    number: int
+
+
+shelf = fg.Node("shelf", schema="create table if not exists shelved(message_id text, number integer)")
+glance = fg.Node("glance")
+BAD, LATER = 1, 2
+"""The numbers of those that are given up on, and that wait for an hour."""
+
+
+@shelf.on(Stored, source="shop", key="customer", retry=None, redeliver=fg.Redeliver(3600))
+async def shelve(stored: Stored, ctx: fg.Context) -> None:
+    if stored.number == BAD:
+        raise fg.Permanent("too heavy")
+    if stored.number == LATER:
+        raise RuntimeError("full")
+    await ctx.db.execute("insert into shelved(message_id, number) values (?, ?)", (ctx.message_id, stored.number))
+
+
+@shelf.on(Noted, source="shop", dedup="off")
+async def note(noted: Noted, ctx: fg.Context) -> None:
+    await ctx.db.execute("insert into shelved(message_id, number) values (?, ?)", (ctx.message_id, noted.number))
+
+
+@shelf.on(Tagged, source="shop", dedup="tokens")
+async def tag(tagged: Tagged, ctx: fg.Context) -> None:
+    await ctx.db.execute("insert into shelved(message_id, number) values (?, ?)", (ctx.message_id, tagged.number))
+
+
+@glance.on(Noted, source="shop")
+async def look(noted: Noted) -> None:
+    if noted.number == BAD:
+        raise fg.Permanent("ugly")
+
+
 class World:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, store: str | None = None) -> None:
         self.journal = folder / "journal"
         self.database = folder / "shop.db"
-        self.store = f"sqlite:{self.database}"
+        self.store = store or f"sqlite:{self.database}"
         self.effects = ["billing:select message_id from invoices", "stock:select message_id from reservations"]
 
     def bus(self) -> fg.Bus:

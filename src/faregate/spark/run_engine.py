@@ -96,6 +96,8 @@ class Engine:
         self._line_of: dict[LogDelivery, Line] = {}
         self._counts: Counter[str] = Counter()
         self._left = 0
+        self._waiting: list[tuple[LogDelivery, Parked]] = []
+        """What is parked behind another, with the end of the chunk, in one commit: until then nothing passes it."""
         self._over: asyncio.Future[None] | None = None
 
     async def open(self) -> None:
@@ -125,6 +127,7 @@ class Engine:
         if not rows:
             return
         self._line_of = {}
+        self._waiting = []
         for position, bucket, number, key, envelope, at, redeliveries, parked in rows:
             line = self.lines[number]
             delivery = LogDelivery(
@@ -153,6 +156,8 @@ class Engine:
         finally:
             for each in lanes.values():
                 await each.close(0)
+        if self._waiting:
+            await self._commit_parked(self._waiting)
 
     def _lanes(self, line: Line) -> Lanes:
         async def run(taken: list[Delivery]) -> list[Delivery]:
@@ -176,7 +181,7 @@ class Engine:
             if due is None:
                 free.append(delivery)
             else:
-                await self._commit_parked(delivery, due, delivery.redeliveries)
+                self._waiting.append((delivery, self._parked(delivery, due, delivery.redeliveries)))
                 self._end("parked")
         return await line.receiver.handle(free) if free else []
 
@@ -214,17 +219,21 @@ class Engine:
             if waited_for is not None and each.key is not None and each.message_id not in here:
                 self._block(waited_for, each.key, each.position, each.due)
         ready: list[LogDelivery] = []
+        scheduled: list[tuple[LogDelivery, Parked]] = []
         now = self.clock.time()
         for delivery, line in self._line_of.items():
             if not delivery.parked and message_ids[delivery] in parked:
                 self._counts["parked"] += 1
             elif not delivery.parked and (delivery.envelope.deliver_at or 0.0) > now:
-                await self._commit_parked(delivery, delivery.envelope.deliver_at or now, 0, waited_for=False)
+                due = delivery.envelope.deliver_at or now
+                scheduled.append((delivery, self._parked(delivery, due, 0, waited_for=False)))
                 self._counts["scheduled"] += 1
             elif has_expired(line.subscription, delivery, now):
                 await self._expire(line, delivery, now)
             else:
                 ready.append(delivery)
+        if scheduled:  # before anything runs: what follows them passes their positions
+            await self._commit_parked(scheduled)
         return ready
 
     def _line_for(self, parked: Parked) -> Line | None:
@@ -246,7 +255,7 @@ class Engine:
         try:
             await transaction.begin()
             await self._take_lock(transaction, delivery)
-            if not await self.records.is_decided(transaction, message_id, replay=False):
+            if not await self.records.decided(transaction, {message_id: False}):
                 await transaction.bury(letter)
             await self.records.unpark(transaction, [message_id])
             await transaction.commit()
@@ -260,33 +269,44 @@ class Engine:
         redeliveries = delivery.redeliveries + (1 if counted else 0)
         due = self.clock.time() + delay
         line = self._line_of[delivery]
-        await self._commit_parked(delivery, due, redeliveries)
+        await self._commit_parked([(delivery, self._parked(delivery, due, redeliveries))])
         if delivery.key is not None:
             self._block(line, delivery.key, delivery.position, due)
         self._end("redelivered")
 
-    async def _commit_parked(
-        self, delivery: LogDelivery, due: float, redeliveries: int, *, waited_for: bool = True
-    ) -> None:
-        """Park it, unless another attempt of this task has dealt with it meanwhile."""
-        message_id = self._message_id(delivery)
+    def _parked(self, delivery: LogDelivery, due: float, redeliveries: int, *, waited_for: bool = True) -> Parked:
         key = delivery.key if waited_for else None
-        parked = Parked(message_id, due, redeliveries, key, delivery.position, delivery.envelope)
-        name = self._line_of[delivery].receiver.positions
+        return Parked(self._message_id(delivery), due, redeliveries, key, delivery.position, delivery.envelope)
+
+    async def _commit_parked(self, found: list[tuple[LogDelivery, Parked]]) -> None:
+        """Park them, but for those that another attempt of this task has dealt with meanwhile."""
         transaction = self.store.transaction()
         try:
             await transaction.begin()
-            await self._take_lock(transaction, delivery)
-            if delivery.line is not None:
-                last = await self.records.positions(transaction, name, [delivery.line])
-                if is_behind(delivery, last):
-                    return
-            if await self.records.is_decided(transaction, message_id, bool(delivery.envelope.replay)):
-                return
-            await self.records.park(transaction, parked, delivery.redeliveries if delivery.parked else None)
-            await transaction.commit()
+            await self.records.lock(transaction, [each.bucket for each, _ in found if each.line is not None])
+            behind = await self._behind(transaction, [delivery for delivery, _ in found])
+            replays = {parked.message_id: bool(delivery.envelope.replay) for delivery, parked in found}
+            decided = await self.records.decided(transaction, replays)
+            left = [
+                (parked, delivery.redeliveries if delivery.parked else None)
+                for delivery, parked in found
+                if delivery not in behind and parked.message_id not in decided
+            ]
+            if left:
+                await self.records.park(transaction, left)
+                await transaction.commit()
         finally:
             await transaction.roll_back()
+
+    async def _behind(self, transaction: Any, deliveries: list[LogDelivery]) -> set[LogDelivery]:
+        """Those that the positions of their keys say were dealt with."""
+        found: set[LogDelivery] = set()
+        for line in self.lines:
+            own = [each for each in deliveries if self._line_of[each] is line]
+            keys = [each.line for each in own if each.line is not None]
+            last = await self.records.positions(transaction, line.receiver.positions, keys) if keys else {}
+            found.update(each for each in own if is_behind(each, last))
+        return found
 
     async def _take_lock(self, transaction: Any, delivery: LogDelivery) -> None:
         if delivery.line is not None:

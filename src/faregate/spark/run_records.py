@@ -99,31 +99,55 @@ class LogRecords:
 
     # --- parked ----------------------------------------------------------------------------------------------
 
-    async def park(self, transaction: Transaction, parked: Parked, before: int | None) -> None:
-        """`before`: the redeliveries of the parked row that it comes from; None when it comes from the log, and then
+    async def park(self, transaction: Transaction, found: Sequence[tuple[Parked, int | None]]) -> None:
+        """Each with the redeliveries of the parked row that it comes from; None when it comes from the log, and then
         a row that is there already stays as it is."""
-        values = (self._node, self._id(parked.message_id), parked.due, parked.redeliveries)
-        if before is None:
-            await transaction.execute(
-                "insert into faregate_parked (node, message_id, due_at, tries, key, position, envelope) "
-                "values (?, ?, ?, ?, ?, ?, ?) on conflict do nothing",
-                (*values, parked.key, parked.position, pack(parked.envelope)),
+        fresh = [
+            (
+                self._node,
+                self._id(each.message_id),
+                each.due,
+                each.redeliveries,
+                each.key,
+                each.position,
+                pack(each.envelope),
             )
-        else:
-            await transaction.execute(
-                "update faregate_parked set due_at = ?, tries = ?, key = ? "
-                "where node = ? and message_id = ? and tries = ?",
-                (parked.due, parked.redeliveries, parked.key, *values[:2], before),
-            )
+            for each, before in found
+            if before is None
+        ]
+        again = [
+            (each.due, each.redeliveries, each.key, self._node, self._id(each.message_id), before)
+            for each, before in found
+            if before is not None
+        ]
+        await transaction.executemany(
+            "insert into faregate_parked (node, message_id, due_at, tries, key, position, envelope) "
+            "values (?, ?, ?, ?, ?, ?, ?) on conflict do nothing",
+            sorted(fresh, key=lambda row: row[1]),
+        )
+        await transaction.executemany(
+            "update faregate_parked set due_at = ?, tries = ?, key = ? where node = ? and message_id = ? and tries = ?",
+            sorted(again, key=lambda row: row[4]),
+        )
 
-    async def is_decided(self, transaction: Transaction, message_id: str, replay: bool) -> bool:
-        """Whether the ledger or the dead letters have it; a replay is there to reopen a dead letter."""
-        found = (self._node, self._id(message_id))
-        ledger = "select 1 from faregate_ledger where node = ? and message_id = ?"
-        if await transaction.fetchone(ledger, found) is not None:
-            return True
-        row = await transaction.fetchone("select status from faregate_dead where node = ? and message_id = ?", found)
-        return row is not None and (row[0] == "discarded" or (row[0] in ("open", "replayed") and not replay))
+    async def decided(self, transaction: Transaction, replays: Mapping[str, bool]) -> set[str]:
+        """Those that the ledger or the dead letters have; a replay is there to reopen a dead letter."""
+        found: set[str] = set()
+        for some in _pieces(sorted(replays)):
+            values = (self._node, *self._values([self._id(each) for each in some]))
+            among = self._among("message_id", "uuid")
+            rows = await transaction.fetchall(
+                f"select message_id from faregate_ledger where node = ? and {among}", values
+            )
+            found.update(self._text(message_id) for (message_id,) in rows)
+            rows = await transaction.fetchall(
+                f"select message_id, status from faregate_dead where node = ? and {among}", values
+            )
+            for message_id, status in rows:
+                text = self._text(message_id)
+                if status == "discarded" or (status in ("open", "replayed") and not replays[text]):
+                    found.add(text)
+        return found
 
     async def unpark(self, transaction: Transaction, message_ids: Sequence[str]) -> None:
         for some in _pieces(message_ids):

@@ -1,0 +1,60 @@
+"""The jobs on a PostgreSQL store."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from pyspark.sql import SparkSession
+
+import faregate as fg
+from faregate.broker.journal.reader import JournalReader
+from faregate.ids import message_id
+from faregate.testing.store_subjects import postgres_schema
+from tests.presence import address
+from tests.spark.jobs_rig import World, order
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[str]:
+    async with postgres_schema(address("FAREGATE_TEST_POSTGRES")) as url:
+        yield url
+
+
+@pytest.mark.services
+async def test_an_audit_of_a_store_on_postgresql(spark: SparkSession, tmp_path: Path, store: str) -> None:
+    world = World(tmp_path, store)
+    await asyncio.to_thread(world.run, *(order(n) for n in range(30)))
+
+    def audit() -> fg.spark.Audit:
+        return fg.spark.audit(spark, journal=world.journal, store=store, effects=world.effects, at_rest=True)
+
+    good = await asyncio.to_thread(audit)
+    assert (good.ok, good.notes) == (True, [])
+    assert [(each["node"], each["handled"], each["skipped"], each["dead"]) for each in good.table] == [
+        ("billing", 28, 1, 1),
+        ("stock", 30, 0, 0),
+    ]
+    envelopes = dict(JournalReader(world.journal).envelopes())
+    first, lost, twice = (message_id(envelopes[n].publication_id, "billing") for n in (0, 10, 11))
+    with psycopg.connect(store) as connection:
+        connection.execute("delete from faregate_ledger where message_id = %s", (lost,))
+        connection.execute("insert into invoices values (%s, 'again')", (twice,))
+        # Written anew, and so after the later ones of its customer.
+        connection.execute("update faregate_ledger set outcome = outcome where message_id = %s", (first,))
+    with psycopg.connect(store) as connection:
+        connection.execute(
+            "insert into faregate_outbox (node, ordinal, destination, envelope) "
+            "select node, 0, 'x', '' from (values ('billing'), ('billing'), ('stranger')) as given(node)"
+        )
+    found = await asyncio.to_thread(audit)
+    assert {(each.kind, each.message_id) for each in found.findings.collect()} == {
+        ("missing", lost),
+        ("double", twice),
+        ("out of order", first),
+        ("outbox", None),
+    }
+    assert found.summary["findings"] == 5
+    few = fg.spark.audit(spark, journal=world.journal, store=store, at_rest=True, limit=1)
+    assert (few.findings.count(), few.summary["findings"]) == (1, 4)
