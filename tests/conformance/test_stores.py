@@ -31,5 +31,12 @@ async def test_postgresql(name: str) -> None:
     await run_store_case(name, partial(postgres_store_subject, address("FAREGATE_TEST_POSTGRES")))
 
 
+@pytest.mark.services
+@pytest.mark.parametrize("name", STORE_CASES)
+async def test_postgresql_with_brief_waits(name: str) -> None:
+    """As Spark's workers use it."""
+    await run_store_case(name, partial(postgres_store_subject, address("FAREGATE_TEST_POSTGRES"), blocking=True))
+
+
 def test_there_are_cases() -> None:
     assert len(STORE_CASES) >= 40

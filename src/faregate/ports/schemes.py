@@ -38,9 +38,11 @@ def open_transport(url: str, clock: Clock) -> QueueTransport:
     return adapter
 
 
-def open_store(url: str, clock: Clock) -> Store:
-    """The store that a URL names; nothing is opened yet."""
-    store: Store = _store_class(url, "")(_store_address(url), clock=clock)
+def open_store(url: str, clock: Clock, *, blocking: bool = False) -> Store:
+    """The store that a URL names; nothing is opened yet. `blocking`: for a process that has nothing else to do while a
+    server answers."""
+    options = {"blocking": True} if blocking and url.startswith("postgres") else {}
+    store: Store = _store_class(url, "")(_store_address(url), clock=clock, **options)
     return store
 
 

@@ -82,7 +82,7 @@ class Engine:
         self.node = node_of(spec)
         self.clock = SystemClock()
         self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="faregate-handler")
-        self.store = open_store(spec.store, self.clock)
+        self.store = open_store(spec.store, self.clock, blocking=True)
         self.records = LogRecords(self.store, self.node.name)
         wants_tokens = any(sub.dedup == "tokens" for sub in self.node.subscriptions.values())
         self._tokens = open_token_store(spec.store, self.clock) if wants_tokens else None

@@ -86,14 +86,14 @@ def sqlite_store_subject(path: Path, store: Callable[..., Store] = SqliteStore) 
 
 
 @asynccontextmanager
-async def postgres_store_subject(url: str) -> AsyncIterator[StoreSubject]:
+async def postgres_store_subject(url: str, *, blocking: bool = False) -> AsyncIterator[StoreSubject]:
     """`postgresql://…`, in a schema of its own that is dropped afterwards."""
     from faregate.stores.postgres import PostgresStore
 
     clock = SystemClock()
     async with (
         postgres_schema(url) as inside,
-        _tested(lambda: PostgresStore(inside, clock=clock), clock, lasting=True) as subject,
+        _tested(lambda: PostgresStore(inside, clock=clock, blocking=blocking), clock, lasting=True) as subject,
     ):
         yield subject
 

@@ -20,6 +20,7 @@ from psycopg_pool import AsyncConnectionPool
 from faregate.errors import ConfigurationError, StoreUnavailable
 from faregate.ports.clock import Clock
 from faregate.ports.schemes import hide_password
+from faregate.stores.postgres.brief import BriefConnection
 from faregate.stores.postgres.faults import is_lost, raise_translated
 from faregate.stores.postgres.migrate import migrate
 from faregate.stores.postgres.rows import QUERIES
@@ -41,8 +42,10 @@ class PostgresServer:
         wait_seconds: float = 30.0,
         tries: int = 5,
         delay: float = 1.0,
+        blocking: bool = False,
     ) -> None:
-        """`connections` at most; `wait_seconds` for a free one; `tries` at opening, first `delay` seconds apart."""
+        """`connections` at most; `wait_seconds` for a free one; `tries` at opening, first `delay` seconds apart.
+        `blocking`: a statement may hold the event loop up for a moment (see `brief.py`)."""
         self.url = _without_password(url)
         try:
             known = conninfo_to_dict(url)
@@ -57,6 +60,7 @@ class PostgresServer:
         self._clock = clock
         self._connections, self._wait_seconds = connections, wait_seconds
         self._tries, self._delay = tries, delay
+        self._blocking = blocking
         self._pool: AsyncConnectionPool[Connection] | None = None
 
     # --- opening and closing ---
@@ -64,8 +68,9 @@ class PostgresServer:
     async def open(self) -> None:
         if self._pool is None:
             await patiently(self._prepare, self.url, tries=self._tries, delay=self._delay, hint=_HINT)
-            pool = AsyncConnectionPool(
+            pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
                 self._conninfo,
+                connection_class=BriefConnection if self._blocking else psycopg.AsyncConnection,
                 min_size=1,
                 max_size=self._connections,
                 timeout=self._wait_seconds,

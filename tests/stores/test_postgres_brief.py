@@ -1,0 +1,77 @@
+"""A connection that waits in place waits for a moment only: then others of its process get on."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import psycopg
+import pytest
+
+from faregate.stores.postgres.brief import BriefConnection
+from tests.presence import address
+
+pytestmark = pytest.mark.services
+LONG = 20  # seconds until a test that hangs is failed
+
+
+@pytest.fixture
+async def connect() -> AsyncIterator[list[BriefConnection]]:
+    made = [await BriefConnection.connect(address("FAREGATE_TEST_POSTGRES"), autocommit=True) for _ in range(2)]
+    yield made
+    for each in made:
+        await each.close()
+
+
+async def test_a_lock_of_the_same_process_is_waited_for_without_standing_in_its_way(
+    connect: list[BriefConnection],
+) -> None:
+    one, other = connect
+    order: list[str] = []
+    held = asyncio.Event()
+
+    async def hold() -> None:
+        async with one.transaction():
+            await one.execute("select pg_advisory_xact_lock(4711)")
+            order.append("held")
+            held.set()
+            await asyncio.sleep(0.1)
+            order.append("let go")
+
+    async def want() -> None:
+        await held.wait()
+        await other.execute("select pg_advisory_xact_lock(4711)")
+        order.append("got")
+
+    async with asyncio.timeout(LONG):
+        await asyncio.gather(hold(), want())
+    assert order == ["held", "let go", "got"]
+
+
+async def test_results_errors_and_large_answers_arrive(connect: list[BriefConnection]) -> None:
+    one, _ = connect
+    cursor = await one.execute("select %s::int, repeat('x', 3000000)", (7,))
+    row = await cursor.fetchone()
+    assert row is not None and (row[0], len(row[1])) == (7, 3_000_000)
+    await one.execute("select length(%s)", ("y" * 3_000_000,))
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        await one.execute("select * from nowhere_at_all")
+    assert (await (await one.execute("select 1")).fetchone()) == (1,)
+
+
+async def test_a_wait_that_is_cancelled_ends_the_query_too(connect: list[BriefConnection]) -> None:
+    one, other = connect
+    task = asyncio.create_task(one.execute("select pg_sleep(60)"))
+    await asyncio.sleep(0.1)
+    task.cancel()
+    async with asyncio.timeout(LONG):
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert (await (await one.execute("select 2")).fetchone()) == (2,)
+    assert other.closed is False
+
+
+async def test_a_connection_that_the_server_ends_is_noticed(connect: list[BriefConnection]) -> None:
+    one, other = connect
+    await other.execute("select pg_terminate_backend(%s)", (one.info.backend_pid,))
+    with pytest.raises(psycopg.OperationalError):
+        await one.execute("select 1")
+    assert one.closed
