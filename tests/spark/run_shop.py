@@ -1,6 +1,7 @@
 """A shop of four nodes whose effects are rows, for both engines. Tables keep the message id without a constraint, so
 that a double shows. Handlers misbehave when a file says so: workers are other processes."""
 
+import asyncio
 import os
 import tempfile
 from pathlib import Path
@@ -59,6 +60,10 @@ def misbehave(what: str) -> bool:
 
 @billing.on(OrderPlaced, source="shop", key="order_id", retry=fg.Retry(1, delay=0.01), redeliver=fg.Redeliver(0.2, 0.2))
 async def bill(order: OrderPlaced, ctx: fg.Context) -> object:
+    if (WORDS / f"trace-{order.order_id}-{order.number}").exists():
+        (WORDS / f"ran-{order.order_id}-{order.number}-{os.getpid()}").touch()
+    if misbehave(f"slow-{order.order_id}-{order.number}"):
+        await asyncio.sleep(8)
     if order.total < 0:
         raise fg.Permanent(f"order {order.order_id} has the impossible total {order.total}")
     if misbehave(f"bill-{order.order_id}-{order.number}"):

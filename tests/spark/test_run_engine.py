@@ -6,7 +6,7 @@ An attempt of a task is `Engine.run` on the partition's rows; a crash is a fault
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 import faregate as fg
-from faregate.errors import StoreUnavailable
+from faregate.errors import CommitUnknown, StoreUnavailable
 from faregate.message import Envelope
 from faregate.ports import faults
 from faregate.ports.tokens import Token
@@ -367,6 +367,41 @@ async def test_a_store_that_is_gone_fails_the_task_and_uses_nothing_up(
         assert await engine.run(rows) == {"handled": 4, "last": 3}
         assert await rig.parked(engine) == []
     rig.check(range(4))
+
+
+@pytest.mark.parametrize("committed", [True, False])
+async def test_a_commit_whose_outcome_is_unknown(rig: Rig, monkeypatch: pytest.MonkeyPatch, committed: bool) -> None:
+    """The answer to COMMIT is lost, and it was carried out, or not: the message is handled once."""
+    rows = rig.rows(range(6))
+    async with rig.engine() as engine:
+        real = engine.store.transaction
+        lost = 0
+
+        def transaction() -> Any:
+            made = real()
+            commit = made.commit
+
+            async def unanswered() -> None:
+                nonlocal lost
+                if lost or not made.is_open:
+                    return await commit()
+                lost += 1
+                await (commit() if committed else made.roll_back())
+                raise CommitUnknown("the connection broke before the answer came")
+
+            monkeypatch.setattr(made, "commit", unanswered)
+            return made
+
+        monkeypatch.setattr(engine.store, "transaction", transaction)
+        with suppress(CommitUnknown):  # the task may fail, or see to it itself
+            await engine.run(rows)
+        assert lost == 1
+    async with rig.engine() as engine:
+        counts = await engine.run(rows)
+        for row in await rig.due_rows(engine):
+            await engine.run([row])
+    assert counts["last"] == 5
+    rig.check(range(6))
 
 
 async def test_a_token_in_the_nodes_own_store_is_used_up_with_the_effect(tmp_path: Path, url: str) -> None:
