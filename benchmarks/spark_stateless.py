@@ -113,7 +113,9 @@ def main() -> None:
         decoder, encoder = msgspec.json.Decoder(Order), msgspec.json.Encoder()
         flow = Dataflow("bench")
         stream = op.input("bodies", flow, FileSource(lines, batch_size=1000))
-        handled = op.map("handle", stream, lambda body: ("all", encoder.encode(bill_order(decoder.decode(body))).decode()))
+        handled = op.map(
+            "handle", stream, lambda body: ("all", encoder.encode(bill_order(decoder.decode(body))).decode())
+        )
         op.output("write", handled, FileSink(written))
         begin = time.perf_counter()
         run_main(flow)
