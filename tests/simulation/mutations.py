@@ -15,7 +15,7 @@ from faregate.bus.context import Context
 from faregate.bus.gate import TokenGate
 from faregate.bus.keeper import Keeper
 from faregate.bus.unit import Transactional
-from faregate.bus.work import UnitOfWork
+from faregate.bus.work import Spoiled, UnitOfWork
 from faregate.errors import StoreUnavailable
 from faregate.ports.store import LedgerRow
 from faregate.stores.sqlite import MemoryStore
@@ -70,6 +70,18 @@ def outputs_of_a_failed_try_kept(patch: MonkeyPatch) -> None:
             self.__dict__["kept"] = value
 
     patch.setattr(Context, "_outputs", property(lambda self: self.__dict__.get("kept"), keep))
+
+
+def writes_of_a_failed_try_kept_in_its_batch(patch: MonkeyPatch) -> None:
+    undo = UnitOfWork.undo
+
+    async def mutant(self: Any, work: Any, exc: BaseException | None = None) -> None:
+        try:
+            await undo(self, work, exc)
+        except Spoiled:
+            work.entered = False
+
+    patch.setattr(UnitOfWork, "undo", mutant)
 
 
 def eviction_without_floor(patch: MonkeyPatch) -> None:

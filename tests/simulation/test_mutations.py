@@ -31,6 +31,12 @@ def fails_once(world: World) -> None:
     world.order()
 
 
+def one_fails_among_three(world: World) -> None:
+    world.runs.script = lambda node, run, name: OSError("once") if (node, run, name) == ("a", 1, "y") else None
+    for name in "xyz":
+        world.order(name)
+
+
 def dies_once(world: World) -> None:
     world.runs.script = lambda node, run, name: Permanent("never") if (node, run) == ("a", 1) else None
     world.order()
@@ -65,6 +71,11 @@ CASES: list[tuple[Mutation, Scenario, set[int]]] = [
         mutations.outputs_of_a_failed_try_kept,
         Scenario(fails_once, options={"retry": fg.Retry(1, delay=0.0)}),
         {5, 7},
+    ),
+    (
+        mutations.writes_of_a_failed_try_kept_in_its_batch,
+        Scenario(one_fails_among_three, batch=3, savepoints=False, options={"retry": fg.Retry(1, delay=0.0)}),
+        {1},
     ),
     (
         mutations.eviction_without_floor,
