@@ -1,5 +1,9 @@
 """The drain: every dead letter once, what changed once more, and nothing on repetition."""
 
+import asyncio
+import gzip
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 import pytest
@@ -7,6 +11,11 @@ from pyspark.sql import SparkSession
 
 import faregate as fg
 from faregate.errors import ConfigurationError
+from faregate.message import Envelope
+from faregate.ports.clock import SystemClock
+from faregate.ports.schemes import open_store
+from faregate.ports.store import DeadLetter
+from faregate.spark import drain_job
 from tests.spark.jobs_rig import DEAD, World, build
 
 
@@ -42,3 +51,68 @@ def test_dead_letters_need_a_store(tmp_path: Path) -> None:
     nothing: SparkSession = None  # type: ignore[assignment]
     with pytest.raises(ConfigurationError, match="dead letters are in stores: name one"):
         fg.spark.drain(nothing, store=None, to=tmp_path)
+
+
+AT = datetime(2026, 11, 15, 2, tzinfo=UTC).timestamp()
+
+
+def bury(url: str, node: str, bodies: list[bytes]) -> None:
+    """Dead letters with these bodies, which say that they are compressed."""
+
+    async def main() -> None:
+        store = open_store(url, SystemClock())
+        await store.open()
+        transaction = store.transaction()
+        await transaction.begin()
+        for body in bodies:
+            envelope = Envelope(
+                publication_id=fg.ids.root_id(), type="T", source="s", body=body, content_encoding="gzip"
+            )
+            letter = DeadLetter(
+                node=node,
+                message_id=fg.ids.message_id(envelope.publication_id, node),
+                publication_id=envelope.publication_id,
+                type="T",
+                source="s",
+                correlation_id=envelope.publication_id,
+                key=None,
+                queue=f"{node}.T.s",
+                reason="undecodable",
+                error="",
+                tries=1,
+                redeliveries=0,
+                first_failed_at=AT,
+                last_failed_at=AT,
+                envelope=envelope,
+            )
+            await transaction.bury(letter)
+        await transaction.commit()
+        await store.close()
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def in_new_york(spark: SparkSession) -> Iterator[None]:
+    zone = "spark.sql.session.timeZone"
+    before = spark.conf.get(zone)
+    spark.conf.set(zone, "America/New_York")
+    yield
+    spark.conf.set(zone, before)
+
+
+@pytest.mark.services
+@pytest.mark.usefixtures("in_new_york")
+def test_odd_bodies_nodes_and_zones_are_drained_once(spark: SparkSession, tmp_path: Path) -> None:
+    url, to = f"sqlite:{tmp_path}/store.db", tmp_path / "letters"
+    damaged = bytearray(gzip.compress(b"some text that is long enough" * 3))
+    damaged[14] ^= 0xFF
+    bodies = [gzip.compress(b"whole"), bytes(damaged), b"no gzip", gzip.compress(b"cut short")[:-9], b""]
+    bury(url, "01", [*bodies, gzip.compress(bytes(drain_job._BODY_LIMIT + 1))])
+    first = fg.spark.drain(spark, store=url, to=to)
+    assert first.counts == {"found": 6, "new": 6, "changed": 0, "unchanged": 0}
+    assert fg.spark.drain(spark, store=url, to=to).counts == {"found": 6, "new": 0, "changed": 0, "unchanged": 6}
+    found = first.letters.collect()
+    assert sorted(row.body or "" for row in found) == ["", "", "", "", "", "whole"]
+    assert {(row.node, row.date) for row in found} == {("01", date(2026, 11, 15))}
+    assert [path.name for path in to.glob("node=*/*")] == ["date=2026-11-15"]

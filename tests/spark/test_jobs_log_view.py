@@ -1,7 +1,6 @@
 """Jobs on nodes that Spark runs: they settle nothing, and some of them remember nothing."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +23,10 @@ EFFECTS = ["shelf:select message_id from shelved"]
 
 def publish(world: World, *events: Any, nodes: Any = ()) -> None:
     async def main() -> None:
-        async with fg.Bus(f"journal:{world.journal}", nodes=[fg.Node("shop"), *nodes], store=world.store) as bus:
+        shop = fg.Node("shop")
+        async with fg.Bus(
+            f"journal:{world.journal}", nodes=[shop, *nodes], store=world.store, tokens=world.store
+        ) as bus:
             for event in events:
                 await bus.publish(event, node="shop")
             await bus.idle(timeout=30)
@@ -44,9 +46,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Worl
     stored = [Stored(number=n, customer=f"c{n % 3}") for n in range(6)]
     publish(world, *stored, *(Noted(number=n) for n in (4, 5)), *(Tagged(number=n) for n in (0, 1)))
     for node, options in ((shelf, {"store": world.store, "handover": True}), (glance, {})):
-        run = fg.spark.run(
-            node, spark, source=f"journal:{world.journal}", checkpoint=folder / node.name, **options
-        )
+        run = fg.spark.run(node, spark, source=f"journal:{world.journal}", checkpoint=folder / node.name, **options)
         run.await_termination()
     return world
 
@@ -64,9 +64,7 @@ def at(world: World, kind: str, number: int, node: str) -> str:
 
 @pytest.mark.services
 def test_what_spark_has_read_past_adds_up_at_rest(spark: SparkSession, world: World) -> None:
-    found = fg.spark.audit(
-        spark, journal=world.journal, store={"shelf": world.store}, effects=EFFECTS, at_rest=True
-    )
+    found = fg.spark.audit(spark, journal=world.journal, store={"shelf": world.store}, effects=EFFECTS, at_rest=True)
     # The one without an id, and number 1, are dead. Number 2 is parked, and number 5 behind it.
     assert found.table == [
         row("glance", published=6, handled=5, dead=1),
@@ -79,6 +77,19 @@ def test_what_spark_has_read_past_adds_up_at_rest(spark: SparkSession, world: Wo
         "shelf.Tagged.shop: 2",
         "without a store, judged by settlements alone, and not for order: glance",
     ]
+
+
+@pytest.mark.services
+def test_how_far_spark_has_read_is_known_from_its_marks(world: World) -> None:
+    end = max(offset for offset, _ in JournalReader(world.journal).envelopes()) + 1
+    plan = plan_journal(world.journal)
+    marked = with_marks(plan, open_stores(world.store))
+    names = ("glance.Noted.shop", "shelf.Noted.shop", "shelf.Stored.shop", "shelf.Tagged.shop")
+    assert {(each.name, each.read) for each in marked.handed_over} == {(name, end) for name in names}
+    # Without a store, by how long retention waits: for what is parked as well.
+    read = {each.name: each.read for each in with_marks(plan, ()).handed_over}
+    parked = world.sql("select min(position) from faregate_parked")[0][0]
+    assert (read["glance.Noted.shop"], read["shelf.Stored.shop"]) == (end, parked)
 
 
 @pytest.mark.services
@@ -96,38 +107,18 @@ def test_faults_behind_the_mark_are_found_each_by_its_id(spark: SparkSession, wo
         at(world, "Noted", 4, "shelf"),
         at(world, "Noted", 5, "shelf"),
     )
-    ledger = world.sql(
-        "delete from faregate_ledger where message_id = ? returning *", bytes.fromhex(lost.replace("-", ""))
-    )
+    world.sql("delete from faregate_ledger where message_id = ?", bytes.fromhex(lost.replace("-", "")))
     world.sql("delete from shelved where message_id = ?", bare)
     world.sql("insert into shelved values (?, 5)", twice)
-    try:
-        for at_rest in (True, False):
-            found = fg.spark.audit(
-                spark, journal=world.journal, store=world.store, effects=EFFECTS, at_rest=at_rest
-            )
-            assert not found.ok
-            assert {(each.kind, each.message_id) for each in found.findings.collect()} == {
-                ("missing", lost),
-                ("missing", bare),
-                ("double", twice),
-            }
-    finally:
-        world.sql(f"insert into faregate_ledger values ({', '.join('?' * len(ledger[0]))})", *ledger[0])
-        world.sql("delete from shelved where rowid = (select max(rowid) from shelved)")
-        world.sql("insert into shelved values (?, 4)", bare)
-
-
-@pytest.mark.services
-def test_above_the_mark_messages_are_in_flight(spark: SparkSession, world: World) -> None:
-    plan = with_marks(plan_journal(world.journal), open_stores(world.store))
-    assert {(each.name, each.read) for each in plan.handed_over} == {
-        (name, plan.latest)
-        for name in ("glance.Noted.shop", "shelf.Noted.shop", "shelf.Stored.shop", "shelf.Tagged.shop")
-    }
-    by_reader = with_marks(plan_journal(world.journal), ())
-    assert next(each for each in by_reader.handed_over if each.node == "glance").read == plan.latest
+    # Of these two it is not known yet, and the node may be running.
     world.sql("update faregate_positions set position = position - 2 where handler = '' and key like 'shelf.Tagged%'")
-    found = fg.spark.audit(spark, journal=world.journal, store=world.store, at_rest=True)
-    assert [(each["node"], each["in_flight"]) for each in found.table] == [("glance", 0), ("shelf", 2)]
-    assert {each.kind for each in found.findings.collect()} == {"in flight"}
+    found = fg.spark.audit(spark, journal=world.journal, store=world.store, effects=EFFECTS)
+    assert {(each.kind, each.message_id) for each in found.findings.collect()} == {
+        ("missing", lost),
+        ("missing", bare),
+        ("double", twice),
+    }
+    assert [(each["node"], each["parked"], each["in_flight"]) for each in found.table] == [
+        ("glance", 0, 0),
+        ("shelf", 2, 2),
+    ]

@@ -45,9 +45,16 @@ def test_the_same_are_recognised_and_new_ones_run_again(spark: SparkSession, tmp
         world.run()
         assert fresh.counts["messages"] == 4
         assert world.sql(count) == [(24, 24)]
+    # Another range, or other recipients, under a name that was used is another replay.
+    fg.spark.replay(spark, journal=world.journal, start=9, end=11, identity="new", name="fresh")
+    world.run()
+    assert world.sql(count) == [(26, 26)]
+    fg.spark.replay(spark, journal=world.journal, start=11, end=12, identity="new", name="fresh", recipients=["stock"])
+    world.run()
+    assert world.sql(count) == [(26, 27)]
     originals = {envelope.publication_id for _, envelope in JournalReader(world.journal).envelopes(5, 9)}
     made = [each for _, each in JournalReader(world.journal).envelopes(9) if REPLAYED_FROM in each.headers]
-    assert {each.headers[REPLAYED_FROM] for each in made} == originals
+    assert {each.headers[REPLAYED_FROM] for each in made} >= originals
     assert not {each.publication_id for each in made} & originals
     assert fg.spark.audit(spark, journal=world.journal, store=world.store, effects=world.effects, at_rest=True).ok
 
@@ -71,6 +78,10 @@ def test_types_and_nodes_choose_and_nonsense_is_one_sentence(spark: SparkSession
         ({"start": "yesterday"}, "the start 'yesterday' is no position: allowed are 'earliest'"),
         ({"start": 5, "end": 2}, "the start, offset 5, lies behind the end, offset 2"),
         ({"name": "a/b"}, "the replay's name 'a/b' is none"),
+        ({"batch": 0}, "batch=0 is no size of a batch: use 1 to 100,000 messages"),
+        ({"name": "x"}, "its end 'latest' moves as the log grows, .* the log ends at offset 6 now"),
+        ({"name": "x", "end": 99}, "its end 99 moves"),
+        ({"name": "x", "end": "2999-01-01T00:00:00Z"}, "its end '2999-01-01T00:00:00Z' moves"),
     ):
         with pytest.raises(ConfigurationError, match=why):
             count(**given)

@@ -1,6 +1,7 @@
 """Nodes for `test_spec_spark`: Spark's workers import them by name. What a handler shall do stands in the message or
 in its headers, so a run needs nothing but its input; tables have no constraint, so a double shows."""
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -260,3 +261,84 @@ def look(message: Step) -> object:
     if message.permanent:
         raise fg.Permanent("never")
     return Reflected(key=message.key, number=message.number)
+
+
+# --- what a handler sees, with and without a store ------------------------------------------------------------------
+
+
+class Probe(fg.Event):
+    name: str
+    group: int | None = None
+    what: str = ""
+
+
+class Probed(fg.Event):
+    seen: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Think:
+    """An effect without a store."""
+
+    name: str
+
+
+class Thought(fg.Event):
+    name: str
+
+
+probe = fg.Node("probe")
+
+
+@probe.use
+async def let_pass(ctx: fg.Context, call_next: Next) -> None:
+    if "skip" not in ctx.headers:
+        await call_next()
+
+
+@probe.interprets(Think)
+async def think(effect: Think, ctx: fg.Context) -> None:
+    ctx.publish(Thought(name=effect.name))
+
+
+@probe.on(Probe, source="author", key="group", retry=RETRY, redeliver=None, expires=3600)
+async def look_around(message: Probe, ctx: fg.Context) -> AsyncIterator[object]:
+    if message.what == "unavailable" and time.time() < float(ctx.headers["from"]):
+        raise fg.Unavailable("not yet", retry_after=0.3)
+    if message.what == "bare":
+        yield Lost(number=1)  # a command must say where it goes
+    if message.what == "odd":
+        yield object()  # nobody interprets that
+    seen = {
+        "name": message.name[:20],
+        "length": len(message.name),
+        "message_id": ctx.message_id,
+        "publication_id": ctx.publication_id,
+        "correlation_id": ctx.correlation_id,
+        "causation_id": ctx.causation_id,
+        "marker": ctx.marker,
+        "type": ctx.type,
+        "source": ctx.source,
+        "key": ctx.key,
+        "headers": {key: value for key, value in ctx.headers.items() if key != "from"},
+        "attempt": ctx.attempt,
+        "redeliveries": ctx.redeliveries if message.what != "unavailable" else 0,
+        "sent_at": 1_700_000_000 < ctx.sent_at <= time.time(),
+    }
+    yield Probed(seen=seen)
+    yield Think(message.name[:20])
+    if message.what == "twins":
+        yield fg.publish(Thought(name="a"), id_key="same")
+        yield fg.publish(Thought(name="b"), id_key="same")
+    if message.what == "later":
+        yield fg.publish(Reflected(key="later", number=1), delay=3600, headers={"x": "y"})
+    if message.what == "loop":
+        yield fg.publish(Thought(name="loop"), id_key="k")
+
+
+@probe.on(Thought, source="probe")
+async def think_again(message: Thought, ctx: fg.Context) -> object:
+    """Its own outputs: a saga of a node with itself."""
+    if ctx.marker < 2:
+        return Thought(name=message.name)
+    return None

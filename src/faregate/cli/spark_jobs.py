@@ -101,6 +101,8 @@ def _not_audited(as_json: bool) -> Iterator[None]:
     except FaregateError as exc:
         fail(exc, as_json=as_json)
         raise typer.Exit(2) from exc
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
     except Exception as exc:
         traceback.print_exc(file=sys.stderr)
         raise typer.Exit(2) from exc

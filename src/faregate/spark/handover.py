@@ -18,11 +18,11 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from faregate import ids
 from faregate.broker.journal.disk import RealDisk
 from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.spool import spool
 from faregate.broker.journal.views import ClosedJournal, Waits
+from faregate.bus.burial import message_id_of
 from faregate.bus.bus import MAX_MESSAGE_BYTES
 from faregate.bus.node import Node
 from faregate.errors import ConfigurationError
@@ -89,7 +89,7 @@ def _back(
     low_water, parked = loop.run(_left(store, records, list(marks.values())))
 
     def done(messages: Sequence[tuple[int, Envelope]]) -> dict[int, str]:
-        by_id = {ids.message_id(envelope.publication_id, node.name): offset for offset, envelope in messages}
+        by_id = {message_id_of(envelope, node.name): offset for offset, envelope in messages}
         known = loop.run(store.known(node.name, list(by_id)))
         return {by_id[each]: "handled" if found.state == "handled" else "dead" for each, found in known.items()}
 

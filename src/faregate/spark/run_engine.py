@@ -17,9 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
 
-from faregate import ids
 from faregate.bus.alarms import Alarms
-from faregate.bus.burial import dead_letter
+from faregate.bus.burial import dead_letter, message_id_of
 from faregate.bus.bus import key_fields
 from faregate.bus.lanes import Lanes
 from faregate.bus.node_store import NodeStore
@@ -324,4 +323,4 @@ class Engine:
         self._end(outcome)
 
     def _message_id(self, delivery: LogDelivery) -> str:
-        return ids.message_id(delivery.envelope.publication_id, self.node.name)
+        return message_id_of(delivery.envelope, self.node.name)

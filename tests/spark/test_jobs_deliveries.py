@@ -1,0 +1,93 @@
+"""Which messages of a log are whose, and which of them wait: by queue, by a reader of the log, and after a handover."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from faregate.broker.journal import settled
+from faregate.broker.journal.disk import RealDisk
+from faregate.broker.journal.layout import Layout, prepare, write_json
+from faregate.broker.journal.log import Log
+from faregate.broker.journal.topology import Topology
+from faregate.ids import idempotent_id, message_id
+from faregate.message import Envelope
+from faregate.ports.queue import Binding, Poisoned
+from faregate.spark.jobs_deliveries import PASSED, UNSETTLED, id_text, read_deliveries, read_poison
+from faregate.spark.jobs_settled import plan_journal
+from tests.spark.rig import note
+
+QUEUE = "reader.Noted.author"
+EARLY = 4
+"""How many came before anybody was known."""
+
+
+def deliveries(folder: Path, change: Callable[[Topology], object], *more: Envelope) -> dict[int, tuple[str, int]]:
+    """By offset, the message id and the kind of what goes to the reader: four from before, four to it, and others."""
+    layout, disk = Layout(folder), RealDisk()
+    prepare(layout, disk)
+    topology = Topology()
+    topology.add(Binding(node="reader", type="Noted", kind="event", source="author"))
+    change(topology)
+    write_json(layout.topology, disk, topology)
+    log = Log(layout, disk)
+    log.append([note(n) for n in range(EARLY)], [-1] * EARLY)
+    log.append([note(n, recipients=("reader",)) for n in range(EARLY, 8)], [0] * 4)
+    others = [note(8, type="Other"), note(9, source="else"), note(1, replay=1)]
+    log.append([*others, *more], [-1] * len(others) + [0] * len(more))
+    log.sync()
+    log.close()
+    [queue] = [each.number for each in topology.queues if not each.is_poison]
+    layout.settled_log(0).write_bytes(settled.pack(settled.Record(4, queue, settled.HANDLED, 1, 0, 1.0)))
+    plan = plan_journal(folder)
+    rows = [row for segment in plan.segments for each in read_deliveries(plan, segment) for row in each.to_pylist()]
+    assert {(row["node"], row["queue"]) for row in rows} <= {(0, queue)}
+    found = {row["offset"]: (id_text(row["hi"], row["lo"]), row["kind"]) for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def test_a_queue_has_what_was_sent_to_it(tmp_path: Path) -> None:
+    found = deliveries(tmp_path, lambda topology: None)
+    assert {offset: kind for offset, (_, kind) in found.items()} == {
+        4: settled.HANDLED,
+        **dict.fromkeys((5, 6, 7), UNSETTLED),
+    }
+    assert found[5][0] == message_id("note-5", "reader")
+
+
+def test_a_reader_of_the_log_has_its_history_as_well(tmp_path: Path) -> None:
+    found = deliveries(tmp_path, lambda topology: topology.hand_over(QUEUE, "log", 1, history=EARLY))
+    # It began at 1, so 0 is not its own; what was settled in the queue stays so.
+    assert {offset: kind for offset, (_, kind) in found.items()} == {
+        4: settled.HANDLED,
+        **dict.fromkeys((1, 2, 3, 5, 6, 7), UNSETTLED),
+    }
+
+
+def test_what_lies_before_a_view_was_dealt_with_by_the_one_before(tmp_path: Path) -> None:
+    def there_and_back(topology: Topology) -> None:
+        topology.hand_over(QUEUE, "log", 0, history=EARLY)
+        topology.hand_over(QUEUE, "queue", 6)
+
+    found = deliveries(tmp_path, there_and_back)
+    assert {offset: kind for offset, (_, kind) in found.items()} == {
+        4: settled.HANDLED,
+        5: PASSED,
+        6: UNSETTLED,
+        7: UNSETTLED,
+    }
+
+
+def test_one_without_an_id_is_known_by_its_content(tmp_path: Path) -> None:
+    nameless = Envelope(publication_id="", type="Noted", source="author", body=b"x", recipients=("reader",))
+    found = deliveries(tmp_path, lambda topology: None, nameless)
+    known = idempotent_id("reader", "Noted", b"x".hex())
+    assert found[11][0] == known
+    log = Log(Layout(tmp_path), RealDisk())
+    named = note(5, recipients=("reader",))
+    records = [Poisoned("reader", QUEUE, "permanent", "", 1, 0, 7.0, each) for each in (nameless, named)]
+    log.append_poison(records)
+    log.sync()
+    log.close()
+    [rows] = read_poison(plan_journal(tmp_path))
+    texts = [known, message_id("note-5", "reader")]
+    assert rows == [("reader", bytes.fromhex(each.replace("-", "")), 7.0) for each in texts]
