@@ -258,6 +258,7 @@ def _reader(
         .option("types", ",".join(types))
         .option("startingOffsets", min(begin.offset for begin in begins.values()))
         .option("maxMessagesPerTrigger", max_messages_per_trigger)
+        .option("minPartitions", max(1, spark.sparkContext.defaultParallelism))
     )
 
 

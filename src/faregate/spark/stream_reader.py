@@ -30,7 +30,7 @@ from faregate.ports.log import LogTransport
 from faregate.spark.logs import OpenLog, open_log
 from faregate.spark.options import Options
 from faregate.spark.positions import LOG_KEY, check_partitions, gone, not_there, resolve
-from faregate.spark.ranges import HANDLED_MESSAGES, TASK_MESSAGES, OffsetRange, split
+from faregate.spark.ranges import HANDLED_MESSAGES, LEAST_HANDLED, TASK_MESSAGES, OffsetRange, split
 from faregate.spark.reading import read_range
 
 log = logging.getLogger("faregate.spark")
@@ -127,8 +127,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         starts, ends = _numbers(start), _numbers(end)
-        most = HANDLED_MESSAGES if self._options.frames else TASK_MESSAGES
-        return [*split({name: starts.get(name, 0) for name in ends}, ends, self._options.min_partitions, most)]
+        least, most = self._options.min_partitions, TASK_MESSAGES
+        if self._options.frames:
+            total = sum(ends.values()) - sum(starts.get(name, 0) for name in ends)
+            least, most = min(least, -(-total // LEAST_HANDLED)), HANDLED_MESSAGES
+        return [*split({name: starts.get(name, 0) for name in ends}, ends, least, most)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, OffsetRange)
