@@ -11,7 +11,7 @@ import pytest
 
 import faregate as fg
 from faregate import ids
-from faregate.broker.journal.columns import read_batch, to_batch, to_envelopes
+from faregate.broker.journal.columns import to_batch, to_envelopes
 from faregate.message import Envelope
 from faregate.ports.queue import Poisoned
 from faregate.spark import run_stateless
@@ -98,21 +98,15 @@ def handled(made: fg.Node, envelopes: list[Envelope], *, plain: bool) -> tuple[l
     provide(spec, made)
     batch = to_batch(envelopes, [0] * len(envelopes), range(len(envelopes)), 7_000_000)
 
-    async def main(pool: ThreadPoolExecutor) -> Any:
-        return await Task(spec, pool).handle_batch(0, Places(spec).taken(0, batch))
+    async def main(task: Task) -> list[Any]:
+        return await task.handle_batch(0, Places(spec).taken(0, batch))
 
     with ThreadPoolExecutor(2) as pool, patch.object(run_stateless, "is_plain", lambda *_: plain):
-        rows = asyncio.run(main(pool))
-    sent = [
-        each for frame in rows.column("frame") if frame.is_valid for each in to_envelopes(read_batch(frame.as_buffer()))
-    ]
-    poison = [
-        each
-        for value in rows.column("poison").to_pylist()
-        if value is not None
-        for each in msgspec.msgpack.decode(value, type=list[Poisoned])
-    ]
-    return sent, poison, {name: sum(rows.column(name).to_pylist()) for name in ("handled", "dead", "sent")}
+        task = Task(spec, pool)
+        pieces = asyncio.run(main(task))
+    poison = [each for piece in pieces if isinstance(piece, list) for each in piece]
+    sent = [each for piece in pieces if not isinstance(piece, list) for each in to_envelopes(piece)]
+    return sent, poison, task.counts
 
 
 def facts(sent: list[Envelope]) -> dict[str, Envelope]:

@@ -13,14 +13,16 @@ Rules kept here:
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql.types import BinaryType, IntegerType, StructType
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import IntegerType, StructField, StructType
 
-from faregate.broker.journal.columns import to_batch, to_envelopes, write_batch
+from faregate.broker.journal.columns import to_batch, to_envelopes
+from faregate.broker.journal.layout import Layout
 from faregate.bus.bus import key_fields
 from faregate.bus.context import Context, Settled
 from faregate.bus.direct import Direct
@@ -40,20 +42,15 @@ from faregate.spark.run_no_transport import NoTransport
 from faregate.spark.run_plain import Plain, is_plain
 from faregate.spark.run_rows import NOBODY, Places
 from faregate.spark.run_spec import RunSpec, node_of, ordering
+from faregate.spark.schema import STAGED
+from faregate.spark.sink import query_and_batch, stem_of, task_context
+from faregate.spark.staging import Piece, batch_folder, stage
 from faregate.stores.sql.columns import unpack
 
-OUTPUT = (
-    StructType()
-    .add("handled", IntegerType())
-    .add("dead", IntegerType())
-    .add("sent", IntegerType())
-    .add("frame", BinaryType())
-    .add("poison", BinaryType())
-)
-"""How the messages of one piece of the log ended, and what the sink takes (`SEALED`)."""
-_ARROW: Any = pa.schema(
-    [(name, pa.int32()) for name in ("handled", "dead", "sent")] + [(name, pa.binary()) for name in ("frame", "poison")]
-)
+COUNTED = ("handled", "dead", "sent")
+OUTPUT = StructType([*(StructField(name, IntegerType(), False) for name in COUNTED), *STAGED.fields])
+"""How the messages of a task ended, and what the sink takes."""
+_ARROW: Any = to_arrow_schema(OUTPUT)
 _THREADS = 16
 _AT_ONCE = 10_000
 MOST_DEAD = 1000
@@ -150,6 +147,7 @@ class Task:
         codec = find_codec(spec.codec)
         self._clock = SystemClock()
         self._captured = Captured()
+        self.counts = dict.fromkeys(COUNTED, 0)
         fields = key_fields([node])
         writer = BodyWriter(codec, limit=spec.body_limit)
         self._sender = Sender(node, self._captured, writer, self._clock, fields)
@@ -165,13 +163,12 @@ class Task:
             self._receivers.append(receiver)
             self._plain.append(Plain(each, codec, spec.body_limit, fields) if is_plain(each, node) else None)
 
-    async def handle(self, messages: Iterable[Message]) -> Any:
-        """Messages one by one, in their order; gives a row of `OUTPUT`."""
-        count = 0
+    async def handle(self, messages: Iterable[Message]) -> list[Piece]:
+        """Messages one by one, in their order; what they come to."""
         for message in messages:
-            count += 1
+            self.counts["handled"] += 1
             await self._handle_one(message)
-        return self._row(count, None)
+        return self._pieces(None)
 
     async def _handle_one(self, message: Message) -> None:
         key = message.line if ordering(self._subscriptions[message.handler]) == "key" else None
@@ -186,8 +183,8 @@ class Task:
         else:
             await receiver.handle_one(delivery)
 
-    async def handle_batch(self, number: int, batch: Any) -> Any:
-        """A batch of the journal that one subscription handles, in no order; gives a row of `OUTPUT`."""
+    async def handle_batch(self, number: int, batch: Any) -> list[Piece]:
+        """A batch of the journal that one subscription handles, in no order; what it comes to."""
         plain = self._plain[number]
         decode = None if plain is None else plain.decoder(batch)
         if plain is None or decode is None:
@@ -202,11 +199,13 @@ class Task:
             await self._captured.publish(sealed)
         for row, exc in done.failed:
             [message] = _messages(number, batch.slice(row, 1))
+            self.counts["handled"] += 1
             if exc is not None and (receiver.subscription.retry.times == 0 or not is_retried(exc)):
                 await receiver._fail(self._delivery(message, None), None, exc)
             else:
                 await self._handle_one(message._replace(tried=exc is not None))
-        return self._row(len(batch), done.batch)
+        self.counts["handled"] += len(batch) - len(done.failed)
+        return self._pieces(done.batch)
 
     def _delivery(self, message: Message, key: str | None) -> StatelessDelivery:
         envelope = message.envelope
@@ -225,20 +224,17 @@ class Task:
         delivery.tried = message.tried
         return delivery
 
-    def _row(self, count: int, batch: Any) -> Any:
-        """What was captured since the last row, with a batch of outputs."""
-        envelopes, poisoned = self._captured.envelopes, self._captured.dead
-        sent = [] if batch is None else [batch]
+    def _pieces(self, batch: Any) -> list[Piece]:
+        """What was captured since the last time, with a batch of outputs: for the staged file."""
+        envelopes, dead = self._captured.envelopes, self._captured.dead
+        found = [] if batch is None else [batch]
         if envelopes:
-            sent.append(to_batch(envelopes, [-1] * len(envelopes), range(len(envelopes)), 0))
-        dead = len(poisoned)
-        rows = [[count - dead, dead, 0, None, msgspec.msgpack.encode(poisoned) if dead else None]]
-        for each in sent:
-            rows.append([0, 0, len(each), bytes(write_batch(each)), None])
-        self._captured.envelopes = []
-        self._captured.dead = []
-        columns = [pa.array(values, type) for values, type in zip(zip(*rows, strict=True), _ARROW.types, strict=True)]
-        return pa.RecordBatch.from_arrays(columns, schema=_ARROW)
+            found.append(to_batch(envelopes, [-1] * len(envelopes), range(len(envelopes)), 0))
+        self.counts["sent"] += sum(len(each) for each in found)
+        self.counts["dead"] += len(dead)
+        self.counts["handled"] -= len(dead)
+        self._captured.envelopes, self._captured.dead = [], []
+        return [*found, dead] if dead else found
 
 
 def _messages(number: int, batch: Any) -> Iterator[Message]:
@@ -253,16 +249,15 @@ def needs_order(spec: RunSpec) -> bool:
     return any(ordering(subscription) is not None for subscription in node_of(spec).subscriptions.values())
 
 
-def handle_ordered(spec: RunSpec) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """For `mapInArrow` over shuffled work rows; gives rows of `OUTPUT`."""
+def handle_ordered(spec: RunSpec, journal: Path) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """For `mapInArrow` over shuffled work rows; gives a row of `OUTPUT`."""
 
-    def run(batches: Iterable[Any]) -> Iterator[Any]:
+    def pieces(task: Task, run: Run, batches: Iterable[Any]) -> Iterator[Piece]:
         messages = _sorted_messages(batches)
-        with _handlers(spec) as (task, run_here):
-            for start in range(0, len(messages), _AT_ONCE):
-                yield run_here(task.handle(messages[start : start + _AT_ONCE]))
+        for start in range(0, len(messages), _AT_ONCE):
+            yield from run(task.handle(messages[start : start + _AT_ONCE]))
 
-    return run
+    return _staging(spec, journal, pieces)
 
 
 def _sorted_messages(batches: Iterable[Any]) -> list[Message]:
@@ -272,30 +267,44 @@ def _sorted_messages(batches: Iterable[Any]) -> list[Message]:
     return [Message(row[0], row[2], row[3], unpack(row[4]), row[5]) for row in rows if row[2] != NOBODY]
 
 
-def handle_as_they_come(spec: RunSpec) -> Callable[[Iterable[Any]], Iterator[Any]]:
+def handle_as_they_come(spec: RunSpec, journal: Path) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """For `mapInArrow` over frames of the source, where no order is asked for: nothing is shuffled."""
 
-    def run(batches: Iterable[Any]) -> Iterator[Any]:
+    def pieces(task: Task, run: Run, batches: Iterable[Any]) -> Iterator[Piece]:
         places = Places(spec)
-        with _handlers(spec) as (task, run_here):
-            for batch in (batch for frames in batches for batch in messages_of(frames)):
-                for number in range(len(places.subscriptions)):
-                    ours = places.taken(number, batch)
-                    if len(ours):
-                        yield run_here(task.handle_batch(number, ours))
+        for batch in (batch for frames in batches for batch in messages_of(frames)):
+            for number in range(len(places.subscriptions)):
+                ours = places.taken(number, batch)
+                if len(ours):
+                    yield from run(task.handle_batch(number, ours))
 
-    return run
+    return _staging(spec, journal, pieces)
 
 
-@contextmanager
-def _handlers(spec: RunSpec) -> Iterator[tuple[Task, Callable[..., Any]]]:
-    """A task's handlers, and how to run a coroutine of theirs. (`asyncio.Runner` would print every result.)"""
-    loop = asyncio.new_event_loop()
-    try:
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="faregate-handler") as pool:
-            yield Task(spec, pool), loop.run_until_complete
-    finally:
-        loop.close()
+Run = Callable[[Any], list[Piece]]
+"""Runs a coroutine of the task to its end."""
+
+
+def _staging(
+    spec: RunSpec, journal: Path, pieces: Callable[[Task, Run, Iterable[Any]], Iterator[Piece]]
+) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """Handle what a Spark task is given, stage what it comes to, and say where that is."""
+
+    def handle(batches: Iterable[Any]) -> Iterator[Any]:
+        context = task_context()
+        folder = batch_folder(Layout(journal), *query_and_batch(context))
+        loop = asyncio.new_event_loop()  # `asyncio.Runner` would print every result
+        try:
+            with ThreadPoolExecutor(_THREADS, thread_name_prefix="faregate-handler") as pool:
+                task = Task(spec, pool)
+                staged = stage(folder, stem_of(context), pieces(task, loop.run_until_complete, batches))
+        finally:
+            loop.close()
+        values = [*(task.counts[name] for name in COUNTED), msgspec.json.encode(staged)]
+        columns = [pa.array([value], type) for value, type in zip(values, _ARROW.types, strict=True)]
+        yield pa.RecordBatch.from_arrays(columns, schema=_ARROW)
+
+    return handle
 
 
 async def _no_park(delivery: LogDelivery, delay: float, counted: bool) -> None:

@@ -19,9 +19,9 @@ from faregate.spark.run_outbox import borrowed_journal, take_in_spool
 from faregate.spark.run_progress import RunProgress, end_of, end_offset
 from faregate.spark.run_rows import WORK, work_rows
 from faregate.spark.run_spec import RunSpec
-from faregate.spark.run_stateless import OUTPUT, handle_as_they_come, handle_ordered, needs_order
+from faregate.spark.run_stateless import COUNTED, OUTPUT, handle_as_they_come, handle_ordered, needs_order
 from faregate.spark.run_views import reader_name
-from faregate.spark.schema import SEALED
+from faregate.spark.schema import STAGED
 
 
 def check_stateless(node: Node) -> None:
@@ -36,13 +36,12 @@ def check_stateless(node: Node) -> None:
 
 _LOOK_SECONDS = 0.05
 _COUNTS = "faregate"
-_COUNTED = ("handled", "dead", "sent")
 
 
 def batch_counts(progress: Any) -> dict[str, int]:
     """How the messages of a batch ended, by what Spark tells of it; without what did not happen."""
     row = (progress["observedMetrics"] or {}).get(_COUNTS)
-    return {} if row is None else {name: row[name] for name in _COUNTED if row[name]}
+    return {} if row is None else {name: row[name] for name in COUNTED if row[name]}
 
 
 class StatelessRun:
@@ -130,12 +129,12 @@ def start_stateless(
 ) -> StatelessRun:
     if needs_order(spec):
         shuffled = stream.mapInArrow(work_rows(spec), WORK).repartition(partitions, "bucket")
-        handled = shuffled.mapInArrow(handle_ordered(spec), OUTPUT)
+        handled = shuffled.mapInArrow(handle_ordered(spec, path), OUTPUT)
     else:
-        handled = stream.mapInArrow(handle_as_they_come(spec), OUTPUT)
-    counted = handled.observe(_COUNTS, *(functions.sum(name).alias(name) for name in _COUNTED))
+        handled = stream.mapInArrow(handle_as_they_come(spec, path), OUTPUT)
+    counted = handled.observe(_COUNTS, *(functions.sum(name).alias(name) for name in COUNTED))
     query = (
-        counted.select(*SEALED.fieldNames())
+        counted.select(*STAGED.fieldNames())
         .writeStream.format("faregate")
         .option("checkpointLocation", checkpoint)
         .trigger(**trigger)

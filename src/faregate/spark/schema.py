@@ -87,8 +87,8 @@ FRAMES = (
 """Messages of the log as one row: the offset of the first, how many, and the bytes of their record batch. A row
 without messages says where a range ends."""
 
-SEALED = StructType().add("frame", BinaryType()).add("poison", BinaryType())
-"""What handlers give to the sink: messages as they will stand in the log, and what is given up on; each may be null."""
+STAGED = StructType().add("staged", BinaryType(), False)
+"""What handlers give to the sink: a `Staged`, which says in which file their task put its messages already."""
 
 
 def row_schema(columns: tuple[str, ...] = (), *, frames: bool = False) -> StructType:

@@ -9,23 +9,20 @@ Rules kept here:
 """
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import BinaryType, DataType, StringType, StructType, TimestampType
 
 from faregate import ids
-from faregate.broker.journal.columns import SCHEMA, read_batch
+from faregate.broker.journal.columns import SCHEMA
 from faregate.broker.journal.topology import Topology
 from faregate.errors import ConfigurationError, Permanent, Unroutable
 from faregate.message import Envelope, check_name
-from faregate.ports.queue import Poisoned
 from faregate.spark.schema import COLUMNS
 
 WRITABLE = (
@@ -171,21 +168,6 @@ class Sealer:
             for ordinal, (source, wire) in enumerate(zip(sources, types, strict=True), self.ordinal)
         ]
         return _or(given, pa.array(derived, pa.string()))
-
-
-def sealed_pieces(rows: Any) -> Iterator[Any]:
-    """What rows of `SEALED` hold: record batches of the journal, and lists of `Poisoned`. Raises `UnfitValue`."""
-    try:
-        for frame in rows.column(0):
-            if frame.is_valid:
-                batch = read_batch(frame.as_buffer())
-                batch.validate()
-                yield batch
-        for poison in rows.column(1).to_pylist():
-            if poison is not None:
-                yield msgspec.msgpack.decode(poison, type=list[Poisoned])
-    except (pa.ArrowException, msgspec.MsgspecError, OSError) as exc:
-        raise UnfitValue(f"columns frame and poison are for what handlers on Spark give to the sink: {exc}") from exc
 
 
 def as_stored(columns: dict[str, Any], count: int) -> Any:

@@ -3,6 +3,8 @@
 Rules kept here:
 - `write` and `commit` run in different processes on different copies of the writer, and `commit` is not told the
   query: each task reads query and batch from its context and returns them with what it staged.
+- Handlers of ours stage their output themselves, in the same task, and pass on what they staged: the messages need not
+  go through Spark once more.
 - Order of a commit: guard, spool file (durable), record, garbage. After a crash between any two the replayed batch is
   recognised: by the record, or by the spool file's name.
 """
@@ -21,9 +23,9 @@ from faregate.broker.journal.reader import JournalReader
 from faregate.errors import FaregateError
 from faregate.spark.commits import CommittedBatch, SinkCommits
 from faregate.spark.options import InvalidOption, Options
-from faregate.spark.schema import SEALED
-from faregate.spark.sealing import Sealer, check_columns, sealed_pieces
-from faregate.spark.staging import Staged, batch_folder, collect_garbage, move_into_spool, remove, stage
+from faregate.spark.schema import STAGED
+from faregate.spark.sealing import Sealer, check_columns
+from faregate.spark.staging import Staged, batch_folder, collect_garbage, move_into_spool, remove, stage, staged_from
 
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 
@@ -34,31 +36,28 @@ class StagedMessage(WriterCommitMessage):
     """The id of the query, or of the write."""
     batch: int
     partition: int
-    staged: Staged
+    staged: list[Staged]
 
 
 class _Sink:
     def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
         if overwrite:
             raise InvalidOption("a bus cannot be overwritten: use mode('append'), or outputMode('append')")
-        self._sealed = [(each.name, each.dataType) for each in schema] == [
-            (each.name, each.dataType) for each in SEALED
-        ]
-        if not self._sealed:
+        self._is_staged = schema.simpleString() == STAGED.simpleString()
+        if not self._is_staged:
             check_columns(schema, options.source)
         self._options = options
 
     def stage(self, context: TaskContext, origin: str, batch: int, rows: Iterator[Any]) -> StagedMessage:
-        reader = JournalReader(self._options.path)
         partition = context.partitionId()
-        if self._sealed:
-            pieces = (piece for each in rows for piece in sealed_pieces(each))
-        else:
-            sealer = Sealer(f"spark/{origin}/{batch}/{partition}", self._options.source, reader.topology())
-            pieces = (sealer.seal(each) for each in rows if each.num_rows)
-        stem = f"{partition:06d}-{context.taskAttemptId()}"
-        staged = stage(batch_folder(reader.layout, origin, batch), stem, pieces)
-        return StagedMessage(origin, batch, partition, staged)
+        if self._is_staged:
+            passed_on = [staged_from(each) for rows_ in rows for each in rows_.column(0).to_pylist()]
+            return StagedMessage(origin, batch, partition, passed_on)
+        reader = JournalReader(self._options.path)
+        sealer = Sealer(f"spark/{origin}/{batch}/{partition}", self._options.source, reader.topology())
+        pieces = (sealer.seal(each) for each in rows if each.num_rows)
+        folder = batch_folder(reader.layout, origin, batch)
+        return StagedMessage(origin, batch, partition, [stage(folder, stem_of(context), pieces)])
 
     def commit(self, messages: list[WriterCommitMessage | None], *, guarded: bool) -> None:
         found = _by_partition(messages)
@@ -66,7 +65,7 @@ class _Sink:
             return
         origin, number = found[0].origin, found[0].batch
         layout = Layout(self._options.path)
-        staged = [message.staged for message in found]
+        staged = [each for message in found for each in message.staged]
         batch = CommittedBatch(number, sum(each.rows for each in staged), sum(each.bytes for each in staged))
         commits = SinkCommits(layout, origin)
         if guarded and commits.has(batch):
@@ -88,9 +87,8 @@ class _Sink:
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Only what finished attempts of this run named: another run may be staging the same batch by now."""
         for message in _by_partition(messages):
-            if message.staged.file is not None:
-                folder = batch_folder(Layout(self._options.path), message.origin, message.batch)
-                remove([folder / message.staged.file])
+            folder = batch_folder(Layout(self._options.path), message.origin, message.batch)
+            remove(folder / each.file for each in message.staged if each.file is not None)
 
 
 def _by_partition(messages: list[WriterCommitMessage | None]) -> list[StagedMessage]:
@@ -98,11 +96,23 @@ def _by_partition(messages: list[WriterCommitMessage | None]) -> list[StagedMess
     return sorted(found, key=lambda message: message.partition)
 
 
-def _context() -> TaskContext:
+def task_context() -> TaskContext:
     context = TaskContext.get()
     if context is None:
         raise FaregateError("the sink of faregate writes in Spark tasks only")
     return context
+
+
+def stem_of(context: TaskContext) -> str:
+    """What the names of a task attempt's files begin with."""
+    return f"{context.partitionId():06d}-{context.taskAttemptId()}"
+
+
+def query_and_batch(context: TaskContext) -> tuple[str, int]:
+    query, batch = context.getLocalProperty(_QUERY), context.getLocalProperty(_BATCH)
+    if query is None or batch is None:
+        raise FaregateError(f"Spark did not say which query and batch this is ({_QUERY}, {_BATCH})")
+    return query, int(batch)
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -113,7 +123,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._write_id = ids.root_id()
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        return self._sink.stage(_context(), self._write_id, 0, iterator)
+        return self._sink.stage(task_context(), self._write_id, 0, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         self._sink.commit(messages, guarded=False)
@@ -129,11 +139,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._sink = _Sink(options, schema, overwrite)
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        context = _context()
-        query, batch = context.getLocalProperty(_QUERY), context.getLocalProperty(_BATCH)
-        if query is None or batch is None:
-            raise FaregateError(f"Spark did not say which query and batch this is ({_QUERY}, {_BATCH})")
-        return self._sink.stage(context, query, int(batch), iterator)
+        context = task_context()
+        return self._sink.stage(context, *query_and_batch(context), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._sink.commit(messages, guarded=True)

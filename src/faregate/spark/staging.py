@@ -37,6 +37,7 @@ _FRAME_ROWS = 10_000
 _MOST_PARTS = 0xFFFF
 """A frame counts its batch's parts in two bytes."""
 _OLD_SECONDS = 24 * 3600.0
+_FILE = re.compile(r"[0-9]{6}-[0-9]+-[0-9a-f]{12}\.frames")
 _SAFE = re.compile(r"[A-Za-z0-9-]{1,100}")
 
 
@@ -54,6 +55,14 @@ class Staged:
     rows: int = 0
     bytes: int = 0
     """Of the bodies."""
+
+
+def staged_from(passed_on: bytes) -> Staged:
+    """What a step of the same task staged. A file of another folder is none: the name comes through Spark."""
+    staged = msgspec.json.decode(passed_on, type=Staged)
+    if staged.file is not None and not _FILE.fullmatch(staged.file):
+        raise ValueError(f"{staged.file!r} is not the name of a staged file")
+    return staged
 
 
 def batch_folder(layout: Layout, origin: str, batch: int) -> Path:
