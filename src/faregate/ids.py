@@ -103,20 +103,6 @@ def message_ids(recipient: str) -> Callable[[str], str]:
     return derive
 
 
-def publication_ids(*, node: str, handler: str, type: str, slot: int) -> Callable[[str, str], str]:
-    """`publication_id` for one output of one handler and many messages, by correlation and causation id."""
-    middle, tail = f"{len(node)}:{node}", "".join(f"{len(each)}:{each}" for each in (handler, type, f"#{slot}"))
-
-    def derive(correlation_id: str, causation_id: str) -> str:
-        digest = sha256(
-            f"11:publication{len(correlation_id)}:{correlation_id}{middle}{len(causation_id)}:{causation_id}{tail}".encode()
-        ).hexdigest()
-        head = correlation_id[:13] if _UUID_HEAD.match(correlation_id) else _root_part(correlation_id)
-        return f"{head}-8{digest[:3]}-{_VARIANT[digest[18]]}{digest[3:6]}-{digest[6:18]}"
-
-    return derive
-
-
 def _root_part(root: str) -> str:
     """The root's first 48 bits. A foreign root that is no UUID lends hashed bits instead."""
     if _UUID_HEAD.match(root):

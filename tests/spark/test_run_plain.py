@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 import msgspec
+import pyarrow as pa
 import pytest
 
 import faregate as fg
@@ -14,7 +15,7 @@ from faregate import ids
 from faregate.broker.journal.columns import to_batch, to_envelopes
 from faregate.message import Envelope
 from faregate.ports.queue import Poisoned
-from faregate.spark import run_stateless
+from faregate.spark import id_columns, run_stateless
 from faregate.spark.run_rows import Places
 from faregate.spark.run_spec import Begin, RunSpec, provide
 from faregate.spark.run_stateless import HandlerFailed, Task
@@ -185,10 +186,30 @@ def test_very_many_failures_are_an_outage(monkeypatch: pytest.MonkeyPatch) -> No
         handled(node("async"), [asked(10 * number + 5) for number in range(4)], plain=True)
 
 
+def roots_like(digit: str) -> str:
+    return digit + ids.root_id()[1:]
+
+
 def test_ids_made_for_many_are_those_made_for_one() -> None:
     for publication in (ids.root_id(), "order-7", ids.idempotent_id("a", "B", "c"), "é" * 40):
         assert ids.message_ids("answers")(publication) == ids.message_id(publication, "answers")
-        derive = ids.publication_ids(node="n", handler="h", type="T", slot=3)
-        assert derive(publication, "cause") == ids.publication_id(
-            correlation_id=publication, node="n", causation_id="cause", handler="h", type="T", slot=3
-        )
+
+
+def test_ids_of_columns_are_those_of_messages() -> None:
+    roots = [ids.root_id(1_000_000 + number) for number in range(300)]
+    causes = [ids.message_id(root, "é-node") for root in roots]
+    column = pa.array(["no id at all", *roots, ""], pa.string()).slice(1, 300)
+    assert id_columns.are_ids(column)
+    made = id_columns.message_ids(id_columns.from_arrow(column), "é-node")
+    assert id_columns.to_arrow(made).to_pylist() == causes
+    place: dict[str, Any] = {"node": "n", "handler": "hé", "type": "T", "slot": 3}
+    made = id_columns.publication_ids(id_columns.from_arrow(column), made, **place)
+    assert id_columns.to_arrow(made).to_pylist() == [
+        ids.publication_id(correlation_id=root, causation_id=cause, **place)
+        for root, cause in zip(roots, causes, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("odd", [None, "", "x" * 36, roots_like("G"), roots_like("-")])
+def test_what_is_no_id_is_no_row_of_a_column(odd: str | None) -> None:
+    assert not id_columns.are_ids(pa.array([ids.root_id(), odd], pa.string()))

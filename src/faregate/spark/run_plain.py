@@ -1,8 +1,8 @@
 """The shortest way through a handler: columns in, columns out.
 
 For a handler that takes the message alone, of a node without middlewares. What is done for each message is decode, call
-and encode, and the two hashes that give its outputs their ids; the rest of an envelope is made for thousands at a time.
-The outputs are those of the pipeline, field by field.
+and encode, and three hashes (two of ids, one of the body); the rest of an envelope is made for thousands at a time. The
+outputs are those of the pipeline, field by field.
 
 Rules kept here:
 - Only what is usual comes this way: bodies of one known encoding, nothing scheduled or expiring, every one with its id.
@@ -15,19 +15,18 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from faregate import ids
 from faregate.bus.node import Node
 from faregate.bus.sealing import KeyFields
 from faregate.bus.subscription import Subscription
 from faregate.codec import BodyReader, Codec
 from faregate.errors import MessageTooLarge
 from faregate.message import known
+from faregate.spark.id_columns import are_ids, from_arrow, message_ids, publication_ids, to_arrow
 from faregate.spark.sealing import as_stored
-
-_ID_LENGTH = 36
 
 
 class Output(NamedTuple):
@@ -35,9 +34,16 @@ class Output(NamedTuple):
 
     wire: str
     encode: Callable[[Any], bytes]
-    publication_id: Callable[[str, str], str]
     key: str | None
     """The field that its subscriptions on this node order by."""
+
+
+class Sent(NamedTuple):
+    """An event that a handler gave back."""
+
+    output: Output
+    event: Any
+    body: bytes
 
 
 class Done(NamedTuple):
@@ -73,7 +79,6 @@ class Plain:
         self._codec = codec
         self._limit = limit
         self._key_fields = key_fields
-        self._message_id = ids.message_ids(self._node)
         self._outputs: dict[type, Output | None] = {}
 
     def decoder(self, batch: Any) -> Callable[[bytes], Any] | None:
@@ -81,8 +86,7 @@ class Plain:
         for name in ("content_encoding", "deliver_at", "expires_at", "payload_ref", "key_id"):
             if batch.column(name).null_count != len(batch):
                 return None
-        lengths = pc.binary_length(batch.column("publication_id"))
-        if not pc.all(pc.equal(lengths, _ID_LENGTH), skip_nulls=False).as_py():
+        if not (are_ids(batch.column("publication_id")) and are_ids(batch.column("correlation_id"))):
             return None
         if (
             batch.column("payload").null_count
@@ -97,7 +101,7 @@ class Plain:
         function, awaits, outputs = self._function, self._awaits, self._outputs
         done = Done(None, [], [])
         rows: list[int] = []
-        sent: list[tuple[str, bytes, Output, Any]] = []
+        sent: list[Sent] = []
         for row, body in enumerate(batch.column("payload").to_pylist()):
             try:
                 message = decode(body)
@@ -120,7 +124,7 @@ class Plain:
                 done.failed.append((row, exc))
                 continue
             rows.append(row)
-            sent.append((output.wire, encoded, output, result))
+            sent.append(Sent(output, result, encoded))
         return done._replace(batch=self._sealed(batch, rows, sent, now)) if sent else done
 
     def _output(self, cls: type) -> Output | None:
@@ -130,45 +134,39 @@ class Plain:
             made = Output(
                 found.wire,
                 self._codec.encoder(cls),
-                ids.publication_ids(node=self._node, handler=self._handler, type=found.wire, slot=0),
                 self._key_fields.get(("event", self._node, found.wire)),
             )
         self._outputs[cls] = made
         return made
 
-    def _sealed(self, batch: Any, rows: list[int], sent: list[tuple[str, bytes, Output, Any]], now: float) -> Any:
+    def _sealed(self, batch: Any, rows: list[int], sent: list[Sent], now: float) -> Any:
         """Outputs as they would be sealed one by one."""
         causes = batch if len(rows) == len(batch) else batch.take(pa.array(rows, pa.int64()))
-        publications = causes.column("publication_id").to_pylist()
-        correlations = [own or cause for own, cause in zip(_texts(causes, "correlation_id"), publications, strict=True)]
-        causation = [self._message_id(each) for each in publications]
-        derived = [
-            output.publication_id(correlation, cause)
-            for (_, _, output, _), correlation, cause in zip(sent, correlations, causation, strict=True)
-        ]
-        wires = {output.wire for _, _, output, _ in sent}
+        correlations = from_arrow(causes.column("correlation_id"))
+        causation = message_ids(from_arrow(causes.column("publication_id")), self._node)
+        wires = [each.output.wire for each in sent]
+        publications = np.empty_like(causation)
+        for wire in set(wires):
+            own = np.array([each == wire for each in wires]) if wires.count(wire) < len(wires) else slice(None)
+            publications[own] = publication_ids(
+                correlations[own], causation[own], node=self._node, handler=self._handler, type=wire, slot=0
+            )
         count = len(rows)
-        types = [wire for wire, _, _, _ in sent]
         columns = {
-            "publication_id": pa.array(derived, pa.string()),
-            "type": pa.repeat(types[0], count) if len(wires) == 1 else pa.array(types, pa.string()),
+            "publication_id": to_arrow(publications),
+            "type": pa.array(wires, pa.string()),
             "source": pa.repeat(self._node, count),
-            "body": pa.array([body for _, body, _, _ in sent], pa.binary()),
-            "correlation_id": pa.array(correlations, pa.string()),
-            "causation_id": pa.array(causation, pa.string()),
+            "body": pa.array([each.body for each in sent], pa.binary()),
+            "correlation_id": causes.column("correlation_id"),
+            "causation_id": to_arrow(causation),
             "marker": pc.add(pc.fill_null(causes.column("marker"), 0), pa.scalar(1, pa.int32())),
             "sent_at": pa.repeat(pa.scalar(round(now * 1_000_000), pa.timestamp("us", tz="UTC")), count),
             "content_type": pa.repeat(self._codec.content_type, count),
-            "body_digest": pa.array([sha256(body).digest()[:16] for _, body, _, _ in sent], pa.binary()),
+            "body_digest": pa.array([sha256(each.body).digest()[:16] for each in sent], pa.binary()),
         }
-        if any(output.key for _, _, output, _ in sent):
-            columns["key"] = pa.array([_key(output.key, event) for _, _, output, event in sent], pa.string())
+        if any(output is not None and output.key for output in self._outputs.values()):
+            columns["key"] = pa.array([_key(each.output.key, each.event) for each in sent], pa.string())
         return as_stored(columns, count)
-
-
-def _texts(batch: Any, name: str) -> list[str | None]:
-    found: list[str | None] = batch.column(name).to_pylist()
-    return found
 
 
 def _key(field: str | None, event: Any) -> str | None:

@@ -190,12 +190,18 @@ def _stored(fld: Any, columns: dict[str, Any], count: int) -> Any:
         return pa.repeat(pa.scalar(0 if fld.name == "time" else -1, fld.type), count)
     name = "body" if fld.name == "payload" else fld.name
     default = _DEFAULTS.get(name)
-    if name in ("recipients", "headers"):
-        values = columns.get(name)
-        return pa.repeat(pa.scalar([], fld.type), count) if values is None else values
     if name not in columns:
-        return pa.nulls(count, fld.type) if default is None else pa.repeat(pa.scalar(default, fld.type), count)
+        return _missing(name, count)
     return columns[name] if default is None else _or(columns[name], pa.repeat(pa.scalar(default, fld.type), count))
+
+
+@lru_cache(maxsize=256)
+def _missing(name: str, count: int) -> Any:
+    """A column that nobody gave; most batches have the same number of rows."""
+    type, default = SCHEMA.field(COLUMNS[name].stored if name in COLUMNS else name).type, _DEFAULTS.get(name)
+    if name in ("recipients", "headers"):
+        return pa.repeat(pa.scalar([], type), count)
+    return pa.nulls(count, type) if default is None else pa.repeat(pa.scalar(default, type), count)
 
 
 @lru_cache(maxsize=4)
