@@ -5,7 +5,8 @@
                   ledger, outbox), 256 messages a commit, with `executemany`. It keeps no order and sends nothing
     asyncio       the bus on the same messages, for information
 
-The address of PostgreSQL comes from FAREGATE_TEST_POSTGRES. Time includes the start of the query.
+The address of PostgreSQL comes from FAREGATE_TEST_POSTGRES. Time includes the start of the query; that the node reads
+the log was agreed on before.
 """
 
 import asyncio
@@ -23,8 +24,10 @@ from _spark_session import start_spark
 from spark_stateless import fill
 
 import faregate as fg
+from faregate.bus.bus import MAX_MESSAGE_BYTES
 from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import open_store
+from faregate.spark.run_views import take_views
 from faregate.testing.store_subjects import postgres_schema
 
 TARGET = 0.6
@@ -77,6 +80,7 @@ def main() -> None:
     spark = start_spark(scratch, "spark-effects")
     source = scratch / "source"
     fill(source, args.messages)
+    take_views(source, billing, MAX_MESSAGE_BYTES, has_store=True, handover=False)
     fg.spark.register(spark)
     runs = iter(range(1_000_000))
 

@@ -123,10 +123,11 @@ def _fast_path_to_queue(node: Node, closed: ClosedJournal, changing: list[Bindin
     reader = JournalReader(path)
     read = [each.offset for each in reader.positions() if each.name == reader_name(node.name)]
     latest = reader.latest()
-    if not read or read[0] < latest:
+    left = sum(closed.count(binding.queue, read[0] if read else 0) for binding in changing)
+    if left:
         raise ConfigurationError(
-            f"node {node.name!r} has no store, and its log view has read up to {read[0] if read else 0} of {latest}: "
-            "run it on Spark until nothing is left, then hand over"
+            f"node {node.name!r} has no store, and its log view has {left} messages to read: run it on Spark until "
+            "nothing is left, then hand over"
         )
     for binding in changing:
         closed.take_queue(binding, latest, lambda messages: {})

@@ -157,8 +157,10 @@ class Run:
                 ended = self._wait()
             else:  # Spark takes no less than a second
                 ended = bool(self.query.awaitTermination(ceil(timeout))) if timeout > 0 else not self.query.isActive
-        except StreamingQueryException:
+        except StreamingQueryException as exc:
             self._close()
+            if self._stopping.is_set() and RunStopped.__name__ in str(exc):
+                return True  # a batch had just begun when it was stopped
             raise
         if not ended:
             return False

@@ -11,7 +11,7 @@ Rules kept here:
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -62,6 +62,12 @@ class ClosedJournal:
         found = Found() if record is None else self._journal.recover().get(record.number, Found())
         return sorted(offset for piece in found.pieces for offset in _offsets(piece))
 
+    def count(self, queue: str, start: int) -> int:
+        """How many messages of the log are for that queue, from `start` on, or from where its view began."""
+        record = self.record(queue)
+        begun = max(start, self.reading(queue).offset, self._journal.reader.earliest())
+        return 0 if record is None else sum(len(rows) for rows in self._rows(record, begun))
+
     def take_log(self, binding: Binding) -> Reading:
         """Let this subscription read the log from now on."""
         known = self.record(binding.queue)
@@ -91,12 +97,16 @@ class ClosedJournal:
 
     def _own(self, record: QueueRecord, start: int, done: Outcomes) -> Iterable[dict[int, str]]:
         """What is done of this queue's messages from `start` on."""
+        for rows in self._rows(record, start):
+            yield done(list(zip(rows.column("offset").to_pylist(), to_envelopes(rows), strict=True)))
+
+    def _rows(self, record: QueueRecord, start: int) -> Iterable[Any]:
+        """This queue's messages from `start` on."""
         leading = {topic.number for topic in self._journal.topology.topics if record.number in topic.queues}
         for batch in self._journal.reader.batches(start):
-            mask = pc.is_in(batch.column("topic"), value_set=_numbers(leading))
-            rows = batch.filter(mask)
+            rows = batch.filter(pc.is_in(batch.column("topic"), value_set=_numbers(leading)))
             if rows.num_rows:
-                yield done(list(zip(rows.column("offset").to_pylist(), to_envelopes(rows), strict=True)))
+                yield rows
 
     def _fill(self, number: int, start: int) -> None:
         """A snapshot from the time of the log view knows of nothing in the queue."""
