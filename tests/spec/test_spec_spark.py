@@ -365,7 +365,7 @@ class Played:
         self.bus, self.spark, self.outcomes, self.logs = bus, spark, outcomes, logs
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.full)])
 def played(request: pytest.FixtureRequest, spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The same messages, handled by a bus and by Spark."""
     folder = tmp_path_factory.mktemp("everything")
@@ -469,6 +469,7 @@ def test_the_audit_holds_for_a_node_with_everything(played: Played, spark: "Spar
 # --- scheduled, put off, beyond its time ------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_scheduled_message_is_handled_when_it_is_due_and_holds_nobody_up(
     spark: "SparkSession", tmp_path: Path
 ) -> None:
@@ -493,6 +494,7 @@ def test_a_scheduled_message_is_handled_when_it_is_due_and_holds_nobody_up(
 # --- dead letters -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @STORES
 def test_a_replayed_dead_letter_is_handled_once_on_spark(spark: "SparkSession", tmp_path: Path, kind: str) -> None:
     with places(kind, tmp_path, "x") as (place,):
@@ -524,6 +526,7 @@ def test_a_replayed_dead_letter_is_handled_once_on_spark(spark: "SparkSession", 
 # --- checkpoints ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @STORES
 def test_a_lost_or_an_older_checkpoint_neither_doubles_nor_loses(
     spark: "SparkSession", tmp_path: Path, kind: str
@@ -560,6 +563,7 @@ def test_a_lost_or_an_older_checkpoint_neither_doubles_nor_loses(
         assert place.numbers("Stepped", "a") == [0, 1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.full
 def test_a_commit_that_spark_forgot_is_run_again_without_effect(spark: "SparkSession", tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.bind()
@@ -670,6 +674,7 @@ def test_there_and_back_in_mid_stream(
         assert place.dead() == []
 
 
+@pytest.mark.full
 def test_history_that_spark_began_to_read_is_finished_by_the_bus(
     spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -810,6 +815,7 @@ def test_two_runs_of_a_node_at_once_double_nothing(spark: "SparkSession", tmp_pa
     assert place.numbers("Stepped", "a") == [0, 1, 2, 3]
 
 
+@pytest.mark.full
 def test_what_a_web_request_put_into_the_outbox_is_sent_by_the_run(spark: "SparkSession", tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.bind()
@@ -941,6 +947,7 @@ def fast_letters() -> list[Letter]:
     return keyed(letters, "f")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["mirror", pytest.param("glance", marks=pytest.mark.full)])
 def test_without_a_store_outputs_go_out_once_in_order_under_the_ids_of_the_bus(
     spark: "SparkSession", tmp_path: Path, name: str
@@ -1241,6 +1248,7 @@ def test_the_checkpoint_of_another_kind_of_query_is_refused(spark: "SparkSession
     assert place.handled("step") == {"a": [0, 1]}
 
 
+@pytest.mark.full
 def test_a_start_below_the_floor_of_the_ledger_is_refused(spark: "SparkSession", tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.bind()
