@@ -49,6 +49,8 @@ def answer(asked: Asked) -> Any:
         return [Answered(number=asked.number), fg.publish(Doubted(number=asked.number), headers={"why": "unsure"})]
     if kind == 3:
         return fg.send(Note(number=asked.number), to="notes", id_key="note")
+    if asked.number == 57:
+        return "no message"
     if kind == 4:
         return Doubted(number=asked.number)
     if kind == 5:
@@ -126,6 +128,13 @@ def test_both_ways_send_the_same(shape: str) -> None:
     assert {each.envelope.body for each in short[1]} == {each.envelope.body for each in long[1]}
     assert [(each.reason, each.queue) for each in short[1]] == [("permanent", "answers.Asked.asking")] * 2
     assert short[2] == long[2] == {"handled": 18, "dead": 2, "sent": 18}
+
+
+def test_a_result_that_is_no_message_is_judged_as_everywhere() -> None:
+    for plain in (True, False):
+        sent, [letter], counts = handled(node("async"), [asked(57), asked(8)], plain=plain)
+        assert ([each.body for each in sent], counts["handled"], counts["dead"]) == ([b'{"number":8}'], 1, 1)
+        assert "which is neither a message nor an effect" in letter.error
 
 
 def test_a_body_that_cannot_be_read_is_dead_and_the_others_are_not() -> None:

@@ -64,6 +64,7 @@ def is_plain(subscription: Subscription, node: Node) -> bool:
         handler.shape in ("coroutine", "function")
         and not handler.extra
         and not (node.middlewares or node.after_middlewares or node.outgoing_middlewares)
+        and not any(interpreter.resources for interpreter in node.interpreters.values())
         and subscription.expires is None
     )
 

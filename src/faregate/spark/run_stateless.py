@@ -67,6 +67,8 @@ class Captured(NoTransport):
     def __init__(self) -> None:
         self.envelopes: list[Envelope] = []
         self.dead: list[Poisoned] = []
+        self.buried = 0
+        """All that were, in this task."""
 
     async def publish(self, envelopes: Sequence[Envelope]) -> None:
         self.envelopes.extend(envelopes)
@@ -105,15 +107,16 @@ class StatelessReceiver(Direct):
         verdict = judge(exc, len(delays), delays)
         if verdict.delay is not None:
             await delivery.redeliver(verdict.delay)
-        if len(self.captured.dead) >= MOST_DEAD:
+        if self.captured.buried >= MOST_DEAD:
             raise HandlerFailed(
-                f"{len(self.captured.dead)} messages of one task failed, the last is {delivery.envelope}: that is "
+                f"{self.captured.buried} messages of one task failed, the last is {delivery.envelope}: that is "
                 f"more than bad messages. Nothing of this batch is published; it runs again with the next start: {exc}"
             ) from exc
         self.bury(delivery, verdict.reason, describe_error(exc))
         return "dead"
 
     def bury(self, delivery: Delivery, reason: str, error: str) -> None:
+        self.captured.buried += 1
         self.captured.dead.append(
             Poisoned(
                 node=self._node,
@@ -151,7 +154,6 @@ class Task:
         fields = key_fields([node])
         writer = BodyWriter(codec, limit=spec.body_limit)
         self._sender = Sender(node, self._captured, writer, self._clock, fields)
-        self._collect = compile_collect(node.interpreters, {}, pool)
         self._subscriptions = list(node.subscriptions.values())
         self._receivers: list[StatelessReceiver] = []
         self._plain: list[Plain | None] = []
@@ -162,6 +164,8 @@ class Task:
             receiver.captured, receiver.queue = self._captured, each.binding(spec.body_limit).queue
             self._receivers.append(receiver)
             self._plain.append(Plain(each, codec, spec.body_limit, fields) if is_plain(each, node) else None)
+        if any(self._plain):
+            self._collect = compile_collect(node.interpreters, {}, pool)
 
     async def handle(self, messages: Iterable[Message]) -> list[Piece]:
         """Messages one by one, in their order; what they come to."""
@@ -194,17 +198,20 @@ class Task:
         for row, message, result in done.others:
             [cause] = _messages(number, batch.slice(row, 1))
             ctx = Context(receiver.subscription.node, self._delivery(cause, None), message)
-            await self._collect(ctx, result)
-            sealed = await self._sender.seal_outputs(ctx, receiver.subscription.name)
-            await self._captured.publish(sealed)
+            try:
+                await self._collect(ctx, result)
+                sealed = await self._sender.seal_outputs(ctx, receiver.subscription.name)
+            except Exception as failure:
+                done.failed.append((row, failure))
+            else:
+                await self._captured.publish(sealed)
         for row, exc in done.failed:
             [message] = _messages(number, batch.slice(row, 1))
-            self.counts["handled"] += 1
             if exc is not None and (receiver.subscription.retry.times == 0 or not is_retried(exc)):
                 await receiver._fail(self._delivery(message, None), None, exc)
             else:
                 await self._handle_one(message._replace(tried=exc is not None))
-        self.counts["handled"] += len(batch) - len(done.failed)
+        self.counts["handled"] += len(batch)
         return self._pieces(done.batch)
 
     def _delivery(self, message: Message, key: str | None) -> StatelessDelivery:
