@@ -85,6 +85,7 @@ def main() -> None:
         .config("spark.sql.adaptive.enabled", "false")
         .config("spark.speculation", os.environ.get("MATRIX_SPECULATION", "false"))
         .config("spark.speculation.interval", "50ms")
+        .config("spark.speculation.efficiency.enabled", "false")
         .config("spark.speculation.multiplier", "1.01")
         .config("spark.speculation.quantile", "0.1")
         .config("spark.speculation.minTaskRuntime", "10ms")
