@@ -40,7 +40,7 @@ _MOST_FINDINGS = 20
 
 
 def demo(
-    orders: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many orders to place.")] = 15_000,
+    orders: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many orders to place.")] = 10_000,
     crashes: Annotated[int, typer.Option(min=0, max=1000, help="How often the worker is killed.")] = 5,
     seed: Annotated[int, typer.Option(help="Which orders repeat or are poisonous, and when the worker is killed.")] = 7,
     no_spark: Annotated[bool, typer.Option("--no-spark", help="Let plain SQL make the audit, without Spark.")] = False,
