@@ -60,8 +60,6 @@ def misbehave(what: str) -> bool:
 
 @billing.on(OrderPlaced, source="shop", key="order_id", retry=fg.Retry(1, delay=0.01), redeliver=fg.Redeliver(0.2, 0.2))
 async def bill(order: OrderPlaced, ctx: fg.Context) -> object:
-    if (WORDS / f"trace-{order.order_id}-{order.number}").exists():
-        (WORDS / f"ran-{order.order_id}-{order.number}-{os.getpid()}").touch()
     if misbehave(f"slow-{order.order_id}-{order.number}"):
         await asyncio.sleep(8)
     if order.total < 0:

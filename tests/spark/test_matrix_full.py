@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import psycopg
 import pytest
 
 import faregate as fg
+from faregate.broker.journal.errors import JournalLocked
 from faregate.broker.journal.reader import JournalReader
 from tests.crash.server import private_postgres
 from tests.spark import run_shop
@@ -110,7 +111,8 @@ def test_available_now_repeated_to_a_fixpoint_while_appending(shop: Shop) -> Non
 
     def append() -> None:
         while not over.wait(0.2) and shop.placed < 60:
-            shop.place(4)
+            with suppress(JournalLocked):  # the driver has it for a moment, to take the spool in
+                shop.place(4)
 
     appending = threading.Thread(target=append)
     appending.start()
@@ -203,14 +205,13 @@ def cluster(folder: Path) -> Iterator[str]:
             each.wait()
 
 
-def test_speculation(shop: Shop) -> None:
-    """On a cluster: a session on one machine never speculates."""
+def test_with_speculation_switched_on(shop: Shop) -> None:
+    """On a cluster: a session on one machine never speculates. Whether a second attempt is started is Spark's choice;
+    what two attempts do to each other is seen in test_matrix.py and test_run_engine.py."""
     shop.place(40)
-    shop.arm(0, "slow")  # before its transaction is open, so that nobody waits for it
-    shop.arm(0, "trace")
+    shop.arm(0, "slow")
     with cluster(shop.folder) as master:
         finish(driver(shop, "never", master, MATRIX_SPECULATION="true", MATRIX_AT_ONCE="40"))
-    assert len(list(run_shop.WORDS.glob(f"ran-{shop.key(0)}-0-*"))) == 2, "both attempts ran the handler"
     judge(shop, 40)
 
 
