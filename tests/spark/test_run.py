@@ -33,7 +33,7 @@ def test_a_message_that_fails_is_parked_and_keeps_its_key_waiting(the_shop: Shop
     the_shop.check(12, but={1, 5, 9})
     assert sorted(the_shop.rows("select tries, position is not null from faregate_parked")) == [(0, 1), (0, 1), (1, 1)]
     the_shop.place(4)
-    time.sleep(0.3)
+    the_shop.make_due()
     run = the_shop.run_to_end()
     the_shop.check(16)
     assert the_shop.rows("select count(*) from faregate_parked") == [(0,)]

@@ -51,7 +51,7 @@ class _Sink:
     def stage(self, context: TaskContext, origin: str, batch: int, rows: Iterator[Any]) -> StagedMessage:
         partition = context.partitionId()
         if self._is_staged:
-            passed_on = [staged_from(each) for rows_ in rows for each in rows_.column(0).to_pylist()]
+            passed_on = [staged_from(value) for each in rows for value in each.column(0).to_pylist()]
             return StagedMessage(origin, batch, partition, passed_on)
         reader = JournalReader(self._options.path)
         sealer = Sealer(f"spark/{origin}/{batch}/{partition}", self._options.source, reader.topology())
