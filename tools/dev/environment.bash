@@ -57,9 +57,9 @@ install_environment() {
 install_packages_of() {
     if ! environment_is_usable; then create_environment; fi
     rm -f "$VENV/.packages-stamp"
-    # The lowest level carries the build tools, which the levels above need for packages without a wheel.
-    install_lock demo
-    if [[ $1 != demo ]]; then install_lock "$1"; fi
+    # pyspark comes as source, and pip builds it without isolation: its build tools have to be there first.
+    install_lock build
+    install_lock "$1"
     packages_stamp "$1" >"$VENV/.packages-stamp"
 }
 
@@ -136,9 +136,10 @@ lock_dependencies() {
             die "uv, which writes the lock files, could not be installed; pip says why above."
     fi
     cd "$ROOT"
-    compile_lock bench --all-extras --group build --group dev --group bench "$@"
-    compile_lock dev --all-extras --group build --group dev --constraints requirements/bench.lock "$@"
-    compile_lock demo --extra spark --group build --constraints requirements/bench.lock "$@"
+    compile_lock bench pyproject.toml --all-extras --group build --group dev --group bench "$@"
+    compile_lock dev pyproject.toml --all-extras --group build --group dev --constraints requirements/bench.lock "$@"
+    compile_lock demo pyproject.toml --extra spark --group build --constraints requirements/bench.lock "$@"
+    compile_lock build --group build --constraints requirements/bench.lock "$@"
 }
 
 compile_lock() {
@@ -146,6 +147,6 @@ compile_lock() {
     # Universal: one file for every supported Python. --no-config keeps registries of this machine out of the file.
     "$ROOT/.venv-lock/bin/uv" pip compile --quiet --no-config --universal --python-version 3.11 --generate-hashes \
         --annotation-style line --custom-compile-command './dev lock' \
-        --output-file "requirements/$1.lock" pyproject.toml "${@:2}" ||
+        --output-file "requirements/$1.lock" "${@:2}" ||
         die "requirements/$1.lock could not be solved; the reason is above."
 }
