@@ -53,6 +53,7 @@ from faregate.errors import (
     UnknownType,
     Unroutable,
     ViewTaken,
+    WrongEventLoop,
     WrongSignature,
 )
 from faregate.message import Command, Envelope, Event, command, event
@@ -118,6 +119,7 @@ __all__ = [
     "UnknownType",
     "Unroutable",
     "ViewTaken",
+    "WrongEventLoop",
     "WrongSignature",
     "command",
     "event",

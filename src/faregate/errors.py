@@ -76,6 +76,10 @@ class StoreTooNew(ConfigurationError):
     """A store was set up by a newer version than this one."""
 
 
+class WrongEventLoop(ConfigurationError):
+    """A bus or a handler's database was used from another event loop, or thread, than the bus runs on."""
+
+
 class TransactionMisused(ConfigurationError):
     """A handler tried to end the transaction that it runs in, or used it after its end."""
 

@@ -1,6 +1,8 @@
 """Spec: the bench itself, and the bus' life: pause and resume, idle, shutdown."""
 
 import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -288,3 +290,36 @@ async def test_nodes_may_run_again_on_another_bus() -> None:
             await bus.idle(timeout=LONG)
             assert bus.outcomes()["handled"] == 1
     assert got == ["first", "second"]
+
+
+@pytest.mark.parametrize("url", ["memory:", "journal:{}/j"])
+async def test_publishing_from_another_thread_is_refused_with_the_way_to_do_it(url: str, tmp_path: Path) -> None:
+    handled: list[str] = []
+    node = fg.Node("shop")
+
+    @node.on(Placed, source="shop")
+    async def note(placed: Placed) -> None:
+        handled.append(placed.name)
+
+    async with fg.Bus(url.format(tmp_path), nodes=[node]) as bus:
+        loop = asyncio.get_running_loop()
+
+        def publish_elsewhere() -> None:
+            calls: list[Callable[[], Coroutine[Any, Any, Any]]] = [
+                lambda: bus.publish(Placed(name="1")),
+                lambda: bus.publish_many([Placed(name="1")]),
+                lambda: bus.pause(node, Placed),
+                bus.idle,
+                bus.stop,
+            ]
+            for call in calls:
+                with pytest.raises(fg.WrongEventLoop, match="run_coroutine_threadsafe"):
+                    asyncio.run(call())
+
+        def publish_as_told() -> None:
+            asyncio.run_coroutine_threadsafe(bus.publish(Placed(name="2")), loop).result(LONG)
+
+        await asyncio.to_thread(publish_elsewhere)
+        await asyncio.to_thread(publish_as_told)
+        await bus.idle(timeout=LONG)
+    assert handled == ["2"]

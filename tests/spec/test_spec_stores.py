@@ -1,5 +1,6 @@
 """Spec: a node's store (README.md, Public API): `store=`, `schema=` and `ctx.db` inside the unit of work."""
 
+import asyncio
 import contextlib
 import inspect
 import sqlite3
@@ -577,3 +578,23 @@ async def test_the_database_is_of_no_use_after_its_message() -> None:
         await bench.send(Look())
         await bench.settle()
     assert found == []
+
+
+async def test_the_database_is_refused_on_another_event_loop_than_the_bus_runs_on() -> None:
+    errors: list[BaseException] = []
+    node = fg.Node("shop", schema="create table if not exists seen(n integer)")
+
+    @node.on(Job, source="shop")
+    def use_a_loop_of_its_own(job: Job, ctx: fg.Context) -> None:
+        async def write() -> None:
+            await ctx.db.execute("insert into seen values (1)")
+
+        try:
+            asyncio.run(write())
+        except fg.WrongEventLoop as exc:
+            errors.append(exc)
+
+    async with fg.testing.bench(node) as bench:
+        await bench.publish(Job(name="1"))
+        await bench.settle()
+    assert len(errors) == 1

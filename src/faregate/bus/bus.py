@@ -25,7 +25,7 @@ from faregate.bus.unit import Transactional
 from faregate.bus.worker import Worker
 from faregate.codec import BodyWriter
 from faregate.codec import codec as find_codec
-from faregate.errors import ConfigurationError, IdleTimeout, check_delay
+from faregate.errors import ConfigurationError, IdleTimeout, WrongEventLoop, check_delay
 from faregate.message import Envelope, known
 from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.queue import Poisoned, QueueTransport, SpoolTransport
@@ -113,6 +113,8 @@ class Bus:
         ]
         self._transport.on_disagreement = self._disagreement
         self._state = "new"
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Where it runs, once it does."""
 
     def _worker(self, node: Node, subscription: Subscription, limit: int) -> Worker:
         sender, shared = self._senders[node.name], self._stores.of(node.name)
@@ -142,6 +144,7 @@ class Bus:
         """Open the transport, declare every subscription, then begin to consume."""
         if self._state != "new":
             raise ConfigurationError(f"this bus is {self._state}; make a new one to start again")
+        self._loop = asyncio.get_running_loop()
         await self._open()
         try:
             await self._stores.start()
@@ -188,6 +191,7 @@ class Bus:
 
         `stop(0)` while another `stop` waits makes that one stop waiting, too.
         """
+        self._check_loop()
         if self._state == "running":
             self._state = "stopping"
         if self._state != "stopping":
@@ -341,6 +345,7 @@ class Bus:
             worker.resume()
 
     def _find(self, node: str | Node, message: type | str) -> list[Worker]:
+        self._check_loop()
         name = node.name if isinstance(node, Node) else node
         declared = known(message) if isinstance(message, type) else None
         wire = declared.wire if declared else str(message)
@@ -439,6 +444,16 @@ class Bus:
     def _check_running(self) -> None:
         if self._state != "running":
             raise ConfigurationError(f"the bus is {self._state}: use it inside 'async with bus:'")
+        self._check_loop()
+
+    def _check_loop(self) -> None:
+        """Nothing here is made for two threads: a publish from another one would be taken and wake nobody."""
+        if self._loop is not None and asyncio._get_running_loop() is not self._loop:
+            raise WrongEventLoop(
+                "this bus runs on another event loop (another thread's, or an asyncio.run of its own). Hand the call "
+                "over to it: asyncio.run_coroutine_threadsafe(bus.publish(…), loop).result(), where loop is "
+                "asyncio.get_running_loop() as it was inside 'async with bus:'"
+            )
 
 
 def _check_nodes(nodes: Sequence[Node]) -> list[Node]:

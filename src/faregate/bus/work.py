@@ -20,7 +20,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Literal
 
 from faregate.bus.database import BlockingDatabase, Database
-from faregate.errors import CommitUnknown, StoreConflict, StoreUnavailable, TransactionMisused
+from faregate.errors import CommitUnknown, StoreConflict, StoreUnavailable, TransactionMisused, WrongEventLoop
 from faregate.ports import faults
 from faregate.ports.store import LedgerRow, OutboxRow, Store, Transaction
 
@@ -148,8 +148,14 @@ class Work:
         """Which of the two depends on who asks: a thread has no running event loop."""
         if self.unit is None:
             raise TransactionMisused(f"ctx.db of {self.ctx} was used outside of its unit of work")
-        if asyncio._get_running_loop() is None:
+        running = asyncio._get_running_loop()
+        if running is None:
             return BlockingDatabase(self, self.unit.loop)
+        if running is not self.unit.loop:
+            raise WrongEventLoop(
+                f"ctx.db of {self.ctx} was used on another event loop than the bus runs on: in a thread call it plainly, "
+                "without a loop of its own, or hand it over with asyncio.run_coroutine_threadsafe"
+            )
         if self.database_ is None:
             self.database_ = Database(self)
         return self.database_
