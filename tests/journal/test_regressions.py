@@ -7,9 +7,10 @@ import pytest
 import faregate as fg
 from faregate.broker.journal import JournalReader
 from faregate.broker.journal import frame as frames
-from faregate.broker.journal.disk import RealDisk, WriterLock, lock_holder
+from faregate.broker.journal.disk import RealDisk
 from faregate.broker.journal.errors import JournalCorrupt
 from faregate.broker.journal.layout import Layout, prepare
+from faregate.broker.journal.lock import WriterLock, lock_holder
 from faregate.broker.journal.log import Log
 from faregate.broker.journal.retention import Retention, apply_retention
 from faregate.broker.recent import RecentPublications
@@ -124,10 +125,9 @@ def test_a_message_larger_than_a_segment_grows_it_under_readers(tmp_path: Path) 
 
 
 def test_asking_who_has_the_lock_does_not_take_it_from_a_starting_writer(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
     for _ in range(50):
-        assert lock_holder(path) is None
-        WriterLock(path).release()
+        assert lock_holder(tmp_path) is None
+        WriterLock(tmp_path, "wait").release()
 
 
 def test_a_journal_without_its_topology_is_refused(tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ from rich.text import Text
 
 from faregate.broker.journal import frame as frames
 from faregate.broker.journal.columns import read_batch
-from faregate.broker.journal.disk import RealDisk, lock_holder
+from faregate.broker.journal.disk import RealDisk
 from faregate.broker.journal.errors import JournalCorrupt, OffsetGone
 from faregate.broker.journal.frame import Footer
 from faregate.broker.journal.high_water import HighWater
+from faregate.broker.journal.lock import lock_holder
 from faregate.broker.journal.log import Segment
 from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.recovery import Found, Single, recover
@@ -57,7 +58,7 @@ def describe(path: Path) -> dict[str, Any]:
         "path": str(layout.root),
         "id": reader.meta.id,
         "version": reader.meta.version,
-        "writer": _process(lock_holder(layout.lock)),
+        "writer": _process(lock_holder(layout.root)),
         "earliest": earliest,
         "latest": mark.offset,
         "first_time": _iso(times[0]) if times else None,

@@ -15,11 +15,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from faregate.broker.journal.disk import PRIVATE_FILE, RealDisk, lock_holder
+from faregate.broker.journal.disk import PRIVATE_FILE, RealDisk
 from faregate.broker.journal.errors import JournalCorrupt
 from faregate.broker.journal.high_water import HighWater, pack
 from faregate.broker.journal.inspect import Inspection, Progress, inspect, sound_mark
 from faregate.broker.journal.layout import SETTLED_SUFFIX, Layout, check_meta
+from faregate.broker.journal.lock import lock_holder
 from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.settled import RECORD_BYTES
 from faregate.broker.journal.spool import waiting
@@ -156,7 +157,7 @@ class Copy:
 
         The mark of a journal that nobody writes to may be older than its frames: then these are asked.
         """
-        if lock_holder(self._from.lock) is None:
+        if lock_holder(self._from.root) is None:
             return sound_mark(self._from, self._disk)
         return JournalReader(self._from.root).high_water(), False
 

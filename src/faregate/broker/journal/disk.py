@@ -6,15 +6,12 @@ they return, the folder's entry included. Nothing else is.
 
 import contextlib
 import errno
-import fcntl
 import mmap
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-_LOCK_TRIES, _LOCK_PAUSE = 10, 0.03
 PRIVATE_FILE = 0o600
 PRIVATE_FOLDER = 0o700
 
@@ -161,39 +158,3 @@ class RealDisk:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-class WriterLock:
-    """One writer per journal: an flock that ends with the process, however it ends."""
-
-    def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
-        for tries_left in reversed(range(_LOCK_TRIES)):
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                if not tries_left:
-                    os.close(self._descriptor)
-                    raise
-                time.sleep(_LOCK_PAUSE)  # `lock_holder` of another process may hold it for a moment
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
-
-    def release(self) -> None:
-        os.close(self._descriptor)
-
-
-def lock_holder(path: Path) -> str | None:
-    """The process id in a lock that somebody holds now; None when it is free."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
-    finally:
-        os.close(descriptor)
-    return None

@@ -26,11 +26,12 @@ import pyarrow.compute as pc
 from faregate.broker.journal import frame as frames
 from faregate.broker.journal import settled
 from faregate.broker.journal.columns import read_batch
-from faregate.broker.journal.disk import PRIVATE_FILE, Disk, File, RealDisk, RealFile, WriterLock, lock_holder
-from faregate.broker.journal.errors import JournalCorrupt, JournalLocked, JournalTooNew
+from faregate.broker.journal.disk import PRIVATE_FILE, Disk, File, RealDisk, RealFile
+from faregate.broker.journal.errors import JournalCorrupt, JournalTooNew
 from faregate.broker.journal.frame import NO_BATCH, SEGMENT_BYTES, TRAILER_BYTES, Footer, Frame, SegmentHeader
 from faregate.broker.journal.high_water import HighWater, pack, read_high_water
 from faregate.broker.journal.layout import SETTLED_SUFFIX, Layout, Meta, check_meta, read_json, write_json
+from faregate.broker.journal.lock import WriterLock, lock_holder
 from faregate.broker.journal.log import Segment
 from faregate.broker.journal.settled import RECORD_BYTES
 from faregate.broker.journal.snapshot import Snapshot
@@ -103,7 +104,7 @@ def inspect(
     """
     inspector = Inspector(Layout(root), disk or RealDisk(), progress, unfinished_copy)
     found = inspector.run()
-    if found.writer is None and (found.problems or found.notes) and lock_holder(Layout(root).lock) is not None:
+    if found.writer is None and (found.problems or found.notes) and lock_holder(root) is not None:
         return inspect(root, disk, progress=progress)  # a writer has started meanwhile, and changed what was looked at
     return found
 
@@ -116,12 +117,7 @@ def repair(root: Path, *, act: bool, progress: Progress | None = None) -> tuple[
     layout = Layout(root)
     with contextlib.suppress(JournalCorrupt):
         check_meta(layout, RealDisk())
-    try:
-        lock = WriterLock(layout.lock)
-    except BlockingIOError:
-        raise JournalLocked(
-            f"the journal {root} is written by process {lock_holder(layout.lock)}: stop that process, then repair"
-        ) from None
+    lock = WriterLock(root, "stop that process, then repair")
     try:
         before = Inspector(layout, RealDisk(), progress, locked_here=True).run()
         if not act or not before.steps:
@@ -317,7 +313,7 @@ class Inspector:
         self._disk = disk
         self._progress = progress or (lambda done, total: None)
         self._unfinished_copy = unfinished_copy
-        self._found = Inspection(None if locked_here else lock_holder(layout.lock))
+        self._found = Inspection(None if locked_here else lock_holder(layout.root))
         self._live = self._found.writer is not None
         self._total = 0
         self._topics: dict[int, tuple[Path, int]] = {}

@@ -21,10 +21,11 @@ from queue import Empty, SimpleQueue
 
 from faregate.broker.journal import settled
 from faregate.broker.journal.columns import identities
-from faregate.broker.journal.disk import Disk, File, RealDisk, WriterLock, lock_holder
-from faregate.broker.journal.errors import JournalCorrupt, JournalFailed, JournalFull, JournalLocked, Unwritable
+from faregate.broker.journal.disk import Disk, File, RealDisk
+from faregate.broker.journal.errors import JournalCorrupt, JournalFailed, JournalFull, Unwritable
 from faregate.broker.journal.items import Append, Bury, Call, Done, Item, Marker, weight
 from faregate.broker.journal.layout import Layout, prepare, write_json
+from faregate.broker.journal.lock import WriterLock
 from faregate.broker.journal.log import MOST_BYTES, MOST_ROWS, SEGMENT_SIZE, Log, now_us
 from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.recovery import Found, recover
@@ -100,14 +101,23 @@ class Journal:
         root = self.layout.root
         try:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return WriterLock(self.layout.lock)
-        except BlockingIOError:
-            raise JournalLocked(
-                f"the journal {root} is written by process {lock_holder(self.layout.lock)}: one process runs the nodes "
-                "of a journal; others publish through its spool ('faregate publish')"
-            ) from None
+            return WriterLock(
+                root,
+                "one process runs the nodes of a journal; others publish through its spool ('faregate publish')",
+                on_fork=self._forked,
+            )
         except OSError as exc:
             raise JournalFailed(f"the journal {root} cannot be opened for writing: {exc.strerror or exc}") from exc
+
+    def _forked(self) -> None:
+        """This is a child of the process that writes: it has copies of its files, and must not touch them."""
+        self.failure = JournalFailed(
+            f"this process was forked from the one that writes the journal {self.layout.root}, and must not write to "
+            "it: return the result to that process, or publish through the spool, with a bus of your own (bus.spool(…))"
+        )
+        self._on_failure = None
+        self._thread = None
+        self._side_lock = threading.Lock()  # the commit thread, which is not here, may have held it
 
     def _release_lock(self) -> None:
         if self._lock is not None:
@@ -316,7 +326,7 @@ class Journal:
 
     def spooled(self) -> list[tuple[Path, Spooled]]:
         """Batches from other processes that are not in the log yet. What cannot be read is set aside, loudly."""
-        found = []
+        found: list[tuple[Path, Spooled]] = []
         for path in waiting(self.layout, self._disk):
             if path in self._taken_in:
                 continue

@@ -1,0 +1,120 @@
+"""The journal's lock: one writer, whatever is removed under it, and none when the writer is dead."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import faregate as fg
+from faregate.broker.journal import Journal, JournalReader
+from faregate.broker.journal.inspect import repair
+from faregate.broker.journal.lock import WriterLock, lock_holder
+
+FORKING = """
+import asyncio, os, sys, time
+import faregate as fg
+
+class Noted(fg.Event):
+    text: str
+
+author, reader = fg.Node("author"), fg.Node("reader")
+
+@reader.on(Noted, source="author")
+async def read(noted: Noted):
+    pass
+
+async def main():
+    async with fg.Bus("journal:" + sys.argv[1], nodes=[author, reader]) as bus:
+        await bus.publish(Noted(text="of the writer"), node="author")
+        await bus.idle()
+        child = os.fork()
+        if not child:
+            in_child(bus)
+            os._exit(0)
+        print(child, flush=True)
+        sys.stdin.read()
+
+"""
+
+WAITS = FORKING + "def in_child(bus): time.sleep(600)\nasyncio.run(main())"
+
+WRITES = (
+    FORKING
+    + """
+def in_child(bus):
+    journal = bus.transport.journal
+    try:
+        journal.add_poison_queue("of-the-child")
+    except fg.JournalFailed as exc:
+        print(exc, flush=True)
+    journal.release()
+
+asyncio.run(main())
+"""
+)
+
+
+@contextmanager
+def writer(program: str, path: Path) -> Iterator["subprocess.Popen[str]"]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_the_lock_of_a_killed_writer_is_free_although_a_child_that_it_forked_lives_on(tmp_path: Path) -> None:
+    with writer(WAITS, tmp_path) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        try:
+            assert lock_holder(tmp_path) == str(process.pid)
+            with pytest.raises(fg.JournalLocked, match=f"is written by process {process.pid}"):
+                Journal(tmp_path)
+            process.kill()
+            process.wait()
+            os.kill(child, 0)
+            assert lock_holder(tmp_path) is None
+            Journal(tmp_path).release()
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_forked_child_writes_nothing_and_does_not_let_its_parents_lock_go(tmp_path: Path) -> None:
+    with writer(WRITES, tmp_path) as process:
+        assert process.stdout is not None
+        said = {process.stdout.readline(), process.stdout.readline()}
+        assert any("was forked from the one that writes the journal" in line for line in said)
+        assert lock_holder(tmp_path) == str(process.pid)
+        assert JournalReader(tmp_path).topology().queue("of-the-child-poison") is None
+
+
+def test_removing_the_file_lock_admits_no_second_writer(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    (tmp_path / "lock").unlink()
+    with pytest.raises(fg.JournalLocked, match="is written by process unknown: one process runs the nodes"):
+        Journal(tmp_path)
+    with pytest.raises(fg.JournalLocked, match="stop that process, then repair"):
+        repair(tmp_path, act=False)
+    assert lock_holder(tmp_path) == "unknown"
+    journal.release()
+    assert lock_holder(tmp_path) is None
+
+
+def test_a_refused_lock_leaves_the_name_of_its_holder_and_no_open_file(tmp_path: Path) -> None:
+    lock = WriterLock(tmp_path, "wait")
+    open_files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 (Path opens one of its own)
+    with pytest.raises(fg.JournalLocked, match=f"process {os.getpid()}: wait"):
+        WriterLock(tmp_path, "wait")
+    assert len(os.listdir("/proc/self/fd")) == open_files  # noqa: PTH208
+    lock.release()
+    lock.release()
+    assert lock_holder(tmp_path / "not there") is None
