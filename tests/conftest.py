@@ -1,7 +1,8 @@
-"""The Spark session that all tests share: starting one takes seconds, and a process can have only one."""
+"""What holds for every test: the signals of its children, its time limit, and the Spark session that all share."""
 
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,15 +16,33 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+LONG_TIER_SECONDS = 900
+"""The time limit of a test of the long tier; pyproject.toml has that of the others."""
+
+
+def pytest_configure() -> None:
+    """What runs in the background of a script ignores Ctrl-C, and so would the children that tests send it to.
+
+    A signal with a handler has its default in a child, and one that is ignored stays so: hence a handler that does
+    nothing. SIGHUP stays as it is: after `nohup` nobody wants the children to end with the terminal.
+    """
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run in several processes, those with a session run in one of them: there is one session."""
     for item in items:
+        # Where tests run in several processes, those with a session run in one of them: there is one session.
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("spark"))
+        if item.get_closest_marker("full") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONG_TIER_SECONDS))
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
+    """Starting one takes seconds, and a process can have only one."""
     java_home = os.environ.get("JAVA_HOME")
     if not (java_home and Path(java_home, "bin/java").exists()) and shutil.which("java") is None:
         missing("there is no Java for Spark: run the tests with ./dev test, which installs it")

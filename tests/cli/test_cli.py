@@ -12,6 +12,8 @@ from typing import IO
 
 import pytest
 
+from tests.child import Child
+
 ROOT = Path(__file__).parents[2]
 SHOP = "examples.shop.app:bus"
 ORDER = '{"order_id": "17", "customer": "ann", "total": 40}'
@@ -123,9 +125,9 @@ bus = TickingBus("memory:", nodes=[clock])
 
 
 @contextmanager
-def running(folder: Path, *arguments: str, app: str = APP) -> Iterator[subprocess.Popen[str]]:
+def running(folder: Path, *arguments: str, app: str = APP) -> Iterator[Child]:
     (folder / "ticking.py").write_text(app)
-    process = subprocess.Popen(
+    process = Child(
         [sys.executable, "-m", "faregate", "run", "ticking:bus", *arguments],
         cwd=folder,
         stdin=subprocess.PIPE,

@@ -17,10 +17,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from faregate.cli.demo import _ending_on_terminate
 from faregate.cli.demo_flow import Progress, Sample
 from faregate.cli.demo_plan import Envelopes, Plan
 from faregate.cli.demo_verdict import Audit, audit, judge
 from faregate.cli.demo_view import DemoView
+from tests.child import Child
 from tests.presence import missing
 
 LONG = 180.0
@@ -159,7 +161,7 @@ def test_a_folder_that_is_in_use_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_demo_leaves_no_process_and_no_file(tmp_path: Path, number: int, status: int) -> None:
     command = [sys.executable, "-m", "faregate", "demo", "--no-spark", "--orders", "100000"]
-    with subprocess.Popen(
+    with Child(
         command, env={**os.environ, "TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as demo:
         try:
@@ -177,6 +179,16 @@ def test_an_interrupted_demo_leaves_no_process_and_no_file(tmp_path: Path, numbe
     assert demo.returncode == status
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_demo_under_nohup_does_not_end_with_the_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with _ending_on_terminate():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 # --- the plan ----------------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from faregate.cli import app
 from faregate.errors import FaregateError
 from faregate.message import Envelope
 from faregate.transports.journal import JournalTransport
+from tests.child import Child
 
 ROOT = Path(__file__).parents[2]
 DISK = RealDisk()
@@ -770,7 +771,7 @@ def _check_numbers(path: Path, confirmed: int) -> None:
 
 def test_tail_follows_a_writer_in_another_process_until_ctrl_c(tmp_path: Path) -> None:
     layout = write(tmp_path / "j", 5)
-    with subprocess.Popen(
+    with Child(
         [sys.executable, "-m", "faregate", "journal", "tail", str(layout.root), "--follow", "-n", "2", "--json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

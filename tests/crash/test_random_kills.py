@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.child import Child
 from tests.crash.killing import ROOT, check, command, confirmed, finish
 from tests.crash.places import Place, place
 
@@ -14,7 +15,7 @@ from tests.crash.places import Place, place
 def kill_once(where: Place, numbers: list[int], facts: int) -> list[str]:
     """Run a worker until it has stated so many facts, kill it, and return what it stated; it may end before."""
     lines: list[str] = []
-    with subprocess.Popen(
+    with Child(
         command(where, numbers, talk=True), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
     ) as process:
         assert process.stdout is not None

@@ -11,12 +11,13 @@ import msgspec
 import pytest
 
 from faregate.broker.journal import JournalReader
+from tests.child import Child
 
 WORKER = Path(__file__).with_name("worker.py")
 
 
-def start(path: Path, what: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, str(WORKER), str(path), what], stdout=subprocess.PIPE, text=True)
+def start(path: Path, what: str) -> Child:
+    return Child([sys.executable, str(WORKER), str(path), what], stdout=subprocess.PIPE, text=True)
 
 
 def kill_once(path: Path, number: int, facts: int) -> list[str]:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.child import Child
+
 ROOT = Path(__file__).parents[2]
 
 APP = """
@@ -94,19 +96,19 @@ def test_run_to_the_end_and_run_until_told_to_stop(app: Path) -> None:
     publish(app, "publisher", 5)
     lines = [json.loads(line) for line in faregate(app, *RUN, "--json").splitlines()]
     assert lines[-1]["outcomes"] == {"handled": 5} and lines[0]["batch"] == 0
-    process = subprocess.Popen(
+    with Child(
         [sys.executable, "-m", "faregate", *RUN, "--trigger", "500ms"],
         cwd=app,
         env={**os.environ},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-    )
-    publish(app, "publisher", 4)
-    until = time.monotonic() + 120
-    while count(app) < 9 and time.monotonic() < until:
-        time.sleep(0.2)
-    process.send_signal(signal.SIGTERM)
-    told, _ = process.communicate(timeout=120)
+    ) as process:
+        publish(app, "publisher", 4)
+        until = time.monotonic() + 120
+        while count(app) < 9 and time.monotonic() < until:
+            time.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+        told, _ = process.communicate(timeout=120)
     assert process.returncode == 0, told
     assert "4 handled" in told and count(app) == 9

@@ -151,12 +151,13 @@ def _folder(keep: Path | None) -> Iterator[Path]:
 
 @contextmanager
 def _ending_on_terminate() -> Iterator[None]:
-    """SIGTERM and SIGHUP unwind like an exception, so that everything is cleaned up."""
+    """SIGTERM and SIGHUP unwind like an exception, so that everything is cleaned up; `nohup` stays in force."""
 
     def end(number: int, _: Any) -> None:
         sys.exit(128 + number)
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    heeded = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, end) for number in heeded}
     try:
         yield
     finally:
