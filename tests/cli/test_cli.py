@@ -3,10 +3,11 @@
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -177,6 +178,67 @@ def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
         assert process.wait(20) == 0
         assert process.stdout is not None
         assert "finished" not in process.stdout.read()
+
+
+STUCK = """
+import sys, threading
+import faregate as fg
+
+class Tick(fg.Event):
+    number: int
+
+clock = fg.Node("clock", schema="create table if not exists ticks(number integer)")
+
+@clock.on(Tick, source="clock")
+def work(tick: Tick, ctx: fg.Context):
+    ctx.db.execute("insert into ticks values (?)", (tick.number,))
+    print("started", flush=True)
+    if STUCK:
+        threading.Event().wait()
+
+class TickingBus(fg.Bus):
+    async def start(self):
+        await super().start()
+        await self.publish(Tick(number=1), node="clock", idempotency_key="1")
+
+bus = TickingBus("journal:./journal", nodes=[clock], store="sqlite:./clock.db", drain_seconds=0.2)
+"""
+
+
+def test_a_plain_function_that_never_returns_is_left_behind_by_name_when_draining_ends(tmp_path: Path) -> None:
+    with running(tmp_path, app=STUCK.replace("STUCK", "True")) as process:
+        wait_for(process.stdout, "started")
+        process.send_signal(signal.SIGTERM)
+        told = wait_for(process.stderr, "had not finished")
+        assert "work at clock (Tick from clock) had not finished Tick " in told
+        assert "its thread is left behind; nothing of it is committed, and it is delivered again" in told
+        assert process.wait(20) == 0
+    with running(tmp_path, "--json", app=STUCK.replace("STUCK", "False")) as process:
+        wait_for(process.stdout, "started")
+        process.send_signal(signal.SIGTERM)
+        assert json.loads(wait_for(process.stdout, "outcomes"))["outcomes"]["handled"] == 1
+        assert process.wait(20) == 0
+    with closing(sqlite3.connect(tmp_path / "clock.db")) as connection:
+        assert connection.execute("select number from ticks").fetchall() == [(1,)]
+
+
+def test_a_program_ends_though_a_plain_function_of_its_bus_never_returns(tmp_path: Path) -> None:
+    program = """
+async def main():
+    async with bus:
+        await asyncio.to_thread(begun.wait)
+import asyncio
+begun = threading.Event()
+asyncio.run(main())
+"""
+    handler = STUCK.replace("if STUCK:", "begun.set()\n    if True:")
+    ended = subprocess.run(
+        [sys.executable, "-c", handler + program], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "its thread is left behind" in ended.stderr
+    with closing(sqlite3.connect(tmp_path / "clock.db")) as connection:
+        assert connection.execute("select number from ticks").fetchall() == []
 
 
 def test_reload_starts_again_when_a_file_changes(tmp_path: Path) -> None:

@@ -451,3 +451,18 @@ async def test_headers_given_with_an_output_travel_with_it() -> None:
         await bench.settle()
         [envelope] = bench.envelopes(Noted)
     assert envelope.headers["tenant"] == "acme"
+
+
+async def test_plain_functions_get_as_many_threads_as_there_are_lanes() -> None:
+    lanes = 100
+    together = threading.Barrier(lanes)
+    billing = fg.Node("billing")
+
+    @billing.on(OrderPlaced, source="shop", order=fg.Parallel(lanes), prefetch=lanes, retry=None, redeliver=None)
+    def bill(order: OrderPlaced) -> None:
+        together.wait(30)
+
+    async with fg.Bus("memory:", nodes=[billing, fg.Node("shop")]) as bus:
+        await bus.publish_many([OrderPlaced(order_id=str(number)) for number in range(lanes)], node="shop")
+        await bus.idle(timeout=60)
+        assert bus.outcomes()["handled"] == lanes

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -21,6 +20,7 @@ from faregate.bus.receiver import Receiver
 from faregate.bus.sealing import KeyFields
 from faregate.bus.sender import Sender
 from faregate.bus.subscription import Subscription
+from faregate.bus.threads import HandlerThreads
 from faregate.bus.unit import Transactional
 from faregate.bus.worker import Worker
 from faregate.codec import BodyWriter
@@ -36,7 +36,6 @@ log = logging.getLogger("faregate.bus")
 
 MAX_MESSAGE_BYTES = 1024 * 1024
 RETAIN_LEDGER = 30 * 86_400.0
-_THREADS = 64
 _PREFETCH, _PREFETCH_WITH_STORE = 32, 2048
 """Messages that share a commit have to be here together."""
 
@@ -86,7 +85,7 @@ class Bus:
         self.url = hide_password(transport) if isinstance(transport, str) else type(transport).__name__
         self._transport = open_transport(transport, self.clock) if isinstance(transport, str) else transport
         self._drain_seconds = check_delay(drain_seconds, "drain_seconds")
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="faregate-handler")
+        self._pool = HandlerThreads()
         limit = check_count(max_message_bytes, "max_message_bytes", 1, 1 << 30)
         if compress_above is not None:
             check_count(compress_above, "compress_above", 0, 1 << 30)
@@ -113,6 +112,9 @@ class Bus:
         ]
         self._transport.on_disagreement = self._disagreement
         self._state = "new"
+        self.left_behind = 0
+        """How many handlers had not finished when `stop` gave up waiting for them. A program that wants to end now must
+        not wait for their threads or tasks."""
         self._loop: asyncio.AbstractEventLoop | None = None
         """Where it runs, once it does."""
 
@@ -197,7 +199,8 @@ class Bus:
         if self._state != "stopping":
             return
         limit = self._drain_seconds if deadline is None else deadline
-        await asyncio.gather(*(worker.stop(limit) for worker in self._workers))
+        left = await asyncio.gather(*(worker.stop(limit) for worker in self._workers))
+        self.left_behind = max(self.left_behind, sum(left))
         if self._state == "stopping":
             self._state = "stopped"
             await self._stores.stop(limit)

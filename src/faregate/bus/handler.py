@@ -59,7 +59,7 @@ def _caller(signature: Signature, places: Places, pool: Executor) -> Call:
     else:
         rest = fill(signature, places)
         bound = lambda ctx, first: function(first, *rest(ctx))  # noqa: E731
-    if signature.shape in ("coroutine", "async generator"):
+    if not signature.in_thread:
         return bound
     exhaust = signature.shape == "generator"
 

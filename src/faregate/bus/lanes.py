@@ -41,8 +41,13 @@ class Lanes:
         self._closing = False
         self.batch = 1
         """How many deliveries a lane takes at a time, at most."""
-        self.busy = 0
+        self.at_work: dict[asyncio.Task[None], list[Delivery]] = {}
+        """The lanes that are at work now, and on what."""
+
+    @property
+    def busy(self) -> int:
         """How many lanes are at work now."""
+        return len(self.at_work)
 
     def submit(self, delivery: Delivery) -> None:
         """Take a delivery from the transport."""
@@ -78,16 +83,18 @@ class Lanes:
             log.critical("a lane died; its message will be redelivered", exc_info=error)
 
     async def _lane(self) -> None:
+        lane = asyncio.current_task()
+        assert lane is not None
         runs = 0
         while not self._closing:
             while self._ready and not self._closing:
                 taken = self._take()
                 again: list[Delivery] = []
-                self.busy += 1
+                self.at_work[lane] = taken
                 try:
                     again = await self._run(taken)
                 finally:
-                    self.busy -= 1
+                    del self.at_work[lane]
                     if again and not self._closing:
                         self._alone.update(again)
                         self._ready.extendleft(reversed(again))
@@ -127,8 +134,8 @@ class Lanes:
         elif key is not None:
             self._keys.pop(key, None)
 
-    async def close(self, deadline: float) -> None:
-        """Start nothing more; let what runs finish for that many seconds, then cancel it."""
+    async def close(self, deadline: float) -> list[list[Delivery]]:
+        """Start nothing more; let what runs finish for that many seconds, then cancel it. What was cancelled."""
         self._closing = True
         self._ready.clear()
         self._alone.clear()
@@ -138,9 +145,12 @@ class Lanes:
                 idle.set_result(None)
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=deadline)
+            cancelled = [self.at_work[task] for task in late if task in self.at_work]
             for task in late:
                 task.cancel()
             if late:
                 _, stuck = await asyncio.wait(late, timeout=_CANCEL_SECONDS)
                 if stuck:
                     log.error("%d handlers do not heed that they were cancelled; they are left behind", len(stuck))
+                return cancelled
+        return []

@@ -28,6 +28,11 @@ class Signature:
     returns: Any
 
     @property
+    def in_thread(self) -> bool:
+        """Plain functions run in a thread, so that blocking code does not hold the event loop."""
+        return self.shape in ("function", "generator")
+
+    @property
     def resources(self) -> tuple[type, ...]:
         return tuple(slot for slot in self.extra if slot is not Context)
 

@@ -44,16 +44,32 @@ class Worker:
         if self.paused:
             self._consumer.pause()
 
-    async def stop(self, deadline: float) -> None:
-        """Take nothing more, finish what runs within the deadline, give the rest back."""
+    async def stop(self, deadline: float) -> int:
+        """Take nothing more, finish what runs within the deadline, give the rest back.
+
+        Returns how many handlers had not finished by then.
+        """
+        left: list[list[Delivery]] = []
         if self._resumption is not None:
             self._resumption.cancel()
         if self._consumer is not None:
             self._consumer.pause()
-            await self._lanes.close(deadline)
+            left = await self._lanes.close(deadline)
+            for deliveries in left:
+                self._tell_left(deliveries, deadline)
             await self._consumer.close()
         if self._renewal is not None:
             self._renewal.cancel()
+        return len(left)
+
+    def _tell_left(self, deliveries: list[Delivery], deadline: float) -> None:
+        log.warning(
+            "%s had not finished %s after %g s of draining: %s; nothing of it is committed, and it is delivered again",
+            self.subscription,
+            ", ".join(str(delivery.envelope) for delivery in deliveries),
+            deadline,
+            "its thread is left behind" if self.subscription.handler.in_thread else "it was cancelled",
+        )
 
     def pause(self, seconds: float | None) -> None:
         self.resume()

@@ -35,18 +35,24 @@ def run(
     # What is loaded by now stays: full collections need not walk it again and again.
     gc.collect()
     gc.freeze()
-    at_once = run_async(serve(bus))
+    run_async(_serve_to_the_end(bus, as_json))
+
+
+async def _serve_to_the_end(bus: Bus, as_json: bool) -> None:
+    await serve(bus)
     if as_json:
         print_json({"outcomes": bus.outcomes(), "subscriptions": [count._asdict() for count in bus.counts()]})
-    if at_once:
+    if bus.left_behind:  # leaving the event loop would wait for what those handlers started
+        logging.shutdown()
         sys.stdout.flush()
-        os._exit(0)  # a handler that still runs in a thread would keep the process alive
+        sys.stderr.flush()
+        os._exit(0)
 
 
-async def serve(bus: Bus) -> bool:
+async def serve(bus: Bus) -> None:
     """Run until SIGINT or SIGTERM, then drain; a second signal gives up waiting. Nothing settled is lost.
 
-    Returns whether it had to stop at once. Raises what the transport failed with.
+    Raises what the transport failed with.
     """
     loop = asyncio.get_running_loop()
     asked, insisted = asyncio.Event(), asyncio.Event()
@@ -80,7 +86,6 @@ async def serve(bus: Bus) -> bool:
         await draining
         if failure is not None:
             raise failure
-        return insisted.is_set()
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)

@@ -13,7 +13,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
 
@@ -24,6 +23,7 @@ from faregate.bus.lanes import Lanes
 from faregate.bus.node_store import NodeStore
 from faregate.bus.sender import Sender
 from faregate.bus.subscription import Subscription
+from faregate.bus.threads import HandlerThreads
 from faregate.codec import BodyWriter
 from faregate.codec import codec as find_codec
 from faregate.ports.clock import SystemClock
@@ -41,7 +41,6 @@ log = logging.getLogger("faregate.spark")
 
 CHUNK = 5_000
 """How many messages of a partition are in memory at a time."""
-_THREADS = 16
 
 
 class Line:
@@ -80,7 +79,7 @@ class Engine:
         self.spec = spec
         self.node = node_of(spec)
         self.clock = SystemClock()
-        self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="faregate-handler")
+        self.pool = HandlerThreads()
         self.store = open_store(spec.store, self.clock, blocking=True)
         self.records = LogRecords(self.store, self.node.name)
         wants_tokens = any(sub.dedup == "tokens" for sub in self.node.subscriptions.values())

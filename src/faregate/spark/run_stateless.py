@@ -12,7 +12,7 @@ Rules kept here:
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from faregate.bus.direct import Direct
 from faregate.bus.handler import compile_collect
 from faregate.bus.pipeline import is_retried
 from faregate.bus.sender import Sender
+from faregate.bus.threads import HandlerThreads
 from faregate.bus.verdict import describe_error, judge
 from faregate.codec import BodyWriter
 from faregate.codec import codec as find_codec
@@ -51,7 +52,6 @@ COUNTED = ("handled", "dead", "sent")
 OUTPUT = StructType([*(StructField(name, IntegerType(), False) for name in COUNTED), *STAGED.fields])
 """How the messages of a task ended, and what the sink takes."""
 _ARROW: Any = to_arrow_schema(OUTPUT)
-_THREADS = 16
 _AT_ONCE = 10_000
 MOST_DEAD = 1000
 """In one task: more than so many are an outage."""
@@ -145,7 +145,7 @@ class Message(NamedTuple):
 class Task:
     """The handlers of the node in one Spark task."""
 
-    def __init__(self, spec: RunSpec, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, spec: RunSpec, pool: Executor) -> None:
         node = node_of(spec)
         codec = find_codec(spec.codec)
         self._clock = SystemClock()
@@ -302,7 +302,7 @@ def _staging(
         folder = batch_folder(Layout(journal), *query_and_batch(context))
         loop = asyncio.new_event_loop()  # `asyncio.Runner` would print every result
         try:
-            with ThreadPoolExecutor(_THREADS, thread_name_prefix="faregate-handler") as pool:
+            with HandlerThreads() as pool:
                 task = Task(spec, pool)
                 staged = stage(folder, stem_of(context), pieces(task, loop.run_until_complete, batches))
         finally:
