@@ -153,8 +153,8 @@ class Work:
             return BlockingDatabase(self, self.unit.loop)
         if running is not self.unit.loop:
             raise WrongEventLoop(
-                f"ctx.db of {self.ctx} was used on another event loop than the bus runs on: in a thread call it plainly, "
-                "without a loop of its own, or hand it over with asyncio.run_coroutine_threadsafe"
+                f"ctx.db of {self.ctx} was used on another event loop than the bus runs on: in a thread call it "
+                "plainly, without a loop of its own, or hand it over with asyncio.run_coroutine_threadsafe"
             )
         if self.database_ is None:
             self.database_ = Database(self)
