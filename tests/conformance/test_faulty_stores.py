@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from faregate.errors import FaregateError, StoreConflict, StoreUnavailable
-from faregate.ports.store import ClaimRecord, DeadFilter, DeadLetter, DeadStatus, Known, LedgerRow, OutboxRow
+from faregate.ports.store import ClaimRecord, DeadFilter, DeadLetter, DeadStatus, Known, LedgerRow, OutboxRow, Sent
 from faregate.ports.tokens import NOBODY, Claim, Mode, Recipients, Token
 from faregate.stores.sql.columns import id_bytes
 from faregate.stores.sqlite import MemoryStore, MemoryTokenStore
@@ -311,6 +311,13 @@ class UsesNumbersAgain(Faulty):
                 " where name = 'faregate_outbox'"
             )
             return await super().send(rows)
+
+
+@breaks("what_a_handler_sent_is_kept_in_its_ledger_row")
+class ForgetsWhatWasSent(Faulty):
+    class tx(SqliteTransaction):
+        async def note_sent(self, node: str, rows: Sequence[Sent]) -> None:
+            await super().note_sent(node, rows[:1])
 
 
 @breaks("a_business_key_is_claimed_once_per_handler")

@@ -3,7 +3,10 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import reduce
+from operator import xor
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -184,3 +187,37 @@ async def test_cancelled_work_inside_a_batch_is_tried_again(url: str) -> None:
 
     _, found = await run(url, handle)
     assert found == ([*range(6)], [*range(6)])
+
+
+async def test_a_ledger_row_keeps_how_many_messages_its_handler_sent_and_a_digest_of_their_ids(url: str) -> None:
+    asking, answering, hearing = fg.Node("asking"), fg.Node("answering", schema=TABLE), fg.Node("hearing")
+    failed: set[int] = set()
+    heard: dict[str, list[str]] = {}
+
+    @answering.on(Asked, source="asking", order=fg.Parallel(1), retry=fg.Retry(2, delay=0.001))
+    async def answer(asked: Asked, ctx: fg.Context) -> list[Answered]:
+        if asked.n != 5:  # which sends, and has nothing to write
+            await ctx.db.execute("insert into notes values (?)", (asked.n,))
+        if asked.n == 4 and not failed:
+            failed.add(4)
+            ctx.publish(Answered(n=1000))
+            raise OSError("once")
+        return [Answered(n=asked.n) for _ in range(asked.n % 4)]
+
+    @hearing.on(Answered, source="answering")
+    async def hear(answered: Answered, ctx: fg.Context) -> None:
+        heard.setdefault(str(ctx.causation_id), []).append(ctx.publication_id)
+
+    async with fg.Bus("memory:", nodes=[asking, answering, hearing], store={"answering": url}) as bus:
+        await bus.publish_many([Asked(n=n) for n in range(8)], node="asking")
+        await bus.idle(timeout=LONG)
+        [store] = bus.stores.values()
+        transaction = store.transaction()
+        await transaction.begin()
+        rows = await transaction.fetchall("select message_id, sent, sent_ids from faregate_ledger")
+        await transaction.roll_back()
+    assert sorted(sent for _, sent, _ in rows) == [0, 0, 1, 1, 2, 2, 3, 3]
+    for message_id, sent, combined in rows:
+        known = heard.get(str(UUID(bytes=message_id)) if isinstance(message_id, bytes) else str(message_id), [])
+        together = reduce(xor, (UUID(each).int for each in known), 0)
+        assert (sent, int.from_bytes(combined or b"")) == (len(known), together)

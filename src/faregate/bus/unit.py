@@ -44,7 +44,7 @@ from faregate.errors import BelowFloor, CommitUnknown, RetryAfter, StaleLock, Un
 from faregate.ports import faults
 from faregate.ports.clock import Clock
 from faregate.ports.queue import Delivery, Outcome
-from faregate.ports.store import Known, LedgerRow, OutboxRow, Transaction
+from faregate.ports.store import Known, LedgerRow, OutboxRow, Sent, Transaction
 
 log = logging.getLogger("faregate.bus")
 
@@ -387,6 +387,13 @@ class Transactional(Receiver):
                 await self._shared.gate.commit(transaction, work)
             if self._identity is not None:
                 await self._identity.succeed(transaction, work)
+        return await self._send(transaction, done)
+
+    async def _send(self, transaction: Transaction, done: list[Work]) -> Recorded:
+        """Put what handlers sent into the outbox, and how much it was into the ledger."""
+        sent = [_sent_by(work) for work in done if work.outputs and work.row is not None]
+        if sent:
+            await transaction.note_sent(self._node, sent)
         return await self._shared.dispatcher.record(transaction, [row for work in done for row in work.outputs])
 
     async def _settle(self, work: Work) -> None:
@@ -505,8 +512,7 @@ class Transactional(Receiver):
         try:
             await transaction.begin()
             await transaction.unrecord(self._node, strays)
-            rows = [row for work in saved for row in work.outputs]
-            recorded = await self._shared.dispatcher.record(transaction, rows)
+            recorded = await self._send(transaction, saved)
             await transaction.commit()
         finally:
             await transaction.roll_back()
@@ -537,6 +543,14 @@ class Transactional(Receiver):
                 f"{work.envelope} came again with another body than the one that was handled; the handled one "
                 "counts. Two runs of a handler disagree, or one idempotency key stands for two things",
             )
+
+
+def _sent_by(work: Work) -> Sent:
+    """What the handler of a message sent, for its ledger row."""
+    combined = 0
+    for row in work.outputs:
+        combined ^= int(row.envelope.publication_id.replace("-", ""), 16)
+    return Sent(work.message_id, len(work.outputs), combined.to_bytes(16, "big"))
 
 
 def _start_again(works: list[Work]) -> None:

@@ -38,6 +38,15 @@ class LedgerRow(NamedTuple):
     outcome: LedgerOutcome = "handled"
 
 
+class Sent(NamedTuple):
+    """What the handler of one message sent: kept in its ledger row, so that an audit can count what arrived."""
+
+    message_id: str
+    count: int
+    ids: bytes
+    """Their publication ids, 16 bytes each, combined by exclusive or: in any order, and one that is lost is told."""
+
+
 class OutboxRow(NamedTuple):
     """One outgoing publication, recorded with the effects and dispatched after the commit."""
 
@@ -198,6 +207,13 @@ class Transaction(Protocol):
 
     async def unrecord(self, node: str, message_ids: Sequence[str]) -> None:
         """Take ledger rows out again that this transaction put in."""
+        ...
+
+    async def note_sent(self, node: str, rows: Sequence[Sent]) -> None:
+        """Keep what the handlers of some messages sent, in the ledger rows that this transaction put in.
+
+        A row that nothing is noted in has sent nothing.
+        """
         ...
 
     async def identify(self, node: str, handler: str, identity: str, at: float) -> bool:

@@ -12,7 +12,7 @@ import asyncio
 from typing import Any
 
 from faregate.errors import ConfigurationError, FaregateError, TransactionMisused
-from faregate.ports.store import Store, Transaction
+from faregate.ports.store import Sent, Store, Transaction
 from faregate.testing import store_suite_records as _records
 from faregate.testing.clock import rest
 from faregate.testing.store_rows import (
@@ -357,6 +357,24 @@ async def what_was_taken_out_can_be_recorded_again(subject: StoreSubject) -> Non
     assert set(await store.known("billing", given)) == {given[0]}
     async with committed(store) as tx:
         assert set(await tx.record("billing", [ledger(message_id) for message_id in given])) == {given[0]}
+
+
+@case
+async def what_a_handler_sent_is_kept_in_its_ledger_row(subject: StoreSubject) -> None:
+    store, given = subject.store, ids(4)
+    combined = [bytes([number]) * 16 for number in range(3)]
+    async with committed(store) as tx:
+        await tx.record("billing", [ledger(message_id) for message_id in given])
+        await tx.record("shipping", [ledger(given[0])])
+        await tx.note_sent("billing", [Sent(given[1], 1, combined[1]), Sent(given[2], 70_000, combined[2])])
+        await tx.note_sent("billing", [])
+    async with aborted(store) as tx:
+        await tx.record("stock", [ledger(given[0])])
+        await tx.note_sent("stock", [Sent(given[0], 5, combined[0])])
+    async with aborted(store) as tx:
+        rows = await tx.fetchall("select node, sent, sent_ids from faregate_ledger order by node, message_id")
+    billing = [(0, None), (1, combined[1]), (70_000, combined[2]), (0, None)]
+    assert rows == [*(("billing", *each) for each in billing), ("shipping", 0, None)], f"{rows}"
 
 
 @case

@@ -3,8 +3,8 @@
 -- name: record
 -- Insert ledger rows in the order of their ids (or two batches could lock each other); the new ids if some were there.
 with inserted as (
-    insert into faregate_ledger (node, message_id, digest, key, position, handled_at, outcome)
-    select %s, given.*
+    insert into faregate_ledger (node, message_id, digest, key, position, handled_at, outcome, sent)
+    select %s, given.*, 0
     from unnest(%s::uuid[], %b::bytea[], %s::text[], %s::bigint[], %s::float8[], %s::text[])
         as given (message_id, digest, key, position, handled_at, outcome)
     order by given.message_id
@@ -12,6 +12,12 @@ with inserted as (
     returning message_id
 )
 select coalesce(array_agg(message_id::text), '{}') from inserted having count(*) < %s;
+
+-- name: note_sent
+-- Keep what the handlers of some messages sent.
+update faregate_ledger as ledger set sent = given.sent, sent_ids = decode(given.sent_ids, 'hex')
+from unnest(%s::uuid[], %s::int[], %s::text[]) as given (message_id, sent, sent_ids)
+where ledger.node = %s and ledger.message_id = given.message_id;
 
 -- name: recorded
 -- The digests of some handled messages.

@@ -2,8 +2,9 @@
 -- compares; a database is set up by the migrations alone. Times are seconds since the epoch. The tables are made in the
 -- first schema of the search path.
 
--- The messages that were handled. Retention goes by time, and the rows lie in its order: a block range index is next to
--- free and enough.
+-- The messages that were handled, and what their handlers sent: how many messages, and their publication ids combined by
+-- exclusive or (null: nobody counted). Retention goes by time, and the rows lie in its order: a block range index is
+-- next to free and enough.
 create table faregate_ledger (
     node text not null,
     message_id uuid not null,
@@ -12,6 +13,8 @@ create table faregate_ledger (
     position bigint,
     handled_at double precision not null,
     outcome text not null,
+    sent integer,
+    sent_ids bytea,
     primary key (node, message_id)
 );
 create index faregate_ledger_by_time on faregate_ledger using brin (handled_at);

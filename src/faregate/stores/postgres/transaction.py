@@ -2,7 +2,7 @@
 
 Rules kept here:
 - A round trip is what costs. What has no result that anybody waits for (BEGIN, savepoints, removing dispatched rows,
-  resolving dead letters) waits and goes out as one text, before the next statement with parameters or together with
+  resolving dead letters, noting what was sent) waits and goes out as one text, before the next statement with parameters or together with
   COMMIT. (The driver's pipeline would save one more round trip; with the server on the same machine it was slower for
   single messages.)
 - Whoever asks for the driver's connection finds everything sent, in order.
@@ -18,7 +18,7 @@ from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.sql import SQL, Literal
 
 from faregate.errors import StoreUnavailable, TransactionMisused
-from faregate.ports.store import DeadLetter, DeadStatus, LedgerRow, OutboxRow
+from faregate.ports.store import DeadLetter, DeadStatus, LedgerRow, OutboxRow, Sent
 from faregate.ports.tokens import NOBODY, Recipients, Token
 from faregate.stores.postgres.faults import is_lost, raise_translated
 from faregate.stores.postgres.rows import QUERIES, token_columns
@@ -32,6 +32,7 @@ _BEGIN, _UNDO = "begin", "rollback to faregate"
 _RECORD, _SEND, _SEND_ATTEMPTS = QUERIES["record"], QUERIES["send"], QUERIES["send_attempts"]
 _DISPATCHED = QUERIES["dispatched"]
 _RESOLVE = QUERIES["resolve"].replace("%s", "{}")
+_NOTE_SENT = QUERIES["note_sent"].replace("%s", "{}")
 
 
 class PostgresTransaction:
@@ -203,6 +204,12 @@ class PostgresTransaction:
 
     async def unrecord(self, node: str, message_ids: Sequence[str]) -> None:
         await self._run(QUERIES["unrecord"], (node, list(message_ids)))
+
+    async def note_sent(self, node: str, rows: Sequence[Sent]) -> None:
+        if rows:
+            message_ids, counts, sent = zip(*rows, strict=True)
+            values = ([*message_ids], [*counts], [each.hex() for each in sent], node)
+            self._waiting.append(SQL(_NOTE_SENT).format(*map(Literal, values)).as_string())
 
     async def identify(self, node: str, handler: str, identity: str, at: float) -> bool:
         return (await self._run(QUERIES["identify"], (node, handler, identity, at))).rowcount == 1

@@ -2,8 +2,12 @@
 
 -- name: record
 -- Insert a ledger row unless the message was handled.
-insert into faregate_ledger (node, message_id, digest, key, position, handled_at, outcome)
-values (?, ?, ?, ?, ?, ?, ?) on conflict do nothing;
+insert into faregate_ledger (node, message_id, digest, key, position, handled_at, outcome, sent)
+values (?, ?, ?, ?, ?, ?, ?, 0) on conflict do nothing;
+
+-- name: note_sent
+-- Keep what a message's handler sent.
+update faregate_ledger set sent = ?, sent_ids = ? where node = ? and message_id = ?;
 
 -- name: recorded
 -- One ledger row's place and digest.

@@ -13,7 +13,7 @@ from typing import Any
 
 from faregate.errors import TransactionMisused
 from faregate.ports.clock import Clock
-from faregate.ports.store import DeadLetter, DeadStatus, LedgerRow, OutboxRow
+from faregate.ports.store import DeadLetter, DeadStatus, LedgerRow, OutboxRow, Sent
 from faregate.ports.tokens import NOBODY, Recipients, Token
 from faregate.stores.sql import columns
 from faregate.stores.sql.columns import attempts_text, id_bytes, id_text, pack
@@ -25,6 +25,7 @@ from faregate.stores.sqlite.rows import QUERIES, dead_letter, token_values
 _BY_ID = itemgetter(0)
 _RECORD = QUERIES["record"]
 _SEND = QUERIES["send"]
+_NOTE_SENT = QUERIES["note_sent"]
 _DISPATCHED, _DISPATCHED_RANGE = QUERIES["dispatched"], QUERIES["dispatched_range"]
 _LAST_ROWID = QUERIES["last_rowid"]
 
@@ -155,6 +156,9 @@ class SqliteTransaction:
 
     async def unrecord(self, node: str, message_ids: Sequence[str]) -> None:
         self._run_many(QUERIES["unrecord"], [(node, id_bytes(message_id)) for message_id in message_ids])
+
+    async def note_sent(self, node: str, rows: Sequence[Sent]) -> None:
+        self._run_many(_NOTE_SENT, [(count, sent, node, id_bytes(message_id)) for message_id, count, sent in rows])
 
     async def identify(self, node: str, handler: str, identity: str, at: float) -> bool:
         return self._run(QUERIES["identify"], (node, handler, identity, at)).rowcount == 1
