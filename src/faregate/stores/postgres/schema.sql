@@ -2,8 +2,8 @@
 -- compares; a database is set up by the migrations alone. Times are seconds since the epoch. The tables are made in the
 -- first schema of the search path.
 
--- The messages that were handled, and what their handlers sent: how many messages, and their publication ids combined by
--- exclusive or (null: nobody counted). Retention goes by time, and the rows lie in its order: a block range index is
+-- The messages that were handled, and what their handlers sent: how many messages, and their publication ids combined
+-- by exclusive or (null: nobody counted). Retention goes by time, and the rows lie in its order: a block range index is
 -- next to free and enough.
 create table faregate_ledger (
     node text not null,

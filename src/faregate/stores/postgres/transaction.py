@@ -2,9 +2,9 @@
 
 Rules kept here:
 - A round trip is what costs. What has no result that anybody waits for (BEGIN, savepoints, removing dispatched rows,
-  resolving dead letters, noting what was sent) waits and goes out as one text, before the next statement with parameters or together with
-  COMMIT. (The driver's pipeline would save one more round trip; with the server on the same machine it was slower for
-  single messages.)
+  resolving dead letters, noting what was sent) waits and goes out as one text, before the next statement with
+  parameters or together with COMMIT. (The driver's pipeline would save one more round trip; with the server on the same
+  machine it was slower for single messages.)
 - Whoever asks for the driver's connection finds everything sent, in order.
 - A connection that turns out to be gone at the first statement is replaced once: nothing can have been committed.
 - A commit of a transaction in which a statement failed would be answered with ROLLBACK and no error: it is refused.

@@ -1,8 +1,8 @@
 -- The tables of Faregate in a SQLite database: what all migrations together make. For reading, and for a test that
 -- compares; a database is set up by the migrations alone. Message ids are 16 bytes, times are seconds since the epoch.
 
--- The messages that were handled, and what their handlers sent: how many messages, and their publication ids combined by
--- exclusive or (null: nobody counted). The rowid grows with time, so inserts go to the end of the table.
+-- The messages that were handled, and what their handlers sent: how many messages, and their publication ids combined
+-- by exclusive or (null: nobody counted). The rowid grows with time, so inserts go to the end of the table.
 create table faregate_ledger (
     seq integer primary key,
     node text not null,
