@@ -42,7 +42,7 @@ class Sent(NamedTuple):
     """What the handler of one message sent: kept in its ledger row, so that an audit can count what arrived."""
 
     message_id: str
-    count: int
+    messages: int
     ids: bytes
     """Their publication ids, 16 bytes each, combined by exclusive or: in any order, and one that is lost is told."""
 
