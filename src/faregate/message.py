@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar, dataclass_transform, overload
 import msgspec
 
 from faregate.errors import InvalidName, UnknownMessage
+from faregate.plain import plain
 
 Kind = Literal["event", "command"]
 C = TypeVar("C", bound=type)
@@ -205,4 +206,5 @@ class Envelope(msgspec.Struct, gc=False, omit_defaults=True):
 
     def __str__(self) -> str:
         """How errors and logs name a message."""
-        return f"{self.type or 'untyped'} {self.publication_id or '(no id)'} from {self.source or '(no source)'}"
+        named = f"{self.type or 'untyped'} {self.publication_id or '(no id)'} from {self.source or '(no source)'}"
+        return plain(named)

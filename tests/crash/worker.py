@@ -87,7 +87,7 @@ async def run(task: Task) -> None:
 async def swept(bus: fg.Bus) -> None:
     """Return once the keepers have removed what an earlier process left half done."""
     async with asyncio.timeout(LONG):
-        for store in bus._stores.stores.values():
+        for store in bus._stores.stores:
             while await store.dispatched_rows(1) or await store.claim_records(1e12, 1):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 

@@ -13,6 +13,7 @@ from faregate.broker.selector import Selector
 from faregate.broker.topics import Route, Topics
 from faregate.errors import ConfigurationError, QueueNotFound, Unroutable
 from faregate.message import Envelope
+from faregate.plain import plain
 from faregate.ports.clock import Clock
 from faregate.ports.queue import Binding, Poisoned, poison_queue
 
@@ -127,18 +128,18 @@ class Broker:
         route = self.topics.route(envelope)
         if envelope.kind == "command" and wanted and not set(wanted).issubset(route.recipients if route.queues else ()):
             raise Unroutable(
-                f"the command {envelope.type} ({envelope.publication_id}) to {envelope.destination!r} names recipients "
-                f"that do not handle it there: {', '.join(wanted)}"
+                f"the command {envelope} to {envelope.destination!r} names recipients that do not handle it there: "
+                f"{plain(', '.join(wanted))}"
             )
         if not route.queues and envelope.attempt_id is not None:
             raise Unroutable(
-                f"the signal {envelope.type} ({envelope.publication_id}) goes to {', '.join(wanted)}, which has "
-                "unsubscribed since: subscribe again and replay it, or discard it"
+                f"the signal {envelope} goes to {plain(', '.join(wanted))}, which has unsubscribed since: "
+                "subscribe again and replay it, or discard it"
             )
         if not route.queues and envelope.kind == "command":
             raise Unroutable(
-                f"no node {envelope.destination!r} handles the command {envelope.type} "
-                f"({envelope.publication_id}): subscribe to it there, or send it elsewhere"
+                f"no node {envelope.destination!r} handles the command {envelope}: subscribe to it there, or send it "
+                "elsewhere"
             )
         envelope.recipients = route.recipients
         return route

@@ -416,14 +416,14 @@ class Bus:
 
     def _dead(self) -> DeadLetters:
         self._check_running()
-        if not self.stores:
+        if not self._stores:
             raise ConfigurationError("dead letters are kept in a store, and this bus has none: fg.Bus(…, store='…')")
-        return DeadLetters(self.stores.values(), self.clock)
+        return DeadLetters(self._stores.stores, self.clock)
 
     @property
     def stores(self) -> Mapping[str, Store]:
-        """The nodes' stores by URL; they are open while the bus runs."""
-        return self._stores.stores
+        """The nodes' stores, each by its URL without a password; they are open while the bus runs."""
+        return {store.url: store for store in self._stores.stores}
 
     def store_of(self, node: str | Node) -> Store | None:
         """The store of a node; it is open while the bus runs."""

@@ -11,6 +11,7 @@ from faregate.bus.outgoing import RECORDED, Outgoing, Recorded, publish, send
 from faregate.errors import ConfigurationError
 from faregate.ids import message_id
 from faregate.message import Envelope
+from faregate.plain import plain
 from faregate.ports.queue import Delivery
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ class Context:
     def __str__(self) -> str:
         """How logs and errors name the work at hand."""
         key = f" key {self.key}" if self.key is not None else ""
-        return (
+        return plain(
             f"{self._envelope.type} {self.message_id} at {self._node} "
             f"(from {self._envelope.source}, correlation {self.correlation_id}{key})"
         )

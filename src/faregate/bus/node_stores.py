@@ -40,18 +40,19 @@ class NodeStores:
         urls = _urls(nodes, store)
         _check_needs(nodes.values(), urls)
         self._nodes = nodes
-        urls, self.stores = _open_once(urls, clock)
+        urls, opened_by_url = _open_once(urls, clock)
+        self.stores = list(opened_by_url.values())
         token_url = _token_url(nodes.values(), urls, tokens)
         self._tokens = None if token_url is None else open_token_store(token_url, clock)
         self.directory = Directory(self._tokens) if self._tokens is not None else None
         self.dispatchers: dict[str, Dispatcher] = {}
-        for url, opened in self.stores.items():
+        for url, opened in opened_by_url.items():
             attempts = Attempts(opened, self.directory, clock, alarms) if self.directory is not None else None
             owners = [name for name, its_url in urls.items() if its_url == url]
             self.dispatchers[url] = Dispatcher(opened, transport, clock, alarms, attempts, owners)
         self._of: dict[str, NodeStore] = {}
         for name, url in urls.items():
-            opened, dispatcher, gate = self.stores[url], self.dispatchers[url], None
+            opened, dispatcher, gate = opened_by_url[url], self.dispatchers[url], None
             if self._tokens is not None and self._tokens.identity != opened.identity:
                 gate = TokenGate(name, opened, self._tokens, dispatcher, alarms, clock)
             self._of[name] = NodeStore(opened, dispatcher, alarms, self._tokens, gate)
@@ -69,7 +70,7 @@ class NodeStores:
     async def open(self) -> None:
         """Connect and bring tables up to date; run the nodes' own schemas. Leaves nothing open when that fails."""
         try:
-            for store in self.stores.values():
+            for store in self.stores:
                 await store.open()
             if self._tokens is not None:
                 await self._tokens.open()
@@ -104,7 +105,7 @@ class NodeStores:
     async def close(self) -> None:
         if self._tokens is not None:
             await self._tokens.close()
-        for store in self.stores.values():
+        for store in self.stores:
             await store.close()
 
     async def idle(self) -> None:

@@ -18,6 +18,7 @@ from faregate.bus.verdict import Verdict, first_line, judge
 from faregate.codec import BodyReader
 from faregate.errors import MissingProperties, UnknownType
 from faregate.message import Envelope
+from faregate.plain import plain
 from faregate.ports import faults
 from faregate.ports.clock import Clock
 from faregate.ports.queue import Delivery
@@ -70,7 +71,7 @@ class Receiver(ABC):
         if not envelope.type:
             raise MissingProperties("the message does not say what type it is")
         raise UnknownType(
-            f"{self.subscription} handles the {self._kind} {self._type}, not the {envelope.kind} {envelope.type}"
+            f"{self.subscription} handles the {self._kind} {self._type}, not the {envelope.kind} {plain(envelope.type)}"
         )
 
     def _judge(self, delivery: Delivery, ctx: Context | None, exc: BaseException) -> Verdict:

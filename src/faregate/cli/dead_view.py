@@ -12,9 +12,10 @@ from rich.text import Text
 
 from faregate.bus.dead import body_of
 from faregate.cli.journal_progress import counted
-from faregate.cli.output import console, printable
+from faregate.cli.output import console
 from faregate.errors import Undecodable
 from faregate.message import Envelope
+from faregate.plain import plain
 from faregate.ports.store import DeadLetter
 
 _STYLES = {"open": "red", "replayed": "yellow", "resolved": "green", "discarded": "dim"}
@@ -92,7 +93,7 @@ def show_list(letters: Sequence[DeadLetter], *, more: bool) -> None:
         console.print("no dead letters")
         return
     now = time.time()
-    rows = [(*map(printable, _cells(letter)), age(letter.last_failed_at, now)) for letter in letters]
+    rows = [(*map(plain, _cells(letter)), age(letter.last_failed_at, now)) for letter in letters]
     widths = [max(len(row[place]) for row in (_HEADINGS, *rows)) for place in range(len(_HEADINGS))]
     _print(Text(_GAP.join(_HEADINGS[place].ljust(width) for place, width in enumerate(widths)).rstrip(), "bold"))
     for letter, row in zip(letters, rows, strict=True):
@@ -101,7 +102,7 @@ def show_list(letters: Sequence[DeadLetter], *, more: bool) -> None:
             line.append(cell.ljust(width) + _GAP, _STYLES.get(letter.status, "") if place == 4 else "")
         line.rstrip()
         _print(line)
-        _print(Text(f"    {printable(letter.error.partition(chr(10))[0])}", "dim"))
+        _print(Text(f"    {plain(letter.error.partition(chr(10))[0])}", "dim"))
     counts = Counter(letter.status for letter in letters)
     console.print(f"{', '.join(f'{count:,} {status}' for status, count in counts.items())}{', and more' * more}")
 
@@ -151,7 +152,7 @@ def show_letter(letter: DeadLetter) -> None:
     for name, value in facts.items():
         if value:
             style = _STYLES.get(letter.status, "") if name == "status" else ""
-            console.print(Text.assemble((f"{name:<12}", "bold"), (printable(value), style)), soft_wrap=True)
+            console.print(Text.assemble((f"{name:<12}", "bold"), (plain(value), style)), soft_wrap=True)
     if envelope.headers:
         _show_part("headers", [f"{name}: {value}" for name, value in envelope.headers.items()])
     body, readable = _body(envelope)
@@ -168,4 +169,4 @@ def _show_part(heading: str, lines: Sequence[str]) -> None:
     console.print()
     console.print(Text(heading, "bold"))
     for line in lines:
-        console.print(Text(f"  {printable(line)}"), soft_wrap=True)
+        console.print(Text(f"  {plain(line)}"), soft_wrap=True)

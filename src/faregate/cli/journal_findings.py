@@ -9,6 +9,7 @@ from rich.text import Text
 from faregate.broker.journal.inspect import Finding, Inspection, offsets
 from faregate.cli.journal_progress import counted, size_text
 from faregate.cli.output import console
+from faregate.plain import plain
 
 _SHOWN_FINDINGS = 50
 
@@ -44,7 +45,7 @@ def _show_findings(root: Path, found: Inspection) -> None:
             if finding.position is not None:
                 where += f" at {finding.position}"
             lost = f" ({offsets(*finding.lost)})" if finding.lost is not None else ""
-            console.print(Text.assemble((where, style), f" {finding.what}{lost}"), soft_wrap=True)
+            console.print(Text.assemble((where, style), f" {plain(finding.what)}{lost}"), soft_wrap=True)
         if len(findings) > _SHOWN_FINDINGS:
             console.print(f"… and {len(findings) - _SHOWN_FINDINGS:,} more; --json lists them")
 
@@ -86,7 +87,7 @@ def show_repair(root: Path, before: Inspection, after: Inspection | None) -> Non
         return
     console.print("done:" if after is not None else "would be done:", style="bold")
     for step in before.steps:
-        console.print(f"  {step.what}", markup=False, soft_wrap=True)
+        console.print(f"  {plain(step.what)}", markup=False, soft_wrap=True)
     console.print(_lost_text(before.lost()), soft_wrap=True)
     if after is None:
         console.print(

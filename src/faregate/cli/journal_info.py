@@ -23,6 +23,7 @@ from faregate.broker.journal.recovery import Found, Single, recover
 from faregate.broker.journal.spool import waiting
 from faregate.cli.journal_progress import counted, size_text
 from faregate.cli.output import console
+from faregate.plain import plain
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -160,7 +161,7 @@ def show(told: dict[str, Any]) -> None:
     if told["quarantine"]:
         facts.add_row("quarantine", counted(told["quarantine"], "file"))
     console.print(facts)
-    _show_table(("messages of type", "count"), [(name, f"{count:,}") for name, count in told["types"].items()])
+    _show_table(("messages of type", "count"), [(plain(name), f"{count:,}") for name, count in told["types"].items()])
     if segments["compacted_messages"]:
         console.print(f"and {counted(segments['compacted_messages'], 'message')} in compacted segments", style="dim")
     _show_table(
@@ -182,7 +183,7 @@ def show(told: dict[str, Any]) -> None:
     for name in told["foreign"]:
         console.print(f"{name} does not belong to the journal and is left alone", style="yellow", markup=False)
     for text in told["trouble"]:
-        console.print(text, style="red", markup=False, soft_wrap=True)
+        console.print(plain(text), style="red", markup=False, soft_wrap=True)
 
 
 def _offsets(told: dict[str, Any]) -> str:

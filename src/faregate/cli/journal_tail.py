@@ -13,7 +13,8 @@ from rich.text import Text
 
 from faregate.broker.journal.export import of_types
 from faregate.broker.journal.reader import JournalReader
-from faregate.cli.output import console, print_json, printable
+from faregate.cli.output import console, print_json
+from faregate.plain import plain
 
 _POLL_SECONDS = 0.1
 _PREVIEW_BYTES = 4096
@@ -122,11 +123,11 @@ def print_line(line: Line, *, as_json: bool) -> None:
         "  ",
         line.time.replace("T", " "),
         "  ",
-        (printable(line.type), "bold"),
-        f"  {printable(line.source)}",
-        f" to {printable(line.destination)}" if line.destination else "",
-        (f"  key {printable(line.key)}" if line.key is not None else "", "green"),
-        (f"  {printable(line.publication_id)}", "dim"),
+        (plain(line.type), "bold"),
+        f"  {plain(line.source)}",
+        f" to {plain(line.destination)}" if line.destination else "",
+        (f"  key {plain(line.key)}" if line.key is not None else "", "green"),
+        (f"  {plain(line.publication_id)}", "dim"),
     )
     room = max(20, console.width - 4) if console.is_terminal else _PIPED_PREVIEW
     preview = _preview(line, room)
@@ -141,5 +142,5 @@ def _preview(line: Line, room: int) -> str:
     if line.payload is None:
         kind = " ".join(filter(None, (line.content_encoding, line.content_type or "bytes")))
         return f"<{line.payload_bytes:,} bytes of {kind}>"
-    text = printable(line.payload[: room + 1])
+    text = plain(line.payload[: room + 1])
     return text if len(text) <= room and not line.payload_cut else text[: room - 1] + "…"

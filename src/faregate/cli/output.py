@@ -1,23 +1,38 @@
-"""What the command line prints: people read the console, programs read JSON. Errors go to standard error."""
+"""What the command line prints: people read the console, programs read JSON. Errors go to standard error.
+
+Nothing in a message may steer the terminal. The consoles see to that, whatever they are given; a text that must stay on
+one line goes through `plain` first. JSON is ASCII.
+"""
 
 import json
 import sys
+from collections.abc import Iterable
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
-console = Console(highlight=False)
-errors = Console(stderr=True, highlight=False)
+from faregate.plain import plain
+
+
+class Screen(Console):
+    """A console that shows control characters of what it prints as their escapes; its own styles stay."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield Segment("\n".join(map(plain, segment.text.split("\n"))), segment.style)
+
+
+console = Screen(highlight=False)
+errors = Screen(stderr=True, highlight=False)
 
 
 def print_json(value: Any) -> None:
     """One line, so that a pipe can read it."""
     sys.stdout.write(json.dumps(value) + "\n")
-
-
-def printable(text: str) -> str:
-    """Nothing in a message may steer the terminal."""
-    return "".join(character if character.isprintable() else "·" for character in text)
 
 
 def fail(exc: Exception, *, as_json: bool) -> int:

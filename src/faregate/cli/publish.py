@@ -15,6 +15,7 @@ from faregate.cli.output import console, print_json
 from faregate.codec import BodyReader
 from faregate.errors import ConfigurationError
 from faregate.message import Envelope
+from faregate.plain import plain
 
 _LONGEST_BODY = 64 * 1024 * 1024
 
@@ -153,4 +154,4 @@ def _show(result: dict[str, Any]) -> None:
     what = "it is durable in the spool" if result.get("spooled") else outcomes or "nothing to do yet"
     console.print(f"published {result['type']} {result['publication_id']}: {what}")
     for record in result["dead"]:
-        console.print(f"  given up at {record['node']} ({record['reason']}): {record['error']}", markup=False)
+        console.print(plain(f"  given up at {record['node']} ({record['reason']}): {record['error']}"), markup=False)

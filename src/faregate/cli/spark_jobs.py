@@ -19,9 +19,10 @@ import typer
 from rich.table import Table
 
 from faregate.cli.journal_progress import AsJson, JournalPath, counted, plain_errors, progress
-from faregate.cli.output import console, fail, print_json, printable
+from faregate.cli.output import console, fail, print_json
 from faregate.cli.spark_session import LOCAL, Master, session, watched
 from faregate.errors import ConfigurationError, FaregateError
+from faregate.plain import plain
 from faregate.ports.schemes import hide_password
 
 _SHOWN = 20
@@ -122,7 +123,7 @@ def _show_audit(found: Any, listed: list[dict[str, Any]]) -> None:
         table.add_column(name.replace("_", " ").upper(), justify="right")
     for row in found.table:
         wrong = row["missing"] or row["double"] or row["out_of_order"]
-        table.add_row(printable(row["node"]), *(f"{row[name]:,}" for name in names), style="red" if wrong else None)
+        table.add_row(plain(row["node"]), *(f"{row[name]:,}" for name in names), style="red" if wrong else None)
     console.print(table)
     summary = found.summary
     for note in found.notes:
@@ -130,7 +131,7 @@ def _show_audit(found: Any, listed: list[dict[str, Any]]) -> None:
     for each in listed[:_SHOWN]:
         told = f"{each['kind']}: {each['text']}; message {each['message_id']}"
         at = f", publication {each['publication_id']}, offset {each['offset']}" if each["offset"] is not None else ""
-        console.print(printable(told + at), markup=False, soft_wrap=True, style="red")
+        console.print(plain(told + at), markup=False, soft_wrap=True, style="red")
     if summary["findings"] > _SHOWN:
         console.print(f"… {summary['findings'] - _SHOWN:,} more: --json lists up to --limit", markup=False)
     span = f"offsets {summary['from_offset']:,} to {summary['to_offset'] - 1:,}"
@@ -208,8 +209,8 @@ def _show_rates(rows: list[dict[str, Any]], seconds: float) -> None:
         ]
         span = round((last - first).total_seconds() / seconds) + 1
         table.add_row(
-            printable(node),
-            printable(kind),
+            plain(node),
+            plain(kind),
             sparkline([by_time.get(place, 0.0) for place in range(span)]),
             f"{ended:,}",
             f"{max(by_time.values()):,.1f}",
@@ -308,7 +309,7 @@ def replay(
         table.add_column(head)
     table.add_column("MESSAGES", justify="right")
     for row in kinds:
-        table.add_row(printable(row["type"]), printable(row["source"]), f"{row['count']:,}")
+        table.add_row(plain(row["type"]), plain(row["source"]), f"{row['count']:,}")
     console.print(table)
     counts = found.counts
     what = f"{counted(counts['messages'], 'message')} from offset {counts['from_offset']:,} on, {identity} identity"

@@ -8,8 +8,9 @@ from rich.table import Table
 
 from faregate.cli.dead_view import age, iso
 from faregate.cli.loop import run_async
-from faregate.cli.output import console, print_json, printable
+from faregate.cli.output import console, print_json
 from faregate.cli.targets import StoreUrl, check_lasting, opened
+from faregate.plain import plain
 from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import describe_store, open_store
 from faregate.ports.store import StoreInfo
@@ -85,16 +86,16 @@ def _show(found: StoreInfo) -> None:
     table.add_column("TABLE")
     table.add_column("ROWS", justify="right")
     for name, count in found.tables.items():
-        table.add_row(printable(name), f"{count:,}")
+        table.add_row(plain(name), f"{count:,}")
     console.print(table)
     for node, floor in found.floors.items():
-        told = f"the ledger of {printable(node)} remembers from {iso(floor)} on ({age(floor, now)})"
+        told = f"the ledger of {plain(node)} remembers from {iso(floor)} on ({age(floor, now)})"
         console.print(told, markup=False, soft_wrap=True)
     if found.oldest is not None:
         envelope = found.oldest.envelope
         waits = (
             f"waits in the outbox of {found.oldest.node} since {iso(envelope.sent_at)} ({age(envelope.sent_at, now)})"
         )
-        console.print(printable(f"{envelope} {waits}"), markup=False, soft_wrap=True)
+        console.print(plain(f"{envelope} {waits}"), markup=False, soft_wrap=True)
     elif not is_newer:
         console.print("the outbox is empty")

@@ -101,7 +101,7 @@ def _store_address(url: str) -> str:
 
 def hide_password(url: str) -> str:
     """A URL as errors and logs may show it. What may be a password is hidden, rather too much of it than too little:
-    one with an unquoted "@", "/" or "?" as well, and `password=`, however it is written."""
+    one with an unquoted "@", "/" or "?" as well, and `password=` and the like, however they are written."""
     shown = (_IN_URL if "//" in url else _IN_WORDS).sub(_without_password, url)
     start, slashes, rest = shown.partition("//")
     before, at, after = rest.rpartition("@")
@@ -110,9 +110,11 @@ def hide_password(url: str) -> str:
 
 
 _IN_URL = re.compile(r"([^?&=]+)(=)[^&]*")
+_SECRETS = ("pass", "secret", "token")
 _IN_WORDS = re.compile(r"([^\s=]+)(\s*=\s*)(?:'(?:[^'\\]|\\.)*'|\S*)")
 
 
 def _without_password(found: re.Match[str]) -> str:
     name, equals = found.groups()
-    return f"{name}{equals}***" if unquote(name).lower().endswith("password") else found[0]
+    decoded = unquote(name).lower()
+    return f"{name}{equals}***" if any(word in decoded for word in _SECRETS) else found[0]

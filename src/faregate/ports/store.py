@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import msgspec
 
 from faregate.message import Envelope
+from faregate.plain import plain
 from faregate.ports.tokens import Recipients, Token
 
 LedgerOutcome = Literal["handled", "skipped"]
@@ -98,7 +99,7 @@ class DeadLetter(msgspec.Struct, kw_only=True):
     envelope: Envelope
 
     def __str__(self) -> str:
-        return f"{self.type} {self.message_id} at {self.node} ({self.reason})"
+        return plain(f"{self.type} {self.message_id} at {self.node} ({self.reason})")
 
 
 class DeadFilter(msgspec.Struct, frozen=True, kw_only=True):

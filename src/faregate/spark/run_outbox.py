@@ -98,7 +98,7 @@ class OutboxSpooler:
 
     def _letter(self, row: OutboxRow) -> DeadLetter:
         envelope, now = row.envelope, self._clock.time()
-        exc = Unroutable(f"no node {envelope.destination!r} handles the command {envelope.type}")
+        exc = Unroutable(f"no node {envelope.destination!r} handles the command {envelope}")
         self._alarms.sound("unroutable", row.node, envelope.publication_id, str(exc))
         return DeadLetter(
             node=row.node,

@@ -51,7 +51,7 @@ class RecordingTransport(MemoryTransport):
         if envelope.kind == "event" or self.broker.topics.route(envelope).queues:
             return True
         if envelope.causation_id is None:
-            raise Unroutable(f"no node {envelope.destination!r} on this bench handles {envelope.type}")
+            raise Unroutable(f"no node {envelope.destination!r} on this bench handles {envelope}")
         return False
 
 
@@ -280,7 +280,7 @@ class Bench:
 
     def dead(self, node: str | None = None, *, status: DeadStatus | None = None) -> list[DeadLetter]:
         """The dead letters in the nodes' store, oldest first."""
-        (store,) = self.bus._stores.stores.values()
+        (store,) = self.bus._stores.stores
         return _at_once(store.dead(DeadFilter(node=node, status=status)))
 
     def outcomes(self) -> dict[str, int]:

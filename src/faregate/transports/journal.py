@@ -152,7 +152,7 @@ class JournalTransport:
             nodes = topology.nodes("command", envelope.destination, envelope.type)
             if not nodes or not nodes.issuperset(envelope.recipients):
                 raise Unroutable(
-                    f"no node {envelope.destination!r} handles the command {envelope.type} in the journal {self.path}"
+                    f"no node {envelope.destination!r} handles the command {envelope} in the journal {self.path}"
                 )
         await asyncio.to_thread(spool, reader.layout, RealDisk(), envelopes)
 

@@ -5,7 +5,8 @@ Rules kept here:
   transactions send their BEGIN together with their first statement.
 - A connection that broke never goes back to the pool. When one did, the idle ones are looked at too: after a restart of
   the server all of them are gone.
-- A password is in no message: everything said about the server goes by `url`, which has none.
+- A password is in no message: everything said about the server goes by `url`, which has none. A URL that the driver
+  would read otherwise than it was meant is refused: its errors quote what it took for a host or a port.
 """
 
 import asyncio
@@ -46,13 +47,8 @@ class PostgresServer:
     ) -> None:
         """`connections` at most; `wait_seconds` for a free one; `tries` at opening, first `delay` seconds apart.
         `blocking`: a statement may hold the event loop up for a moment (see `brief.py`)."""
-        self.url = _without_password(url)
-        try:
-            known = conninfo_to_dict(url)
-        except psycopg.Error as exc:
-            raise ConfigurationError(
-                f"{self.url!r} is no PostgreSQL URL; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
-            ) from exc
+        self.url = hide_password(url)
+        known = _parse(url)
         database = known.get("dbname") or known.get("user") or ""
         place = f"{known.get('host') or ''}:{known.get('port') or 5432}/{database}"
         self.identity = f"postgresql://{place} {known.get('options') or ''}".rstrip()
@@ -177,5 +173,18 @@ async def finish(work: Coroutine[Any, Any, T]) -> T:
     return running.result()
 
 
-def _without_password(url: str) -> str:
-    return re.sub(r"((?:^|[?&\s])password=)[^&\s]*", r"\1***", hide_password(url))
+def _parse(url: str) -> dict[str, Any]:
+    """What the driver makes of a URL. Raises `ConfigurationError`, without the driver's own words about it."""
+    known: dict[str, Any] | None = None
+    try:
+        known = conninfo_to_dict(url)
+    except psycopg.Error:
+        pass  # its text may quote the password, so it is not even kept as the cause
+    authority, _, path = url.partition("//")[2].partition("/")
+    is_misread = authority.count("@") > 1 or "@" in path.partition("?")[0]
+    if known is None or is_misread or not re.fullmatch(r"[\d,]*", str(known.get("port") or "")):
+        raise ConfigurationError(
+            f"{hide_password(url)!r} is no PostgreSQL URL: write postgresql://USER:PASSWORD@HOST:PORT/DATABASE, with "
+            "%40 for @, %3A for :, %2F for / and %25 for % within a part"
+        )
+    return known
