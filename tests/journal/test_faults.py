@@ -4,6 +4,7 @@ import asyncio
 import errno
 import json
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 import faregate as fg
 from faregate.broker.journal import Journal, JournalReader
+from faregate.broker.journal import frame as frames
 from faregate.broker.journal import settled as side_logs
 from faregate.broker.journal.disk import RealDisk, RealFile
 from faregate.broker.journal.errors import (
@@ -25,7 +27,7 @@ from faregate.broker.journal.errors import (
 from faregate.broker.journal.layout import Layout, prepare
 from faregate.broker.journal.log import Log
 from faregate.broker.journal.settled import HANDLED, REDELIVER, Record
-from faregate.broker.journal.spool import spool
+from faregate.broker.journal.spool import Intake, spool
 from faregate.message import Envelope
 from faregate.testing.clock import rest
 from faregate.testing.disk import SimulatedDisk
@@ -253,8 +255,148 @@ async def test_a_half_written_batch_is_set_aside_loudly_and_the_others_go_on(
     [record] = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert f"{half} is not a whole batch" in record.getMessage()
     assert "quarantine" in record.getMessage()
+    assert bus.alarms == {"unreadable-batch": 1}
     assert (layout.quarantine / half.name).read_bytes() == kept
     assert list(layout.spool.iterdir()) == []
+
+
+@pytest.mark.parametrize("when", ["at the start", "while it runs"])
+@pytest.mark.parametrize("what", ["a folder", "a link to nothing", "a link to a batch", "a pipe", "no permission"])
+async def test_what_cannot_be_read_stays_in_the_spool_with_an_alarm_and_the_others_go_on(
+    what: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await subscribe(tmp_path)
+    layout, disk = Layout(tmp_path), RealDisk()
+    odd = layout.spool / "2.batch"
+
+    def leave() -> None:
+        spool(layout, disk, [spooled_note("first")], "1")
+        if what == "a folder":
+            odd.mkdir()
+        elif what == "a pipe":
+            os.mkfifo(odd)
+        elif what == "no permission":
+            _forbid_reading(odd, monkeypatch)
+        else:
+            target = tmp_path / "elsewhere"
+            if what == "a link to a batch":
+                target.write_bytes((layout.spool / "1.batch").read_bytes())
+            odd.symlink_to(target)
+        spool(layout, disk, [spooled_note("last")], "3")
+
+    if when == "at the start":
+        leave()
+    seen: list[str] = []
+    alarms: list[fg.Alarm] = []
+    bus = bus_on(tmp_path, seen)
+    bus.on_alarm(alarms.append)
+    async with bus:
+        if when == "while it runs":
+            leave()
+        async with asyncio.timeout(10):
+            while len(seen) < 2:
+                await rest()
+        spool(layout, disk, [spooled_note("later")], "4")
+        async with asyncio.timeout(10):
+            while len(seen) < 3:
+                await rest()
+    assert seen == ["first", "last", "later"]
+    assert [(alarm.kind, alarm.message_id) for alarm in alarms] == [("unreadable-batch", "2.batch")]
+    assert f"{odd} cannot be taken in" in alarms[0].text and "(chown), or take it away" in alarms[0].text
+    assert [path.name for path in layout.spool.iterdir()] == ["2.batch"]
+
+
+def _forbid_reading(odd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests run as root too, who may read everything."""
+    odd.write_bytes(b"of somebody else")
+    read = RealDisk.read
+
+    def refused(disk: RealDisk, path: Path, position: int = 0, length: int = -1) -> bytes:
+        if path == odd:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return read(disk, path, position, length)
+
+    monkeypatch.setattr(RealDisk, "read", refused)
+
+
+def test_a_batch_that_cannot_be_read_is_tried_again_after_ever_longer_pauses_and_told_once() -> None:
+    disk, now, told, tries = SimulatedDisk(), 0.0, list[str](), list[float]()
+    layout = Layout(ROOT)
+    path = spool(layout, disk, [spooled_note("a")], "1")
+    intake = Intake(layout, disk, lambda mark: False, lambda name, text: told.append(text), lambda: now)
+    fault = disk.fail("read", errno.EIO, name=path.name)
+    while now < 400:
+        before = fault.hits
+        assert intake.look() == []
+        if fault.hits > before:
+            tries.append(now)
+        now += 0.5
+    assert tries == [0, 1, 3, 7, 15, 31, 63, 123, 183, 243, 303, 363]
+    assert len(told) == 1 and f"{path} cannot be taken in: " in told[0]
+    fault.lift()
+    now += 60
+    assert [(batch, [each.publication_id for each in found.envelopes]) for batch, found in intake.look()] == [
+        (path, ["a"])
+    ]
+    assert intake.look() == [], "it is on its way"
+
+
+def test_what_is_set_aside_never_takes_the_place_of_what_was_set_aside_before() -> None:
+    disk, layout, told = SimulatedDisk(), Layout(ROOT), list[str]()
+    intake = Intake(layout, disk, lambda mark: False, lambda name, text: told.append(text))
+    for content in (b"damaged", b"damaged otherwise"):
+        disk.replace(layout.spool / "1.batch", content)
+        assert intake.look() == []
+    assert {path.name: data for path, data in disk.files().items()} == {
+        "1.batch": b"damaged",
+        "1.batch.2": b"damaged otherwise",
+    }
+    assert str(layout.quarantine / "1.batch.2") in told[1]
+
+
+async def test_a_batch_that_the_log_cannot_take_is_set_aside_and_the_journal_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with station() as it:
+        spool(Layout(ROOT), it.disk, [noted("too much")], "1")
+        monkeypatch.setattr(frames, "LONGEST_BODY", 100)
+        it.broker.take_in_spool()
+        await it.settled()
+        monkeypatch.undo()
+        await it.publish(noted("after"))
+        assert await it.waiting() == ["after"]
+        assert it.disk.list(Layout(ROOT).quarantine) == ["1.batch"]
+
+
+async def test_a_batch_whose_file_cannot_be_removed_is_in_the_log_once_and_the_journal_goes_on() -> None:
+    async with station() as it:
+        disk = it.disk
+        assert isinstance(disk, SimulatedDisk)
+        spool(Layout(ROOT), disk, [noted("a")], "1")
+        fault = disk.fail("remove", errno.EACCES, name="1.batch")
+        for _ in range(3):
+            it.broker.take_in_spool()
+            await it.settled()
+        fault.lift()
+        await it.publish(noted("b"))
+        assert await it.waiting() == ["a", "b"]
+
+
+async def test_what_root_leaves_in_the_spool_belongs_to_the_owner_of_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "fchown", lambda _, *owner: given.append(owner))
+    stat = Path.stat
+
+    def owned(path: Path, **how: Any) -> Any:
+        found = stat(path, **how)
+        return os.stat_result((*found[:4], 1234, 56, *found[6:])) if path == tmp_path else found
+
+    monkeypatch.setattr(Path, "stat", owned)
+    RealDisk().replace(tmp_path / "1.batch", b"")
+    assert given == [(1234, 56)]
 
 
 async def test_a_batch_that_is_still_being_written_is_not_looked_at(tmp_path: Path) -> None:

@@ -390,7 +390,7 @@ async def test_a_journal_that_appends_a_batch_twice_or_loses_it_is_caught(
 async def test_a_journal_that_loses_a_part_of_a_spooled_batch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     real: Any = spool_module.read_spooled
     monkeypatch.setattr(
-        journal_module,
+        spool_module,
         "read_spooled",
         lambda path, disk: real(path, disk)._replace(envelopes=real(path, disk).envelopes[:2]),
     )

@@ -293,8 +293,13 @@ class DurableBroker(Broker):
         except FaregateError as exc:
             self.flight.land()
             self._forget(fresh, routes)
-            self._journal.hand_back(path)
+            self._journal.intake.returned(path)
             log.warning("a batch in the spool has to wait: %s", exc)
+        except Exception as exc:  # whatever is in it, the others must go on
+            self.flight.land()
+            self._forget(fresh, routes)
+            self._journal.intake.returned(path)
+            self._journal.intake.set_aside(path, exc)
 
     async def _take_in_poison(self, records: Sequence[Poisoned]) -> None:
         """Bury what came with a batch. After a crash between this and the batch it comes again, and is there."""

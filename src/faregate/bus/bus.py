@@ -111,6 +111,8 @@ class Bus:
             for subscription in node.subscriptions.values()
         ]
         self._transport.on_disagreement = self._disagreement
+        if isinstance(self._transport, SpoolTransport):
+            self._transport.on_unreadable = self._unreadable
         self._state = "new"
         self.left_behind = 0
         """How many handlers had not finished when `stop` gave up waiting for them. A program that wants to end now must
@@ -139,6 +141,9 @@ class Bus:
             f"{envelope} was published again with another body; the first one counts. Two runs of a handler disagree, "
             "or one idempotency key stands for two things",
         )
+
+    def _unreadable(self, name: str, text: str) -> None:
+        self._alarms.sound("unreadable-batch", "spool", name, text)
 
     # --- life ---------------------------------------------------------------------------------------------
 

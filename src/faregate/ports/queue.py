@@ -152,6 +152,10 @@ class Consumer(Protocol):
 class SpoolTransport(Protocol):
     """A transport that one process runs and others may publish to, without opening it."""
 
+    on_unreadable: Callable[[str, str], None] | None
+    """Told the name of something that others left and that cannot be taken in, and what became of it and what to do.
+    None: it is logged. It may be set at any time."""
+
     async def spool(self, envelopes: Sequence[Envelope]) -> None:
         """Leave all of them, as one, for the process that runs the nodes; returns once they are durable.
 

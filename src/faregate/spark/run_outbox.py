@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from hashlib import sha256
+from pathlib import Path
 
 from faregate.broker.journal.disk import RealDisk
 from faregate.broker.journal.errors import JournalLocked
@@ -129,6 +130,7 @@ def borrowed_journal(path: str, clock: Clock) -> JournalTransport:
 
 
 async def take_in_spool(transport: JournalTransport) -> bool:
+    """Whether everything is in the log now, but for what cannot be read: that is told, and waited for no longer."""
     layout, disk = JournalReader(transport.path).layout, RealDisk()
     if not waiting(layout, disk):
         return True
@@ -139,11 +141,15 @@ async def take_in_spool(transport: JournalTransport) -> bool:
     try:
         transport.begin()
         until = asyncio.get_running_loop().time() + _PATIENCE
-        while waiting(layout, disk) and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110 - files tell nobody
+
+        def left() -> list[Path]:
+            return [path for path in waiting(layout, disk) if not transport.journal.intake.is_put_off(path)]
+
+        while left() and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110 - files tell nobody
             await asyncio.sleep(0.005)
     finally:
         await transport.close()
-    return not waiting(layout, disk)
+    return not left()
 
 
 class _Spooling(NoTransport):

@@ -29,6 +29,7 @@ from faregate.broker.journal.columns import write_batch
 from faregate.broker.journal.disk import PRIVATE_FOLDER, RealDisk
 from faregate.broker.journal.errors import JournalCorrupt
 from faregate.broker.journal.layout import BATCH_SUFFIX, Layout
+from faregate.broker.journal.spool import LARGEST_BATCH
 from faregate.errors import MessageTooLarge
 from faregate.ports.queue import Poisoned
 
@@ -159,6 +160,11 @@ def move_into_spool(layout: Layout, origin: str, batch: int, staged: list[Staged
                 position += file.write(position, pieces)
                 previous = int.from_bytes(pieces[0][12:16], "little")  # where a frame's header keeps its CRC
                 part += 1
+        if position > LARGEST_BATCH:
+            raise MessageTooLarge(
+                f"a batch of {position} bytes is more than the journal takes as one, {LARGEST_BATCH}: limit the trigger "
+                "(maxMessagesPerTrigger)"
+            )
         file.sync()
     except BaseException:
         file.close()

@@ -183,7 +183,7 @@ class SimulatedDisk:
 
     def check(self, operation: str, path: Path, *, grows: bool = False) -> tuple[int, OSError] | None:
         """Whether the operation fails: how much of a write gets through, and the error."""
-        if self.read_only:
+        if self.read_only and operation != "read":
             return 0, _error(errno.EROFS, path)
         for fault in self._faults:
             if fault.strikes(operation, path):
@@ -212,6 +212,9 @@ class SimulatedDisk:
     def size(self, path: Path) -> int:
         return len(self._content(path).now)
 
+    def is_file(self, path: Path) -> bool:
+        return path not in self._folders and self._content(path) is not None
+
     def create(self, path: Path, size: int) -> SimulatedFile:
         with self.lock:
             if path in self._files:
@@ -228,6 +231,7 @@ class SimulatedDisk:
             return SimulatedFile(self, path, self._files[path])
 
     def read(self, path: Path, position: int = 0, length: int = -1) -> bytes:
+        self.refuse("read", path)
         now = self._content(path).now
         return bytes(now[position:] if length < 0 else now[position : position + length])
 

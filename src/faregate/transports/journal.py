@@ -18,6 +18,7 @@ from faregate.broker.durable import RESIDENT_BYTES, DurableBroker
 from faregate.broker.journal import Journal, JournalReader
 from faregate.broker.journal.disk import RealDisk
 from faregate.broker.journal.errors import JournalFailed
+from faregate.broker.journal.journal import log_unreadable
 from faregate.broker.journal.log import SEGMENT_SIZE
 from faregate.broker.journal.retention import Retention
 from faregate.broker.journal.spool import spool
@@ -54,6 +55,7 @@ class JournalTransport:
         self._begun = False
         self._failed: asyncio.Future[Exception] | None = None
         self.on_disagreement: Callable[[Envelope], None] | None = None
+        self.on_unreadable: Callable[[str, str], None] | None = None
 
     @property
     def broker(self) -> DurableBroker:
@@ -69,6 +71,7 @@ class JournalTransport:
             segment_size=self._segment_size,
             retention=self._retention,
             on_failure=self._journal_failed,
+            on_unreadable=self._unreadable,
         )
         try:
             self._broker = DurableBroker(
@@ -111,6 +114,9 @@ class JournalTransport:
         if self.on_disagreement is not None:
             self.on_disagreement(envelope)
 
+    def _unreadable(self, name: str, text: str) -> None:
+        (self.on_unreadable or log_unreadable)(name, text)
+
     def begin(self) -> None:
         """All queues are bound: what other processes left, and what they will leave, may come in."""
         if not self._begun:
@@ -122,8 +128,8 @@ class JournalTransport:
     def _look_into_spool(self) -> None:
         if self._broker is None or self.journal.failure is not None:
             return
-        self.broker.take_in_spool()
         self._watch = asyncio.get_running_loop().call_later(_SPOOL_SECONDS, self._look_into_spool)
+        self.broker.take_in_spool()
 
     def publish(self, envelopes: Sequence[Envelope]) -> Coroutine[Any, Any, None]:
         """The broker's own coroutine: thousands may wait at once, and each frame less is felt."""

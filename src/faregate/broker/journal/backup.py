@@ -168,8 +168,10 @@ class Copy:
             return 0
 
     def _file(self, path: Path, target: Path, size: int | None = None) -> bool:
-        """Copy a file, or its first bytes, synced; False when it is not there (any more)."""
+        """Copy a file, or its first bytes, synced; False when it is not there (any more), or is no plain file."""
         try:
+            if not self._disk.is_file(path):
+                return False
             source = path.open("rb")
         except FileNotFoundError:
             return False

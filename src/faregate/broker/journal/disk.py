@@ -8,7 +8,8 @@ import contextlib
 import errno
 import mmap
 import os
-from collections.abc import Sequence
+import stat
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,6 +37,10 @@ class Disk(Protocol):
         ...
 
     def size(self, path: Path) -> int: ...
+    def is_file(self, path: Path) -> bool:
+        """Whether it is a plain file: no folder, link or pipe, which cannot be read like one."""
+        ...
+
     def create(self, path: Path, size: int) -> File:
         """A new file of zeros with its space reserved; raises OSError (ENOSPC) and leaves nothing otherwise."""
         ...
@@ -87,6 +92,8 @@ class RealDisk:
     def make_folder(self, path: Path) -> None:
         if not path.is_dir():
             path.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+            with _opened(path) as descriptor:
+                give_to_owner(descriptor, path.parent)
             self._sync_folder(path.parent)
 
     def list(self, path: Path) -> list[str]:
@@ -98,9 +105,13 @@ class RealDisk:
     def size(self, path: Path) -> int:
         return path.stat().st_size
 
+    def is_file(self, path: Path) -> bool:
+        return stat.S_ISREG(path.lstat().st_mode)
+
     def create(self, path: Path, size: int) -> RealFile:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE)
         try:
+            give_to_owner(descriptor, path.parent)
             if size:
                 os.posix_fallocate(descriptor, 0, size)
             os.fsync(descriptor)
@@ -113,7 +124,9 @@ class RealDisk:
         return RealFile(descriptor)
 
     def open(self, path: Path) -> RealFile:
-        return RealFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE))
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
+        give_to_owner(descriptor, path.parent)
+        return RealFile(descriptor)
 
     def read(self, path: Path, position: int = 0, length: int = -1) -> bytes:
         with path.open("rb") as file:
@@ -131,6 +144,7 @@ class RealDisk:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE)
         try:
             with os.fdopen(descriptor, "wb") as file:
+                give_to_owner(descriptor, path.parent)
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -153,8 +167,23 @@ class RealDisk:
             self._sync_folder(path.parent)
 
     def _sync_folder(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
+        with _opened(path) as descriptor:
             os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def give_to_owner(descriptor: int, folder: Path) -> None:
+    """What root writes (`sudo faregate publish`, `repair`) belongs to whom the folder belongs to: he has to read it."""
+    if os.geteuid() == 0:
+        owner = folder.stat()
+        if owner.st_uid:
+            with contextlib.suppress(PermissionError):  # a root of a container, who may not
+                os.fchown(descriptor, owner.st_uid, owner.st_gid)

@@ -409,9 +409,16 @@ class Inspector:
     def _look_at_spool(self) -> None:
         for path in waiting(self._layout, self._disk):
             try:
+                if not self._disk.is_file(path):
+                    self._problem(path, None, "is not a file")
+                    self._set_aside(path)
+                    continue
                 data = self._disk.view(path)
             except FileNotFoundError:
                 continue  # the writer has taken it in
+            except PermissionError as exc:
+                self._problem(path, None, f"cannot be read ({exc.strerror}); let the user who runs the bus read it")
+                continue
             damaged = _damage_in_batch(data)
             self._found.checked["batches"] += 1
             self._done(len(data))
@@ -749,25 +756,14 @@ def sound_mark(layout: Layout, disk: Disk) -> tuple[HighWater, bool]:
 # --- setting it right --------------------------------------------------------------------------------------------
 
 
-def _place(layout: Layout, name: str) -> Path:
-    """A free name in quarantine."""
-    RealDisk().make_folder(layout.quarantine)
-    target = layout.quarantine / name
-    number = 2
-    while target.exists():
-        target = layout.quarantine / f"{name}.{number}"
-        number += 1
-    return target
-
-
 def _set_aside(layout: Layout, path: Path) -> None:
-    RealDisk().rename(path, _place(layout, path.name))
+    RealDisk().rename(path, layout.place_in_quarantine(path.name, RealDisk()))
 
 
 def _replace(layout: Layout, new: Path, path: Path) -> None:
     """Put a new file in the place of one that goes to quarantine; at no moment is there none."""
     if path.exists():
-        kept = _place(layout, path.name)
+        kept = layout.place_in_quarantine(path.name, RealDisk())
         try:
             kept.hardlink_to(path)
         except OSError:
@@ -810,7 +806,7 @@ def _write_mark(layout: Layout) -> None:
 
 def _cut_tail(layout: Layout, path: Path, position: int, size: int) -> None:
     tail = RealDisk().read(path, position).rstrip(b"\0")
-    RealDisk().replace(_place(layout, f"{path.name}.tail-{position}"), tail)
+    RealDisk().replace(layout.place_in_quarantine(f"{path.name}.tail-{position}", RealDisk()), tail)
     file = RealDisk().open(path)
     file.truncate(position)
     file.sync()

@@ -10,6 +10,7 @@ Everything public is called from the event loop; what starts with `_in_thread` r
 """
 
 import asyncio
+import contextlib
 import errno
 import logging
 import threading
@@ -22,7 +23,7 @@ from queue import Empty, SimpleQueue
 from faregate.broker.journal import settled
 from faregate.broker.journal.columns import identities
 from faregate.broker.journal.disk import Disk, File, RealDisk
-from faregate.broker.journal.errors import JournalCorrupt, JournalFailed, JournalFull, Unwritable
+from faregate.broker.journal.errors import JournalFailed, JournalFull, Unwritable
 from faregate.broker.journal.items import Append, Bury, Call, Done, Item, Marker, weight
 from faregate.broker.journal.layout import Layout, prepare, write_json
 from faregate.broker.journal.lock import WriterLock
@@ -32,7 +33,7 @@ from faregate.broker.journal.recovery import Found, recover
 from faregate.broker.journal.retention import Retention, apply_retention
 from faregate.broker.journal.settled import Record
 from faregate.broker.journal.snapshot import Snapshot
-from faregate.broker.journal.spool import Spooled, mark_of, read_spooled, waiting
+from faregate.broker.journal.spool import Intake, Spooled, mark_of
 from faregate.broker.journal.topology import Topology, View
 from faregate.broker.recent import Identity
 from faregate.errors import ConfigurationError, FaregateError, MessageTooLarge, QueueNotFound
@@ -56,6 +57,7 @@ class Journal:
         retention: Retention | None = None,
         clock: Callable[[], int] = now_us,
         on_failure: Callable[[JournalFailed], None] | None = None,
+        on_unreadable: Callable[[str, str], None] | None = None,
     ) -> None:
         self.layout = Layout(Path(path))
         self.failure: JournalFailed | None = None
@@ -88,8 +90,7 @@ class Journal:
         self._side_lock = threading.Lock()
         self._side_logs: dict[int, tuple[File, int]] = {}
         self._bases = self.layout.segment_bases(self._disk)
-        self._taken_in: set[Path] = set()
-        """Batches of the spool that are on their way into the log."""
+        self.intake = Intake(self.layout, self._disk, self._log.batches.__contains__, on_unreadable or log_unreadable)
         self._pending_bytes = 0
         self._room: deque[asyncio.Future[None]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -320,31 +321,19 @@ class Journal:
                 tell, self._on_failure = self._on_failure, None
                 tell(self.failure)
 
-    def hand_back(self, path: Path) -> None:
-        """A batch of the spool could not be taken in; look at it again later."""
-        self._taken_in.discard(path)
-
     def spooled(self) -> list[tuple[Path, Spooled]]:
-        """Batches from other processes that are not in the log yet. What cannot be read is set aside, loudly."""
-        found: list[tuple[Path, Spooled]] = []
-        for path in waiting(self.layout, self._disk):
-            if path in self._taken_in:
-                continue
-            if mark_of(path) in self._log.batches:
-                self._disk.remove(path)
-                continue
-            try:
-                found.append((path, read_spooled(path, self._disk)))
-                self._taken_in.add(path)
-            except JournalCorrupt as exc:
-                self._disk.make_folder(self.layout.quarantine)
-                self._disk.rename(path, self.layout.quarantine / path.name)
-                log.error("%s; it is set aside in %s", exc, self.layout.quarantine)
-        return found
+        """Batches from other processes that are not in the log yet."""
+        return [] if self.failure is not None else self.intake.look()
 
     def discard(self, path: Path) -> None:
         """Everything in this batch is in the log already."""
-        self._hand_in(Call(lambda: self._disk.remove(path), _ignore))
+
+        def removed(_: Sequence[int], error: BaseException | None) -> None:
+            self.intake.returned(path)
+            if isinstance(error, OSError):
+                self.intake.put_off(path, error)
+
+        self._hand_in(Call(lambda: self._disk.remove(path), removed))
 
     async def retain(self, snapshot: Snapshot) -> None:
         """Remove what retention no longer keeps, as far as the snapshot knows what waits."""
@@ -405,7 +394,12 @@ class Journal:
             self._in_thread_append(plain, results)
             for item in spooled:
                 assert item.batch is not None
-                results[item] = (self._in_thread_write(item.envelopes, item.topics, mark_of(item.batch)), None)
+                try:
+                    offsets = self._in_thread_write(item.envelopes, item.topics, mark_of(item.batch))
+                except (Unwritable, MessageTooLarge) as exc:
+                    results[item] = ((), exc)
+                else:
+                    results[item] = (offsets, None)
             if buried:
                 graves = self._log.append_poison([item.record for item in buried])
                 self._note_segment()
@@ -414,7 +408,8 @@ class Journal:
                 self._log.sync()
             for item in spooled:
                 assert item.batch is not None
-                self._disk.remove(item.batch)
+                if results[item][1] is None:
+                    self._in_thread_remove(item.batch)
         except (JournalFull, JournalFailed) as exc:
             handed_in: list[Item] = [*plain, *spooled, *buried]
             for refused in handed_in:
@@ -433,6 +428,11 @@ class Journal:
             told.append((each, offsets, error))
         told += [(each, (), self._in_thread_call(each)) for each in group if isinstance(each, Call)]
         return told
+
+    def _in_thread_remove(self, batch: Path) -> None:
+        """It is in the log, so the file may go later: the next look at the spool tries again, and tells."""
+        with contextlib.suppress(OSError):
+            self._disk.remove(batch)
 
     def _in_thread_append(
         self, plain: list[Append], results: dict[Item, tuple[Sequence[int], BaseException | None]]
@@ -504,7 +504,7 @@ class Journal:
                 item.done(offsets, error)
                 continue
             if item.batch is not None:
-                self._taken_in.discard(item.batch)
+                self.intake.returned(item.batch, error)
             self.on_appended(item, offsets, error)
         while self._room and (self._pending_bytes <= _MOST_PENDING_BYTES or self.failure is not None):
             room = self._room.popleft()
@@ -577,6 +577,10 @@ class Journal:
 
 def _unheard(item: Append, offsets: Sequence[int], error: BaseException | None) -> None:
     """Nobody has asked to be told."""
+
+
+def log_unreadable(name: str, text: str) -> None:
+    log.error("%s", text)
 
 
 def _ignore(offsets: Sequence[int], error: BaseException | None) -> None:

@@ -9,7 +9,7 @@ segments/OFFSET.seg      the messages
 settled/OFFSET.log       what became of the messages of that segment
 spool/NAME.batch         batches from other processes, waiting to be appended
 readers/NAME.json        how far named readers have come
-quarantine/              what `repair` took out
+quarantine/              what `repair`, or the intake of the spool, took out
 """
 
 import os
@@ -93,6 +93,14 @@ class Layout:
             for stem, suffix in map(os.path.splitext, disk.list(self.segments))
             if suffix == SEGMENT_SUFFIX and len(stem) == 20 and stem.isdecimal()
         )
+
+    def place_in_quarantine(self, name: str, disk: Disk) -> Path:
+        """A free name there: what was set aside earlier stays."""
+        disk.make_folder(self.quarantine)
+        taken, number, place = set(disk.list(self.quarantine)), 2, name
+        while place in taken:
+            place, number = f"{name}.{number}", number + 1
+        return self.quarantine / place
 
     def foreign_files(self, disk: Disk) -> list[Path]:
         """Files that nothing here has put there."""

@@ -1,8 +1,8 @@
 """One writer per journal: a lock on its folder, which ends with the process that took it.
 
 Rules kept here:
-- What is locked is the folder itself (`flock`), and nothing in it that could be removed and made again while it is held.
-  The file `lock` only says who holds it.
+- What is locked is the folder itself (`flock`): a file in it could be removed and made again while it is held. The
+  file `lock` only says who holds it.
 - A forked child closes its copy of the lock at once, so the lock never outlives the process that took it. What the
   child has of that journal is not its own: `on_fork` tells it so.
 - Nothing is forked while a lock is half taken or looked at, so no child holds one that it does not know of.
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from faregate.broker.journal.disk import PRIVATE_FILE
+from faregate.broker.journal.disk import PRIVATE_FILE, give_to_owner
 from faregate.broker.journal.errors import JournalFailed, JournalLocked
 
 _TRIES, _PAUSE = 10, 0.03
@@ -97,6 +97,7 @@ def _open(root: Path) -> int:
 def _name_holder(root: Path) -> None:
     descriptor = os.open(root / "lock", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE)
     try:
+        give_to_owner(descriptor, root)
         os.write(descriptor, f"{os.getpid()}\n".encode())
     finally:
         os.close(descriptor)

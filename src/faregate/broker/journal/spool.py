@@ -1,17 +1,23 @@
 """The spool: how other processes publish to a journal that one process writes, or bury what they give up on.
 
-A batch is a file of frames, synced and moved in atomically; it is confirmed then. The writer appends it as one atomic
-unit that carries the batch's mark, and removes the file; a file whose mark is in the log already is only removed.
+Rules kept here:
+- A batch is a file of frames, synced and moved in atomically; it is confirmed then. The writer appends it as one atomic
+  unit that carries the batch's mark, and removes the file; a file whose mark is in the log already is only removed.
+- What cannot be taken in holds up none of the others, and is never deleted. A file that is no batch (damaged, too
+  large) is set aside in quarantine/. What cannot be read now (also a folder, a link, a pipe) stays, and is tried again
+  after a pause that grows up to a minute. Either is told once.
 """
 
+import errno
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import pyarrow as pa
 
 from faregate.broker.journal import frame as frames
 from faregate.broker.journal.columns import read_batch, to_batch, to_envelopes, write_batch
@@ -19,10 +25,14 @@ from faregate.broker.journal.disk import Disk
 from faregate.broker.journal.errors import JournalCorrupt
 from faregate.broker.journal.frame import FRAME_BYTES
 from faregate.broker.journal.layout import BATCH_SUFFIX, Layout
+from faregate.errors import MessageTooLarge, Permanent
 from faregate.message import Envelope
 from faregate.ports.queue import Poisoned
 
 _ROWS_PER_FRAME = 10_000
+LARGEST_BATCH = 1 << 30
+"""Bytes of a batch: it is read as a whole."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
 
 class Spooled(NamedTuple):
@@ -58,7 +68,13 @@ def spool(layout: Layout, disk: Disk, envelopes: Sequence[Envelope], name: str |
         pieces += [header, bytes(body), padding]
     stem = name or f"{time.time_ns():020d}-{os.getpid()}-{os.urandom(4).hex()}"
     path = layout.spool / f"{stem}{BATCH_SUFFIX}"
-    disk.replace(path, b"".join(pieces))
+    data = b"".join(pieces)
+    if len(data) > LARGEST_BATCH:
+        raise MessageTooLarge(
+            f"{len(envelopes)} messages of {len(data)} bytes are more than the spool takes as one batch, "
+            f"{LARGEST_BATCH} bytes: publish them in several"
+        )
+    disk.replace(path, data)
     return path
 
 
@@ -74,7 +90,11 @@ def mark_of(path: Path) -> bytes:
 
 
 def read_spooled(path: Path, disk: Disk) -> Spooled:
-    """Raises `JournalCorrupt` when the batch is not whole."""
+    """Raises `JournalCorrupt` for what is not a whole batch, `OSError` for what cannot be read."""
+    if not disk.is_file(path):
+        raise OSError(errno.EINVAL, "it is no plain file, but a folder, a link or a pipe")
+    if disk.size(path) > LARGEST_BATCH:
+        raise JournalCorrupt(f"{path} is not a batch: it has more than {LARGEST_BATCH} bytes")
     data = disk.read(path)
     found = Spooled([], [])
     position = previous = part = 0
@@ -84,9 +104,109 @@ def read_spooled(path: Path, disk: Disk) -> Spooled:
         if frame is None or frame.part != part or frame.previous != previous or not frames.is_sound(data, frame):
             raise JournalCorrupt(f"{path} is not a whole batch: it is damaged at position {position}")
         body = frames.body_of(data, frame)
-        if frame.kind == frames.POISON:
-            found.poison.extend(msgspec.msgpack.decode(body, type=list[Poisoned]))
-        else:
-            found.envelopes.extend(to_envelopes(read_batch(body)))
+        try:
+            if frame.kind == frames.POISON:
+                found.poison.extend(msgspec.msgpack.decode(body, type=list[Poisoned]))
+            else:
+                found.envelopes.extend(to_envelopes(read_batch(body)))
+        except (pa.ArrowException, msgspec.MsgspecError, ValueError, TypeError, LookupError) as exc:
+            raise JournalCorrupt(f"{path} is not a batch: its part {part} cannot be read: {exc!r}") from exc
         position, previous, parts, part = frame.end, frame.crc, frame.parts, part + 1
     return found
+
+
+class Intake:
+    """The spool as the writer of the journal sees it. `tell` is told, with the file's name, what somebody must know."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        disk: Disk,
+        is_appended: Callable[[bytes], bool],
+        tell: Callable[[str, str], None],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._layout = layout
+        self._disk = disk
+        self._is_appended = is_appended
+        self._tell = tell
+        self._now = now
+        self._on_the_way: set[Path] = set()
+        self._put_off: dict[Path, tuple[float, float]] = {}
+        """What could not be read: when it is tried again, and the pause before that."""
+
+    def is_put_off(self, path: Path) -> bool:
+        return path in self._put_off
+
+    def look(self) -> list[tuple[Path, Spooled]]:
+        """The batches that are not in the log yet, oldest first; each is given out once, until it is `returned`."""
+        found: list[tuple[Path, Spooled]] = []
+        for path in self._here():
+            if path not in self._on_the_way and self._is_due(path):
+                spooled = self._take(path)
+                if spooled is not None:
+                    found.append((path, spooled))
+                    self._on_the_way.add(path)
+        return found
+
+    def _here(self) -> list[Path]:
+        if not self._is_due(self._layout.spool):
+            return []
+        try:
+            here = waiting(self._layout, self._disk)
+        except OSError as exc:
+            self.put_off(self._layout.spool, exc)
+            return []
+        if self._put_off:
+            self._put_off = {path: pause for path, pause in self._put_off.items() if path in here}
+        return here
+
+    def _is_due(self, path: Path) -> bool:
+        return path not in self._put_off or self._put_off[path][0] <= self._now()
+
+    def _take(self, path: Path) -> Spooled | None:
+        try:
+            if self._is_appended(mark_of(path)):
+                self._disk.remove(path)
+                return None
+            return read_spooled(path, self._disk)
+        except FileNotFoundError:
+            return None
+        except JournalCorrupt as exc:
+            self.set_aside(path, exc)
+        except (OSError, MemoryError) as exc:
+            self.put_off(path, exc)
+        return None
+
+    def returned(self, path: Path, error: BaseException | None = None) -> None:
+        """It is in the log; or it was refused, and is given out again unless it would always be."""
+        self._on_the_way.discard(path)
+        self._put_off.pop(path, None)
+        if isinstance(error, Permanent):
+            self.set_aside(path, error)
+
+    def set_aside(self, path: Path, why: BaseException) -> None:
+        try:
+            place = self._layout.place_in_quarantine(path.name, self._disk)
+            self._disk.rename(path, place)
+        except OSError as exc:
+            self.put_off(path, exc)
+            return
+        self._put_off.pop(path, None)
+        self._tell(
+            path.name,
+            f"{why}. Nothing of it was published; it is set aside as {place}. Look who put it there; a batch that was "
+            "damaged has to be published again",
+        )
+
+    def put_off(self, path: Path, why: BaseException) -> None:
+        pause = min(_LONGEST_PAUSE, self._put_off[path][1] * 2) if path in self._put_off else _FIRST_PAUSE
+        if path not in self._put_off:
+            reason = why.strerror if isinstance(why, OSError) else "there is not enough memory"
+            self._tell(
+                path.name,
+                f"{path} cannot be taken in: {reason}. It stays where it is and is tried again, every "
+                f"{_LONGEST_PAUSE:.0f} seconds at last; others go on. Let the user who runs the bus read and move it "
+                "(chown), or take it away",
+            )
+        self._put_off[path] = (self._now() + pause, pause)
