@@ -7,6 +7,8 @@ Rules kept here:
   and key.
 - Sending is tried for ever, with growing pauses and an alarm. An output that nobody takes becomes a dead letter of its
   own.
+- What waits in memory is bounded: whoever would add to it waits for room before it begins a transaction (never within,
+  since sending may need the store).
 - Removing a row costs no commit of its own where possible: it goes with the next unit of work on the same store.
 
 Rows that other processes put there (`fg.outbox`, `faregate dead replay`) are found by looking, when there is nothing
@@ -17,6 +19,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 
 from faregate.bus.alarms import Alarms
 from faregate.bus.attempts import Attempts, has_strays, is_pending, is_unresolved, without_attempt
@@ -29,7 +32,9 @@ from faregate.ports.store import DeadLetter, OutboxRow, Store, Transaction
 
 log = logging.getLogger("faregate.bus")
 
-_BATCH = 500
+_BATCH, _BATCH_BYTES = 500, 4 << 20
+_MOST_WAITING, _MOST_WAITING_BYTES = 5_000, 16 << 20
+"""When so much waits to be sent, no transaction begins that would add to it."""
 _LOOK_SECONDS = 0.25
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 30.0
 _ALARM_AFTER = 10.0
@@ -66,6 +71,8 @@ class Dispatcher:
         self._clock = clock
         self._alarms = alarms
         self._queue: deque[OutboxRow] = deque()
+        self._bytes = 0
+        """How long the bodies of those are together."""
         self._sent: dict[int, None] = {}
         """Confirmed, and still in the table; in order."""
         self._unsent: set[int] = set()
@@ -138,9 +145,16 @@ class Dispatcher:
                 self._held.add(row.seq)
                 self._unsent.add(row.seq)
                 self._queue.append(row)
+                self._bytes += len(row.envelope.body)
         if rows:
             self.activity += 1
             self._wake.set()
+
+    async def room(self) -> None:
+        """Return once there is room for more that waits to be sent."""
+        while len(self._queue) >= _MOST_WAITING or self._bytes >= _MOST_WAITING_BYTES:
+            self._changed.clear()
+            await self._changed.wait()
 
     # --- life ------------------------------------------------------------------------------------------------
 
@@ -217,6 +231,8 @@ class Dispatcher:
     def _forget(self) -> None:
         """A test crashed us: what is in memory is gone, what is in the table is not."""
         self._queue.clear()
+        self._bytes = 0
+        self._changed.set()
         self._sent.clear()
         self._held.clear()
         self._unsent.clear()
@@ -239,10 +255,11 @@ class Dispatcher:
 
     async def _send_queue(self) -> None:
         while self._queue:
-            rows = [self._queue[place] for place in range(min(_BATCH, len(self._queue)))]
+            rows = self._next_batch()
             await self._send(rows)
             for row in rows:
                 self._queue.popleft()
+                self._bytes -= len(row.envelope.body)
                 fresh = self._replaced.pop(row.seq, None)
                 if fresh is not None:
                     self._held.discard(row.seq)
@@ -254,6 +271,17 @@ class Dispatcher:
                             future.set_result(None)
             self.activity += 1
             self._changed.set()
+
+    def _next_batch(self) -> list[OutboxRow]:
+        """What is sent together; it stays in the queue until it is."""
+        rows: list[OutboxRow] = []
+        size = 0
+        for row in islice(self._queue, _BATCH):
+            rows.append(row)
+            size += len(row.envelope.body)
+            if size >= _BATCH_BYTES:
+                break
+        return rows
 
     async def _send(self, rows: list[OutboxRow]) -> None:
         """Send a batch, however long it takes."""

@@ -40,6 +40,7 @@ class NodeStore:
 
     async def publish(self, rows: Sequence[OutboxRow]) -> None:
         """Put publications from outside of handlers into the outbox, all or none."""
+        await self.dispatcher.room()
         transaction = self.store.transaction()
         try:
             await transaction.begin()

@@ -51,6 +51,8 @@ log = logging.getLogger("faregate.bus")
 BATCH_SECONDS = 0.05
 """How long the messages of one transaction may take together, roughly: it is what the first of them waits."""
 BATCH_LIMIT = 256
+_MOST_OUTPUTS, _MOST_OUTPUT_BYTES = 1_000, 4 << 20
+"""A transaction with more outgoing messages than this takes no further message."""
 _CAREFUL_BATCHES = 100
 _STORE_DOWN_SECONDS = 10.0
 _TAKEN_SECONDS = 5.0
@@ -87,6 +89,8 @@ class Transactional(Receiver):
         """Those that come again alone, as they failed among others or were delivered before; how often they failed."""
         self._seconds = BATCH_SECONDS
         """How long one message takes by itself, as a moving average."""
+        self._sends = False
+        """Whether the handlers of the last transaction sent anything. Only then they wait while others are not sent."""
         self._running = 0
         """How many transactions are at work; they share the event loop."""
         self._careful = 0 if shared.store.dear_savepoints else -1
@@ -155,6 +159,8 @@ class Transactional(Receiver):
         """
         again: list[Delivery] = []
         while works:
+            if self._sends:
+                await self._shared.dispatcher.room()
             await self._once(works)
             for work in works:
                 if work.state != "failed":
@@ -187,10 +193,8 @@ class Transactional(Receiver):
         try:
             await self._look_up(works)
             await self._admit(works)
-            for work in works:
-                if work.state == "new" and not await self._run_pipeline(unit, work) and self._serial:
-                    break
-            self._learn(len(works), perf_counter() - started - unit.waited, thread_time() - used)
+            ran = await self._run_pipelines(unit, works)
+            self._learn(ran, perf_counter() - started - unit.waited, thread_time() - used)
             await unit.commit(record, [work for work in works if work.state == "folded"])
         except BaseException as exc:
             await unit.abandon()
@@ -314,6 +318,23 @@ class Transactional(Receiver):
                 work.state = "duplicate"
             if work.state == "new" and self._identity is not None and not await self._identity.admit(work):
                 work.state = "duplicate"
+
+    async def _run_pipelines(self, unit: UnitOfWork, works: list[Work]) -> int:
+        """Run the messages one after another; how many. The rest stays new: behind a failure in a serial subscription,
+        or because enough is sent in this transaction."""
+        rows = size = 0
+        for ran, work in enumerate(works, 1):
+            if work.state != "new":
+                continue
+            if not await self._run_pipeline(unit, work) and self._serial:
+                return ran
+            if work.outputs:
+                rows += len(work.outputs)
+                size += sum(len(row.envelope.body) for row in work.outputs)
+                if rows >= _MOST_OUTPUTS or size >= _MOST_OUTPUT_BYTES:
+                    break
+        self._sends = rows > 0
+        return ran
 
     async def _run_pipeline(self, unit: UnitOfWork, work: Work) -> bool:
         """Run one message within the transaction; False when it failed."""

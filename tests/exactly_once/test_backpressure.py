@@ -1,0 +1,148 @@
+"""Handlers that send faster than the transport takes: what lies between commit and dispatch stays bounded, in order."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+
+import faregate as fg
+from faregate.bus import dispatcher as dispatching
+from faregate.bus import unit as handling
+from faregate.bus.dispatcher import Dispatcher, Recorded
+from faregate.bus.unit import BATCH_LIMIT, Transactional
+from faregate.message import Envelope
+from faregate.ports.store import OutboxRow, Transaction
+from faregate.testing.store_subjects import postgres_schema
+from faregate.transports.memory import MemoryTransport
+from tests.presence import address
+
+LONG = 5  # seconds until a test that hangs is failed
+CAUSES, FAN, MOST, LANES = 200, 10, 100, 5
+BODY = b'{"n":100,"part":1}'
+
+
+class Asked(fg.Event):
+    n: int
+
+
+class Answered(fg.Event):
+    n: int
+    part: int
+
+
+class SlowTransport(MemoryTransport):
+    """Takes what handlers send once `open_gate` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open_gate = asyncio.Event()
+
+    async def publish(self, envelopes: Sequence[Envelope]) -> None:
+        if any(envelope.causation_id for envelope in envelopes):
+            await self.open_gate.wait()
+        await super().publish(envelopes)
+
+
+@pytest.fixture(params=["memory:", pytest.param("postgres", marks=pytest.mark.services)])
+async def url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
+    if request.param == "memory:":
+        yield "memory:"
+    else:
+        async with postgres_schema(address("FAREGATE_TEST_POSTGRES")) as inside:
+            yield inside
+
+
+@pytest.fixture
+def waiting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many wait for room."""
+    count = [0]
+    room = Dispatcher.room
+
+    async def counted(self: Dispatcher) -> None:
+        count[0] += 1
+        await room(self)
+        count[0] -= 1
+
+    monkeypatch.setattr(Dispatcher, "room", counted)
+    return count
+
+
+@pytest.mark.parametrize(("bound", "value"), [("_MOST_WAITING", MOST), ("_MOST_WAITING_BYTES", MOST * len(BODY))])
+async def test_handlers_wait_while_what_they_sent_is_not_taken(
+    bound: str, value: int, url: str, waiting: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than the bound waits only by what each lane had begun; then everything goes out, in order."""
+    monkeypatch.setattr(dispatching, bound, value)
+    monkeypatch.setattr(Transactional, "batch", 1)
+    asking, answering, hearing = fg.Node("asking"), fg.Node("answering"), fg.Node("hearing")
+    heard: list[tuple[int, int]] = []
+
+    @answering.on(Asked, source="asking", order=fg.Parallel(LANES))
+    async def answer(asked: Asked) -> Any:
+        return [Answered(n=asked.n, part=part) for part in range(FAN)]
+
+    @hearing.on(Answered, source="answering", key="n")
+    async def hear(answered: Answered) -> None:
+        heard.append((answered.n, answered.part))
+
+    transport = SlowTransport()
+    async with fg.Bus(transport, nodes=[asking, answering, hearing], store=url) as bus:
+        await bus.publish_many([Asked(n=n) for n in range(100, 100 + CAUSES)], node="asking")
+        [dispatcher] = bus._stores.dispatchers.values()
+        async with asyncio.timeout(LONG):
+            while waiting[0] < LANES:
+                await asyncio.sleep(0)
+        assert MOST <= len(dispatcher._queue) < MOST + LANES * FAN
+        transport.open_gate.set()
+        await bus.idle(timeout=LONG)
+    for n in range(100, 100 + CAUSES):
+        assert [part for of, part in heard if of == n] == list(range(FAN))
+
+
+async def test_who_sends_nothing_does_not_wait_for_others_to_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatching, "_MOST_WAITING", 1)
+    asking, answering, quiet = fg.Node("asking"), fg.Node("answering"), fg.Node("quiet")
+    noted = asyncio.Event()
+
+    @answering.on(Asked, source="asking")
+    async def answer(asked: Asked) -> Any:
+        return [Answered(n=asked.n, part=part) for part in range(FAN)]
+
+    @quiet.on(Asked, source="asking", order=fg.Serial())
+    async def note(asked: Asked) -> None:
+        if asked.n == CAUSES - 1:
+            noted.set()
+
+    transport = SlowTransport()
+    async with fg.Bus(transport, nodes=[asking, answering, quiet], store="memory:", drain_seconds=0) as bus:
+        await bus.publish_many([Asked(n=n) for n in range(CAUSES)], node="asking")
+        await asyncio.wait_for(noted.wait(), LONG)
+        transport.open_gate.set()
+
+
+async def test_a_transaction_takes_no_further_message_when_enough_is_sent_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(handling, "_MOST_OUTPUTS", 25)
+    monkeypatch.setattr(Transactional, "batch", BATCH_LIMIT)
+    sizes: list[int] = []
+    record = Dispatcher.record
+
+    async def noted(self: Dispatcher, transaction: Transaction, rows: Sequence[OutboxRow]) -> Recorded:
+        sizes.append(len(rows))
+        return await record(self, transaction, rows)
+
+    monkeypatch.setattr(Dispatcher, "record", noted)
+    asking, answering = fg.Node("asking"), fg.Node("answering")
+
+    @answering.on(Asked, source="asking", order=fg.Parallel(1))
+    async def answer(asked: Asked) -> Any:
+        return [Answered(n=asked.n, part=part) for part in range(FAN)]
+
+    async with fg.Bus("memory:", nodes=[asking, answering], store="memory:") as bus:
+        await bus.publish_many([Asked(n=n) for n in range(CAUSES)], node="asking")
+        await bus.idle(timeout=LONG)
+        assert bus.outcomes()["handled"] == CAUSES
+    assert sum(sizes) == CAUSES * FAN
+    assert max(sizes) == 30
