@@ -1,6 +1,9 @@
 """A node goes from one engine to the other and back, mid-stream: nothing is lost, doubled, reordered or left behind."""
 
 import asyncio
+import sqlite3
+import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -8,10 +11,12 @@ import pytest
 import faregate as fg
 from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.recovery import recover
+from faregate.errors import BelowFloor
 from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import open_store
 from faregate.spark.handover import HandedOver, hand_over
 from tests.spark import run_shop
+from tests.spark.jobs_rig import shelf
 from tests.spark.rig import Noted
 from tests.spark.run_rig import Shop, the_shop
 
@@ -92,6 +97,26 @@ def test_what_a_serial_line_had_parked_survives_going_there_and_back(the_shop: S
     outcomes = the_shop.run_to_end("queueing").outcomes
     assert outcomes["handled"] == 1, outcomes
     assert sorted(number for _, number, _ in the_shop.effects("tickets")) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.services
+def test_a_run_that_cannot_start_takes_no_view(the_shop: Shop, tmp_path: Path) -> None:
+    the_shop.run_bus("shop", "billing")
+    the_shop.place(2)  # they wait in the queue
+    connect = Shop(the_shop.folder, object())  # a session of Spark Connect has no context
+    with pytest.raises(fg.ConfigurationError, match="'billing' cannot run over Spark Connect"):
+        connect.run(handover=True)
+    with closing(sqlite3.connect(the_shop.folder / "shop.db")) as connection, connection:
+        connection.execute("insert into faregate_floor values ('billing', ?)", (time.time() + 60,))
+    with pytest.raises(BelowFloor, match="would begin at offset 0"):
+        the_shop.run(handover=True)
+    with pytest.raises(fg.ConfigurationError, match=r"deduplicates by tokens, and .* has no list that says so"):
+        fg.spark.run(
+            shelf, the_shop.spark, source=the_shop.journal, store=the_shop.store, checkpoint=tmp_path / "shelf"
+        )
+    topology = JournalReader(the_shop.journal).topology()
+    assert topology.reading(QUEUE).view == "queue" and waiting(the_shop.journal) == 2
+    assert [each.name for each in topology.queues if not each.is_poison] == [QUEUE]
 
 
 def test_a_node_without_a_store_is_handed_over_only_with_an_empty_queue(tmp_path: Path) -> None:

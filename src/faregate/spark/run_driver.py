@@ -63,6 +63,7 @@ class Driver:
         self._tokens = open_token_store(store, self._clock)
         self._path = path
         self._marks: list[str] = []
+        self._directory: Directory | None = None
         self._spooler: OutboxSpooler | None = None
         self._retain_ledger = retain_ledger
         self._next_eviction = 0.0
@@ -77,6 +78,11 @@ class Driver:
         await self._tokens.open()
         if self._node.schema is not None:
             await self._store.apply_schema(self._node.schema)
+        self._directory = await self._find_directory()
+
+    def check(self, begins: dict[str, Begin], start: int | None) -> None:
+        """Whether subscriptions that are to be taken could begin there. Raises `BelowFloor`."""
+        self._loop.run(self._going_on(begins, start))
 
     def begin(self, label: str, begins: dict[str, Begin], start: int | None, read: int) -> dict[str, Begin]:
         """Where each subscription goes on, by the low-water marks of the store. `start` is where one without a mark
@@ -87,9 +93,8 @@ class Driver:
         return self._loop.run(self._begin(label, begins, start, read))
 
     async def _begin(self, label: str, begins: dict[str, Begin], start: int | None, read: int) -> dict[str, Begin]:
-        marks = {queue: mark_of(queue, begin.epoch) for queue, begin in begins.items()}
-        self._marks = [label, *marks.values()]
-        known = await self._read_low_water()
+        self._marks = [label, *(mark_of(queue, begin.epoch) for queue, begin in begins.items())]
+        known = await self._read_low_water(self._marks)
         if read > known.get(label, 0):
             raise ConfigurationError(
                 f"the checkpoint has read up to offset {read}, and {self._store.url} knows of "
@@ -97,6 +102,18 @@ class Driver:
                 "older copy of it. Use the store that belongs to this checkpoint, or a new checkpoint: that goes on "
                 "from what the store knows"
             )
+        going_on = await self._going_on(begins, start)
+        low = min(begin.offset for begin in going_on.values())
+        await self._raise_low_water(low)
+        JournalReader(self._path).save_position(reader_name(self._node.name), low)
+        self._spooler = OutboxSpooler(self._store, self._node.name, str(self._path), self._clock, self._directory)
+        await self._spooler.send()
+        await self._spooler.take_in()
+        return going_on
+
+    async def _going_on(self, begins: dict[str, Begin], start: int | None) -> dict[str, Begin]:
+        marks = {queue: mark_of(queue, begin.epoch) for queue, begin in begins.items()}
+        known = await self._read_low_water(list(marks.values()))
         going_on = {
             queue: replace(begin, offset=max(begin.offset, known.get(marks[queue], start or 0)))
             for queue, begin in begins.items()
@@ -110,16 +127,9 @@ class Driver:
                 f"nothing from before offset {first}: repetitions could not be recognised. Begin there, with start="
                 f"{first} (--start {first}), and leave out what is older"
             )
-        await self._raise_low_water(low)
-        JournalReader(self._path).save_position(reader_name(self._node.name), low)
-        self._spooler = OutboxSpooler(
-            self._store, self._node.name, str(self._path), self._clock, await self._directory()
-        )
-        await self._spooler.send()
-        await self._spooler.take_in()
         return going_on
 
-    async def _directory(self) -> Directory | None:
+    async def _find_directory(self) -> Directory | None:
         """The recipient lists, for a node that deduplicates by tokens. They must be in its own store: a token that is
         looked for in the wrong place is missing, and its message would be taken for a duplicate."""
         wanted = [sub for sub in self._node.subscriptions.values() if sub.dedup == "tokens"]
@@ -135,11 +145,11 @@ class Driver:
                 )
         return Directory(self._tokens)
 
-    async def _read_low_water(self) -> dict[str, int]:
+    async def _read_low_water(self, marks: list[str]) -> dict[str, int]:
         transaction = self._store.transaction()
         try:
             await transaction.begin()
-            return await self._records.low_water(transaction, self._marks)
+            return await self._records.low_water(transaction, marks)
         finally:
             await transaction.roll_back()
 

@@ -36,7 +36,7 @@ from faregate.spark.run_driver import Driver
 from faregate.spark.run_progress import RunProgress
 from faregate.spark.run_records import BUCKETS
 from faregate.spark.run_rows import WORK, Places, work_rows
-from faregate.spark.run_spec import Begin, RunSpec, load_node, locate
+from faregate.spark.run_spec import RunSpec, load_node, locate
 from faregate.spark.run_stateless_query import StatelessRun, check_stateless, start_stateless
 from faregate.spark.run_tasks import COUNTS, handle_partition
 from faregate.spark.run_trigger import parse_trigger
@@ -224,13 +224,21 @@ def run(
     found = load_node(node, folder) if isinstance(node, str) else node
     _check(found, store, codec, max_messages_per_trigger)
     JournalReader(path)  # raises when there is none
+    reader, partitions = _reader(spark, found, max_messages_per_trigger), _partitions(spark)
     driver = None
     if store is not None:
         driver = Driver(found, store, path, check_delay(retain_ledger, "retain_ledger"))
     try:
         if driver is not None:
             driver.open()
-        begins = take_views(path, found, max_message_bytes, has_store=driver is not None, handover=handover)
+        begins = take_views(
+            path,
+            found,
+            max_message_bytes,
+            has_store=driver is not None,
+            handover=handover,
+            check=lambda begins: None if driver is None else driver.check(begins, start),
+        )
         label = label_of(path, found, max_message_bytes)
         place = f"{checkpoint}/{label}"
         if driver is not None:
@@ -238,27 +246,30 @@ def run(
         elif start is not None:
             begins = {queue: replace(begin, offset=max(begin.offset, start)) for queue, begin in begins.items()}
         spec = RunSpec(uuid4().hex, found.name, target, folder, store, codec, max_message_bytes, begins)
-        reader = _reader(spark, found, begins, max_messages_per_trigger)
+        reader = reader.option("startingOffsets", min(begin.offset for begin in begins.values()))
         if driver is not None:
-            return _start(spec, driver, reader.load(str(path)), place, options, on_progress)
+            return _start(spec, driver, reader.load(str(path)), place, options, partitions, on_progress)
         stream = reader.option("readerName", reader_name(found.name)).load(str(path))
-        return start_stateless(spec, stream, path, place, options, _partitions(spark), on_progress)
+        return start_stateless(spec, stream, path, place, options, partitions, on_progress)
     except BaseException:
         if driver is not None:
             driver.close()
         raise
 
 
-def _reader(
-    spark: SparkSession, node: Node, begins: dict[str, Begin], max_messages_per_trigger: int
-) -> DataStreamReader:
+def _reader(spark: SparkSession, node: Node, max_messages_per_trigger: int) -> DataStreamReader:
+    """Raises `ConfigurationError` for a session of Spark Connect."""
+    if not hasattr(spark, "sparkContext"):
+        raise ConfigurationError(
+            f"node {node.name!r} cannot run over Spark Connect: handlers run beside the driver, which is on the server "
+            "there. Use a session of your own, SparkSession.builder.master(…), or faregate spark run"
+        )
     _register(spark)
     types = sorted({subscription.message_type.wire for subscription in node.subscriptions.values()})
     return (
         spark.readStream.format("faregate")
         .option("rows", "frames")
         .option("types", ",".join(types))
-        .option("startingOffsets", min(begin.offset for begin in begins.values()))
         .option("maxMessagesPerTrigger", max_messages_per_trigger)
         .option("minPartitions", max(1, spark.sparkContext.defaultParallelism))
     )
@@ -270,11 +281,12 @@ def _start(
     stream: DataFrame,
     checkpoint: str,
     trigger: dict[str, Any],
+    partitions: int,
     on_progress: Callable[[RunProgress], None] | None,
 ) -> Run:
     spark = stream.sparkSession
     low_water = min(begin.offset for begin in spec.begins.values())
-    handle = Run(spec, driver, low_water, _partitions(spark), on_progress)
+    handle = Run(spec, driver, low_water, partitions, on_progress)
     if "availableNow" in trigger:
         handle.handle_parked(spark)
     handle.query = (

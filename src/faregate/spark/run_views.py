@@ -7,12 +7,13 @@ Rules kept here:
   positions: after a handover there and back, what an older run knew of the log means nothing.
 """
 
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
 from faregate.broker.journal.errors import JournalLocked
 from faregate.broker.journal.reader import JournalReader
-from faregate.broker.journal.topology import Topology
+from faregate.broker.journal.topology import Reading, Topology
 from faregate.broker.journal.views import ClosedJournal
 from faregate.bus.node import Node
 from faregate.errors import ConfigurationError, ViewTaken
@@ -36,8 +37,15 @@ def bindings_of(node: Node, body_limit: int) -> list[Binding]:
     return [subscription.binding(body_limit) for subscription in node.subscriptions.values()]
 
 
-def take_views(path: Path, node: Node, body_limit: int, *, has_store: bool, handover: bool) -> dict[str, Begin]:
-    """See that every subscription of the node reads the log; where each begins. Raises `ViewTaken`."""
+Check = Callable[[dict[str, Begin]], object]
+"""Told where the subscriptions will begin, before any view is taken; raises when they cannot."""
+
+
+def take_views(
+    path: Path, node: Node, body_limit: int, *, has_store: bool, handover: bool, check: Check
+) -> dict[str, Begin]:
+    """See that every subscription of the node reads the log; where each begins. Raises `ViewTaken`, and what `check`
+    raises: then nothing was taken."""
     bindings = bindings_of(node, body_limit)
     topology = _topology(path)
     missing = [binding for binding in bindings if topology.reading(binding.queue).view != "log"]
@@ -48,13 +56,17 @@ def take_views(path: Path, node: Node, body_limit: int, *, has_store: bool, hand
             f"Stop the bus and run 'faregate spark handover MODULE:BUS {node.name} --to log', or pass handover=True"
         )
     if missing:
-        take_log(path, missing, has_store=has_store)
+        others = {each.queue: _begin(topology.reading(each.queue)) for each in bindings if each not in missing}
+        take_log(path, missing, has_store=has_store, check=lambda begins: check({**others, **begins}))
         topology = _topology(path)
-    readings = {binding.queue: topology.reading(binding.queue) for binding in bindings}
-    return {queue: Begin(reading.offset, reading.history, reading.epoch) for queue, reading in readings.items()}
+    return {binding.queue: _begin(topology.reading(binding.queue)) for binding in bindings}
 
 
-def take_log(path: Path, bindings: list[Binding], *, has_store: bool) -> None:
+def _begin(reading: Reading) -> Begin:
+    return Begin(reading.offset, reading.history, reading.epoch)
+
+
+def take_log(path: Path, bindings: list[Binding], *, has_store: bool, check: Check | None = None) -> None:
     """Hand subscriptions over to the log. Raises `JournalLocked` while a bus runs."""
     try:
         with ClosedJournal(path) as closed:
@@ -65,6 +77,8 @@ def take_log(path: Path, bindings: list[Binding], *, has_store: bool) -> None:
                     f"messages wait in {', '.join(left)}, and without a store nobody could tell which of those behind "
                     "them were handled: run the bus until the queue is empty, then hand over"
                 )
+            if check is not None:
+                check({binding.queue: _begin(closed.log_reading(binding.queue)) for binding in bindings})
             for binding in bindings:
                 if closed.reading(binding.queue).view != "log":
                     closed.take_log(binding)

@@ -68,18 +68,19 @@ class ClosedJournal:
         begun = max(start, self.reading(queue).offset, self._journal.reader.earliest())
         return 0 if record is None else sum(len(rows) for rows in self._rows(record, begun))
 
+    def log_reading(self, queue: str) -> Reading:
+        """How this subscription would read the log if it were taken now."""
+        latest, epoch = self._journal.next_offset, self.reading(queue).epoch + 1
+        if self.record(queue) is None:  # nobody ever bound it: it begins with the log, and its history is all there is
+            return Reading("log", epoch, self._journal.reader.earliest(), latest)
+        waiting = self.waiting(queue)
+        return Reading("log", epoch, waiting[0] if waiting else latest)
+
     def take_log(self, binding: Binding) -> Reading:
         """Let this subscription read the log from now on."""
-        known = self.record(binding.queue)
-        waiting = self.waiting(binding.queue)
-        latest = self._journal.next_offset
-        earliest = self._journal.reader.earliest()
-        if known is None:  # nobody ever bound it: it begins with the log, and its history is all there is
-            start, history = earliest, latest
-        else:
-            start, history = (waiting[0] if waiting else latest), 0
+        wanted = self.log_reading(binding.queue)
         self._journal.bind(binding)
-        return self._hand_over(binding.queue, "log", start, history)
+        return self._hand_over(binding.queue, "log", wanted.offset, wanted.history)
 
     def take_queue(self, binding: Binding, start: int, done: Outcomes, parked: Iterable[Waits] = ()) -> Reading:
         """Let this subscription read its queue again, which then holds what is not done from `start` on."""
