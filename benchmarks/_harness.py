@@ -3,7 +3,7 @@
 Rules kept here, so that the figures mean something:
 - All contestants run in one process, one after the other within each round; the order rotates from round to round.
   A ratio is the median over the rounds of the ratios within a round, so that a slow spell of the machine hits both.
-- One round of everything is thrown away first, as warm-up.
+- One round of everything is thrown away first, as warm-up (with `--rounds 0` it is all there is: the tests do that).
 - Every timed piece starts behind a full collection, with the collector on and at its default thresholds, on a fresh
   event loop of the standard library (`loop`), whoever it belongs to.
 
@@ -19,6 +19,7 @@ import platform
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from statistics import median
 from typing import Any
 
@@ -57,10 +58,17 @@ class Samples:
 def options(doc: str | None, *, rounds: int, messages: int) -> argparse.Namespace:
     """The command line that all benchmarks have; `doc` is the module's docstring."""
     parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
-    parser.add_argument("--rounds", type=_positive, default=rounds, help=f"rounds that count (default {rounds})")
+    parser.add_argument("--rounds", type=_count, default=rounds, help=f"rounds that count (default {rounds})")
     parser.add_argument("--messages", type=_positive, default=messages, help=f"messages a round (default {messages:,})")
     parser.add_argument("--json", action="store_true", help="print only the line of JSON")
     return parser.parse_args()
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError("must be 0 at least")
+    return number
 
 
 def _positive(text: str) -> int:
@@ -79,7 +87,7 @@ def interleave(contestants: Sequence[Contestant], *, rounds: int, messages: int)
             count = max(1, int(messages * contestant.share))
             gc.collect()
             seconds = loop(contestant.run(count))
-            if number:
+            if number or not rounds:
                 samples.seconds[contestant.name].append(seconds / count)
     return samples
 
@@ -115,6 +123,13 @@ class Report:
     @property
     def met(self) -> bool:
         return all(self.ratios[name] >= target for name, target in self.targets.items())
+
+    def has_peer(self, module: str) -> bool:
+        """Is it installed? `./dev bench` does that; the tests run with what there is."""
+        if find_spec(module) is not None:
+            return True
+        self.say(f"without {module}, which is not installed: './dev bench {self.bench}' does that")
+        return False
 
     def say(self, text: str = "") -> None:
         """A line for people."""

@@ -17,16 +17,11 @@ from collections.abc import Callable
 from typing import Any
 
 from _harness import Contestant, Report, Run, interleave, options
+from pydantic import BaseModel
 
 import faregate as fg
 from faregate.codec import CODECS, BodyReader, BodyWriter
 from faregate.message import Envelope
-
-try:
-    import orjson
-    from pydantic import BaseModel
-except ImportError as missing:
-    raise SystemExit(f"{missing.name} is missing: './dev bench codec' installs the peers and runs this") from None
 
 FIELDS: dict[str, Any] = {
     "order_id": "0197a3c2-7d0b-7c55-8a51-1f2e3d4c5b6a",
@@ -107,6 +102,19 @@ def body_pair(name: str) -> Run:
     return pair(encode, read, OrderPlaced(**FIELDS))
 
 
+def orjson_pairs(data: OrderData) -> dict[str, Run]:
+    import orjson
+
+    model = OrderModel.model_validate
+    return {
+        "orjson_dict": pair(orjson.dumps, orjson.loads, FIELDS),
+        "orjson_dataclass": pair(orjson.dumps, lambda raw: OrderData(**orjson.loads(raw)), data),
+        "orjson_pydantic": pair(
+            lambda order: orjson.dumps(order.__dict__), lambda raw: model(orjson.loads(raw)), OrderModel(**FIELDS)
+        ),
+    }
+
+
 def main() -> None:
     args = options(__doc__, rounds=11, messages=20_000)
     report = Report("codec", args.json)
@@ -116,16 +124,12 @@ def main() -> None:
         **{name: pair(encode, decode, event) for name, (encode, decode) in codecs.items()},
         **{f"{name}_body": body_pair(name) for name in codecs},
     }
-    model = OrderModel.model_validate
     peers = {
         "stdlib_dict": pair(json.dumps, json.loads, FIELDS),
         "stdlib_dataclass": pair(stdlib_dump, lambda text: OrderData(**json.loads(text)), data),
-        "orjson_dict": pair(orjson.dumps, orjson.loads, FIELDS),
-        "orjson_dataclass": pair(orjson.dumps, lambda raw: OrderData(**orjson.loads(raw)), data),
-        "orjson_pydantic": pair(
-            lambda order: orjson.dumps(order.__dict__), lambda raw: model(orjson.loads(raw)), OrderModel(**FIELDS)
-        ),
     }
+    if report.has_peer("orjson"):
+        peers |= orjson_pairs(data)
     contestants = [Contestant(name, run) for name, run in (ours | peers).items()]
     samples = interleave(contestants, rounds=args.rounds, messages=args.messages)
 

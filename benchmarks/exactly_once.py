@@ -305,7 +305,7 @@ def main() -> None:
             contestant.name,
             f"{samples.rate(contestant.name):,.0f}",
             f"{samples.cost(contestant.name) * 1e6:,.1f}",
-            f"{median(cpu[contestant.name][1:]) * 1e6:,.1f}",
+            f"{median(cpu[contestant.name][1:] or cpu[contestant.name]) * 1e6:,.1f}",
         )
         for contestant in contestants
     ]
@@ -313,7 +313,7 @@ def main() -> None:
     report.say()
     for kind, sizes in rows_per_commit.items():
         if sizes:
-            report.say(f"messages for each commit of ledger on {kind}: {median(sizes[1:]):.0f}")
+            report.say(f"messages for each commit of ledger on {kind}: {median(sizes[1:] or sizes):.0f}")
     report.ours = {name: samples.rate(name) for name in samples.seconds if not name.startswith("bare")}
     report.peers = {name: samples.rate(name) for name in samples.seconds if name.startswith("bare")}
     report.goal("sqlite", samples.ratio("ledger", "bare loop"), TARGET)

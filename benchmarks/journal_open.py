@@ -22,28 +22,16 @@ from pathlib import Path
 
 from _harness import Report, Samples, options
 
-import faregate as fg
 from faregate import ids
 from faregate.broker.journal import frame as frames
 from faregate.broker.journal import settled
 from faregate.broker.journal.settled import Record
 from faregate.message import Envelope
+from faregate.ports.queue import Binding
+from faregate.transports.journal import JournalTransport
 
 TIMES, MEMORY_MB = 4.0, 400.0
 BATCH = 10_000
-
-
-class Order(fg.Event):
-    text: str
-
-
-shop = fg.Node("shop")
-billing = fg.Node("billing")
-
-
-@billing.on(Order, source="shop")
-async def bill(order: Order) -> None:
-    pass
 
 
 def envelopes(count: int) -> list[Envelope]:
@@ -60,39 +48,44 @@ def envelopes(count: int) -> list[Envelope]:
     ]
 
 
-async def make(path: Path, messages: int, is_settled: range, *, snapshot: bool = True) -> None:
-    """A journal with that many messages, of which those at some offsets are settled."""
-    bus = fg.Bus(f"journal:{path}", nodes=[shop, billing])
-    await bus.start()
-    await bus.pause("billing", Order)
-    transport = bus._transport
+async def opened(path: Path) -> JournalTransport:
+    """A journal with the queue of one subscription, which nobody consumes."""
+    transport = JournalTransport(str(path))
+    await transport.open()
+    await transport.bind(Binding(node="billing", type="Order", kind="event", source="shop"))
+    return transport
+
+
+async def publish(transport: JournalTransport, messages: int) -> None:
     for first in range(0, messages, BATCH):
         await transport.publish(envelopes(min(BATCH, messages - first)))
-    number = next(queue.number for queue in transport.journal.topology.queues if queue.type == "Order")
+
+
+async def make(path: Path, messages: int, is_settled: range, *, snapshot: bool = True) -> None:
+    """A journal with that many messages, of which those at some offsets are settled."""
+    transport = await opened(path)
+    await publish(transport, messages)
+    [number] = [queue.number for queue in transport.journal.topology.queues if not queue.is_poison]
     for offset in is_settled:
         transport.journal.settle(Record(offset, number, settled.HANDLED, 1, 0, 0.0))
     await transport.journal.barrier()
-    for worker in bus._workers:
-        await worker.stop(0)
     await transport.journal.close(None)
     if snapshot:
         # Opening once finds what waits from the side logs; closing then writes the snapshot of it.
-        async with fg.Bus(f"journal:{path}", nodes=[shop]) as bus:
-            bus._transport._begin()
+        transport = await opened(path)
+        transport.begin()
+        await transport.close()
 
 
 async def open_once(path: Path) -> tuple[float, int]:
     """Seconds until the queues are filled, and how many wait."""
-    bus = fg.Bus(f"journal:{path}", nodes=[shop, billing])
     gc.collect()
     begin = time.perf_counter()
-    await bus._transport.open()
-    for worker in bus._workers:
-        await bus._transport.bind(worker.binding)
-    bus._transport.broker.begin()
+    transport = await opened(path)
+    transport.broker.begin()
     seconds = time.perf_counter() - begin
-    waiting = bus._transport.broker.flight.count
-    await bus._transport.journal.close(None)
+    waiting = transport.broker.flight.count
+    await transport.journal.close(None)
     return seconds, waiting
 
 
@@ -109,14 +102,13 @@ def read_bytes(path: Path) -> float:
 
 
 PROBE = """
-import asyncio, resource, sys
+import asyncio, pathlib, resource, sys
 sys.path.insert(0, {here!r})
-import journal_open as bench, faregate as fg
+import journal_open as bench
 async def main():
-    async with fg.Bus("journal:{path}", nodes=[bench.shop, bench.billing]) as bus:
-        await bus.pause("billing", bench.Order)
-        for _ in range({messages} // bench.BATCH):
-            await bus._transport.publish(bench.envelopes(bench.BATCH))
+    transport = await bench.opened(pathlib.Path({path!r}))
+    await bench.publish(transport, {messages})
+    await transport.close()
 asyncio.run(main())
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """
@@ -124,7 +116,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 def memory_mb(folder: Path, messages: int) -> float:
     """The peak resident megabytes of a process that publishes so many and consumes none."""
-    code = PROBE.format(here=str(Path(__file__).parent), path=folder / f"memory-{messages}", messages=messages)
+    code = PROBE.format(here=str(Path(__file__).parent), path=str(folder / f"memory-{messages}"), messages=messages)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ})
     return float(done.stdout.split()[-1])
 
@@ -132,7 +124,7 @@ def memory_mb(folder: Path, messages: int) -> float:
 def main() -> None:
     args = options(__doc__, rounds=5, messages=1_000_000)
     report = Report("journal-open", args.json)
-    count = max(2 * BATCH, args.messages // (2 * BATCH) * 2 * BATCH)
+    count = max(2, args.messages // 2 * 2)
     folder = Path(tempfile.mkdtemp(prefix="faregate-bench-"))
     half = count // 2
     try:
@@ -146,11 +138,11 @@ def main() -> None:
             found = {name: asyncio.run(open_once(folder / name)) for name in names}
             read = read_bytes(folder / "plain")
             assert {waiting for _, waiting in found.values()} == {half}, found
-            if number:
+            if number or not args.rounds:
                 samples.seconds["read"].append(read)
                 for name in names:
                     samples.seconds[name].append(found[name][0])
-        empty, full = memory_mb(folder, BATCH), memory_mb(folder, count)
+        empty, full = memory_mb(folder, min(BATCH, count // 2)), memory_mb(folder, count)
     finally:
         shutil.rmtree(folder)
     labels = {

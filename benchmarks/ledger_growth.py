@@ -222,7 +222,7 @@ def show(report: Report, samples: Samples, rows: int) -> None:
         for way in ("store", "bus"):
             small, large = f"{kind} small {way}", f"{kind} large {way}"
             times = samples.ratio(small, large)
-            used = [median(cpu[name][1:]) for name in (small, large)]
+            used = [median(cpu[name][1:] or cpu[name]) for name in (small, large)]
             table.append(
                 (
                     f"{kind} ids, {way}",

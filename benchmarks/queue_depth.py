@@ -23,7 +23,8 @@ from faregate.message import Envelope
 from faregate.ports.clock import SystemClock
 from faregate.ports.queue import Binding, Delivery
 
-SMALL, LARGE = 1_000, 1_000_000
+SMALL, TIMES_A_ROUND = 1_000, 100
+"""The deep queue holds so many times what a round takes: 1,000,000 by default."""
 MESSAGES_PER_KEY = 10
 PREFETCH = 32
 SLICE = 8 * PREFETCH
@@ -82,9 +83,9 @@ class DeepQueue:
         self._broker.close()
 
 
-async def compare(*, keyed: bool, rounds: int, messages: int) -> Samples:
+async def compare(large: int, *, keyed: bool, rounds: int, messages: int) -> Samples:
     """Seconds per message at both depths, in turns; a round is as many slices as make up `messages`."""
-    queues = {"small": DeepQueue(SMALL, keyed=keyed), "large": DeepQueue(LARGE, keyed=keyed)}
+    queues = {"small": DeepQueue(SMALL, keyed=keyed), "large": DeepQueue(large, keyed=keyed)}
     samples = Samples({name: [] for name in queues})
     slices = max(1, messages // SLICE)
     for number in range(rounds + 1):
@@ -94,7 +95,7 @@ async def compare(*, keyed: bool, rounds: int, messages: int) -> Samples:
             for name in queues if turn % 2 else reversed(queues):
                 spent[name] += await queues[name].take_slice()
                 queues[name].refill()
-        if number:
+        if number or not rounds:
             for name, seconds in spent.items():
                 samples.seconds[name].append(seconds / (slices * SLICE))
     for queue in queues.values():
@@ -141,16 +142,17 @@ async def idle_cpu(rounds: int) -> float:
 def main() -> None:
     args = options(__doc__, rounds=9, messages=10_000)
     report = Report("queue-depth", args.json)
-    idle = asyncio.run(idle_cpu(rounds=3))
-    plain = asyncio.run(compare(keyed=False, rounds=args.rounds, messages=args.messages))
-    keyed = asyncio.run(compare(keyed=True, rounds=args.rounds, messages=args.messages))
+    large = max(2 * SMALL, TIMES_A_ROUND * args.messages)
+    idle = asyncio.run(idle_cpu(rounds=min(3, args.rounds or 1)))
+    plain = asyncio.run(compare(large, keyed=False, rounds=args.rounds, messages=args.messages))
+    keyed = asyncio.run(compare(large, keyed=True, rounds=args.rounds, messages=args.messages))
 
     def row(label: str, samples: Samples) -> tuple[str, str, str, str]:
         small, large = samples.cost("small") * 1e6, samples.cost("large") * 1e6
         return label, f"{small:.3f}", f"{large:.3f}", f"{samples.ratio('small', 'large'):.2f}"
 
     report.table(
-        ("acquire + settle, µs each", f"{SMALL:,} wait", f"{LARGE:,} wait", "times the cost"),
+        ("acquire + settle, µs each", f"{SMALL:,} wait", f"{large:,} wait", "times the cost"),
         [row("no keys", plain), row(f"{MESSAGES_PER_KEY} messages to a key", keyed)],
     )
     report.table(
@@ -164,8 +166,8 @@ def main() -> None:
         ],
     )
     report.ours = {
-        "us_with_1000000_waiting": plain.cost("large") * 1e6,
-        "us_with_1000000_waiting_keyed": keyed.cost("large") * 1e6,
+        f"us_with_{large}_waiting": plain.cost("large") * 1e6,
+        f"us_with_{large}_waiting_keyed": keyed.cost("large") * 1e6,
         "idle_cpu_ms": idle * 1e3,
     }
     report.peers = {

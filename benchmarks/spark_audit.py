@@ -12,29 +12,25 @@ import sqlite3
 import sys
 import tempfile
 import time
-from collections import Counter
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from _harness import Contestant, Report, interleave, options
 from pyspark.sql import SparkSession
 
 from faregate import ids
-from faregate.broker.journal import frame as frames
-from faregate.broker.journal.columns import SCHEMA, write_batch
 from faregate.broker.journal.disk import RealDisk
 from faregate.broker.journal.layout import Layout, prepare, write_json
 from faregate.broker.journal.log import Log
 from faregate.broker.journal.settled import HANDLED
 from faregate.broker.journal.topology import Topology
+from faregate.message import Envelope
 from faregate.ports.queue import Binding
 from faregate.spark.audit_job import audit
 from faregate.spark.jobs_settled import RECORD, checksums
-from faregate.spark.sealing import as_stored
 from faregate.stores.sqlite import SqliteStore
 
 TARGET = 0.87
@@ -82,30 +78,20 @@ def fill(folder: Path, messages: int) -> tuple[Path, str]:
 
 
 def append(log: Log, publications: list[str], keys: list[str]) -> None:
-    """What `Log.append` writes, by columns: one envelope at a time would take longer than what is measured."""
-    count, moment = len(publications), log._next_time()
-    columns = {
-        "publication_id": pa.array(publications, pa.string()),
-        "correlation_id": pa.array(publications, pa.string()),
-        "type": pa.repeat("Order", count),
-        "source": pa.repeat("shop", count),
-        "body": pa.repeat(pa.scalar(b"x" * 20, pa.binary()), count),
-        "recipients": pa.repeat(pa.scalar([NODE], pa.list_(pa.string())), count),
-        "key": pa.array(keys, pa.string()),
-        "sent_at": pa.repeat(pa.scalar(moment, SCHEMA.field("sent_at").type), count),
-    }
-    batch = as_stored(columns, count)
-    own = {
-        "offset": pa.array(range(log.next_offset, log.next_offset + count), pa.int64()),
-        "time": pa.repeat(pa.scalar(moment, SCHEMA.field("time").type), count),
-        "topic": pa.repeat(pa.scalar(0, pa.int32()), count),
-    }
-    body = write_batch(
-        pa.RecordBatch.from_arrays([own.get(f.name, batch.column(f.name)) for f in SCHEMA], schema=SCHEMA)
-    )
-    log._make_room(frames.FRAME_BYTES + frames.padded(body.size), moment)
-    log._write(frames.MESSAGES, body, count, moment, Counter({"Order": count}), frames.NO_BATCH, 0, 1)
-    log.next_offset += count
+    rows = [
+        Envelope(
+            publication_id=publication,
+            correlation_id=publication,
+            type="Order",
+            source="shop",
+            body=b"x" * 20,
+            recipients=(NODE,),
+            key=key,
+            sent_at=time.time(),
+        )
+        for publication, key in zip(publications, keys, strict=True)
+    ]
+    log.append(rows, [0] * len(rows))
 
 
 def make_store(path: Path) -> None:

@@ -16,7 +16,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +127,7 @@ def main() -> None:
         return took
 
     cases = [Contestant("spark", run_ours), Contestant("bare", run_bare), Contestant("asyncio", run_bus, share=0.1)]
-    if find_spec("bytewax") is not None:
+    if report.has_peer("bytewax"):
         cases.append(Contestant("bytewax", run_bytewax))
     try:
         samples = interleave(cases, rounds=args.rounds, messages=args.messages)

@@ -116,7 +116,7 @@ def main() -> None:
     report = Report("tokens-at-rest", args.json)
     counts = {"merged": args.messages, "separate": max(1, int(args.messages * SEPARATE_SHARE))}
     seconds: dict[str, list[float]] = {form: [] for form in counts}
-    for _ in range(args.rounds):
+    for _ in range(args.rounds or 1):
         seconds["merged"].append(loop(run_merged(counts["merged"])))
         seconds["separate"].append(loop(run_separate(counts["separate"])))
     rows = [

@@ -1,16 +1,14 @@
 """What holds for every test: the signals of its children, its time limit, and the Spark session that all share."""
 
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.presence import missing
+from tests.presence import require_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,9 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
     """Starting one takes seconds, and a process can have only one."""
-    java_home = os.environ.get("JAVA_HOME")
-    if not (java_home and Path(java_home, "bin/java").exists()) and shutil.which("java") is None:
-        missing("there is no Java for Spark: run the tests with ./dev test, which installs it")
+    require_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # or Spark's workers are whatever python3 is on the PATH
     from pyspark.sql import SparkSession  # loading it takes a second, which most runs need not spend
 

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import re
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -23,7 +22,7 @@ from faregate.cli.demo_plan import Envelopes, Plan
 from faregate.cli.demo_verdict import Audit, audit, judge
 from faregate.cli.demo_view import DemoView
 from tests.child import Child
-from tests.presence import missing
+from tests.presence import require_java
 
 LONG = 180.0
 ORDERS, CRASHES, SEED = 300, 2, 7
@@ -38,9 +37,7 @@ def run_demo(*arguments: str, with_spark: bool = False, **environment: str) -> s
 
 @pytest.fixture
 def java() -> None:
-    java_home = os.environ.get("JAVA_HOME")
-    if not (java_home and Path(java_home, "bin/java").exists()) and shutil.which("java") is None:
-        missing("there is no Java for Spark: run the tests with ./dev test, which installs it")
+    require_java()
 
 
 @pytest.fixture(scope="module")
