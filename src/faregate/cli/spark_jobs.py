@@ -20,7 +20,7 @@ from rich.table import Table
 
 from faregate.cli.journal_progress import AsJson, JournalPath, counted, plain_errors, progress
 from faregate.cli.output import console, fail, print_json
-from faregate.cli.spark_session import LOCAL, Master, session, watched
+from faregate.cli.spark_session import LOCAL, Master, import_spark, session, watched
 from faregate.errors import ConfigurationError, FaregateError
 from faregate.plain import plain
 from faregate.ports.schemes import hide_password
@@ -107,11 +107,6 @@ def _not_audited(as_json: bool) -> Iterator[None]:
     except Exception as exc:
         traceback.print_exc(file=sys.stderr)
         raise typer.Exit(2) from exc
-
-
-def import_spark() -> None:
-    """Raises `MissingExtra`."""
-    import faregate.spark  # noqa: F401
 
 
 def _show_audit(found: Any, listed: list[dict[str, Any]]) -> None:

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from faregate.cli.output import errors
 from faregate.errors import ConfigurationError, FaregateError
+from faregate.ports.extras import needs_extra
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,12 +34,18 @@ class SparkFailed(FaregateError):
     """A job failed; the text is what its task said."""
 
 
+def import_spark() -> None:
+    """Load what the jobs stand on, before anything is started. Raises `MissingExtra`."""
+    import faregate.spark  # noqa: F401
+
+    with needs_extra("spark", "Spark"):
+        import numpy  # noqa: F401
+
+
 @contextmanager
 def session(master: str, name: str, *, keep_log: bool = False) -> "Iterator[SparkSession]":
     """A session that ends with the command. Raises `MissingExtra`, `SparkFailed`."""
-    import faregate.spark as ours  # says which extra is missing
-
-    del ours
+    import_spark()
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 

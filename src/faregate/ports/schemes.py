@@ -6,8 +6,9 @@ from importlib import import_module
 from typing import Any
 from urllib.parse import unquote
 
-from faregate.errors import ConfigurationError, MissingExtra
+from faregate.errors import ConfigurationError
 from faregate.ports.clock import Clock
+from faregate.ports.extras import needs_extra
 from faregate.ports.queue import QueueTransport
 from faregate.ports.store import Insertion, Store, StoreInfo
 from faregate.ports.tokens import TokenStore
@@ -34,7 +35,7 @@ def open_transport(url: str, clock: Clock) -> QueueTransport:
         known = ", ".join(f"{name}:" for name in TRANSPORTS)
         raise ConfigurationError(f"{hide_password(url)!r} names no transport that this version has; known: {known}")
     module, _, name = target.partition(":")
-    adapter: QueueTransport = getattr(import_module(module), name)(rest, clock=clock)
+    adapter: QueueTransport = getattr(_load(module, url, scheme), name)(rest, clock=clock)
     return adapter
 
 
@@ -78,14 +79,8 @@ def _store_class(url: str, kind: str) -> Any:
 
 def _load(module: str, url: str, scheme: str) -> Any:
     """A module of a backend. Raises `MissingExtra`."""
-    try:
+    with needs_extra(_extra(scheme), repr(hide_password(url))):
         return import_module(module)
-    except ModuleNotFoundError as exc:
-        if exc.name is None or exc.name.startswith("faregate"):
-            raise
-        raise MissingExtra(
-            f"the store {hide_password(url)!r} needs the package {exc.name!r}: pip install 'faregate[{_extra(scheme)}]'"
-        ) from exc
 
 
 def _extra(scheme: str) -> str:

@@ -10,15 +10,12 @@ extra. What runs in executors (`reading`, `sealing`, `staging`) needs nothing bu
 """
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from faregate.errors import MissingExtra
+from faregate.ports.extras import needs_extra
 
-if find_spec("pyspark") is None:
-    raise MissingExtra("Spark needs pyspark, which is not installed: pip install 'faregate[spark]'")
-
-from faregate.spark.source import FaregateSource
+with needs_extra("spark", "Spark"):
+    from faregate.spark.source import FaregateSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,7 +61,8 @@ _JOBS = {
 
 def __getattr__(name: str) -> Any:
     if name in _JOBS:
-        return getattr(import_module(_JOBS[name]), name)
+        with needs_extra("spark", f"fg.spark.{name}"):
+            return getattr(import_module(_JOBS[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -19,8 +19,9 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from faregate.broker.journal.reader import JournalReader
-from faregate.errors import ConfigurationError, MissingExtra, StoreUnavailable
+from faregate.errors import ConfigurationError, StoreUnavailable
 from faregate.ports.clock import SystemClock
+from faregate.ports.extras import needs_extra
 from faregate.ports.schemes import STORE_URLS, hide_password, open_store
 from faregate.spark.jobs_settled import JournalPlan, by_task
 from faregate.spark.run_views import mark_of, reader_name
@@ -71,10 +72,8 @@ class Database:
             raise self._failure(exc, sql) from exc
 
     def _postgres(self, sql: str, values: Sequence[Any]) -> Iterator[list[tuple[Any, ...]]]:
-        try:
+        with needs_extra("postgres", self.shown):
             import psycopg
-        except ModuleNotFoundError as exc:
-            raise MissingExtra(f"{self.shown} needs psycopg: pip install 'faregate[postgres]'") from exc
         try:
             with psycopg.connect(self.url, connect_timeout=5) as connection:
                 connection.read_only = True

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from faregate.ports.clock import Clock, SystemClock
+from faregate.ports.extras import needs_extra
 from faregate.ports.store import Store
 from faregate.ports.tokens import TokenStore
 from faregate.stores.sqlite import MemoryStore, MemoryTokenStore, SqliteStore, SqliteTokenStore
@@ -124,7 +125,8 @@ async def postgres_token_subject(url: str) -> AsyncIterator[TokenSubject]:
 @asynccontextmanager
 async def postgres_schema(url: str) -> AsyncIterator[str]:
     """The URL of an empty schema in the same database; it is dropped afterwards."""
-    import psycopg
+    with needs_extra("postgres", "a schema for tests"):
+        import psycopg
 
     name = f"faregate_test_{os.getpid()}_{next(_numbers)}"
     options = quote(f"-csearch_path={name}")
