@@ -18,6 +18,7 @@ from faregate.broker.journal.errors import (
     NotAJournal,
     OffsetGone,
 )
+from faregate.bus.alarms import Alarm
 from faregate.bus.boundary import AsyncOutbox, Outbox, outbox
 from faregate.bus.bus import Bus, SubscriptionCounts
 from faregate.bus.context import Context
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Alarm",
     "AsyncOutbox",
     "BareCommand",
     "Bus",

@@ -17,8 +17,8 @@ from faregate.testing.store_subjects import postgres_schema
 from faregate.transports.memory import MemoryTransport
 from tests.presence import address
 
-LONG = 5  # seconds until a test that hangs is failed
-CAUSES, FAN, MOST, LANES = 200, 10, 100, 5
+LONG = 60  # seconds until a test that hangs is failed
+CAUSES, FAN, MOST, LANES = 40, 10, 100, 5
 BODY = b'{"n":100,"part":1}'
 
 
@@ -54,23 +54,26 @@ async def url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
 
 
 @pytest.fixture
-def waiting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many wait for room."""
-    count = [0]
+def all_wait(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Set once every lane waits for room."""
+    waiting, all_of_them = 0, asyncio.Event()
     room = Dispatcher.room
 
     async def counted(self: Dispatcher) -> None:
-        count[0] += 1
+        nonlocal waiting
+        waiting += 1
+        if waiting == LANES:
+            all_of_them.set()
         await room(self)
-        count[0] -= 1
+        waiting -= 1
 
     monkeypatch.setattr(Dispatcher, "room", counted)
-    return count
+    return all_of_them
 
 
 @pytest.mark.parametrize(("bound", "value"), [("_MOST_WAITING", MOST), ("_MOST_WAITING_BYTES", MOST * len(BODY))])
 async def test_handlers_wait_while_what_they_sent_is_not_taken(
-    bound: str, value: int, url: str, waiting: list[int], monkeypatch: pytest.MonkeyPatch
+    bound: str, value: int, url: str, all_wait: asyncio.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than the bound waits only by what each lane had begun; then everything goes out, in order."""
     monkeypatch.setattr(dispatching, bound, value)
@@ -90,9 +93,7 @@ async def test_handlers_wait_while_what_they_sent_is_not_taken(
     async with fg.Bus(transport, nodes=[asking, answering, hearing], store=url) as bus:
         await bus.publish_many([Asked(n=n) for n in range(100, 100 + CAUSES)], node="asking")
         [dispatcher] = bus._stores.dispatchers.values()
-        async with asyncio.timeout(LONG):
-            while waiting[0] < LANES:
-                await asyncio.sleep(0)
+        await asyncio.wait_for(all_wait.wait(), LONG)
         assert MOST <= len(dispatcher._queue) < MOST + LANES * FAN
         transport.open_gate.set()
         await bus.idle(timeout=LONG)

@@ -337,10 +337,18 @@ async def test_a_scheduled_message_waits_and_holds_nobody_up(rig: Rig) -> None:
 
 
 async def test_what_expired_or_cannot_be_read_is_dead_and_the_rest_goes_on(rig: Rig) -> None:
+    told: list[tuple[Any, str | None]] = []
+
+    async def tell(ctx: fg.Context, call_next: Any) -> None:
+        told.append((ctx.message and ctx.message.number, ctx.outcome))
+
+    rig.node.use(tell, after=True)
     expired, broken = rig.rows(range(1), expires_at=1.0), rig.rows(range(1, 2), body=b"\xff")
     async with rig.engine() as engine:
         counts = await engine.run([*expired, *broken, *rig.rows(range(2, 4))])
+        assert engine.shared.alarms.counts == {"dead-letter": 2}
     assert counts == {"dead": 2, "handled": 2, "last": 3}
+    assert set(told) == {(0, "dead"), (None, "dead"), (2, "handled"), (3, "handled")}
     rig.check([2, 3])
 
 

@@ -6,6 +6,9 @@ from typing import Any
 import pytest
 
 import faregate as fg
+from faregate.ids import message_id
+from faregate.testing.clock import FakeClock
+from faregate.transports.memory import MemoryTransport
 
 
 class OrderPlaced(fg.Event):
@@ -220,6 +223,45 @@ async def test_an_after_middleware_sees_every_outcome() -> None:
         await bench.settle()
         assert bench.outcomes() == {"handled": 1, "skipped": 1, "duplicate": 0, "redelivered": 1, "dead": 1}
     assert seen == ["handled", "skipped", "redelivered", "dead"]
+
+
+@pytest.mark.parametrize("store", [None, "memory:"])
+async def test_whatever_is_given_up_sounds_an_alarm_and_reaches_the_after_middlewares(store: str | None) -> None:
+    """A message that fails, one that cannot be read, and one that the broker gives up on before anybody sees it."""
+    seen: list[tuple[Any, str | None, str]] = []
+    alarms: list[fg.Alarm] = []
+    billing = fg.Node("billing")
+
+    async def note(ctx: fg.Context, call_next: Any) -> None:
+        order = None if ctx.message is None else ctx.message.order_id
+        seen.append((order, ctx.outcome, type(ctx.error).__name__))
+        await call_next()
+
+    billing.use(note, after=True)
+
+    @billing.on(OrderPlaced, source="shop", retry=None, redeliver=None, expires=5)
+    async def bill(order: OrderPlaced) -> None:
+        raise RuntimeError("bad")
+
+    clock = FakeClock()
+    transport = MemoryTransport(clock=clock)
+    async with fg.Bus(transport, nodes=[billing, fg.Node("shop")], store=store, clock=clock) as bus:
+        bus.on_alarm(alarms.append)
+        failing = await bus.publish(OrderPlaced(order_id="1"), node="shop")
+        await clock.advance(1)
+        unreadable = "00000000-0000-7000-8000-000000000000"
+        await transport.publish([fg.Envelope(unreadable, "OrderPlaced", "event", "shop", b"garbage")])
+        await clock.advance(1)
+        await bus.pause(billing, OrderPlaced)
+        late = await bus.publish(OrderPlaced(order_id="2"), node="shop")
+        await clock.advance(6)
+        assert [record.reason for record in await bus.poisoned()] == ["failed", "undecodable", "expired"]
+        assert bus.outcomes()["dead"] == bus.alarms["dead-letter"] == 3
+    assert seen == [("1", "dead", "RuntimeError"), (None, "dead", "Undecodable"), ("2", "dead", "Permanent")]
+    assert [(alarm.kind, alarm.node, alarm.message_id) for alarm in alarms] == [
+        ("dead-letter", "billing", message_id(publication, "billing")) for publication in (failing, unreadable, late)
+    ]
+    assert "is given up after all its tries by bill at billing" in alarms[0].text
 
 
 async def test_a_failing_after_middleware_cannot_undo_a_settled_message() -> None:

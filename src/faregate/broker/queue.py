@@ -67,7 +67,7 @@ class Queue:
         lock_seconds: float = 60.0,
         max_deliveries: int | None = None,
         expires: float | None = None,
-        on_abandoned: Callable[[], None] | None = None,
+        on_abandoned: Callable[[BrokerDelivery, str, str], None] | None = None,
         recorder: Recorder | None = None,
     ) -> None:
         self.name = name
@@ -432,9 +432,9 @@ class Queue:
     def _abandon(self, entry: Entry, reason: str, error: str) -> None:
         """The queue itself gives up on an entry that nobody holds."""
         log.warning("%s: %s is given up (%s): %s", self.name, entry.envelope, reason, error)
-        if self._on_abandoned is not None:
-            self._on_abandoned()
         self._bury(entry, reason, error)
+        if self._on_abandoned is not None:
+            self._on_abandoned(BrokerDelivery(self, entry, entry.delivered), reason, error)
 
     def _bury(self, entry: Entry, reason: str, error: str) -> None:
         self._give_up(self, entry, reason, error)

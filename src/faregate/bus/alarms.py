@@ -7,13 +7,26 @@ from typing import Literal, NamedTuple
 
 log = logging.getLogger("faregate.bus")
 
-AlarmKind = Literal["disagreement", "dispatch-stalled", "foreign-claim", "unreadable-batch", "unroutable"]
+AlarmKind = Literal[
+    "dead-letter",
+    "disagreement",
+    "dispatch-stalled",
+    "foreign-claim",
+    "unreadable-batch",
+    "unroutable",
+]
 
 
 class Alarm(NamedTuple):
-    """`disagreement`: one id came with two bodies. `dispatch-stalled`: outgoing messages cannot be sent for a while.
-    `foreign-claim`: a token is claimed by a record that is not ours. `unreadable-batch`: what another process left in
-    the spool cannot be taken in. `unroutable`: an output that nobody takes."""
+    """What sounded, where, and about which message ("" where it is about none).
+
+    `dead-letter`: a message was given up on.
+    `disagreement`: one id came with two bodies.
+    `dispatch-stalled`: outgoing messages cannot be sent for a while.
+    `foreign-claim`: a token is claimed by a record that is not ours.
+    `unreadable-batch`: what another process left in the spool cannot be taken in.
+    `unroutable`: an output that nobody takes.
+    """
 
     kind: AlarmKind
     node: str

@@ -92,7 +92,8 @@ class Bus:
         writer = BodyWriter(find_codec(codec), limit=limit, compress_above=compress_above)
         keys = key_fields(self.nodes.values())
         self._senders = {
-            node.name: Sender(node, self._transport, writer, self.clock, keys) for node in self.nodes.values()
+            node.name: Sender(node, self._transport, writer, self.clock, keys, self._alarms)
+            for node in self.nodes.values()
         }
         self._stores = NodeStores(
             self.nodes,
@@ -124,7 +125,15 @@ class Bus:
         sender, shared = self._senders[node.name], self._stores.of(node.name)
         receiver: Receiver
         if shared is None:
-            receiver = Direct(subscription, node, sender, clock=self.clock, pool=self._pool, body_limit=limit)
+            receiver = Direct(
+                subscription,
+                node,
+                sender,
+                clock=self.clock,
+                alarms=self._alarms,
+                pool=self._pool,
+                body_limit=limit,
+            )
         else:
             receiver = Transactional(
                 subscription, node, sender, shared, clock=self.clock, pool=self._pool, body_limit=limit

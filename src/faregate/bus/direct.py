@@ -12,7 +12,7 @@ import asyncio
 
 from faregate.bus.context import Context, Settled
 from faregate.bus.receiver import Receiver
-from faregate.bus.verdict import describe_error
+from faregate.bus.verdict import describe_error, first_line
 from faregate.ports import faults
 from faregate.ports.queue import Delivery
 
@@ -27,6 +27,7 @@ class Direct(Receiver):
         delivery.start()
         ctx: Context | None = None
         outcome: Settled
+        error: BaseException | None = None
         try:
             ctx = self._open(delivery)
             await self._pipeline(ctx)
@@ -35,13 +36,13 @@ class Direct(Receiver):
             if ctx._outputs and ctx._completed:
                 await self._sender.publish_outputs(await self._sender.seal_outputs(ctx, self.subscription.name))
         except Exception as exc:
-            outcome = await self._fail(delivery, ctx, exc)
+            outcome, error = await self._fail(delivery, ctx, exc), exc
         except asyncio.CancelledError as exc:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 await delivery.release()
                 raise
-            outcome = await self._fail(delivery, ctx, exc)
+            outcome, error = await self._fail(delivery, ctx, exc), exc
         else:
             if faults.hook is not None:
                 await faults.hook("bus.before-settle")
@@ -50,12 +51,13 @@ class Direct(Receiver):
         if self._after is None and faults.hook is None:
             self.outcomes[outcome] += 1  # a coroutine less for every message
         else:
-            await self._finish(ctx, outcome)
+            await self._finish(delivery, ctx, outcome, error)
 
     async def _fail(self, delivery: Delivery, ctx: Context | None, exc: BaseException) -> Settled:
         verdict = self._judge(delivery, ctx, exc)
         if verdict.delay is None:
             await delivery.poison(verdict.reason, describe_error(exc))
+            self._gave_up(delivery, verdict.reason, first_line(exc))
             return "dead"
         await delivery.redeliver(verdict.delay, counted=verdict.counted)
         return "redelivered"

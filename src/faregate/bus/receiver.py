@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from typing import NoReturn
 
+from faregate.bus.alarms import Alarms
+from faregate.bus.burial import message_id_of
 from faregate.bus.context import Context, Settled
 from faregate.bus.node import Node
 from faregate.bus.pipeline import compile_after, compile_pipeline
@@ -16,7 +18,7 @@ from faregate.bus.sender import Sender
 from faregate.bus.subscription import Subscription
 from faregate.bus.verdict import Verdict, first_line, judge
 from faregate.codec import BodyReader
-from faregate.errors import MissingProperties, UnknownType
+from faregate.errors import MissingProperties, Permanent, UnknownType
 from faregate.message import Envelope
 from faregate.plain import plain
 from faregate.ports import faults
@@ -32,7 +34,15 @@ class Receiver(ABC):
     """The messages of one subscription, from the delivery to how they ended."""
 
     def __init__(
-        self, subscription: Subscription, node: Node, sender: Sender, *, clock: Clock, pool: Executor, body_limit: int
+        self,
+        subscription: Subscription,
+        node: Node,
+        sender: Sender,
+        *,
+        clock: Clock,
+        alarms: Alarms,
+        pool: Executor,
+        body_limit: int,
     ) -> None:
         self.subscription = subscription
         self.outcomes: dict[Settled, int] = dict.fromkeys(OUTCOMES, 0)
@@ -41,6 +51,7 @@ class Receiver(ABC):
         self._kind = subscription.message_type.kind
         self._sender = sender
         self._clock = clock
+        self._alarms = alarms
         self._read = BodyReader(subscription.message_type.cls, limit=body_limit).read
         self._pipeline: Callable[[Context], Awaitable[None]] = compile_pipeline(subscription, node, clock, pool)
         self._after = compile_after(node)
@@ -81,20 +92,40 @@ class Receiver(ABC):
         verdict = judge(exc, delivery.redeliveries, self.subscription.redeliver.delays)
         what = str(ctx) if ctx is not None else f"{delivery.envelope} at {self._node}"
         if verdict.delay is None:
-            tries = " after all its tries" if verdict.reason == "failed" else f" ({verdict.reason})"
-            log.error("%s is given up%s: %s", what, tries, first_line(exc))
-        elif verdict.counted:
+            return verdict  # `_gave_up` tells, once that is certain
+        if verdict.counted:
             log.warning("%s failed and is delivered again in %g s: %s", what, verdict.delay, first_line(exc))
         else:
             log.info("%s is delivered again in %g s, as asked: %s", what, verdict.delay, first_line(exc))
         return verdict
 
-    async def _finish(self, ctx: Context | None, outcome: Settled) -> None:
+    def _gave_up(self, delivery: Delivery, reason: str, text: str) -> None:
+        """It is a dead letter now: somebody has to learn of that."""
+        tries = "after all its tries" if reason == "failed" else f"({reason})"
+        message_id = message_id_of(delivery.envelope, self._node)
+        told = f"{delivery.envelope} is given up {tries} by {self.subscription}: {text}"
+        self._alarms.sound("dead-letter", self._node, message_id, told)
+
+    async def abandoned(self, delivery: Delivery, reason: str, error: str) -> None:
+        """Somebody else gave up on a message, so no handler sees it: it expired, or its deliveries are used up."""
+        self._gave_up(delivery, reason, error)
+        try:
+            ctx = self._open(delivery)
+        except Exception:
+            ctx = None
+        await self._finish(delivery, ctx, "dead", Permanent(f"{reason}: {error}"))
+
+    async def _finish(
+        self, delivery: Delivery, ctx: Context | None, outcome: Settled, error: BaseException | None = None
+    ) -> None:
         """It is settled: nothing from here on can change what became of it."""
         self.outcomes[outcome] += 1
         if faults.hook is not None:
             await faults.hook("bus.after-settle")
-        if self._after is not None and ctx is not None:
+        if self._after is not None:
+            if ctx is None:  # it cannot be read
+                ctx = Context(self._node, delivery, None)
+            ctx.error = error or ctx.error
             ctx._outcome = outcome
             try:
                 await self._after(ctx)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from faregate import ids
+from faregate.bus.alarms import Alarms
 from faregate.bus.context import Context
 from faregate.bus.node import Node
 from faregate.bus.outgoing import Outgoing, check_headers
@@ -58,11 +59,18 @@ class Sender(Sealer):
     """Seals messages of one node into envelopes and hands them to the transport."""
 
     def __init__(
-        self, node: Node, transport: QueueTransport, writer: BodyWriter, clock: Clock, key_fields: KeyFields
+        self,
+        node: Node,
+        transport: QueueTransport,
+        writer: BodyWriter,
+        clock: Clock,
+        key_fields: KeyFields,
+        alarms: Alarms,
     ) -> None:
         super().__init__(node.name, writer, key_fields)
         self._transport = transport
         self._clock = clock
+        self._alarms = alarms
         self._middlewares = [middleware.function for middleware in node.outgoing_middlewares]
         self._store: NodeStore | None = None
         self._directory: Directory | None = None
@@ -155,6 +163,7 @@ class Sender(Sealer):
                     await self._transport.publish([envelope])
                 except Unroutable as exc:
                     await self._transport.poison(self._node, envelope, exc.reason, f"Unroutable: {exc}")
+                    self._alarms.sound("unroutable", self._node, envelope.publication_id, str(exc))
 
     async def _hand_over(self, envelopes: list[Envelope]) -> None:
         if not envelopes:

@@ -28,7 +28,7 @@ from faregate.bus.policy import Serial
 from faregate.bus.receiver import Receiver
 from faregate.bus.sender import Sender
 from faregate.bus.subscription import Subscription
-from faregate.bus.verdict import describe_error
+from faregate.bus.verdict import describe_error, first_line
 from faregate.bus.work import (
     TRANSACTION_LOST,
     AlreadyHandled,
@@ -74,7 +74,9 @@ class Transactional(Receiver):
         pool: Executor,
         body_limit: int,
     ) -> None:
-        super().__init__(subscription, node, sender, clock=clock, pool=pool, body_limit=body_limit)
+        super().__init__(
+            subscription, node, sender, clock=clock, alarms=shared.alarms, pool=pool, body_limit=body_limit
+        )
         self._shared = shared
         self._store = shared.store
         self._serial = isinstance(subscription.order, Serial)
@@ -434,7 +436,7 @@ class Transactional(Receiver):
             self.outcomes["lost"] += 1
             log.warning("%s: %s; it is delivered again, and recognised", self.subscription, exc)
             return
-        await self._finish(work.ctx, outcome)
+        await self._finish(work.delivery, work.ctx, outcome)
 
     # --- failures ------------------------------------------------------------------------------------------
 
@@ -459,6 +461,7 @@ class Transactional(Receiver):
                 if self._shared.gate is not None and work.attempt_id is not None:
                     await self._shared.gate.drop(work.message_id, work.attempt_id)
                 await work.delivery.settle("dead")
+                self._gave_up(work.delivery, verdict.reason, first_line(work.error))
                 outcome = "dead"
             elif end == "handled" and work.ctx is not None:
                 await self._run([self._work(work.delivery, work.tries)])
@@ -475,7 +478,7 @@ class Transactional(Receiver):
         except TRANSACTION_LOST as exc:
             log.warning("%s waits for its store: %s", work.envelope, exc)
             await self._put_off(work)
-        await self._finish(work.ctx, outcome)
+        await self._finish(work.delivery, work.ctx, outcome, work.error)
 
     async def _put_off(self, work: Work) -> None:
         """The store is away: come again later, without using up a try."""

@@ -1,5 +1,6 @@
 """Works on one subscription: takes deliveries, keeps their locks, and hands them through the lanes to a receiver."""
 
+import asyncio
 import logging
 from dataclasses import replace
 
@@ -30,14 +31,16 @@ class Worker:
         )
         self._consumer: Consumer | None = None
         self._held: set[Delivery] = set()
+        self._telling: set[asyncio.Task[None]] = set()
+        """Messages that the transport gave up on, while somebody is told of them."""
         self._renewal: Timer | None = None
         self._resumption: Timer | None = None
         self.paused = False
 
     @property
     def busy(self) -> int:
-        """How many lanes are at work."""
-        return self._lanes.busy
+        """How many lanes are at work, and messages that were given up are told of."""
+        return self._lanes.busy + len(self._telling)
 
     async def start(self) -> None:
         self._consumer = await self._transport.consume(self.binding.queue, self._take, prefetch=self._prefetch)
@@ -60,6 +63,7 @@ class Worker:
             await self._consumer.close()
         if self._renewal is not None:
             self._renewal.cancel()
+        await asyncio.gather(*self._telling, return_exceptions=True)
         return len(left)
 
     def _tell_left(self, deliveries: list[Delivery], deadline: float) -> None:
@@ -119,8 +123,10 @@ class Worker:
             self._lanes.batch = self._receiver.batch
         return again
 
-    def _abandoned(self) -> None:
-        self.outcomes["dead"] += 1
+    def _abandoned(self, delivery: Delivery, reason: str, error: str) -> None:
+        told = asyncio.create_task(self._receiver.abandoned(delivery, reason, error))
+        self._telling.add(told)
+        told.add_done_callback(self._telling.discard)
 
     async def _vanish(self) -> None:
         """A test crashed us: everything held goes back, as it does when a process dies."""

@@ -43,8 +43,9 @@ class Binding:
     """Started deliveries after which a message that comes back is poisoned: it may be what kills the process."""
     expires: float | None = None
     """Seconds a message may wait in the queue before it is poisoned as expired."""
-    on_abandoned: Callable[[], None] | None = None
-    """Told when the transport itself gives up on a message: it expired, or its deliveries are used up."""
+    on_abandoned: Callable[["Delivery", str, str], None] | None = None
+    """Told, from the event loop, when the transport itself has given up on a message: it expired, or its deliveries are
+    used up. The delivery has ended; with it come the reason and a text."""
 
     @property
     def queue(self) -> str:

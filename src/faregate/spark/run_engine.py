@@ -89,7 +89,7 @@ class Engine:
         dispatcher = OutboxOnly(self.store, transport, self.clock, alarms)
         self.shared = NodeStore(self.store, dispatcher, alarms, self._tokens)
         writer = BodyWriter(find_codec(spec.codec), limit=spec.body_limit)
-        self.sender = Sender(self.node, transport, writer, self.clock, key_fields([self.node]))
+        self.sender = Sender(self.node, transport, writer, self.clock, key_fields([self.node]), alarms)
         self.lines = [Line(self, each) for each in self.node.subscriptions.values()]
         self._line_of: dict[LogDelivery, Line] = {}
         self._counts: Counter[str] = Counter()
@@ -259,6 +259,7 @@ class Engine:
             await transaction.commit()
         finally:
             await transaction.roll_back()
+        await line.receiver.abandoned(delivery, letter.reason, letter.error)
         self._counts["dead"] += 1
 
     # --- after: parked or done ---------------------------------------------------------------------------------

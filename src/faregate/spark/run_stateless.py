@@ -23,6 +23,7 @@ from pyspark.sql.types import IntegerType, StructField, StructType
 
 from faregate.broker.journal.columns import to_batch, to_envelopes
 from faregate.broker.journal.layout import Layout
+from faregate.bus.alarms import Alarms
 from faregate.bus.bus import key_fields
 from faregate.bus.context import Context, Settled
 from faregate.bus.direct import Direct
@@ -30,7 +31,7 @@ from faregate.bus.handler import compile_collect
 from faregate.bus.pipeline import is_retried
 from faregate.bus.sender import Sender
 from faregate.bus.threads import HandlerThreads
-from faregate.bus.verdict import describe_error, judge
+from faregate.bus.verdict import describe_error, first_line, judge
 from faregate.codec import BodyWriter
 from faregate.codec import codec as find_codec
 from faregate.errors import FaregateError, Unavailable
@@ -112,10 +113,15 @@ class StatelessReceiver(Direct):
                 f"{self.captured.buried} messages of one task failed, the last is {delivery.envelope}: that is "
                 f"more than bad messages. Nothing of this batch is published; it runs again with the next start: {exc}"
             ) from exc
-        self.bury(delivery, verdict.reason, describe_error(exc))
+        self._bury(delivery, verdict.reason, describe_error(exc))
+        self._gave_up(delivery, verdict.reason, first_line(exc))
         return "dead"
 
-    def bury(self, delivery: Delivery, reason: str, error: str) -> None:
+    async def abandoned(self, delivery: Delivery, reason: str, error: str) -> None:
+        self._bury(delivery, reason, error)
+        await super().abandoned(delivery, reason, error)
+
+    def _bury(self, delivery: Delivery, reason: str, error: str) -> None:
         self.captured.buried += 1
         self.captured.dead.append(
             Poisoned(
@@ -153,13 +159,14 @@ class Task:
         self.counts = dict.fromkeys(COUNTED, 0)
         fields = key_fields([node])
         writer = BodyWriter(codec, limit=spec.body_limit)
-        self._sender = Sender(node, self._captured, writer, self._clock, fields)
+        alarms = Alarms()
+        self._sender = Sender(node, self._captured, writer, self._clock, fields, alarms)
         self._subscriptions = list(node.subscriptions.values())
         self._receivers: list[StatelessReceiver] = []
         self._plain: list[Plain | None] = []
         for each in self._subscriptions:
             receiver = StatelessReceiver(
-                each, node, self._sender, clock=self._clock, pool=pool, body_limit=spec.body_limit
+                each, node, self._sender, clock=self._clock, alarms=alarms, pool=pool, body_limit=spec.body_limit
             )
             receiver.captured, receiver.queue = self._captured, each.binding(spec.body_limit).queue
             self._receivers.append(receiver)
@@ -183,7 +190,7 @@ class Task:
             await delivery.redeliver(deliver_at - now)
         receiver = self._receivers[message.handler]
         if has_expired(receiver.subscription, delivery, now):
-            receiver.bury(delivery, "expired", "it waited too long in the log")
+            await receiver.abandoned(delivery, "expired", "it waited too long in the log")
         else:
             await receiver.handle_one(delivery)
 
