@@ -37,7 +37,7 @@ class HandlerConflict(ConfigurationError):
 
 
 class UnknownKey(ConfigurationError):
-    """`key=` or `identity=` names a field that the message does not have."""
+    """`key=` or `identity=` names a field that the message does not have, or a function that cannot be imported."""
 
 
 class BareCommand(ConfigurationError):
@@ -176,6 +176,12 @@ class BelowFloor(Permanent):
     """A message is older than what the ledger remembers, so it cannot be told from a repetition."""
 
     reason = "below-floor"
+
+
+class UnreadableKey(Permanent):
+    """The function given as `key=` or `identity=` failed at a message."""
+
+    reason = "unreadable-key"
 
 
 class UninterpretedEffect(Permanent):

@@ -12,12 +12,13 @@ from faregate.bus.alarms import Alarm, Alarms
 from faregate.bus.dead import DeadLetters
 from faregate.bus.direct import Direct
 from faregate.bus.directory import topic_for
+from faregate.bus.key import Key
 from faregate.bus.node import Node
 from faregate.bus.node_stores import NodeStores
 from faregate.bus.outgoing import Outgoing, publish, send
 from faregate.bus.policy import check_count
 from faregate.bus.receiver import Receiver
-from faregate.bus.sealing import KeyFields
+from faregate.bus.sealing import Keys
 from faregate.bus.sender import Sender
 from faregate.bus.subscription import Subscription
 from faregate.bus.threads import HandlerThreads
@@ -90,7 +91,7 @@ class Bus:
         if compress_above is not None:
             check_count(compress_above, "compress_above", 0, 1 << 30)
         writer = BodyWriter(find_codec(codec), limit=limit, compress_above=compress_above)
-        keys = key_fields(self.nodes.values())
+        keys = shared_keys(self.nodes.values())
         self._senders = {
             node.name: Sender(node, self._transport, writer, self.clock, keys, self._alarms)
             for node in self.nodes.values()
@@ -485,16 +486,16 @@ def _check_nodes(nodes: Sequence[Node]) -> list[Node]:
     return list(found.values())
 
 
-def key_fields(nodes: Iterable[Node]) -> KeyFields:
-    """For each topic, the key field of its subscriptions, where all that order by key agree."""
-    fields: dict[Any, set[str]] = {}
+def shared_keys(nodes: Iterable[Node]) -> Keys:
+    """For each topic, the key of its subscriptions, where all that order by one agree."""
+    found: dict[Any, set[Key]] = {}
     for node in nodes:
         for (wire, source), subscription in node.subscriptions.items():
             if subscription.key is not None:
                 kind = subscription.message_type.kind
                 topic = (kind, source if kind == "event" else node.name, wire)
-                fields.setdefault(topic, set()).add(subscription.key)
-    return {topic: next(iter(names)) for topic, names in fields.items() if len(names) == 1}
+                found.setdefault(topic, set()).add(subscription.key)
+    return {topic: next(iter(keys)) for topic, keys in found.items() if len(keys) == 1}
 
 
 def as_poisoned(letter: DeadLetter) -> Poisoned:

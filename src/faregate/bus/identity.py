@@ -8,30 +8,27 @@ Eager and lazy are for effects that are not in the store (a mail, a payment); wh
 for the handler's author to say.
 """
 
-from typing import Any
-
+from faregate.bus.key import Key
 from faregate.bus.subscription import Claim
 from faregate.bus.work import Work
 from faregate.ports.store import Store, Transaction
 
 
 class BusinessIdentity:
-    def __init__(self, store: Store, node: str, handler: str, field: str, claim: Claim) -> None:
+    def __init__(self, store: Store, node: str, handler: str, key: Key, claim: Claim) -> None:
         self._store = store
         self._node = node
         self._handler = handler
-        self._field = field
+        self._key = key
         self._claim = claim
         self._claimed: set[str] = set()
         """Messages under way whose eager claim is theirs: they may come to `admit` again."""
 
-    def of(self, message: Any) -> str:
-        return str(getattr(message, self._field))
-
     async def admit(self, work: Work) -> bool:
-        """Before the handler: False when the key is taken."""
-        assert work.ctx is not None
-        key = self.of(work.ctx.message)
+        """Before the handler: False when the key is taken. A message without one is always new."""
+        key = self._of(work)
+        if key is None:
+            return True
         if self._claim != "eager":
             if self._claim == "transaction":
                 work.identity = key  # and the transaction sees to it that nobody else was faster
@@ -51,18 +48,19 @@ class BusinessIdentity:
 
     async def succeed(self, transaction: Transaction, work: Work) -> None:
         """Within the commit of a success."""
-        if self._claim == "lazy":
-            assert work.ctx is not None
-            await transaction.identify(self._node, self._handler, self.of(work.ctx.message), work.at)
+        key = self._of(work) if self._claim == "lazy" else None
+        if key is not None:
+            await transaction.identify(self._node, self._handler, key, work.at)
 
     async def fail(self, work: Work) -> None:
         """The handler failed: the key is free again."""
-        if self._claim != "eager" or work.ctx is None:
+        key = self._of(work) if self._claim == "eager" and work.ctx is not None else None
+        if key is None:
             return
         transaction = self._store.transaction()
         try:
             await transaction.begin()
-            await transaction.unidentify(self._node, self._handler, self.of(work.ctx.message))
+            await transaction.unidentify(self._node, self._handler, key)
             await transaction.commit()
         finally:
             await transaction.roll_back()
@@ -71,3 +69,7 @@ class BusinessIdentity:
     def forget(self, work: Work) -> None:
         """It is settled."""
         self._claimed.discard(work.message_id)
+
+    def _of(self, work: Work) -> str | None:
+        assert work.ctx is not None
+        return self._key.of(work.ctx.message)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+from faregate.bus.key import Key, KeySource, read_key
 from faregate.bus.policy import (
     DEFAULT_REDELIVER,
     DEFAULT_RETRY,
@@ -54,31 +55,30 @@ class Node:
         cls: type,
         *,
         source: "str | Node | None" = None,
-        key: str | None = None,
+        key: KeySource | None = None,
         order: Order | None = None,
         prefetch: int | None = None,
         retry: Retry | None = DEFAULT_RETRY,
         redeliver: Redeliver | None = DEFAULT_REDELIVER,
         dedup: Dedup = "ledger",
-        identity: str | None = None,
+        identity: KeySource | None = None,
         claim: Claim | None = None,
         expires: float | None = None,
         name: str | None = None,
     ) -> Callable[[F], F]:
         """Subscribe a handler: to an event from the node `source`, or, without one, to a command sent here.
 
-        `key` names the field whose values are handled in order. `dedup` is how repetitions are recognised, `identity`
-        names a field whose values are handled once each, whatever message brings them, and `claim` says when that value
-        is claimed: in the "transaction" of the effect, or, for effects outside the store, "eager" or "lazy". `prefetch`
-        bounds what is fetched ahead,
-        `expires` is how many seconds a message may wait here. Raises a `ConfigurationError` that says what to
-        change.
+        `key` is a field, a tuple of fields or a function of the message: messages with the same value are handled in
+        order. `dedup` is how repetitions are recognised, `identity`, given like `key`, tells what is handled once only,
+        whatever message brings it, and `claim` says when that value is claimed: in the "transaction" of the effect, or,
+        for effects outside the store, "eager" or "lazy". `prefetch` bounds what is fetched ahead, `expires` is how many
+        seconds a message may wait here. Raises a `ConfigurationError` that says what to change.
         """
         message_type, source_name = self._message_type(cls, source)
         _check_decodable(message_type)
-        self._check_field(message_type, key, "key")
-        self._check_field(message_type, identity, "identity")
-        chosen = _check_order(order, key, f"node {self.name!r}, {message_type.wire}")
+        by = None if key is None else read_key(key, message_type, "key")
+        business_key = None if identity is None else read_key(identity, message_type, "identity")
+        chosen = _check_order(order, by, f"node {self.name!r}, {message_type.wire}")
         if dedup not in ("ledger", "tokens", "off"):
             raise ConfigurationError(f"dedup is 'ledger', 'tokens' or 'off'; got {dedup!r}")
         if claim not in (None, "transaction", "eager", "lazy"):
@@ -112,13 +112,13 @@ class Node:
                 message_type=message_type,
                 source=source_name,
                 handler=handler,
-                key=key,
+                key=by,
                 order=chosen,
                 prefetch=prefetch,
                 retry=retry or Retry(0),
                 redeliver=redeliver or Redeliver(),
                 dedup=dedup,
-                identity=identity,
+                identity=business_key,
                 claim=claim or "transaction",
                 expires=expires,
             )
@@ -192,15 +192,8 @@ class Node:
             source = source.name
         return message_type, None if source is None else check_name(source, "the source node")
 
-    def _check_field(self, message_type: MessageType, field: str | None, option: str) -> None:
-        if field is not None and field not in message_type.fields:
-            names = ", ".join(sorted(message_type.fields)) or "none"
-            raise UnknownKey(
-                f"{option}={field!r} is not a field of {message_type.cls.__name__}; its fields are: {names}"
-            )
 
-
-def _check_order(order: Order | None, key: str | None, where: str) -> Order:
+def _check_order(order: Order | None, key: Key | None, where: str) -> Order:
     if order is None:
         return Parallel() if key is None else ByKey()
     if not isinstance(order, Serial | Parallel | ByKey):

@@ -53,6 +53,9 @@ class Receiver(ABC):
         self._clock = clock
         self._alarms = alarms
         self._read = BodyReader(subscription.message_type.cls, limit=body_limit).read
+        told = [subscription.key if subscription.by_key else None, subscription.identity]
+        self._told = [key for key in told if key is not None and key.function is not None]
+        """Keys that functions tell; a function may fail."""
         self._pipeline: Callable[[Context], Awaitable[None]] = compile_pipeline(subscription, node, clock, pool)
         self._after = compile_after(node)
 
@@ -73,7 +76,10 @@ class Receiver(ABC):
         envelope = delivery.envelope
         if envelope.type != self._type or envelope.kind != self._kind or not envelope.publication_id:
             self._refuse(envelope)
-        return Context(self._node, delivery, self._read(envelope))
+        message = self._read(envelope)
+        for key in self._told:
+            key.check(message)
+        return Context(self._node, delivery, message)
 
     def _refuse(self, envelope: Envelope) -> NoReturn:
         """Say what is missing or wrong."""

@@ -2,20 +2,21 @@
 publication has the same id whichever way it takes."""
 
 from faregate import ids
+from faregate.bus.key import Key
 from faregate.bus.outgoing import Outgoing
 from faregate.codec import BodyWriter
 from faregate.message import Envelope, Kind
 from faregate.ports.store import OutboxRow
 
-KeyFields = dict[tuple[Kind, str | None, str], str]
-"""(kind, source or destination, type) -> the field that all its subscriptions on this bus order by."""
+Keys = dict[tuple[Kind, str | None, str], Key]
+"""(kind, source or destination, type) -> the key that all its subscriptions on this bus order by."""
 
 
 class Sealer:
-    def __init__(self, node: str, writer: BodyWriter, key_fields: KeyFields) -> None:
+    def __init__(self, node: str, writer: BodyWriter, keys: Keys) -> None:
         self._node = node
         self._writer = writer
-        self._key_fields = key_fields
+        self._keys = keys
 
     def seal_root(self, out: Outgoing, idempotency_key: str | None, now: float) -> Envelope:
         if idempotency_key is None:
@@ -41,10 +42,9 @@ class Sealer:
         kind, wire = message_type.kind, message_type.wire
         body, encoding, digest = self._writer.write(out.message)
         key = None
-        if self._key_fields:
-            address = self._node if kind == "event" else out.destination
-            field = self._key_fields.get((kind, address, wire))
-            key = None if field is None else getattr(out.message, field, None)
+        if self._keys:
+            found = self._keys.get((kind, self._node if kind == "event" else out.destination, wire))
+            key = None if found is None else found.hint(out.message)
         # In the order of the fields: names would make this four times as slow, and it runs for every message.
         return Envelope(
             publication_id,
@@ -57,7 +57,7 @@ class Sealer:
             correlation_id,
             causation_id,
             marker,
-            None if key is None else str(key),
+            key,
             None,  # attempt_id
             now,
             out.at if out.delay is None else now + out.delay,

@@ -11,7 +11,7 @@ from faregate.bus.alarms import Alarms
 from faregate.bus.context import Context
 from faregate.bus.node import Node
 from faregate.bus.outgoing import Outgoing, check_headers
-from faregate.bus.sealing import KeyFields, Sealer
+from faregate.bus.sealing import Keys, Sealer
 from faregate.codec import BodyWriter
 from faregate.errors import ConfigurationError, DuplicateIdKey, Unroutable
 from faregate.message import Envelope, Kind
@@ -64,10 +64,10 @@ class Sender(Sealer):
         transport: QueueTransport,
         writer: BodyWriter,
         clock: Clock,
-        key_fields: KeyFields,
+        keys: Keys,
         alarms: Alarms,
     ) -> None:
-        super().__init__(node.name, writer, key_fields)
+        super().__init__(node.name, writer, keys)
         self._transport = transport
         self._clock = clock
         self._alarms = alarms

@@ -12,11 +12,12 @@ from hashlib import sha256
 from typing import NamedTuple
 
 from faregate.bus.bus import MAX_MESSAGE_BYTES
+from faregate.bus.key import read_key
 from faregate.bus.outgoing import publish
 from faregate.bus.sealing import Sealer
 from faregate.cli.shop.messages import OrderPlaced
 from faregate.codec import BodyWriter, JsonCodec
-from faregate.message import Envelope
+from faregate.message import Envelope, describe
 
 COPIED_PERCENT, LATE_PERCENT, IMPOSSIBLE_PERCENT, GARBLED_PERCENT = 8, 4, 0.8, 0.4
 _BATCHES_LATE = 3
@@ -100,7 +101,8 @@ class Envelopes:
 
     def __init__(self) -> None:
         writer = BodyWriter(JsonCodec(), limit=MAX_MESSAGE_BYTES)
-        self._sealer = Sealer("shop", writer, {("event", "shop", "OrderPlaced"): "customer"})
+        key = read_key("customer", describe(OrderPlaced, "event"), "key")
+        self._sealer = Sealer("shop", writer, {("event", "shop", "OrderPlaced"): key})
 
     def seal(self, placement: Placement, now: float) -> Envelope:
         order = OrderPlaced(order_id=placement.order_id, customer=placement.customer, total=placement.total)

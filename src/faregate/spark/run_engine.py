@@ -18,7 +18,7 @@ from typing import Any
 
 from faregate.bus.alarms import Alarms
 from faregate.bus.burial import dead_letter, message_id_of
-from faregate.bus.bus import key_fields
+from faregate.bus.bus import shared_keys
 from faregate.bus.lanes import Lanes
 from faregate.bus.node_store import NodeStore
 from faregate.bus.sender import Sender
@@ -89,7 +89,7 @@ class Engine:
         dispatcher = OutboxOnly(self.store, transport, self.clock, alarms)
         self.shared = NodeStore(self.store, dispatcher, alarms, self._tokens)
         writer = BodyWriter(find_codec(spec.codec), limit=spec.body_limit)
-        self.sender = Sender(self.node, transport, writer, self.clock, key_fields([self.node]), alarms)
+        self.sender = Sender(self.node, transport, writer, self.clock, shared_keys([self.node]), alarms)
         self.lines = [Line(self, each) for each in self.node.subscriptions.values()]
         self._line_of: dict[LogDelivery, Line] = {}
         self._counts: Counter[str] = Counter()

@@ -19,8 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from faregate.bus.key import Key
 from faregate.bus.node import Node
-from faregate.bus.sealing import KeyFields
+from faregate.bus.sealing import Keys
 from faregate.bus.subscription import Subscription
 from faregate.codec import BodyReader, Codec
 from faregate.errors import MessageTooLarge
@@ -34,16 +35,16 @@ class Output(NamedTuple):
 
     wire: str
     encode: Callable[[Any], bytes]
-    key: str | None
-    """The field that its subscriptions on this node order by."""
+    key: Key | None
+    """What its subscriptions on this node order by."""
 
 
 class Sent(NamedTuple):
     """An event that a handler gave back."""
 
     output: Output
-    event: Any
     body: bytes
+    key: str | None
 
 
 class Done(NamedTuple):
@@ -72,14 +73,14 @@ def is_plain(subscription: Subscription, node: Node) -> bool:
 class Plain:
     """One such subscription."""
 
-    def __init__(self, subscription: Subscription, codec: Codec, limit: int, key_fields: KeyFields) -> None:
+    def __init__(self, subscription: Subscription, codec: Codec, limit: int, keys: Keys) -> None:
         self._node, self._handler = subscription.node, subscription.name
         self._function = subscription.handler.function
         self._awaits = subscription.handler.shape == "coroutine"
         self._reader = BodyReader(subscription.message_type.cls, limit=limit)
         self._codec = codec
         self._limit = limit
-        self._key_fields = key_fields
+        self._keys = keys
         self._outputs: dict[type, Output | None] = {}
 
     def decoder(self, batch: Any) -> Callable[[bytes], Any] | None:
@@ -125,7 +126,7 @@ class Plain:
                 done.failed.append((row, exc))
                 continue
             rows.append(row)
-            sent.append(Sent(output, result, encoded))
+            sent.append(Sent(output, encoded, None if output.key is None else output.key.hint(result)))
         return done._replace(batch=self._sealed(batch, rows, sent, now)) if sent else done
 
     def _output(self, cls: type) -> Output | None:
@@ -135,7 +136,7 @@ class Plain:
             made = Output(
                 found.wire,
                 self._codec.encoder(cls),
-                self._key_fields.get(("event", self._node, found.wire)),
+                self._keys.get(("event", self._node, found.wire)),
             )
         self._outputs[cls] = made
         return made
@@ -166,10 +167,5 @@ class Plain:
             "body_digest": pa.array([sha256(each.body).digest()[:16] for each in sent], pa.binary()),
         }
         if any(output is not None and output.key for output in self._outputs.values()):
-            columns["key"] = pa.array([_key(each.output.key, each.event) for each in sent], pa.string())
+            columns["key"] = pa.array([each.key for each in sent], pa.string())
         return as_stored(columns, count)
-
-
-def _key(field: str | None, event: Any) -> str | None:
-    value = None if field is None else getattr(event, field, None)
-    return None if value is None else str(value)

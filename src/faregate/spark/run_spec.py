@@ -115,7 +115,7 @@ def ordering(subscription: Subscription) -> str | None:
     """How a subscription is ordered: by "key", as a whole ("serial"), or not at all."""
     if isinstance(subscription.order, Serial):
         return "serial"
-    return "key" if isinstance(subscription.order, ByKey) and subscription.key is not None else None
+    return "key" if subscription.by_key else None
 
 
 def is_strict(subscription: Subscription) -> bool:

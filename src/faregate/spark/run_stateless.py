@@ -24,7 +24,7 @@ from pyspark.sql.types import IntegerType, StructField, StructType
 from faregate.broker.journal.columns import to_batch, to_envelopes
 from faregate.broker.journal.layout import Layout
 from faregate.bus.alarms import Alarms
-from faregate.bus.bus import key_fields
+from faregate.bus.bus import shared_keys
 from faregate.bus.context import Context, Settled
 from faregate.bus.direct import Direct
 from faregate.bus.handler import compile_collect
@@ -157,10 +157,10 @@ class Task:
         self._clock = SystemClock()
         self._captured = Captured()
         self.counts = dict.fromkeys(COUNTED, 0)
-        fields = key_fields([node])
+        keys = shared_keys([node])
         writer = BodyWriter(codec, limit=spec.body_limit)
         alarms = Alarms()
-        self._sender = Sender(node, self._captured, writer, self._clock, fields, alarms)
+        self._sender = Sender(node, self._captured, writer, self._clock, keys, alarms)
         self._subscriptions = list(node.subscriptions.values())
         self._receivers: list[StatelessReceiver] = []
         self._plain: list[Plain | None] = []
@@ -170,7 +170,7 @@ class Task:
             )
             receiver.captured, receiver.queue = self._captured, each.binding(spec.body_limit).queue
             self._receivers.append(receiver)
-            self._plain.append(Plain(each, codec, spec.body_limit, fields) if is_plain(each, node) else None)
+            self._plain.append(Plain(each, codec, spec.body_limit, keys) if is_plain(each, node) else None)
         if any(self._plain):
             self._collect = compile_collect(node.interpreters, {}, pool)
 
