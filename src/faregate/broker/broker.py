@@ -1,6 +1,6 @@
 """The broker: topics, queues and their poison, the schedule, and the window of recent publications."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from faregate.broker.consumer import QueueConsumer
 from faregate.broker.delivery import BrokerDelivery
@@ -15,6 +15,7 @@ from faregate.errors import ConfigurationError, QueueNotFound, Unroutable
 from faregate.message import Envelope
 from faregate.plain import plain
 from faregate.ports.clock import Clock
+from faregate.ports.progress import Occupation
 from faregate.ports.queue import Binding, Poisoned, poison_queue
 
 
@@ -104,6 +105,10 @@ class Broker:
         """The entries of a queue in order; nothing when there is no such queue."""
         queue = self._queues.get(name)
         return () if queue is None else queue.browse()
+
+    def occupations(self) -> Iterator[Occupation]:
+        for queue in self._queues.values():
+            yield from queue.occupations()
 
     def queues(self) -> Iterable[Queue]:
         return self._queues.values()

@@ -5,7 +5,7 @@ What a queue cannot hold in memory waits in the journal; see `Backlog`.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from faregate.broker.broker import Broker, unsent
@@ -24,6 +24,7 @@ from faregate.broker.topics import Route
 from faregate.errors import FaregateError, Unroutable, ViewTaken
 from faregate.message import Envelope
 from faregate.ports.clock import Clock
+from faregate.ports.progress import Occupation
 from faregate.ports.queue import Binding, Poisoned, poison_queue
 
 log = logging.getLogger("faregate.broker")
@@ -254,6 +255,12 @@ class DurableBroker(Broker):
     def _forget(self, refused: Sequence[Envelope], routes: Sequence[Route]) -> None:
         for envelope, route in zip(refused, routes, strict=True):
             self.recent.forget(envelope, route.partial)
+
+    def occupations(self) -> Iterator[Occupation]:
+        yield from super().occupations()
+        oldest = self._journal.intake.oldest()
+        if oldest is not None:
+            yield Occupation((self, oldest), "", "", f"the intake takes in {oldest.name} from the spool")
 
     def take_in_spool(self) -> None:
         """Append the batches that other processes left."""

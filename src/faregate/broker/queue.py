@@ -31,6 +31,7 @@ from faregate.broker.selector import Selector
 from faregate.errors import ConfigurationError, ConsumerRefused, FaregateError, StaleLock
 from faregate.message import Envelope
 from faregate.ports.clock import Clock, Timer
+from faregate.ports.progress import Occupation
 from faregate.ports.queue import Outcome, Poisoned
 
 log = logging.getLogger("faregate.broker")
@@ -564,6 +565,16 @@ class Queue:
                 log.exception("%s: a consumer failed to take %s and is detached", self.name, entry.envelope)
                 self.detach(consumer)
             entry.delivered = True
+
+    def occupations(self) -> Iterator[Occupation]:
+        """What the pump could hand out now: an entry that a consumer with credit could have."""
+        wanted = any(each.credit > 0 and not each.paused and each.selector is None for each in self._consumers)
+        if wanted and (self._available_count or (self._backlog and not self._entries)):
+            first = next((entry for entry in self._entries.values() if entry.state == AVAILABLE), None)
+            what = "what waits in the journal" if first is None else str(first.envelope)
+            message = "" if first is None else first.envelope.publication_id
+            node = self.name.partition(".")[0]
+            yield Occupation((self, self._next_lock), node, message, f"the pump of {self.name} hands out {what}")
 
     # --- looking without taking ---------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from faregate.bus.policy import check_count
 from faregate.bus.receiver import Receiver
 from faregate.bus.sealing import Keys
 from faregate.bus.sender import Sender
+from faregate.bus.stalls import StallDetector
 from faregate.bus.subscription import Subscription
 from faregate.bus.threads import HandlerThreads
 from faregate.bus.unit import Transactional
@@ -29,6 +30,7 @@ from faregate.codec import codec as find_codec
 from faregate.errors import ConfigurationError, IdleTimeout, WrongEventLoop, check_delay
 from faregate.message import Envelope, known
 from faregate.ports.clock import Clock, SystemClock
+from faregate.ports.progress import Occupied
 from faregate.ports.queue import Poisoned, QueueTransport, SpoolTransport
 from faregate.ports.schemes import hide_password, open_transport
 from faregate.ports.store import DeadFilter, DeadLetter, DeadStatus, Store
@@ -63,7 +65,8 @@ class Bus:
     messages are one commit there. `tokens` is the URL of the token store, where subscriptions with dedup="tokens" do
     not share one store with all other nodes. `retain_ledger` is for how many seconds handled messages are remembered.
     `max_message_bytes` bounds encoded bodies both ways. `codec` is what this bus writes with; it reads all.
-    `compress_above` compresses larger bodies. `drain_seconds` is how long leaving waits for running handlers.
+    `compress_above` compresses larger bodies. `drain_seconds` is how long leaving waits for running handlers. After
+    `stall_seconds` without progress an alarm names what stands still; None: nobody looks.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Bus:
         tokens: str | None = None,
         retain_ledger: float = RETAIN_LEDGER,
         drain_seconds: float = 30.0,
+        stall_seconds: float | None = 60.0,
         clock: Clock | None = None,
     ) -> None:
         self.clock = clock or SystemClock()
@@ -112,6 +116,7 @@ class Bus:
             for node in self.nodes.values()
             for subscription in node.subscriptions.values()
         ]
+        self._stalls = self._stall_detector(stall_seconds)
         self._transport.on_disagreement = self._disagreement
         if isinstance(self._transport, SpoolTransport):
             self._transport.on_unreadable = self._unreadable
@@ -143,6 +148,16 @@ class Bus:
         prefetch = subscription.prefetch or max(window, 2 * subscription.order.lanes)
         return Worker(receiver, transport=self._transport, clock=self.clock, body_limit=limit, prefetch=prefetch)
 
+    def _stall_detector(self, seconds: float | None) -> StallDetector | None:
+        if seconds is None:
+            return None
+        if not check_delay(seconds, "stall_seconds"):
+            raise ConfigurationError("stall_seconds must be more than 0, or None: then nobody looks for stalls")
+        parts: list[Occupied] = [*self._workers, self._stores]
+        if isinstance(self._transport, Occupied):
+            parts.append(self._transport)
+        return StallDetector(parts, seconds, self.clock, self._alarms)
+
     def _disagreement(self, envelope: Envelope) -> None:
         self._alarms.sound(
             "disagreement",
@@ -172,6 +187,8 @@ class Bus:
             await self._close()
             raise
         self._state = "running"
+        if self._stalls is not None:
+            self._stalls.start()
         log.info("%d nodes with %d subscriptions run on %s", len(self.nodes), len(self._workers), self.url)
 
     async def prepare(self) -> None:
@@ -218,6 +235,8 @@ class Bus:
         self.left_behind = max(self.left_behind, sum(left))
         if self._state == "stopping":
             self._state = "stopped"
+            if self._stalls is not None:
+                self._stalls.stop()
             await self._stores.stop(limit)
             await self._transport.close()
             await self._stores.close()

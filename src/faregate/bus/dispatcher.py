@@ -18,7 +18,7 @@ else to do.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from faregate.bus.alarms import Alarms
@@ -27,6 +27,7 @@ from faregate.bus.verdict import describe_error, first_line
 from faregate.errors import CommitUnknown, StoreConflict, StoreUnavailable, Unroutable
 from faregate.ports import faults
 from faregate.ports.clock import Clock
+from faregate.ports.progress import Occupation
 from faregate.ports.queue import QueueTransport
 from faregate.ports.store import DeadLetter, OutboxRow, Store, Transaction
 
@@ -185,6 +186,12 @@ class Dispatcher:
     @property
     def busy(self) -> bool:
         return bool(self._queue)
+
+    def occupations(self) -> Iterator[Occupation]:
+        if self._queue:
+            row = self._queue[0]
+            text = f"the dispatcher of {self._store.url} sends {row.envelope}, and {len(self._queue) - 1} more wait"
+            yield Occupation((self, row.seq), row.node, row.envelope.publication_id, text)
 
     async def idle(self) -> None:
         """Return once everything committed was sent, and removed from the table."""

@@ -9,12 +9,15 @@ Rules kept here:
 
 import asyncio
 import logging
+from collections.abc import Coroutine, Iterator
+from typing import Any
 
 from faregate.bus.burial import dead_letter, message_id_of
 from faregate.bus.node_store import NodeStore
 from faregate.bus.work import TRANSACTION_LOST
 from faregate.errors import QueueNotFound, StaleLock
 from faregate.ports.clock import Clock, Timer
+from faregate.ports.progress import Occupation
 from faregate.ports.queue import Consumer, Delivery, QueueTransport, poison_queue
 from faregate.ports.store import DeadLetter, Transaction
 
@@ -24,6 +27,7 @@ _LONGEST_PERIOD, _SHORTEST_PERIOD = 60.0, 0.5
 _ROWS_AT_A_TIME = 500
 """Few, since SQLite works on the event loop's thread."""
 _STORE_DOWN_SECONDS = 10.0
+_REMOVING = "removes old rows"
 _CLAIM_AGE = 60.0
 """A claim this old whose token is gone belongs to nobody who still works on it."""
 
@@ -48,13 +52,17 @@ class Keeper:
     def busy(self) -> bool:
         return bool(self._tasks)
 
+    def occupations(self) -> Iterator[Occupation]:
+        for task in self._tasks:
+            yield Occupation(task, self._node, "", f"the keeper of {self._node} {task.get_name()}")
+
     async def start(self) -> None:
         try:
             self._consumer = await self._transport.consume(poison_queue(self._node), self._take, prefetch=100)
         except QueueNotFound:
             pass  # a node without subscriptions has nothing that could be given up on
         await self._evict_some()
-        self._background(asyncio.create_task(self._evict()))
+        self._background(self._evict(), _REMOVING)
         self._timer = self._clock.call_later(self._period, self._evict_soon)
 
     async def stop(self) -> None:
@@ -71,14 +79,15 @@ class Keeper:
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _background(self, work: "asyncio.Task[None]") -> None:
-        self._tasks.add(work)
-        work.add_done_callback(self._tasks.discard)
+    def _background(self, work: Coroutine[Any, Any, None], doing: str) -> None:
+        task = asyncio.create_task(work, name=doing)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     # --- what the transport gave up on -----------------------------------------------------------------------
 
     def _take(self, delivery: Delivery) -> None:
-        self._background(asyncio.create_task(self._drain(delivery)))
+        self._background(self._drain(delivery), f"puts {delivery.envelope} among the dead letters")
 
     async def _drain(self, delivery: Delivery) -> None:
         envelope, record = delivery.envelope, delivery.poisoned
@@ -117,7 +126,7 @@ class Keeper:
     # --- retention -------------------------------------------------------------------------------------------
 
     def _evict_soon(self) -> None:
-        self._background(asyncio.create_task(self._evict()))
+        self._background(self._evict(), _REMOVING)
         self._timer = self._clock.call_later(self._period, self._evict_soon)
 
     async def _evict(self) -> None:

@@ -49,6 +49,11 @@ class Lanes:
         """How many lanes are at work now."""
         return len(self.at_work)
 
+    @property
+    def neglected(self) -> Delivery | None:
+        """The first that is ready while no lane is at work; such a one is taken at once, or something is wrong."""
+        return self._ready[0] if self._ready and not self.at_work else None
+
     def submit(self, delivery: Delivery) -> None:
         """Take a delivery from the transport."""
         if self._closing:

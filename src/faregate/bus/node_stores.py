@@ -1,7 +1,7 @@
 """The stores of a bus: which node has which, opened together, each with its dispatcher and its keeper."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 
 from faregate.bus.alarms import Alarms
@@ -14,6 +14,7 @@ from faregate.bus.node import Node
 from faregate.bus.node_store import NodeStore
 from faregate.errors import ConfigurationError
 from faregate.ports.clock import Clock
+from faregate.ports.progress import Occupation
 from faregate.ports.queue import QueueTransport
 from faregate.ports.schemes import hide_password, open_store, open_token_store
 from faregate.ports.store import Store
@@ -114,6 +115,12 @@ class NodeStores:
             await dispatcher.idle()
         for keeper in self._keepers:
             await keeper.drained()
+
+    def occupations(self) -> Iterator[Occupation]:
+        for dispatcher in self.dispatchers.values():
+            yield from dispatcher.occupations()
+        for keeper in self._keepers:
+            yield from keeper.occupations()
 
     @property
     def activity(self) -> int:

@@ -5,9 +5,9 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from faregate.bus.alarms import Alarms
 from faregate.bus.burial import message_id_of
@@ -71,6 +71,10 @@ class Receiver(ABC):
         """How many deliveries are best handled together, as far as one knows by now."""
         return 1
 
+    def current(self, deliveries: list[Delivery]) -> Delivery:
+        """Which of those that are being handled together is being handled."""
+        return deliveries[0]
+
     def _open(self, delivery: Delivery) -> Context:
         """The context of a delivery. Raises `Permanent` for one that cannot be read."""
         envelope = delivery.envelope
@@ -112,14 +116,20 @@ class Receiver(ABC):
         told = f"{delivery.envelope} is given up {tries} by {self.subscription}: {text}"
         self._alarms.sound("dead-letter", self._node, message_id, told)
 
-    async def abandoned(self, delivery: Delivery, reason: str, error: str) -> None:
-        """Somebody else gave up on a message, so no handler sees it: it expired, or its deliveries are used up."""
+    def abandoned(self, delivery: Delivery, reason: str, error: str) -> Coroutine[Any, Any, None]:
+        """Somebody else gave up on a message, so no handler sees it: it expired, or its deliveries are used up.
+
+        It is counted and told of at once; what is returned runs the `after` middlewares.
+        """
+        self.outcomes["dead"] += 1
         self._gave_up(delivery, reason, error)
-        try:
-            ctx = self._open(delivery)
-        except Exception:
-            ctx = None
-        await self._finish(delivery, ctx, "dead", Permanent(f"{reason}: {error}"))
+        ctx = None
+        if self._after is not None:
+            try:
+                ctx = self._open(delivery)
+            except Exception as exc:
+                log.debug("%s cannot be read: %s", delivery.envelope, first_line(exc))
+        return self._run_after(delivery, ctx, "dead", Permanent(f"{reason}: {error}"))
 
     async def _finish(
         self, delivery: Delivery, ctx: Context | None, outcome: Settled, error: BaseException | None = None
@@ -129,11 +139,18 @@ class Receiver(ABC):
         if faults.hook is not None:
             await faults.hook("bus.after-settle")
         if self._after is not None:
-            if ctx is None:  # it cannot be read
-                ctx = Context(self._node, delivery, None)
-            ctx.error = error or ctx.error
-            ctx._outcome = outcome
-            try:
-                await self._after(ctx)
-            except Exception:
-                log.exception("a middleware after the core failed; %s stays %s", ctx, outcome)
+            await self._run_after(delivery, ctx, outcome, error)
+
+    async def _run_after(
+        self, delivery: Delivery, ctx: Context | None, outcome: Settled, error: BaseException | None
+    ) -> None:
+        if self._after is None:
+            return
+        if ctx is None:  # it cannot be read
+            ctx = Context(self._node, delivery, None)
+        ctx.error = error or ctx.error
+        ctx._outcome = outcome
+        try:
+            await self._after(ctx)
+        except Exception:
+            log.exception("a middleware after the core failed; %s stays %s", ctx, outcome)

@@ -93,8 +93,8 @@ class Transactional(Receiver):
         """How long one message takes by itself, as a moving average."""
         self._sends = False
         """Whether the handlers of the last transaction sent anything. Only then they wait while others are not sent."""
-        self._running = 0
-        """How many transactions are at work; they share the event loop."""
+        self._units: set[UnitOfWork] = set()
+        """The transactions at work; they share the event loop."""
         self._careful = 0 if shared.store.dear_savepoints else -1
         """For so many batches each message gets a savepoint, because one failed lately; -1: for ever."""
 
@@ -104,6 +104,10 @@ class Transactional(Receiver):
         if self._identity is not None or self._shared.gate is not None:
             return 1
         return max(1, min(BATCH_LIMIT, int(self.batch_seconds / self._seconds)))
+
+    def current(self, deliveries: list[Delivery]) -> Delivery:
+        running = (unit.current.delivery for unit in self._units if unit.current is not None)
+        return next((delivery for delivery in running if delivery in deliveries), deliveries[0])
 
     async def handle(self, deliveries: list[Delivery]) -> list[Delivery]:
         try:
@@ -190,7 +194,7 @@ class Transactional(Receiver):
         async def record(transaction: Transaction, done: list[Work]) -> None:
             recorded.append(await self._record(transaction, done))
 
-        self._running += 1
+        self._units.add(unit)
         started, used = perf_counter(), thread_time()
         try:
             await self._look_up(works)
@@ -217,7 +221,7 @@ class Transactional(Receiver):
             for outbox in recorded:
                 self._shared.dispatcher.committed(outbox)
         finally:
-            self._running -= 1
+            self._units.discard(unit)
         if self._shared.tokens is None:
             _doubt_missing_tokens(works)
         await self._settle_all(works)
@@ -225,7 +229,7 @@ class Transactional(Receiver):
     def _learn(self, messages: int, seconds: float, busy: float) -> None:
         """Note how long messages took. While the loop was busy, it was so for all transactions at work."""
         busy = min(busy, seconds)
-        own = seconds - busy + busy / self._running
+        own = seconds - busy + busy / len(self._units)
         self._seconds += (own / messages - self._seconds) / 4
 
     async def _settle_all(self, works: list[Work]) -> None:

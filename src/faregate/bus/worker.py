@@ -2,14 +2,17 @@
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
 
+from faregate.bus.burial import message_id_of
 from faregate.bus.lanes import Lanes
 from faregate.bus.policy import ByKey
 from faregate.bus.receiver import Receiver
 from faregate.errors import StaleLock
 from faregate.ports import faults
 from faregate.ports.clock import Clock, Timer
+from faregate.ports.progress import Occupation
 from faregate.ports.queue import Consumer, Delivery, QueueTransport
 
 log = logging.getLogger("faregate.bus")
@@ -41,6 +44,19 @@ class Worker:
     def busy(self) -> int:
         """How many lanes are at work, and messages that were given up are told of."""
         return self._lanes.busy + len(self._telling)
+
+    def occupations(self) -> Iterator[Occupation]:
+        """The message that each lane is at; the first that no lane takes though all are free."""
+        for deliveries in self._lanes.at_work.values():
+            delivery = self._receiver.current(deliveries)
+            yield self._occupation(delivery, f"a lane of {self.subscription} works on {delivery.envelope}")
+        neglected = self._lanes.neglected
+        if neglected is not None:
+            yield self._occupation(neglected, f"no lane of {self.subscription} takes {neglected.envelope}")
+
+    def _occupation(self, delivery: Delivery, text: str) -> Occupation:
+        node = self.subscription.node
+        return Occupation(delivery, node, message_id_of(delivery.envelope, node), text)
 
     async def start(self) -> None:
         self._consumer = await self._transport.consume(self.binding.queue, self._take, prefetch=self._prefetch)

@@ -11,7 +11,7 @@ Rules kept here:
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -117,9 +117,9 @@ class StatelessReceiver(Direct):
         self._gave_up(delivery, verdict.reason, first_line(exc))
         return "dead"
 
-    async def abandoned(self, delivery: Delivery, reason: str, error: str) -> None:
+    def abandoned(self, delivery: Delivery, reason: str, error: str) -> Coroutine[Any, Any, None]:
         self._bury(delivery, reason, error)
-        await super().abandoned(delivery, reason, error)
+        return super().abandoned(delivery, reason, error)
 
     def _bury(self, delivery: Delivery, reason: str, error: str) -> None:
         self.captured.buried += 1

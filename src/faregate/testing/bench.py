@@ -70,6 +70,7 @@ class Bench:
             store="memory:",
             clock=self.clock,
             drain_seconds=0,
+            stall_seconds=None,  # time is made here, and the bench tells itself when nothing moves
         )
         self._threads = 0
         self._count_threads()

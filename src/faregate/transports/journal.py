@@ -8,7 +8,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from faregate.broker.journal.spool import spool
 from faregate.errors import ConfigurationError, Unroutable
 from faregate.message import Envelope
 from faregate.ports.clock import Clock, SystemClock
+from faregate.ports.progress import Occupation
 from faregate.ports.queue import Binding, Consumer, Delivery, Poisoned, poison_queue
 
 log = logging.getLogger("faregate.journal")
@@ -102,6 +103,9 @@ class JournalTransport:
             self._broker.close()
         if self._failed is not None and not self._failed.done():
             self._failed.set_result(failure)
+
+    def occupations(self) -> Iterator[Occupation]:
+        return iter(()) if self._broker is None else self._broker.occupations()
 
     async def bind(self, binding: Binding) -> None:
         self.broker.bind(binding)

@@ -1,7 +1,7 @@
 """`memory:`: the embedded broker within one process. What it holds is gone with the process."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from faregate.broker import Broker
@@ -9,6 +9,7 @@ from faregate.broker.broker import unsent
 from faregate.errors import ConfigurationError
 from faregate.message import Envelope
 from faregate.ports.clock import Clock, SystemClock
+from faregate.ports.progress import Occupation
 from faregate.ports.queue import Binding, Consumer, Delivery, Poisoned, poison_queue
 
 _APPENDS_PER_TURN = 128
@@ -29,6 +30,9 @@ class MemoryTransport:
 
     async def close(self) -> None:
         self.broker.close()
+
+    def occupations(self) -> Iterator[Occupation]:
+        return self.broker.occupations()
 
     async def bind(self, binding: Binding) -> None:
         self.broker.bind(binding)

@@ -135,6 +135,13 @@ class Intake:
         self._put_off: dict[Path, tuple[float, float]] = {}
         """What could not be read: when it is tried again, and the pause before that."""
 
+    def oldest(self) -> Path | None:
+        """The first batch that waits, but for those that could not be read: of them somebody was told."""
+        try:
+            return next((path for path in waiting(self._layout, self._disk) if path not in self._put_off), None)
+        except OSError:
+            return None
+
     def is_put_off(self, path: Path) -> bool:
         return path in self._put_off
 

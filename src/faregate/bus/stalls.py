@@ -1,0 +1,67 @@
+"""The stall detector: who has work and makes no progress for a while is named in an alarm.
+
+Rules kept here:
+- It costs nothing per message: a few times within the limit it asks everybody what they work on, and compares that with
+  what they answered before.
+- An alarm sounds when something has stood still for the limit, and again each time that has doubled. It ends with the
+  first progress.
+- Nobody answers while the event loop is held. A look that comes too late by the limit says so.
+"""
+
+from collections.abc import Sequence
+
+from faregate.bus.alarms import Alarms
+from faregate.ports.clock import Clock, Timer
+from faregate.ports.progress import Occupied
+
+_LOOKS_WITHIN_LIMIT = 4
+
+
+class _Standstill:
+    __slots__ = ("limit", "since")
+
+    def __init__(self, since: float, limit: float) -> None:
+        self.since = since
+        self.limit = limit
+        """After so many seconds the next alarm sounds."""
+
+
+class StallDetector:
+    def __init__(self, parts: Sequence[Occupied], seconds: float, clock: Clock, alarms: Alarms) -> None:
+        self._parts = parts
+        self._seconds = seconds
+        self._period = seconds / _LOOKS_WITHIN_LIMIT
+        self._clock = clock
+        self._alarms = alarms
+        self._seen: dict[object, _Standstill] = {}
+        self._timer: Timer | None = None
+        self._due = 0.0
+
+    def start(self) -> None:
+        self._due = self._clock.monotonic() + self._period
+        self._timer = self._clock.call_later(self._period, self._look)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        now = self._clock.monotonic()
+        late = now - self._due
+        if late >= self._seconds:
+            text = (
+                f"something held the event loop for {late:.0f} s, and nothing else could run: code that blocks belongs "
+                "into a plain def handler, which runs in a thread"
+            )
+            self._alarms.sound("stalled", "", "", text)
+        seen: dict[object, _Standstill] = {}
+        for part in self._parts:
+            for occupation in part.occupations():
+                found = self._seen.get(occupation.work) or _Standstill(now, self._seconds)
+                seen[occupation.work] = found
+                if now - found.since >= found.limit:
+                    found.limit *= 2
+                    text = f"{occupation.text}, without progress for {now - found.since:.0f} s"
+                    self._alarms.sound("stalled", occupation.node, occupation.message_id, text)
+        self._seen = seen
+        self.start()
