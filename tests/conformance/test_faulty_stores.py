@@ -472,6 +472,25 @@ class ReplacesRegisteredAttempts(Faulty):
         return await super().register_attempts(seq, version, attempts, not_after)
 
 
+@breaks("a_revised_row_keeps_its_place")
+class PutsARevisedRowAtTheEnd(Faulty):
+    class tx(SqliteTransaction):
+        async def revise(self, rows: Sequence[OutboxRow]) -> set[int]:
+            ours = await super().revise(rows)
+            for seq in sorted(ours):
+                last = "(select max(seq) + 1 from faregate_outbox)"
+                await self.execute(f"update faregate_outbox set seq = {last} where seq = ?", (seq,))
+            return ours
+
+
+@breaks("rows_are_revised_only_from_the_version_that_was_read")
+class RevisesWithoutComparing(Faulty):
+    class tx(SqliteTransaction):
+        async def revise(self, rows: Sequence[OutboxRow]) -> set[int]:
+            current = {seq: v for seq, v in await self.fetchall("select seq, version from faregate_outbox")}
+            return await super().revise([row._replace(version=current.get(row.seq, 0)) for row in rows])
+
+
 @breaks("rows_that_are_marked_as_dispatched_stay_until_they_are_removed")
 class RemovesWhatIsMarked(Faulty):
     async def mark_dispatched(self, seqs: Sequence[int], at: float) -> None:

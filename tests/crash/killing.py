@@ -65,7 +65,7 @@ def finish(place: Place, numbers: Iterable[int], done: set[int], **more: Any) ->
 
 
 def check(place: Place, numbers: Iterable[int]) -> None:
-    """Every effect once, every message once in the log, nothing lost, nothing left."""
+    """Every effect once, in the order of its key, every message once in the log, nothing lost, nothing left."""
     there, wanted = place.records(), expected(numbers, place.dedup)
     for name in Records.__dataclass_fields__:
         assert getattr(there, name) == getattr(wanted, name), name

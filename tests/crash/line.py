@@ -15,6 +15,7 @@ from typing import Literal
 import faregate as fg
 
 KEYS = 3
+SCHEMA = "create table if not exists {}_effects (message_id text, number integer, type text, place integer)"
 
 
 class Ordered(fg.Event):
@@ -48,13 +49,12 @@ def ordered(number: int) -> Ordered:
 
 
 def nodes(dedup: Literal["ledger", "tokens"]) -> list[fg.Node]:
-    shop, first, second = (
-        fg.Node(name, schema=f"create table if not exists {name}_effects (message_id text, number integer)")
-        for name in ("shop", "first", "second")
-    )
+    shop, first, second = (fg.Node(name, schema=SCHEMA.format(name)) for name in ("shop", "first", "second"))
 
     async def note(ctx: fg.Context, number: int) -> None:
-        await ctx.db.execute(f"insert into {ctx.node}_effects values (?, ?)", (ctx.message_id, number))
+        table = f"{ctx.node}_effects"
+        place = f"(select coalesce(max(place), 0) + 1 from {table})"  # behind all that its key has there
+        await ctx.db.execute(f"insert into {table} values (?, ?, ?, {place})", (ctx.message_id, number, ctx.type))
 
     @first.on(Ordered, source="shop", key="lane", dedup=dedup)
     async def pass_on(order: Ordered, ctx: fg.Context) -> None:
@@ -103,6 +103,8 @@ class Records:
     """(node, message id, status)"""
     log: list[str] = field(default_factory=list)
     """Publication ids in the journal."""
+    arrived: dict[int, list[int]] = field(default_factory=dict)
+    """The numbers of each key in the order in which they were committed after the second hop."""
     outbox: int = 0
     tokens: int = 0
     claims: int = 0
@@ -142,6 +144,7 @@ def expected(numbers: Iterable[int], dedup: str) -> Records:
         if is_poison(number):
             there.dead.append(("second", fg.ids.message_id(passed, "second"), "open"))
         else:
+            there.arrived.setdefault(number % KEYS, []).append(number)
             arrived = output(effect(passed, "second"), "second", "arrive", "Arrived", 0)
             output(effect(arrived, "first"), "first", "finish", "Closed", 0)
     return there.tidy()

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from faregate.bus.attempts import Attempts, is_unresolved
 from faregate.bus.dispatcher import Dispatcher
 from faregate.bus.gate import TokenGate
 from faregate.bus.work import UnitOfWork, Work
@@ -18,6 +19,9 @@ class Mutant(NamedTuple):
     point: str
     """Where to kill the worker, so that the mistake matters."""
     break_it: Callable[[], None]
+    nth: int = 3
+    orders: int = 12
+    """How many are under way at once."""
 
 
 def settle_before_commit() -> None:
@@ -101,6 +105,27 @@ def claim_made_anew() -> None:
     TokenGate.admit = broken  # type: ignore[method-assign]
 
 
+def resolved_rows_go_to_the_end() -> None:
+    resolve = Attempts.resolve
+
+    async def broken(self: Attempts, rows: Sequence[OutboxRow]) -> dict[int, OutboxRow | None]:
+        resolved = await resolve(self, rows)
+        there = [row for row in resolved.values() if row is not None]
+        transaction = self._store.transaction()
+        await transaction.begin()
+        await transaction.dispatched([row.seq for row in there])
+        seqs = iter(await transaction.send(there))
+        await transaction.commit()
+        moved = {row.key for row in there if row.destination == "first.Passed"}
+        waiting = await self._store.undispatched(1000)
+        overtaking = {row.key for row in waiting if row.destination == "first.Passed" and is_unresolved(row)}
+        if faults.hook is not None and moved & overtaking - {"lane-0"}:  # there, some are given up on
+            await faults.hook("mutant.overtaken")
+        return {seq: row._replace(seq=next(seqs)) if row is not None else None for seq, row in resolved.items()}
+
+    Attempts.resolve = broken  # type: ignore[method-assign]
+
+
 MUTANTS = {
     "settle before commit": Mutant("ledger-sqlite", "unit.before-commit", settle_before_commit),
     "outbox row removed before it is published": Mutant("ledger-sqlite", "mutant.removed", remove_before_publish),
@@ -110,6 +135,9 @@ MUTANTS = {
     "no memory": Mutant("ledger-sqlite", "unit.after-commit", no_memory),
     "token deleted before the commit": Mutant(
         "tokens-apart-sqlite", "unit.before-commit", token_deleted_before_the_commit
+    ),
+    "resolved rows go to the end": Mutant(
+        "tokens-merged-sqlite", "mutant.overtaken", resolved_rows_go_to_the_end, nth=1, orders=60
     ),
     "claim made anew": Mutant("tokens-apart-sqlite", "unit.after-commit", claim_made_anew),
 }

@@ -16,7 +16,7 @@ import psycopg
 
 from faregate.broker.journal import JournalReader
 from faregate.testing.store_subjects import postgres_schema
-from tests.crash.line import Records
+from tests.crash.line import KEYS, Records
 from tests.presence import address
 
 NODES = ("shop", "first", "second")
@@ -71,6 +71,9 @@ class Place:
         for node, url in self.stores.items():
             rows = query(url, f"select message_id, number from {node}_effects")
             found.effects += [(node, message_id, number) for message_id, number in rows]
+        arrived = query(self.stores["second"], "select number from second_effects where type = 'Passed' order by place")
+        for (number,) in arrived:
+            found.arrived.setdefault(number % KEYS, []).append(number)
         for url in {*self.stores.values(), *([self.tokens] if self.tokens else [])}:
             found.ledger += [(n, text_of(m)) for n, m in query(url, "select node, message_id from faregate_ledger")]
             dead = query(url, "select node, message_id, status from faregate_dead")

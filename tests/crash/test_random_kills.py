@@ -12,11 +12,15 @@ from tests.crash.killing import ROOT, check, command, confirmed, finish
 from tests.crash.places import Place, place
 
 
-def kill_once(where: Place, numbers: list[int], facts: int) -> list[str]:
+def kill_once(where: Place, numbers: list[int], facts: int, at_once: int) -> list[str]:
     """Run a worker until it has stated so many facts, kill it, and return what it stated; it may end before."""
     lines: list[str] = []
     with Child(
-        command(where, numbers, talk=True), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
+        command(where, numbers, talk=True, at_once=at_once),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=ROOT,
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -34,7 +38,8 @@ async def check_rounds(form: str, folder: Path, rounds: int, seed: int) -> None:
     async with place(form, folder) as where:
         for _ in range(rounds):
             left = [number for number in numbers if number not in done]
-            done |= confirmed(kill_once(where, left, chance.choice([1, 3, 10, 25, 50])))
+            facts, at_once = chance.choice([1, 3, 10, 25, 50]), chance.choice([4, 12])
+            done |= confirmed(kill_once(where, left, facts, at_once))
         assert done != set(numbers), "everything was published before the last kill"
         finish(where, numbers, done)
         check(where, numbers)

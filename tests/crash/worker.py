@@ -20,7 +20,6 @@ from faregate.ports import faults
 from tests.crash.line import nodes, ordered
 from tests.crash.mutants import MUTANTS
 
-ROUND = 4
 LONG = 60.0
 """Seconds until a run that hangs is ended."""
 
@@ -34,6 +33,8 @@ class Task(msgspec.Struct, kw_only=True):
     """The orders to publish."""
     kill: str | None = None
     nth: int = 1
+    at_once: int = 4
+    """How many orders to publish before waiting for their end."""
     mutant: str | None = None
     talk: bool = False
     """Whether handlers state facts, too."""
@@ -73,8 +74,8 @@ async def run(task: Task) -> None:
     for node in made if task.talk else ():
         node.use(talk)
     async with fg.Bus(f"journal:{task.journal}", nodes=made, store=task.stores, tokens=task.tokens) as bus:
-        for start in range(0, len(task.numbers), ROUND):
-            for number in task.numbers[start : start + ROUND]:
+        for start in range(0, len(task.numbers), task.at_once):
+            for number in task.numbers[start : start + task.at_once]:
                 await bus.publish(ordered(number), node="shop", idempotency_key=f"order-{number}")
                 state(f"confirmed {number}")
             await bus.idle(LONG)

@@ -15,12 +15,15 @@ import faregate as fg
 from faregate import ids
 from faregate.bus import dispatcher as dispatching
 from faregate.bus.alarms import Alarms
+from faregate.bus.attempts import Attempts
+from faregate.bus.dead import DeadLetters
+from faregate.bus.directory import Directory
 from faregate.bus.dispatcher import Dispatcher
 from faregate.bus.unit import BATCH_LIMIT, Transactional
 from faregate.errors import StoreConflict
 from faregate.message import Envelope
 from faregate.ports.clock import SystemClock
-from faregate.ports.schemes import open_store
+from faregate.ports.schemes import open_store, open_token_store
 from faregate.ports.store import OutboxRow, Store
 from faregate.stores.sqlite.database import Database
 from faregate.testing import FakeClock
@@ -619,3 +622,42 @@ async def test_a_copy_from_below_the_floor_is_refused_by_a_bus_that_did_not_do_t
         assert await rows(the_store(bus)) == [1]
         [letter] = await bus.dead_letters()
         assert letter.error.startswith("BelowFloor")
+
+
+async def test_a_signal_with_a_token_that_one_recipient_did_not_take_is_replayed_to_that_one_alone() -> None:
+    clock, gone, sent = SystemClock(), {"gone"}, list[Envelope]()
+
+    class Transport:
+        async def publish(self, envelopes: Any) -> None:
+            if any(gone.intersection(envelope.recipients) for envelope in envelopes):
+                raise fg.Unroutable("it has unsubscribed since")
+            sent.extend(envelopes)
+
+    store, tokens = open_store("memory:", clock), open_token_store("memory:", clock)
+    await store.open()
+    await tokens.open()
+    directory = Directory(tokens)
+    for node, mode in (("here", "tokens"), ("gone", "tokens"), ("ledger", "ledger")):
+        await directory.subscribe("event:n.t", node, mode)  # type: ignore[arg-type]
+    envelope = Envelope(publication_id=ids.root_id(2), type="t", kind="event", source="n", body=b"")
+    sending = store.transaction()
+    await sending.begin()
+    await sending.send([OutboxRow(0, "n", None, 0, "n.t", None, envelope)])
+    await sending.commit()
+    attempts = Attempts(store, directory, clock)
+    dispatcher = Dispatcher(store, Transport(), clock, Alarms(), attempts)  # type: ignore[arg-type]
+    await asyncio.wait_for(dispatcher.start(), LONG)
+    assert sorted(each.recipients for each in sent) == [("here",), ("ledger",)]
+    assert await tokens.count() == 1, "the token of the one that did not take it is gone"
+    letters = DeadLetters([store], clock)
+    [letter] = await letters.letters()
+    gone.clear()
+    sent.clear()
+    await letters.replay([letter.message_id], by="me")
+    await asyncio.wait_for(dispatcher.idle(), LONG)
+    [again] = sent
+    assert again.recipients == ("gone",) and again.attempt_id is not None
+    assert await tokens.read(again.attempt_id) is not None
+    await dispatcher.stop(0)
+    await store.close()
+    await tokens.close()

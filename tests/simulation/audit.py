@@ -3,7 +3,7 @@
 1 at most one business commit per message id          5 outputs come from the try that committed
 2 every token signal sent carries a chosen attempt    6 at rest no token, claim, outbox row remains
 3 one chosen set per outbox row                       7 published = handled + skipped + dead, per recipient
-4 token deleted implies all outputs sent              8 per key, positions commit in order
+4 token deleted implies all outputs sent              8 per key, positions commit in order, over a hop too
 """
 
 from collections import defaultdict
@@ -140,3 +140,17 @@ class Audit:
             if position < last.get((node, key), -1):
                 raise Violation(8, f"{message_id} of key {key} was committed after a later one")
             last[node, key] = position
+        if self._world.scenario.processes == 1:  # two have a dispatcher each, and those do not wait for each other
+            self._order_over_a_hop(effects)
+
+    def _order_over_a_hop(self, effects: list[tuple[Any, ...]]) -> None:
+        """What the orders of one key sent is handled in the order in which those were committed."""
+        committed = {name: place for place, (node, *_, name) in enumerate(effects) if node == "a"}
+        last: dict[str, tuple[int, int]] = {}
+        for node, message_id, _, key, _, name in effects:
+            if node == "b" and key is not None:
+                order, number = name.split(".")
+                place = (committed[order], int(number))
+                if place < last.get(key, place):
+                    raise Violation(8, f"{name} ({message_id}) of key {key} was handled after what was sent later")
+                last[key] = place

@@ -56,7 +56,7 @@ class SimBroker:
             for node in self._takers(envelope):
                 self.signals.append((envelope, node))
                 self.on_signal(envelope, node)
-                self.put(envelope, node)
+                self.put(envelope, node, key=envelope.key)
 
     def _takers(self, envelope: Envelope) -> list[str]:
         takers = self.routes.get(envelope.type, [])

@@ -5,7 +5,6 @@ Each is a function that patches the real classes through pytest's `monkeypatch`.
 
 from typing import Any
 
-import msgspec
 from pytest import MonkeyPatch
 
 from faregate import ids
@@ -168,8 +167,8 @@ def no_sweeper(patch: MonkeyPatch) -> None:
 def attempts_not_persisted_before_sending(patch: MonkeyPatch) -> None:
     async def choose(self: Any, row: Any) -> Any:
         attempt, now = attempts_module.uuid4(), await self._tokens.now()
-        await self._tokens.create([self._token(row.envelope, attempt, now, now + FENCE_SECONDS)])
-        return row._replace(envelope=msgspec.structs.replace(row.envelope, attempt_id=attempt))
+        await self._tokens.create(self._tokens_of(row, [attempt], now, now + FENCE_SECONDS))
+        return row._replace(chosen=(attempt,))
 
     patch.setattr(Attempts, "choose", choose)
 
@@ -178,7 +177,7 @@ def token_keyed_by_message_id(patch: MonkeyPatch) -> None:
     async def mutant(self: Any, row: Any) -> None:
         attempt, now = ids.message_id(row.envelope.publication_id, row.envelope.recipients[0]), await self._tokens.now()
         if await self._store.register_attempts(row.seq, row.version, [attempt], now + FENCE_SECONDS):
-            await self._tokens.create([self._token(row.envelope, attempt, now, now + FENCE_SECONDS)])
+            await self._tokens.create(self._tokens_of(row, [attempt], now, now + FENCE_SECONDS))
             await self._store.choose_attempts(row.seq, row.version + 1, [attempt])
 
     patch.setattr(Attempts, "_try", mutant)
@@ -198,12 +197,29 @@ def create_retried_with_the_same_attempt(patch: MonkeyPatch) -> None:
 
 
 def no_fence(patch: MonkeyPatch) -> None:
-    token = Attempts._token
+    tokens_of = Attempts._tokens_of
 
-    def mutant(self: Any, envelope: Any, attempt: str, now: float, not_after: float) -> Any:
-        return token(self, envelope, attempt, now, 1e15)
+    def mutant(self: Any, row: Any, attempts: Any, now: float, not_after: float) -> Any:
+        return tokens_of(self, row, attempts, now, 1e15)
 
-    patch.setattr(Attempts, "_token", mutant)
+    patch.setattr(Attempts, "_tokens_of", mutant)
+
+
+def resolved_rows_go_to_the_end(patch: MonkeyPatch) -> None:
+    resolve = Attempts.resolve
+
+    async def mutant(self: Any, rows: Any) -> Any:
+        resolved = await resolve(self, rows)
+        there = {seq: row for seq, row in resolved.items() if row is not None}
+        transaction = self._store.transaction()
+        await transaction.begin()
+        await transaction.dispatched(list(there))
+        seqs = await transaction.send(list(there.values()))
+        await transaction.commit()
+        moved = zip(there.items(), seqs, strict=True)
+        return {**resolved, **{old: row._replace(seq=seq) for (old, row), seq in moved}}
+
+    patch.setattr(Attempts, "resolve", mutant)
 
 
 class _Insistent:

@@ -27,6 +27,7 @@ class Order(fg.Command):
 class Bill(fg.Command):
     name: str
     run: int
+    key: str | None = None
 
 
 class Noted(fg.Event):
@@ -69,7 +70,7 @@ def make_nodes(runs: Runs, dedup: Any, *, subscriber: bool, **options: Any) -> d
         run, nth = runs.begin("a", order.name)
         runs.outside.append(ctx.message_id)
         for number in range(runs.outputs):
-            yield fg.send(Bill(name=f"{order.name}.{number}", run=run), to=runs.to)
+            yield fg.send(Bill(name=f"{order.name}.{number}", run=run, key=order.key), to=runs.to)
         if runs.notes:
             yield Noted(name=order.name)
         await write(ctx, order.name, run, order.key)
@@ -80,7 +81,7 @@ def make_nodes(runs: Runs, dedup: Any, *, subscriber: bool, **options: Any) -> d
     @b.on(Bill, dedup=dedup, **options)
     async def bill(bill: Bill, ctx: fg.Context) -> None:
         run, nth = runs.begin("b", bill.name)
-        await write(ctx, bill.name, run, None)
+        await write(ctx, bill.name, run, bill.key)
         error = runs.script("b", nth, bill.name)
         if error is not None:
             raise error

@@ -63,7 +63,7 @@ class SimProcess:
             if self.tokens is not None and self.tokens.identity != self.store.identity:
                 gate = TokenGate(node.name, self.store, self.tokens, self.dispatcher, alarms, clock)
             shared = NodeStore(self.store, self.dispatcher, alarms, self.tokens, gate)
-            sender = Sender(node, transport, _WRITER, clock, {}, alarms)
+            sender = Sender(node, transport, _WRITER, clock, {("command", "b", "Bill"): "key"}, alarms)
             [subscription] = node.subscriptions.values()
             self.shared[node.name] = shared
             self.senders[node.name] = sender

@@ -11,7 +11,7 @@ from tests.simulation.audit import Violation
 from tests.simulation.explorer import Broken, explore, replay
 from tests.simulation.scenario import Scenario
 from tests.simulation.test_operations import replay_all
-from tests.simulation.test_send import left_behind
+from tests.simulation.test_send import left_behind, of_one_key
 from tests.simulation.world import World
 
 MOST = 3000
@@ -94,6 +94,12 @@ CASES: list[tuple[Mutation, Scenario, set[int]]] = [
     (mutations.token_keyed_by_message_id, LATE_CREATE, {1}),
     (mutations.create_retried_with_the_same_attempt, LATE_CREATE, {1}),
     (mutations.no_fence, LATE_CREATE, {6}),
+    (mutations.resolved_rows_go_to_the_end, Scenario(of_one_key, "merged", processes=1, crashes=1, foreign=True), {8}),
+    (
+        mutations.resolved_rows_go_to_the_end,
+        Scenario(of_one_key, "separate", processes=1, crashes=1, foreign=True),
+        {8},
+    ),
 ]
 
 

@@ -39,7 +39,7 @@ def test_two_copies_and_a_crash(mode: Mode, limit: int) -> None:
 def test_second_copy_checks_the_token_before_the_first_deletes_it(limit: int) -> None:
     scenario = Scenario(two_copies, "separate", deviations=2, every_point=True)
     guide = ["deliver a#0", "P0@store.insert_claim", "deliver a#1", "P1@tokens.deleted", "P0@tokens.claim-recorded"]
-    explored(scenario, limit, 60, guide=guide)
+    explored(scenario, limit, 50, guide=guide)
 
 
 @limits

@@ -20,6 +20,12 @@ def two_outputs(world: World) -> None:
     world.order()
 
 
+def of_one_key(world: World) -> None:
+    world.runs.outputs = 2
+    world.order("x", key="k")
+    world.order("y", key="k")
+
+
 def left_behind(world: World) -> None:
     """A process died after its commit: a Bill is in the outbox."""
     envelope = world.envelope("Bill", b'{"name":"x","run":0}', "b")
@@ -54,6 +60,14 @@ def test_late_token_create_after_consumption(limit: int) -> None:
 def test_crash_after_sending(mode: Mode, limit: int) -> None:
     scenario = Scenario(one, mode, processes=1, crashes=2, in_exploration=("a", "b"), deviations=2, every_point=True)
     explored(scenario, limit, 2, guide=["deliver a#0", "P0@bus.after-publish", "crash P0"])
+
+
+@limits
+@in_every_mode
+def test_order_per_key_across_crashes(mode: Mode, limit: int) -> None:
+    """Orders go by the ledger, so that the next one is handled while the bills of the one before are being sent."""
+    scenario = Scenario(of_one_key, mode, processes=1, crashes=2, deviations=4, foreign=True)
+    explored(scenario, limit, 100)
 
 
 @limits

@@ -1,12 +1,13 @@
 """The sending side of tokens: before a signal goes out, the recipient's token is there, and it is the right one.
 
-    resolve    the outbox row of a publication becomes one for all recipients with a ledger, and one each with tokens
-    D1         register a fresh attempt id with the row                        compare-and-swap
-    D2         create the token of that attempt, at most once                 if absent, and in time
-    D3         choose it; who loses reloads and uses the winner's              compare-and-swap
-    D4         the dispatcher sends the signal with the chosen attempt
+    resolve    the outbox row of a publication learns its recipients, those that want tokens first
+    D1         register fresh attempt ids with the row, one for each of those   compare-and-swap
+    D2         create the tokens of these attempts, at most once                if absent, and in time
+    D3         choose them; who loses reloads and uses the winner's             compare-and-swap
+    D4         the dispatcher sends the signals with the chosen attempts
     G1         tokens of attempts that were registered and not chosen go, once nobody can create them any more
 
+A row keeps its place in the outbox through all of it: that is the order in which its key is sent, also after a crash.
 Where the token store is the node's own database, resolving and D1 to D3 are one transaction.
 
 An attempt id is used for one create only. A create whose outcome is unknown may still arrive, long after its message
@@ -28,26 +29,37 @@ from faregate.ports.store import LedgerRow, OutboxRow, Store, Transaction
 from faregate.ports.tokens import NOBODY, Mode, Token
 
 PENDING = "pending"
-"""The attempt id of a signal whose attempt is not chosen yet."""
+"""Stands for an attempt that is not chosen yet."""
 FOR_NOBODY = ("(nobody)",)
 """The recipients of an event whose list was empty: no node can be called so."""
 FENCE_SECONDS = 60.0
 """How long after its registration an attempt may be created."""
 _FOR_EVER = 1e15
-_LOOK_THROUGH = 10_000
 
 
 def is_unresolved(row: OutboxRow) -> bool:
-    return not row.envelope.recipients and row.envelope.attempt_id is None
+    return not row.envelope.recipients
 
 
 def is_pending(row: OutboxRow) -> bool:
-    return row.envelope.attempt_id == PENDING
+    return PENDING in row.chosen
 
 
-def without_attempt(row: OutboxRow) -> OutboxRow:
-    """A signal where nobody wants tokens any more: the ledger of its recipient recognises it."""
-    return row if not is_pending(row) else row._replace(envelope=msgspec.structs.replace(row.envelope, attempt_id=None))
+def without_attempts(row: OutboxRow) -> OutboxRow:
+    """A row where nobody makes tokens any more: the ledgers of its recipients recognise its signals."""
+    return row._replace(chosen=()) if is_pending(row) else row
+
+
+def signals(row: OutboxRow) -> list[Envelope]:
+    """What is sent for a row: one for all recipients with a ledger, and one for each with tokens."""
+    if not row.chosen:
+        return [row.envelope]
+    recipients = row.envelope.recipients
+    by_ledger = recipients[len(row.chosen) :]
+    found = [_addressed(row.envelope, by_ledger, None)] if by_ledger else []
+    for name, attempt in zip(recipients, row.chosen, strict=False):
+        found.append(_addressed(row.envelope, (name,), attempt))
+    return found
 
 
 def has_strays(row: OutboxRow) -> bool:
@@ -69,8 +81,8 @@ class Attempts:
 
     # --- resolving -------------------------------------------------------------------------------------------
 
-    async def resolve(self, rows: Sequence[OutboxRow]) -> dict[int, list[OutboxRow]]:
-        """Replace unresolved rows by one per kind of recipient, in one commit; old seq -> the new rows.
+    async def resolve(self, rows: Sequence[OutboxRow]) -> dict[int, OutboxRow | None]:
+        """Give unresolved rows their recipients, in one commit; seq -> the row as it is then, None for one that is gone.
 
         An event without recipients is for nobody from then on, but for those who read the transport's log. A command
         without a list stays as it is: the transport says whether anybody takes it.
@@ -78,32 +90,32 @@ class Attempts:
         lists = await self._directory.resolve(row.envelope for row in rows)
         modes = {row.seq: lists.get(topic_of(row.envelope), NOBODY).modes for row in rows}
         listed = [row for row in rows if modes[row.seq] or row.envelope.kind == "event"]
-        if not listed:
+        fresh = [self._addressed_to(row, modes[row.seq]) for row in listed]
+        if not fresh:
             return {}
-        replaced: dict[int, list[OutboxRow]] = {}
-        tokens: list[Token] = []
+        resolved: dict[int, OutboxRow | None] = {}
         transaction = self._store.transaction()
         try:
             await transaction.begin()
-            ours = await transaction.withdraw([row.seq for row in listed])
-            for row in listed:
-                if row.seq in ours and await self._is_repetition(transaction, row):
-                    replaced[row.seq] = []
-                elif row.seq in ours:
-                    replaced[row.seq] = self._split(row, modes[row.seq], tokens)
-            seqs = iter(await transaction.send([row for split in replaced.values() for row in split]))
-            if tokens:
-                await transaction.create_tokens(tokens)
+            ours = await transaction.revise(fresh)
+            for row in fresh:
+                if row.seq in ours:
+                    repeated = await self._is_repetition(transaction, row)
+                    resolved[row.seq] = None if repeated else row._replace(version=row.version + 1)
+            await transaction.dispatched([seq for seq, row in resolved.items() if row is None])
+            if self.merged:
+                now = self._clock.time()
+                tokens = [self._tokens_of(row, row.chosen, now, _FOR_EVER) for row in resolved.values() if row]
+                await transaction.create_tokens([token for each in tokens for token in each])
             if faults.hook is not None:
                 await faults.hook("tokens.resolved")
             await transaction.commit()
         finally:
             await transaction.roll_back()
-        replaced = {old: [row._replace(seq=next(seqs)) for row in split] for old, split in replaced.items()}
-        for row in listed:
-            if row.seq not in ours:
-                replaced[row.seq] = await self._resolved_by_another(row)
-        return replaced
+        for row in fresh:
+            if row.seq not in ours:  # another dispatcher was faster, or our own commit happened without our knowing
+                resolved[row.seq] = await self._current(row.seq)
+        return resolved
 
     async def _is_repetition(self, transaction: Transaction, row: OutboxRow) -> bool:
         """Whether the same idempotency key was published before: the ledger of the sending node remembers those that it
@@ -118,69 +130,68 @@ class Attempts:
             self._alarms.sound("disagreement", row.node, envelope.publication_id, text)
         return bool(known)
 
-    async def _resolved_by_another(self, row: OutboxRow) -> list[OutboxRow]:
-        """Another dispatcher was faster, or our own commit happened without our knowing: what replaced the row may not
-        be sent yet, and goes in its place, before what follows with the same key."""
-        if row.message_id is not None:
-            rows = await self._store.outbox_rows_of(row.node, row.message_id)
-        else:
-            rows = await self._store.undispatched(_LOOK_THROUGH, [row.node])
-        publication = row.envelope.publication_id
-        return [each for each in rows if each.envelope.publication_id == publication and not is_unresolved(each)]
-
-    def _split(self, row: OutboxRow, modes: Mapping[str, Mode], tokens: list[Token]) -> list[OutboxRow]:
+    def _addressed_to(self, row: OutboxRow, modes: Mapping[str, Mode]) -> OutboxRow:
+        wanting = tuple(name for name, mode in modes.items() if mode == "tokens")
         by_ledger = tuple(name for name, mode in modes.items() if mode != "tokens") if modes else FOR_NOBODY
-        rows = [row._replace(envelope=_addressed(row.envelope, by_ledger, None))] if by_ledger else []
-        for name, mode in modes.items():
-            if mode == "tokens":
-                attempt = str(uuid4()) if self.merged else PENDING
-                envelope = _addressed(row.envelope, (name,), attempt)
-                rows.append(row._replace(envelope=envelope))
-                if self.merged:
-                    tokens.append(self._token(envelope, attempt, self._clock.time(), _FOR_EVER))
-        return rows
+        chosen = tuple(str(uuid4()) if self.merged else PENDING for _ in wanting)
+        return row._replace(envelope=_addressed(row.envelope, wanting + by_ledger, None), chosen=chosen)
 
     # --- D1 to D3 --------------------------------------------------------------------------------------------
 
     async def choose(self, row: OutboxRow) -> OutboxRow | None:
-        """The row as it may be sent: its envelope carries the chosen attempt, whose token is there.
+        """The row as it may be sent: with chosen attempts, whose tokens are there.
 
         None when another dispatcher has sent it meanwhile.
         """
         while True:
-            current = await self._store.outbox_row(row.seq)
-            if current is None or current.dispatched_at is not None:
-                return None
-            if current.chosen:
-                envelope = msgspec.structs.replace(current.envelope, attempt_id=current.chosen[0])
-                return current._replace(envelope=envelope)
+            current = await self._current(row.seq)
+            if current is None or not is_pending(current):
+                return current
             await self._try(current)
 
+    async def _current(self, seq: int) -> OutboxRow | None:
+        """The row as it is now; None once it is sent."""
+        row = await self._store.outbox_row(seq)
+        return None if row is None or row.dispatched_at is not None else row
+
     async def _try(self, row: OutboxRow) -> None:
-        attempt, now = str(uuid4()), await self._tokens.now()
+        attempts, now = [str(uuid4()) for _ in row.chosen], await self._tokens.now()
         not_after = max(now + FENCE_SECONDS, row.not_after or 0.0)
-        if not await self._store.register_attempts(row.seq, row.version, [attempt], not_after):
+        if not await self._store.register_attempts(row.seq, row.version, attempts, not_after):
             return
         if faults.hook is not None:
             await faults.hook("tokens.registered")
-        await self._tokens.create([self._token(row.envelope, attempt, now, now + FENCE_SECONDS)])
+        await self._tokens.create(self._tokens_of(row, attempts, now, now + FENCE_SECONDS))
         if faults.hook is not None:
             await faults.hook("tokens.created")
-        if await self._tokens.read(attempt) is not None:  # else it came too late, and the next attempt has to do
-            await self._store.choose_attempts(row.seq, row.version + 1, [attempt])
-            if faults.hook is not None:
-                await faults.hook("tokens.chosen")
+        for attempt in attempts:
+            if await self._tokens.read(attempt) is None:
+                return  # it came too late, and the next attempts have to do
+        await self._store.choose_attempts(row.seq, row.version + 1, attempts)
+        if faults.hook is not None:
+            await faults.hook("tokens.chosen")
 
-    def _token(self, envelope: Envelope, attempt: str, now: float, not_after: float) -> Token:
-        recipient = envelope.recipients[0]
-        message_id = ids.message_id(envelope.publication_id, recipient)
-        return Token(attempt, message_id, recipient, envelope.source, now, not_after, envelope.payload_ref)
+    def _tokens_of(self, row: OutboxRow, attempts: Sequence[str], now: float, not_after: float) -> list[Token]:
+        envelope = row.envelope
+        return [
+            Token(
+                attempt,
+                ids.message_id(envelope.publication_id, recipient),
+                recipient,
+                envelope.source,
+                now,
+                not_after,
+                envelope.payload_ref,
+            )
+            for recipient, attempt in zip(envelope.recipients, attempts, strict=False)
+        ]
 
-    async def give_up(self, row: OutboxRow) -> None:
-        """Its signal cannot be sent: nobody will use its token up."""
-        attempts = {row.envelope.attempt_id, *row.registered} - {None, PENDING}
-        if attempts:
-            await self._tokens.discard([attempt for attempt in attempts if attempt is not None])
+    async def give_up(self, row: OutboxRow, signals: Sequence[Envelope]) -> None:
+        """These signals of a row cannot be sent: nobody will use their tokens up, nor those of earlier attempts."""
+        strays = set(row.registered).difference(row.chosen)
+        unsent = {signal.attempt_id for signal in signals if signal.attempt_id is not None}
+        if strays | unsent:
+            await self._tokens.discard(sorted(strays | unsent))
 
     # --- G1 --------------------------------------------------------------------------------------------------
 

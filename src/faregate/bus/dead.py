@@ -159,7 +159,7 @@ async def _carry_out(
     pending: dict[tuple[str, str], list[int]],
 ) -> None:
     if status == "replayed":
-        await transaction.send([outbox_row(letter.node, replayed(letter)) for letter in letters])
+        await transaction.send([_replay_row(letter) for letter in letters])
     else:
         gone = [seq for letter in letters for seq in pending.get((letter.node, letter.publication_id), ())]
         if gone:
@@ -172,13 +172,18 @@ def replayed(letter: DeadLetter) -> Envelope:
         letter.envelope,
         recipients=_recipients(letter),
         replay=letter.replays,
-        attempt_id=None
-        if letter.envelope.attempt_id is None
-        else PENDING,  # a token is used once; this is a new attempt
+        attempt_id=None,
         deliver_at=None,
         expires_at=None,
         redeliveries=0,
     )
+
+
+def _replay_row(letter: DeadLetter) -> OutboxRow:
+    """The same in the outbox. A token is used once: whoever had one gets a new attempt."""
+    row = outbox_row(letter.node, replayed(letter))
+    wanting = 0 if letter.envelope.attempt_id is None else len(row.envelope.recipients)
+    return row._replace(chosen=(PENDING,) * wanting)
 
 
 def edited(letter: DeadLetter, body: str | bytes, by: str, now: float) -> Envelope:
@@ -224,8 +229,11 @@ def body_of(envelope: Envelope) -> Any:
 
 
 def _recipients(letter: DeadLetter) -> tuple[str, ...]:
-    """An output that nobody took is its sender's letter; everybody who takes it now shall get it."""
-    return () if letter.reason == Unroutable.reason else (letter.node,)
+    """An output that nobody took is its sender's letter: everybody who takes it now shall get it. Of signals with tokens
+    only those that were not taken: the others would get it twice."""
+    if letter.reason != Unroutable.reason:
+        return (letter.node,)
+    return () if letter.envelope.attempt_id is None else letter.envelope.recipients
 
 
 def _address(letter: DeadLetter) -> tuple[str, str]:

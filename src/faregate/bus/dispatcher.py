@@ -21,10 +21,13 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+import msgspec
+
 from faregate.bus.alarms import Alarms
-from faregate.bus.attempts import Attempts, has_strays, is_pending, is_unresolved, without_attempt
+from faregate.bus.attempts import Attempts, has_strays, is_pending, is_unresolved, signals, without_attempts
 from faregate.bus.verdict import describe_error, first_line
 from faregate.errors import CommitUnknown, StoreConflict, StoreUnavailable, Unroutable
+from faregate.message import Envelope
 from faregate.ports import faults
 from faregate.ports.clock import Clock
 from faregate.ports.progress import Occupation
@@ -80,8 +83,6 @@ class Dispatcher:
         """Queued or being sent."""
         self._held: set[int] = set()
         """All rows that this dispatcher knows: queued, being sent, or sent and still in the table."""
-        self._replaced: dict[int, list[OutboxRow]] = {}
-        """Rows being sent that were replaced by one per kind of recipient."""
         self._waiting: dict[int, list[asyncio.Future[None]]] = {}
         """Who waits for rows to be sent."""
         self._doubted_at: float | None = None
@@ -243,7 +244,6 @@ class Dispatcher:
         self._sent.clear()
         self._held.clear()
         self._unsent.clear()
-        self._replaced.clear()
         for futures in self._waiting.values():
             for future in futures:
                 if not future.done():
@@ -267,15 +267,10 @@ class Dispatcher:
             for row in rows:
                 self._queue.popleft()
                 self._bytes -= len(row.envelope.body)
-                fresh = self._replaced.pop(row.seq, None)
-                if fresh is not None:
-                    self._held.discard(row.seq)
-                # Another copy of the cause may have found the rows that replaced this one, and wait for those.
-                for seq in (row.seq, *(each.seq for each in fresh or ())):
-                    self._unsent.discard(seq)
-                    for future in self._waiting.pop(seq, ()):
-                        if not future.done():
-                            future.set_result(None)
+                self._unsent.discard(row.seq)
+                for future in self._waiting.pop(row.seq, ()):
+                    if not future.done():
+                        future.set_result(None)
             self.activity += 1
             self._changed.set()
 
@@ -295,7 +290,10 @@ class Dispatcher:
         pause, waited, alarmed = _FIRST_PAUSE, 0.0, False
         while True:
             try:
-                await self._publish(rows)
+                if self._attempts is not None:
+                    rows = await self._prepare(self._attempts, rows)
+                if rows:
+                    await self._publish(rows)
                 return
             except Exception as exc:  # whatever it is, giving up here would lose messages
                 log.warning("%d outgoing messages wait %g s, then are sent again: %s", len(rows), pause, exc)
@@ -308,14 +306,15 @@ class Dispatcher:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def _publish(self, rows: list[OutboxRow]) -> None:
-        if self._attempts is not None:
-            rows = await self._prepare(self._attempts, rows)
-        elif any(map(is_pending, rows)):
-            rows = [without_attempt(row) for row in rows]
+        if any(row.chosen for row in rows):
+            rows = rows if self._attempts is not None else [without_attempts(row) for row in rows]
+            envelopes = [signal for row in rows for signal in signals(row)]
+        else:
+            envelopes = [row.envelope for row in rows]
         if faults.hook is not None:
             await faults.hook("bus.before-publish")
         try:
-            await self._transport.publish([row.envelope for row in rows])
+            await self._transport.publish(envelopes)
         except Unroutable:
             await self._publish_singly(rows)
         else:
@@ -326,22 +325,19 @@ class Dispatcher:
             await self._keep_strays(rows)
 
     async def _prepare(self, attempts: Attempts, rows: list[OutboxRow]) -> list[OutboxRow]:
-        """Resolve the recipients of each row, and see that those who want tokens have them."""
-        unresolved = [row for row in rows if is_unresolved(row) and row.seq not in self._replaced]
-        if unresolved:
-            replaced = await attempts.resolve(unresolved)
-            self._replaced.update(replaced)
-            for fresh in replaced.values():
-                self._held.update(row.seq for row in fresh)
-                self._unsent.update(row.seq for row in fresh)
-        resolved = [fresh for row in rows for fresh in self._replaced.get(row.seq, (row,))]
+        """Resolve the recipients of each row, and see that those who want tokens have them. Rows keep their order; those
+        that another dispatcher has sent meanwhile are left out."""
+        unresolved = [row for row in rows if is_unresolved(row)]
+        resolved = await attempts.resolve(unresolved) if unresolved else {}
         ready: list[OutboxRow] = []
-        for row in resolved:
-            chosen = await attempts.choose(row) if is_pending(row) else row
-            if chosen is None:
+        for row in rows:
+            current = resolved.get(row.seq, row)
+            if current is not None and is_pending(current):
+                current = await attempts.choose(current)
+            if current is None:
                 self._held.discard(row.seq)
             elif row.seq not in self._sent:
-                ready.append(chosen)
+                ready.append(current)
         return ready
 
     async def _keep_strays(self, rows: list[OutboxRow]) -> None:
@@ -362,16 +358,23 @@ class Dispatcher:
         for row in rows:
             if row.seq in self._sent or row.seq not in self._held:
                 continue
-            try:
-                await self._transport.publish([row.envelope])
-            except Unroutable as exc:
-                await self._bury(row, exc)
+            refused: list[tuple[Envelope, Unroutable]] = []
+            for signal in signals(row):
+                try:
+                    await self._transport.publish([signal])
+                except Unroutable as exc:
+                    refused.append((signal, exc))
+            if refused:
+                await self._bury(row, refused)
             else:
                 self._sent[row.seq] = None
 
-    async def _bury(self, row: OutboxRow, exc: Unroutable) -> None:
-        """Nobody takes it: a dead letter of the sending node, in the same commit in which it leaves the outbox."""
-        envelope, now = row.envelope, self._clock.time()
+    async def _bury(self, row: OutboxRow, refused: list[tuple[Envelope, Unroutable]]) -> None:
+        """Nobody takes these signals of a row, and the others are sent: a dead letter of the sending node, in the same
+        commit in which the row leaves the outbox."""
+        signal, exc = refused[-1]
+        recipients = tuple(name for signal, _ in refused for name in signal.recipients)
+        envelope, now = msgspec.structs.replace(signal, recipients=recipients), self._clock.time()
         letter = DeadLetter(
             node=row.node,
             message_id=envelope.publication_id,
@@ -397,7 +400,7 @@ class Dispatcher:
             await transaction.roll_back()
         self._held.discard(row.seq)
         if self._attempts is not None:
-            await self._attempts.give_up(row)
+            await self._attempts.give_up(row, [signal for signal, _ in refused])
         self._alarms.sound("unroutable", row.node, envelope.publication_id, str(exc))
 
     async def _remove(self) -> None:

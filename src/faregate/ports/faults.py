@@ -19,7 +19,7 @@ POINTS: dict[str, str] = {
     "bus.after-settle": "the delivery is settled; the after-middlewares have not run",
     "bus.before-publish": "outgoing messages are sealed and about to be handed to the transport",
     "bus.after-publish": "the transport confirmed the outgoing messages",
-    "tokens.resolved": "an outbox row was replaced by one per kind of recipient; not committed",
+    "tokens.resolved": "outbox rows have got their recipients; not committed",
     "tokens.registered": "a fresh attempt is registered with its outbox row; its token is not created",
     "tokens.created": "the token of the attempt is created; the attempt is not chosen",
     "tokens.chosen": "the attempt is chosen; its signal is not sent",

@@ -64,7 +64,7 @@ class OutboxRow(NamedTuple):
     registered: tuple[str, ...] = ()
     """Attempt ids for which tokens may have been created (see docs/guarantees.md)."""
     chosen: tuple[str, ...] = ()
-    """The attempt ids that its signals carry."""
+    """The attempt ids that its signals carry: of the first of its envelope's recipients, one each."""
     not_after: float | None = None
     """The token store's time after which no registered attempt can be created any more."""
     version: int = 0
@@ -229,8 +229,10 @@ class Transaction(Protocol):
         """Insert outbox rows; returns the `seq` given to each, growing in the order of the rows."""
         ...
 
-    async def withdraw(self, seqs: Sequence[int]) -> set[int]:
-        """Remove outbox rows that are to be replaced; returns those that were there, after waiting for others."""
+    async def revise(self, rows: Sequence[OutboxRow]) -> set[int]:
+        """Give outbox rows another envelope and other chosen attempts, each if its version is still this one; it then
+        grows by one. They keep their `seq`. Returns those that were changed, after waiting for others.
+        """
         ...
 
     async def dispatched(self, seqs: Sequence[int]) -> None:

@@ -18,7 +18,7 @@ from faregate.broker.journal.errors import JournalLocked
 from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.spool import spool, waiting
 from faregate.bus.alarms import Alarms
-from faregate.bus.attempts import Attempts, is_pending, without_attempt
+from faregate.bus.attempts import Attempts, signals, without_attempts
 from faregate.bus.directory import Directory
 from faregate.bus.dispatcher import Dispatcher
 from faregate.bus.verdict import describe_error
@@ -53,7 +53,7 @@ class OutboxSpooler:
             return await self._send_with_attempts(self._directory)
         sent = 0
         while rows := await self._store.undispatched(_AT_ONCE, self._nodes):
-            await self._send_rows([without_attempt(row) if is_pending(row) else row for row in rows])
+            await self._send_rows([without_attempts(row) for row in rows])
             sent += len(rows)
         return sent
 
@@ -86,7 +86,7 @@ class OutboxSpooler:
         if going:
             seqs = f"{self._store.identity} {[row.seq for row in going]}"
             name = f"outbox-{going[0].seq:020d}-{sha256(seqs.encode()).hexdigest()[:16]}"
-            await asyncio.to_thread(spool, reader.layout, RealDisk(), [row.envelope for row in going], name)
+            await asyncio.to_thread(spool, reader.layout, RealDisk(), [signal for row in going for signal in signals(row)], name)
         transaction = self._store.transaction()
         try:
             await transaction.begin()

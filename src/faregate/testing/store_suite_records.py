@@ -2,6 +2,8 @@
 
 import asyncio
 
+import msgspec
+
 from faregate.message import Envelope
 from faregate.ports.store import ClaimRecord, DeadFilter, Known
 from faregate.ports.tokens import NOBODY, Token
@@ -310,6 +312,41 @@ async def attempts_change_only_from_the_version_that_was_read(subject: StoreSubj
     unchanged = await store.outbox_row(other)
     assert unchanged is not None and unchanged.version == 0, "another row changed"
     assert await store.outbox_row(10**6) is None
+
+
+@case
+async def a_revised_row_keeps_its_place(subject: StoreSubject) -> None:
+    store, [cause] = subject.store, ids(1)
+    async with committed(store) as tx:
+        seqs = await tx.send([outgoing("billing", cause, text) for text in "abc"])
+    rows = await store.undispatched(10)
+    changed = [
+        row._replace(envelope=msgspec.structs.replace(row.envelope, recipients=("shipping", "audit")), chosen=("a1",))
+        for row in rows[1::-1]
+    ]
+    async with aborted(store) as tx:
+        await tx.revise(changed)
+    assert await store.undispatched(10) == rows, "a row was revised by a transaction that was rolled back"
+    async with committed(store) as tx:
+        assert await tx.revise(changed) == set(seqs[:2])
+    found = await store.undispatched(10)
+    assert [row.seq for row in found] == seqs, "a revised row is in another place"
+    assert found == [*(row._replace(version=1) for row in changed[::-1]), rows[2]], f"{found}"
+    assert [row.seq for row in await store.outbox_rows_of("billing", cause)] == seqs
+
+
+@case
+async def rows_are_revised_only_from_the_version_that_was_read(subject: StoreSubject) -> None:
+    store = subject.store
+    async with committed(store) as tx:
+        await tx.send([outgoing("billing"), outgoing("billing")])
+    first, second = await store.undispatched(10)
+    async with committed(store) as tx:
+        assert await tx.revise([first._replace(chosen=("a1",))]) == {first.seq}
+        late = [first._replace(chosen=("a2",)), first._replace(seq=10**6), second]
+        assert await tx.revise(late) == {second.seq}, "revised from an old version, or without a row"
+        assert await tx.revise([]) == set()
+    assert [row.chosen for row in await store.undispatched(10)] == [("a1",), ()]
 
 
 @case

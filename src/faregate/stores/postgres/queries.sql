@@ -64,9 +64,12 @@ returning seq;
 -- Remove outbox rows.
 delete from faregate_outbox where seq = any(%s::bigint[]);
 
--- name: withdraw
--- Remove outbox rows that are to be replaced, and tell which were there.
-delete from faregate_outbox where seq = any(%s::bigint[]) returning seq;
+-- name: revise
+-- Change what the versions that were read of outbox rows send, and tell which were those; they stay in their place.
+update faregate_outbox as waiting set envelope = given.envelope, chosen = given.chosen, version = waiting.version + 1
+from unnest(%s::bigint[], %s::integer[], %s::bytea[], %s::text[]) as given (seq, version, envelope, chosen)
+where waiting.seq = given.seq and waiting.version = given.version
+returning waiting.seq;
 
 -- name: undispatched
 -- Outbox rows that are not dispatched, in order.

@@ -231,8 +231,11 @@ class PostgresTransaction:
         given[6:8] = [[attempts_text(each) for each in column] for column in given[6:8]]
         return [seq for (seq,) in await self._rows(_SEND_ATTEMPTS, given)]
 
-    async def withdraw(self, seqs: Sequence[int]) -> set[int]:
-        return {seq for (seq,) in await self._rows(QUERIES["withdraw"], (sorted(set(seqs)),))}
+    async def revise(self, rows: Sequence[OutboxRow]) -> set[int]:
+        rows = sorted(rows, key=lambda row: row.seq)
+        envelopes, chosen = [pack(row.envelope) for row in rows], [attempts_text(row.chosen) for row in rows]
+        given = ([row.seq for row in rows], [row.version for row in rows], envelopes, chosen)
+        return {seq for (seq,) in await self._rows(QUERIES["revise"], given)}
 
     async def dispatched(self, seqs: Sequence[int]) -> None:
         self._live()

@@ -39,6 +39,10 @@ insert into faregate_outbox
     (node, message_id, ordinal, destination, key, envelope, registered, chosen, not_after, version, dispatched_at)
 values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
+-- name: revise
+-- Change what the version that was read of an outbox row sends; it stays in its place.
+update faregate_outbox set envelope = ?, chosen = ?, version = version + 1 where seq = ? and version = ?;
+
 -- name: dispatched
 -- Remove one outbox row.
 delete from faregate_outbox where seq = ?;

@@ -24,7 +24,7 @@ from faregate.stores.sqlite.rows import QUERIES, dead_letter, token_values
 
 _BY_ID = itemgetter(0)
 _RECORD = QUERIES["record"]
-_SEND = QUERIES["send"]
+_SEND, _REVISE = QUERIES["send"], QUERIES["revise"]
 _NOTE_SENT = QUERIES["note_sent"]
 _DISPATCHED, _DISPATCHED_RANGE = QUERIES["dispatched"], QUERIES["dispatched_range"]
 _LAST_ROWID = QUERIES["last_rowid"]
@@ -207,8 +207,12 @@ class SqliteTransaction:
         last: int = self._fetch(_LAST_ROWID)[0][0]
         return list(range(last - len(values) + 1, last + 1))
 
-    async def withdraw(self, seqs: Sequence[int]) -> set[int]:
-        return {seq for seq in sorted(set(seqs)) if self._run(_DISPATCHED, (seq,)).rowcount}
+    async def revise(self, rows: Sequence[OutboxRow]) -> set[int]:
+        return {
+            row.seq
+            for row in rows
+            if self._run(_REVISE, (pack(row.envelope), attempts_text(row.chosen), row.seq, row.version)).rowcount
+        }
 
     async def dispatched(self, seqs: Sequence[int]) -> None:
         if len(seqs) == 1:
