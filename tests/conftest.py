@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import tiers
 from tests.presence import require_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-LONG_TIER_SECONDS = 900
-"""The time limit of a test of the long tier; pyproject.toml has that of the others."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slice", metavar="K/N", help="of the long tier only the Kth of N slices")
 
 
 def pytest_configure() -> None:
@@ -29,13 +30,20 @@ def pytest_configure() -> None:
             signal.signal(number, lambda *_: None)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         # Where tests run in several processes, those with a session run in one of them: there is one session.
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("spark"))
-        if item.get_closest_marker("full") and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(LONG_TIER_SECONDS))
+        if tiers.is_long(item) and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(tiers.SECONDS))
+    chosen = config.getoption("--slice")
+    if chosen:
+        long = [item for item in items if tiers.is_long(item)]
+        dropped = set(long) - set(tiers.one_of(long, chosen))
+        items[:] = [item for item in items if item not in dropped]
+        config.hook.pytest_deselected(items=list(dropped))
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.child import Child
+from tests.tiers import one_of
 
 ROOT = Path(__file__).parents[1]
 WAITER = "import time; print('here', flush=True); time.sleep(600)"
@@ -39,6 +40,7 @@ def test_a_child_ends_by_a_signal_also_where_the_tests_ignore_it() -> None:
 HANGING = """
 import asyncio, subprocess, sys, threading
 from tests.child import Child
+from tests.tiers import one_of
 
 async def test_an_event_that_never_comes():
     await asyncio.Event().wait()
@@ -68,3 +70,30 @@ def test_a_test_that_hangs_fails_by_its_name_and_the_next_one_runs(tmp_path: Pat
 
 def test_every_test_has_a_time_limit(pytestconfig: pytest.Config) -> None:
     assert 0 < float(pytestconfig.getini("timeout")) <= 180
+
+
+def test_slices_of_the_long_tier_are_disjoint_and_together_all_of_it() -> None:
+    items = list(range(103))
+    slices = [one_of(items, f"{number}/4") for number in range(1, 5)]
+    assert sorted(item for part in slices for item in part) == items
+    assert {len(part) for part in slices} == {25, 26}
+
+
+@pytest.mark.parametrize("chosen", ["0/4", "5/4", "2", "a/b", ""])
+def test_a_slice_that_there_is_not_is_refused(chosen: str) -> None:
+    with pytest.raises(pytest.UsageError, match="K/N"):
+        one_of([1, 2], chosen)
+
+
+def test_a_slice_leaves_the_default_tier_alone(tmp_path: Path) -> None:
+    file = tmp_path / "test_tiers.py"
+    file.write_text(
+        "import pytest\n"
+        "@pytest.mark.parametrize('number', range(3))\n@pytest.mark.full\ndef test_long(number): pass\n"
+        "def test_short(): pass\n"
+    )
+    ended = run_pytest(
+        "-c", "pyproject.toml", "--rootdir", ROOT, "-vv", "-m", "", "--slice", "2/3", "tests/tiers.py", file
+    )
+    assert "::test_long[1] PASSED" in ended.stdout and "::test_short PASSED" in ended.stdout, ended.stdout
+    assert "2 passed, 2 deselected" in ended.stdout

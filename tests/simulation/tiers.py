@@ -1,4 +1,4 @@
-"""How many schedules a test explores: some in every run, many more in the long tier (`./dev test --full`)."""
+"""How many schedules a test explores: some in every run, many more in the long tier (`./dev test --long`)."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ import pytest
 from tests.simulation.explorer import Report, explore
 from tests.simulation.scenario import Mode, Scenario
 
-SHORT, LONG = 120, 4000
+SHORT, LONG = 120, 2500
 MODES: tuple[Mode, ...] = ("ledger", "merged", "separate")
 TOKENS: tuple[Mode, ...] = ("merged", "separate")
 

@@ -93,10 +93,11 @@ find_python() {
 }
 
 install_lock() {
-    say "installing the pinned packages of requirements/$1.lock into .venv ..."
-    "$VENV/bin/python" -m pip install --quiet --quiet --disable-pip-version-check --no-input \
-        --require-hashes --no-build-isolation --requirement "$ROOT/requirements/$1.lock" ||
-        die "the packages of requirements/$1.lock could not be installed; pip says why above."
+    local lock=$ROOT/requirements/$1.lock
+    with_progress "requirements/$1.lock into .venv" "$(grep -c '^[a-z0-9]' "$lock")" "$VENV/install.log" \
+        "$VENV/bin/python" -u -m pip install --disable-pip-version-check --no-input --progress-bar off \
+        --require-hashes --no-build-isolation --requirement "$lock" ||
+        die "the packages of requirements/$1.lock could not be installed; pip says why above, and in .venv/install.log."
 }
 
 # ensure_java: sets JAVA_HOME to a Java >= 17, which Spark needs; returns 1 after one sentence when there is none.

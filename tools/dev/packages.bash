@@ -47,10 +47,14 @@ install_packages() {
     mkdir -p "$SERVICES"
     local log=$SERVICES/packages.log
     # One installation at a time on the machine, so that the policy of one is not removed under another.
-    if ! (flock 7 && install_without_starting "$@") 7</var/lib/dpkg >"$log" 2>&1 </dev/null; then
+    if ! with_progress "$*" 0 "$log" install_alone "$@"; then
         say "$what could not be installed: 'apt-get install $*' failed, and $log says why."
         return 1
     fi
+}
+
+install_alone() {
+    (flock 7 && install_without_starting "$@") 7</var/lib/dpkg
 }
 
 install_without_starting() {

@@ -72,7 +72,6 @@ class Sealer:
             digest,
             None,  # traceparent
             {} if out.headers is None else out.headers,
-            out.delay,
         )
 
 
