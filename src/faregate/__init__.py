@@ -25,6 +25,7 @@ from faregate.bus.context import Context
 from faregate.bus.node import Node
 from faregate.bus.outgoing import Outgoing, publish, send
 from faregate.bus.policy import ByKey, Parallel, Redeliver, Retry, Serial
+from faregate.codec import Codec, register_codec
 from faregate.errors import (
     BareCommand,
     ConfigurationError,
@@ -73,6 +74,7 @@ __all__ = [
     "BareCommand",
     "Bus",
     "ByKey",
+    "Codec",
     "Command",
     "ConfigurationError",
     "ConsumerRefused",
@@ -130,6 +132,7 @@ __all__ = [
     "ids",
     "outbox",
     "publish",
+    "register_codec",
     "send",
     "spark",
     "testing",

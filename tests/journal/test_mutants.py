@@ -12,7 +12,6 @@ import pytest
 from faregate.broker.durable import DurableBroker
 from faregate.broker.entry import Entry
 from faregate.broker.journal import frame as frames
-from faregate.broker.journal import journal as journal_module
 from faregate.broker.journal import spool as spool_module
 from faregate.broker.journal.errors import JournalFailed
 from faregate.broker.journal.high_water import HighWater

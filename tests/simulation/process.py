@@ -19,8 +19,7 @@ from faregate.bus.keeper import Keeper
 from faregate.bus.node_store import NodeStore
 from faregate.bus.sender import Sender
 from faregate.bus.unit import Transactional
-from faregate.codec import BodyWriter
-from faregate.codec import codec as find_codec
+from faregate.codec import BodyWriter, find_codec
 from faregate.errors import StaleLock
 from tests.simulation.broker import SimDelivery, SimTransport
 from tests.simulation.loop import PROCESS

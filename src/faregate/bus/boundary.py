@@ -21,7 +21,7 @@ from faregate.bus.bus import MAX_MESSAGE_BYTES
 from faregate.bus.node import Node
 from faregate.bus.outgoing import Outgoing, publish, send
 from faregate.bus.sealing import Sealer
-from faregate.codec import BodyWriter, JsonCodec
+from faregate.codec import BodyWriter, Codec, find_codec
 from faregate.errors import ConfigurationError
 from faregate.message import check_name
 from faregate.ports.schemes import open_insertion
@@ -62,25 +62,28 @@ class AsyncConnection(Protocol):
 
 
 @overload
-def outbox(connection: AsyncConnection, node: str | Node | None = None) -> "AsyncOutbox": ...
+def outbox(
+    connection: AsyncConnection, node: str | Node | None = None, *, codec: str | Codec = "json"
+) -> "AsyncOutbox": ...
 @overload
-def outbox(connection: Any, node: str | Node | None = None) -> "Outbox": ...
-def outbox(connection: Any, node: str | Node | None = None) -> "Outbox | AsyncOutbox":
-    """Publish within the transaction that is open on a connection to the database of `node`'s store.
+def outbox(connection: Any, node: str | Node | None = None, *, codec: str | Codec = "json") -> "Outbox": ...
+def outbox(connection: Any, node: str | Node | None = None, *, codec: str | Codec = "json") -> "Outbox | AsyncOutbox":
+    """Publish within the transaction that is open on a connection to the database of `node`'s store. `codec` is what
+    messages are written with, as for a bus.
 
     Raises `ConfigurationError` for what is no connection that it knows, and, when publishing, for a database without
     Faregate's tables.
     """
-    kind = _kind(connection)
-    return AsyncOutbox(connection, kind, node) if kind.is_async else Outbox(connection, kind, node)
+    kind, writer = _kind(connection), BodyWriter(find_codec(codec), limit=MAX_MESSAGE_BYTES)
+    return AsyncOutbox(connection, kind, node, writer) if kind.is_async else Outbox(connection, kind, node, writer)
 
 
 class _Writing:
-    def __init__(self, connection: Any, kind: Kind, node: str | Node | None) -> None:
+    def __init__(self, connection: Any, kind: Kind, node: str | Node | None, writer: BodyWriter) -> None:
         self._connection = connection
         self._kind = kind
         self._node = None if node is None else _name(node)
-        self._writer = BodyWriter(JsonCodec(), limit=MAX_MESSAGE_BYTES)
+        self._writer = writer
 
     def _insertion(
         self, out: Outgoing, node: str | Node | None, key: str | None, scheme: str

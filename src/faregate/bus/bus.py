@@ -25,8 +25,7 @@ from faregate.bus.subscription import Subscription
 from faregate.bus.threads import HandlerThreads
 from faregate.bus.unit import Transactional
 from faregate.bus.worker import Worker
-from faregate.codec import BodyWriter
-from faregate.codec import codec as find_codec
+from faregate.codec import BodyWriter, Codec, find_codec
 from faregate.errors import ConfigurationError, IdleTimeout, WrongEventLoop, check_delay
 from faregate.message import Envelope, known
 from faregate.ports.clock import Clock, SystemClock
@@ -64,9 +63,10 @@ class Bus:
     `store` is the URL of the nodes' database, or a mapping of node name to URL; a handler's writes and outgoing
     messages are one commit there. `tokens` is the URL of the token store, where subscriptions with dedup="tokens" do
     not share one store with all other nodes. `retain_ledger` is for how many seconds handled messages are remembered.
-    `max_message_bytes` bounds encoded bodies both ways. `codec` is what this bus writes with; it reads all.
-    `compress_above` compresses larger bodies. `drain_seconds` is how long leaving waits for running handlers. After
-    `stall_seconds` without progress an alarm names what stands still; None: nobody looks.
+    `max_message_bytes` bounds encoded bodies both ways. `codec` is what this bus writes with, by name or as an
+    object with the codec's protocol; it reads all that are registered in this process. `compress_above` compresses
+    larger bodies. `drain_seconds` is how long leaving waits for running handlers. After `stall_seconds` without
+    progress an alarm names what stands still; None: nobody looks.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Bus:
         *,
         nodes: Sequence[Node],
         store: str | Mapping[str, str] | None = None,
-        codec: str = "json",
+        codec: str | Codec = "json",
         compress_above: int | None = None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         tokens: str | None = None,

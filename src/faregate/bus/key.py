@@ -60,7 +60,7 @@ class Key:
         A body that cannot be read has no key: it will be given up on when it is delivered, and must not hold anyone up
         before that.
         """
-        read, hint = BodyReader(_part(cls, self.fields), limit=limit).read, self.hint
+        read, hint = BodyReader(cls, limit=limit, part=_part(cls, self.fields)).read, self.hint
 
         def key_of(envelope: Envelope) -> str | None:
             try:

@@ -39,7 +39,7 @@ def run(
     retain_ledger: Annotated[
         float, typer.Option(help="For how many seconds the ledger remembers messages; as on the bus.")
     ] = RETAIN_LEDGER,
-    codec: Annotated[str, typer.Option(help="How outgoing messages are written: json or msgpack.")] = "json",
+    codec: Annotated[str, typer.Option(help="How messages are sent: json, msgpack, or a content type.")] = "json",
     max_message_bytes: Annotated[
         int, typer.Option(min=1, help="The longest body that is read or sent; as on the bus.")
     ] = MAX_MESSAGE_BYTES,

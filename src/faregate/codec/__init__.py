@@ -10,18 +10,7 @@ from faregate.codec.body import BodyReader, BodyWriter, digest_of
 from faregate.codec.json import JsonCodec
 from faregate.codec.msgpack import MsgpackCodec
 from faregate.codec.port import Codec, Decode, Encode
-from faregate.errors import ConfigurationError
-
-CODECS: dict[str, Codec] = {"json": JsonCodec(), "msgpack": MsgpackCodec()}
-
-
-def codec(name: str) -> Codec:
-    """The codec that a bus was told to write with: "json" or "msgpack"."""
-    try:
-        return CODECS[name]
-    except KeyError:
-        raise ConfigurationError(f"there is no codec {name!r}; choose one of {', '.join(CODECS)}") from None
-
+from faregate.codec.registry import CODECS, find_codec, register_codec
 
 __all__ = [
     "CODECS",
@@ -32,6 +21,7 @@ __all__ = [
     "Encode",
     "JsonCodec",
     "MsgpackCodec",
-    "codec",
     "digest_of",
+    "find_codec",
+    "register_codec",
 ]

@@ -4,14 +4,10 @@ from hashlib import sha256
 from typing import Any
 
 from faregate.codec.compression import GZIP, compress, decompress
-from faregate.codec.json import JsonCodec
-from faregate.codec.msgpack import MsgpackCodec
 from faregate.codec.port import Codec, Decode, Encode
+from faregate.codec.registry import CODECS, content_types, registered
 from faregate.errors import MessageTooLarge, Undecodable
 from faregate.message import Envelope
-
-_READERS: tuple[Codec, ...] = (JsonCodec(), MsgpackCodec())
-
 
 Body = tuple[bytes, str | None, bytes]
 """An encoded message: its bytes, how they were compressed, and the digest of the plain bytes."""
@@ -53,14 +49,31 @@ def digest_of(envelope: Envelope) -> bytes | None:
 class BodyReader:
     """Decodes bodies into one class, whatever codec the publisher chose."""
 
-    def __init__(self, cls: type, *, limit: int) -> None:
-        self._name = cls.__name__
+    def __init__(self, cls: type, *, limit: int, part: type | None = None) -> None:
+        """`part`: a class with some fields of `cls`; codecs of which we know that they read any class read that."""
+        self._cls = cls
         self._limit = limit
-        self._decoders: dict[str, Decode] = {codec.content_type: codec.decoder(cls) for codec in _READERS}
+        self._decoders: dict[str, Decode] = {
+            codec.content_type: codec.decoder(part or cls) for codec in CODECS.values()
+        }
 
-    def decoder(self, content_type: str) -> Decode | None:
-        """The bare function behind one content type, for who checks the rest for many bodies at once."""
-        return self._decoders.get(content_type)
+    def decoder(self, content_type: str) -> Decode:
+        """The bare function behind one content type, for who checks the rest for many bodies at once.
+
+        Raises `Undecodable` when there is none.
+        """
+        if content_type not in self._decoders:
+            codec = registered(content_type)
+            if codec is None:
+                raise Undecodable(
+                    f"the content type {content_type!r} is not known; known are {', '.join(content_types())}. A codec "
+                    "for it is registered with fg.register_codec(…), in a module that this process imports"
+                )
+            try:
+                self._decoders[content_type] = codec.decoder(self._cls)
+            except Exception as exc:
+                raise Undecodable(f"{content_type} cannot be read as a {self._cls.__name__}: {exc}") from exc
+        return self._decoders[content_type]
 
     def read(self, envelope: Envelope) -> Any:
         """The message. Raises `Undecodable`, which names what is wrong with it."""
@@ -69,12 +82,10 @@ class BodyReader:
             body = decompress(body, envelope.content_encoding, self._limit)
         elif len(body) > self._limit:
             raise Undecodable(f"the body is {len(body)} bytes, over the limit of {self._limit}")
-        decode = self._decoders.get(envelope.content_type)
-        if decode is None:
-            raise Undecodable(
-                f"the content type {envelope.content_type!r} is not known; known are {', '.join(self._decoders)}"
-            )
+        decode = self._decoders.get(envelope.content_type) or self.decoder(envelope.content_type)
         try:
             return decode(body)
-        except (ValueError, RecursionError) as exc:
-            raise Undecodable(f"the body is not a {self._name}: {exc}") from exc
+        except MemoryError:
+            raise
+        except Exception as exc:  # a codec may be somebody else's: nothing that it raises may harm a queue
+            raise Undecodable(f"the body is not a {self._cls.__name__}: {exc}") from exc

@@ -24,8 +24,7 @@ from faregate.bus.node_store import NodeStore
 from faregate.bus.sender import Sender
 from faregate.bus.subscription import Subscription
 from faregate.bus.threads import HandlerThreads
-from faregate.codec import BodyWriter
-from faregate.codec import codec as find_codec
+from faregate.codec import BodyWriter, find_codec
 from faregate.ports.clock import SystemClock
 from faregate.ports.queue import Delivery
 from faregate.ports.schemes import open_store, open_token_store

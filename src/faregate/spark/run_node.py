@@ -29,7 +29,7 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 from faregate.broker.journal.reader import JournalReader
 from faregate.bus.bus import MAX_MESSAGE_BYTES, RETAIN_LEDGER
 from faregate.bus.node import Node
-from faregate.codec import codec as find_codec
+from faregate.codec import Codec, find_codec
 from faregate.errors import ConfigurationError, FaregateError, check_delay
 from faregate.spark.run_checkpoint import committed_end
 from faregate.spark.run_driver import Driver
@@ -203,7 +203,7 @@ def run(
     on_progress: Callable[[RunProgress], None] | None = None,
     handover: bool = False,
     start: int | None = None,
-    codec: str = "json",
+    codec: str | Codec = "json",
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     retain_ledger: float = RETAIN_LEDGER,
 ) -> "Run | StatelessRun":
@@ -213,7 +213,8 @@ def run(
     often to look: "5s", "500ms", or seconds. Without `store` handlers have no effect but what they send, and take the
     fast path. `handover` takes subscriptions over from their queues. `start` is the offset at which a subscription
     begins that has not run on Spark yet; without it, it begins with what waits for it, or with the log.
-    `retain_ledger`, `codec` and `max_message_bytes` are those of the bus.
+    `retain_ledger`, `codec` and `max_message_bytes` are those of the bus; a codec of your own is one that the node's
+    module registers (`fg.register_codec`), as the workers import that.
 
     Raises `ViewTaken` for a subscription that a bus consumes, `JournalNotFound`, `JournalLocked`, `BelowFloor`,
     `ConfigurationError`. When it raises, no view was taken unless the query itself could not start.
@@ -222,7 +223,7 @@ def run(
     options = parse_trigger(trigger)
     target, folder = (node, str(Path.cwd())) if isinstance(node, str) else locate(node)
     found = load_node(node, folder) if isinstance(node, str) else node
-    _check(found, store, codec, max_messages_per_trigger)
+    content_type = _check(found, store, codec, max_messages_per_trigger)
     JournalReader(path)  # raises when there is none
     reader, partitions = _reader(spark, found, max_messages_per_trigger), _partitions(spark)
     driver = None
@@ -245,7 +246,7 @@ def run(
             begins = driver.begin(label, begins, start, committed_end(place))
         elif start is not None:
             begins = {queue: replace(begin, offset=max(begin.offset, start)) for queue, begin in begins.items()}
-        spec = RunSpec(uuid4().hex, found.name, target, folder, store, codec, max_message_bytes, begins)
+        spec = RunSpec(uuid4().hex, found.name, target, folder, store, content_type, max_message_bytes, begins)
         reader = reader.option("startingOffsets", min(begin.offset for begin in begins.values()))
         if driver is not None:
             return _start(spec, driver, reader.load(str(path)), place, options, partitions, on_progress)
@@ -311,14 +312,16 @@ def _register(spark: SparkSession) -> None:
         _registered.add(spark)
 
 
-def _check(node: Node, store: str | None, codec: str, max_messages_per_trigger: int) -> None:
-    find_codec(codec)
+def _check(node: Node, store: str | None, codec: str | Codec, max_messages_per_trigger: int) -> str:
+    """The content type of the codec, by which the workers find it."""
+    content_type = find_codec(codec if isinstance(codec, str) else codec.content_type).content_type
     if max_messages_per_trigger < 1:
         raise ConfigurationError(f"max_messages_per_trigger must be 1 or more; got {max_messages_per_trigger}")
     if not node.subscriptions:
         raise ConfigurationError(f"node {node.name!r} handles nothing: give it a handler with @{node.name}.on(…)")
     if store is None:
         check_stateless(node)
+    return content_type
 
 
 def _partitions(spark: SparkSession) -> int:

@@ -24,7 +24,7 @@ from faregate.bus.node import Node
 from faregate.bus.sealing import Keys
 from faregate.bus.subscription import Subscription
 from faregate.codec import BodyReader, Codec
-from faregate.errors import MessageTooLarge
+from faregate.errors import MessageTooLarge, Undecodable
 from faregate.message import known
 from faregate.spark.id_columns import are_ids, from_arrow, message_ids, publication_ids, to_arrow
 from faregate.spark.sealing import as_stored
@@ -96,7 +96,12 @@ class Plain:
         ):
             return None
         content_types = pc.unique(batch.column("content_type")).to_pylist()
-        return self._reader.decoder(content_types[0]) if len(content_types) == 1 and content_types[0] else None
+        if len(content_types) != 1 or not content_types[0]:
+            return None
+        try:
+            return self._reader.decoder(content_types[0])
+        except Undecodable:
+            return None
 
     async def handle(self, batch: Any, decode: Callable[[bytes], Any], now: float) -> Done:
         """Run the handler over a batch that `decoder` found usual."""

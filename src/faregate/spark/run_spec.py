@@ -38,6 +38,7 @@ class RunSpec:
     folder: str | None
     store: str | None
     codec: str
+    """The content type of what its handlers send."""
     body_limit: int
     begins: dict[str, Begin] = field(default_factory=dict)
     """By queue."""

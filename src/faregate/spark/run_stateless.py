@@ -32,8 +32,7 @@ from faregate.bus.pipeline import is_retried
 from faregate.bus.sender import Sender
 from faregate.bus.threads import HandlerThreads
 from faregate.bus.verdict import describe_error, first_line, judge
-from faregate.codec import BodyWriter
-from faregate.codec import codec as find_codec
+from faregate.codec import BodyWriter, find_codec
 from faregate.errors import FaregateError, Unavailable
 from faregate.message import Envelope
 from faregate.ports.clock import SystemClock
