@@ -4,6 +4,7 @@
 - `Transient`: try again later; the failure policy of a subscription does that by itself.
 - `Permanent`: give up; a handler that raises one sends its message straight to poison.
 - `OutcomeUnknown`: it may or may not have happened; repeat with the same identity.
+- Anything else (a damaged journal, a batch that differs): look into it; docs/errors.md says how.
 
 Every text says what happened, to what, and what to change.
 """
@@ -70,6 +71,14 @@ class ViewTaken(ConfigurationError):
 
 class InvalidSelector(ConfigurationError):
     """A selector does not follow the documented grammar."""
+
+
+class InvalidOption(ConfigurationError):
+    """An option of the Spark source or sink is unknown or malformed."""
+
+
+class UnfitColumns(ConfigurationError):
+    """The columns of what Spark writes are not those of messages."""
 
 
 class StoreTooNew(ConfigurationError):
@@ -178,6 +187,10 @@ class BelowFloor(Permanent):
     reason = "below-floor"
 
 
+class UnfitValue(Permanent):
+    """A row that Spark writes holds a value that no message can have."""
+
+
 class UnreadableKey(Permanent):
     """The function given as `key=` or `identity=` failed at a message."""
 
@@ -188,6 +201,17 @@ class UninterpretedEffect(Permanent):
     """A handler returned something that is neither a message nor an effect with an interpreter."""
 
     reason = "uninterpreted-effect"
+
+
+# --- look into it -------------------------------------------------------------------------------------------
+
+
+class HandlerFailed(FaregateError):
+    """A handler of a node without a store failed in a way that a run on Spark cannot go on from."""
+
+
+class BatchDiffers(FaregateError):
+    """A batch came to the Spark sink again, under its number and with other content."""
 
 
 # --- outcome unknown --------------------------------------------------------------------------------------

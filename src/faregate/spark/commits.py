@@ -13,14 +13,10 @@ import msgspec
 
 from faregate.broker.journal.disk import RealDisk
 from faregate.broker.journal.layout import Layout, read_json
-from faregate.errors import FaregateError
+from faregate.errors import BatchDiffers
 
 _KEPT = 1000
 """Batches remembered with their size; Spark replays the last one, a restored checkpoint some more."""
-
-
-class BatchDiffers(FaregateError):
-    """A batch came again under its number with other content."""
 
 
 class CommittedBatch(msgspec.Struct, frozen=True):

@@ -15,13 +15,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from faregate.errors import ConfigurationError, InvalidName
+from faregate.errors import InvalidName, InvalidOption
 from faregate.message import check_name
 from faregate.spark.positions import ALLOWED, EARLIEST, LATEST, MalformedPosition, Positions, parse_positions
-
-
-class InvalidOption(ConfigurationError):
-    """An option of the Spark source or sink is unknown or malformed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from faregate.bus.sender import Sender
 from faregate.bus.threads import HandlerThreads
 from faregate.bus.verdict import describe_error, first_line, judge
 from faregate.codec import BodyWriter, find_codec
-from faregate.errors import FaregateError, Unavailable
+from faregate.errors import HandlerFailed, Unavailable
 from faregate.message import Envelope
 from faregate.ports.clock import SystemClock
 from faregate.ports.queue import Delivery, Poisoned
@@ -55,10 +55,6 @@ _ARROW: Any = to_arrow_schema(OUTPUT)
 _AT_ONCE = 10_000
 MOST_DEAD = 1000
 """In one task: more than so many are an outage."""
-
-
-class HandlerFailed(FaregateError):
-    """A handler without a store failed in a way that the run cannot go on from."""
 
 
 class Captured(NoTransport):

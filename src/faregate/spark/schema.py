@@ -28,8 +28,7 @@ from pyspark.sql.types import (
 )
 
 from faregate.broker.journal.columns import SCHEMA
-from faregate.errors import ConfigurationError
-from faregate.spark.options import InvalidOption
+from faregate.errors import ConfigurationError, InvalidOption
 
 _STRING, _TIME = StringType(), TimestampType()
 

@@ -21,7 +21,7 @@ from pyspark.sql.types import BinaryType, DataType, StringType, StructType, Time
 from faregate import ids
 from faregate.broker.journal.columns import SCHEMA
 from faregate.broker.journal.topology import Topology
-from faregate.errors import ConfigurationError, Permanent, Unroutable
+from faregate.errors import UnfitColumns, UnfitValue, Unroutable
 from faregate.message import Envelope, check_name
 from faregate.spark.schema import COLUMNS
 
@@ -48,14 +48,6 @@ WRITABLE = (
     "traceparent",
 )
 """The columns that a publisher may fill; the journal gives the others itself."""
-
-
-class UnfitColumns(ConfigurationError):
-    """The columns of what is written are not those of messages."""
-
-
-class UnfitValue(Permanent):
-    """A row that is written holds a value that no message can have."""
 
 
 def check_columns(schema: StructType, source: str | None) -> None:

@@ -20,9 +20,9 @@ from pyspark.sql.types import StructType
 from faregate import ids
 from faregate.broker.journal.layout import Layout
 from faregate.broker.journal.reader import JournalReader
-from faregate.errors import FaregateError
+from faregate.errors import FaregateError, InvalidOption
 from faregate.spark.commits import CommittedBatch, SinkCommits
-from faregate.spark.options import InvalidOption, Options
+from faregate.spark.options import Options
 from faregate.spark.schema import STAGED
 from faregate.spark.sealing import Sealer, check_columns
 from faregate.spark.staging import Staged, batch_folder, collect_garbage, move_into_spool, remove, stage, staged_from
