@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 import faregate as fg
 from faregate.broker.journal.reader import JournalReader
-from faregate.ids import message_id
+from faregate.ids import message_id, root_id
 from faregate.spark.audit_result import Audit, outbox_findings
 from faregate.spark.jobs_store import open_stores
 from faregate.testing.store_subjects import postgres_schema
@@ -39,11 +39,15 @@ async def test_an_audit_of_a_store_on_postgresql(spark: SparkSession, tmp_path: 
         ("stock", 30, 0, 0),
     ]
     envelopes = dict(JournalReader(world.journal).envelopes())
-    first, lost, twice = (message_id(envelopes[n].publication_id, "billing") for n in (0, 10, 11))
+    orders = [message_id(envelopes[n].publication_id, "billing") for n in range(30)]
+    first, lost, twice, unsent, altered = (orders[n] for n in (0, 10, 11, 12, 13))
     with psycopg.connect(store) as connection:
         connection.execute("delete from faregate_ledger where message_id = %s", (lost,))
         connection.execute("insert into invoices values (%s, 'again')", (twice,))
-        # Written anew, and so after the later ones of its customer.
+        connection.execute("update invoices set message_id = %s where message_id = %s", (never := root_id(), lost))
+        connection.execute("update faregate_ledger set sent = 2 where message_id = %s", (unsent,))
+        connection.execute("update faregate_ledger set digest = '\\x00' || digest where message_id = %s", (altered,))
+        # All of these are written anew, and so after the later ones of its customer.
         connection.execute("update faregate_ledger set outcome = outcome where message_id = %s", (first,))
     with psycopg.connect(store) as connection:
         connection.execute(
@@ -54,9 +58,15 @@ async def test_an_audit_of_a_store_on_postgresql(spark: SparkSession, tmp_path: 
     assert {(each.kind, each.message_id) for each in found.findings.collect()} == {
         ("missing", lost),
         ("double", twice),
-        ("out of order", first),
+        ("not sent", unsent),
+        ("altered", altered),
+        ("never published", never),
+        # The second of the customer was handled before the first; so were those behind the two that were changed.
+        ("out of order", orders[7]),
+        ("out of order", orders[19]),
+        ("out of order", orders[20]),
         ("outbox", None),
     }
-    assert found.summary["findings"] == 5
+    assert found.summary["findings"] == 10
     count, listed = outbox_findings(open_stores(store), ["billing"], 1)
     assert (count, len(listed)) == (2, 1)

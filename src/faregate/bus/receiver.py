@@ -33,6 +33,8 @@ OUTCOMES: tuple[Settled, ...] = ("handled", "skipped", "duplicate", "redelivered
 class Receiver(ABC):
     """The messages of one subscription, from the delivery to how they ended."""
 
+    has_store = False
+
     def __init__(
         self,
         subscription: Subscription,

@@ -54,4 +54,5 @@ class Subscription:
             strict=not isinstance(self.order, ByKey) or self.order.strict,
             max_deliveries=len(self.redeliver.delays) + SPARE_DELIVERIES,
             expires=self.expires,
+            remembers=self.dedup,
         )

@@ -59,6 +59,7 @@ _TAKEN_SECONDS = 5.0
 
 
 class Transactional(Receiver):
+    has_store = True
     batch_seconds = BATCH_SECONDS
     _fence: Fence | None = None
     """What an engine without a broker checks in every transaction before anything else."""

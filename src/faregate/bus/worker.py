@@ -23,7 +23,9 @@ class Worker:
         self, receiver: Receiver, *, transport: QueueTransport, clock: Clock, body_limit: int, prefetch: int
     ) -> None:
         self.subscription = receiver.subscription
-        self.binding = replace(self.subscription.binding(body_limit), on_abandoned=self._abandoned)
+        binding = self.subscription.binding(body_limit)
+        remembers = binding.remembers if receiver.has_store else "nothing"
+        self.binding = replace(binding, remembers=remembers, on_abandoned=self._abandoned)
         self.outcomes = receiver.outcomes
         self._receiver = receiver
         self._transport = transport

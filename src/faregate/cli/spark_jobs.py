@@ -26,6 +26,7 @@ from faregate.plain import plain
 from faregate.ports.schemes import hide_password
 
 _SHOWN = 20
+_WRONG = ("missing", "double", "out_of_order", "not_sent", "altered", "unpublished")
 _ALWAYS = ("published", "handled", "in_flight", "missing", "double", "out_of_order")
 _BARS = " ▁▂▃▄▅▆▇█"
 
@@ -117,14 +118,15 @@ def _show_audit(found: Any, listed: list[dict[str, Any]]) -> None:
     for name in names:
         table.add_column(name.replace("_", " ").upper(), justify="right")
     for row in found.table:
-        wrong = row["missing"] or row["double"] or row["out_of_order"]
+        wrong = any(row[name] for name in _WRONG)
         table.add_row(plain(row["node"]), *(f"{row[name]:,}" for name in names), style="red" if wrong else None)
     console.print(table)
     summary = found.summary
     for note in found.notes:
         console.print(f"note: {note}", markup=False, soft_wrap=True)
     for each in listed[:_SHOWN]:
-        told = f"{each['kind']}: {each['text']}; message {each['message_id']}"
+        about = f"; message {each['message_id']}" if each["message_id"] is not None else ""
+        told = f"{each['kind']}: {each['text']}{about}"
         at = f", publication {each['publication_id']}, offset {each['offset']}" if each["offset"] is not None else ""
         console.print(plain(told + at), markup=False, soft_wrap=True, style="red")
     if summary["findings"] > _SHOWN:

@@ -6,7 +6,7 @@ Rules kept here:
 - Nothing from outside is trusted: no pickle, decompression is bounded, every failure is `Undecodable`.
 """
 
-from faregate.codec.body import BodyReader, BodyWriter, digest_of
+from faregate.codec.body import BodyReader, BodyWriter, digest_of, is_altered
 from faregate.codec.json import JsonCodec
 from faregate.codec.msgpack import MsgpackCodec
 from faregate.codec.port import Codec, Decode, Encode
@@ -23,5 +23,6 @@ __all__ = [
     "MsgpackCodec",
     "digest_of",
     "find_codec",
+    "is_altered",
     "register_codec",
 ]

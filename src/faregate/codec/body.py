@@ -3,7 +3,7 @@
 from hashlib import sha256
 from typing import Any
 
-from faregate.codec.compression import GZIP, compress, decompress
+from faregate.codec.compression import GZIP, compress, decompress, unpacked
 from faregate.codec.port import Codec, Decode, Encode
 from faregate.codec.registry import CODECS, content_types, registered
 from faregate.errors import MessageTooLarge, Undecodable
@@ -44,6 +44,20 @@ class BodyWriter:
 def digest_of(envelope: Envelope) -> bytes | None:
     """The digest of a body that came without one; None where that would mean to decompress it."""
     return None if envelope.content_encoding is not None else sha256(envelope.body).digest()[:16]
+
+
+def is_altered(body: bytes, encoding: str | None, digest: bytes) -> bool:
+    """Whether a body, as it travels, is another one than the digest was made of: also one that cannot be unpacked. Of
+    an encoding that is not known nothing can be said."""
+    if encoding not in (None, GZIP):
+        return False
+    plain = sha256()
+    try:
+        for piece in unpacked(body, encoding):
+            plain.update(piece)
+    except Undecodable:
+        return True
+    return plain.digest()[: len(digest)] != digest
 
 
 class BodyReader:

@@ -1,11 +1,15 @@
 """Compression of bodies, with a bound on what a body may grow to when it is read."""
 
 import zlib
+from collections.abc import Iterator
 
 from faregate.errors import Undecodable
 
 GZIP = "gzip"
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS
+
+
+_PIECE = 1 << 20
 
 
 def compress(body: bytes) -> bytes:
@@ -28,3 +32,21 @@ def decompress(body: bytes, encoding: str, limit: int) -> bytes:
     if not unpacker.eof:
         raise Undecodable("the gzip body is cut short")
     return plain
+
+
+def unpacked(body: bytes, encoding: str | None) -> Iterator[bytes]:
+    """The plain body in pieces, however large it is; of no encoding, or gzip. Raises `Undecodable`."""
+    if encoding is None:
+        yield body
+        return
+    unpacker = zlib.decompressobj(_GZIP_WINDOW)
+    left = body
+    while not unpacker.eof:
+        try:
+            piece = unpacker.decompress(left, _PIECE)
+        except zlib.error as exc:
+            raise Undecodable(f"the body is not valid gzip: {exc}") from exc
+        left = unpacker.unconsumed_tail
+        if not piece and not left and not unpacker.eof:
+            raise Undecodable("the gzip body is cut short")
+        yield piece

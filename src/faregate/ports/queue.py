@@ -19,6 +19,10 @@ Outcome = Literal["handled", "skipped", "dead", "duplicate"]
 poison queue. duplicate: it was handled before."""
 
 
+Remembers = Literal["ledger", "tokens", "off", "nothing"]
+"""`nothing`: it has no store."""
+
+
 def poison_queue(node: str) -> str:
     """Where a node's given-up messages wait for people."""
     return f"{node}-poison"
@@ -43,6 +47,9 @@ class Binding:
     """Started deliveries after which a message that comes back is poisoned: it may be what kills the process."""
     expires: float | None = None
     """Seconds a message may wait in the queue before it is poisoned as expired."""
+    remembers: Remembers | None = None
+    """How the consumer tells what it has handled; None where that is not said. A durable transport keeps what it was
+    told: an audit asks it what must be in the ledger."""
     on_abandoned: Callable[["Delivery", str, str], None] | None = None
     """Told, from the event loop, when the transport itself has given up on a message: it expired, or its deliveries are
     used up. The delivery has ended; with it come the reason and a text."""

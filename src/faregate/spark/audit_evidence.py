@@ -7,6 +7,8 @@
           24                given up on without a store: it is in the journal
           30                parked
           40                an effect in business data
+          50                what its handler sent
+          60                a body in the log that is not the one its digest was made of; its node is -1
 
 Rules kept here:
 - Every column has a fixed width, so that grouping millions of rows needs no objects.
@@ -22,18 +24,40 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from faregate.broker.journal.reader import JournalReader
 from faregate.errors import ConfigurationError
-from faregate.spark.jobs_deliveries import FIELDS, id_pairs, read_deliveries, read_poison
-from faregate.spark.jobs_settled import JournalPlan, by_task
+from faregate.spark.jobs_deliveries import FIELDS, altered_offsets, digest_longs, id_pairs, read_deliveries, read_poison
+from faregate.spark.jobs_settled import JournalPlan, SegmentPlan, by_task
 from faregate.spark.jobs_store import Database, Reading, id_of, readings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LEDGER, LEDGER_SKIPPED, OPEN, REPLAYED, DISCARDED, RESOLVED, POISON, PARKED, EFFECT = 10, 11, 20, 21, 22, 23, 24, 30, 40
+OUTPUTS, ALTERED, NOBODY = 50, 60, -1
 _DEAD = {"open": OPEN, "replayed": REPLAYED, "discarded": DISCARDED, "resolved": RESOLVED}
 
-STORED = "node int, hi long, lo long, kind int, key string, position long, written long, at double"
+STORED = (
+    "node int, hi long, lo long, kind int, key string, position long, written long, at double, digest long, sent int, "
+    "sent_hi long, sent_lo long"
+)
+_COPIES = pa.schema(
+    [
+        ("node", pa.int32()),
+        ("hi", pa.int64()),
+        ("lo", pa.int64()),
+        ("kind", pa.int32()),
+        ("queue", pa.int32()),
+        ("offset", pa.int64()),
+        ("appended", pa.float64()),
+        ("token", pa.bool_()),
+        ("delayed", pa.bool_()),
+        ("digest", pa.int64()),
+        ("runs", pa.int32()),
+    ]
+)
+"""`FIELDS` as Arrow has them."""
+_NO_IDS = bytes(16)
 _WRITTEN = {True: "seq", False: "-age(xmin)::bigint"}
 
 
@@ -74,7 +98,16 @@ def parse_effects(given: Sequence[str], databases: Sequence[Database], nodes: Se
 
 
 def deliveries(spark: "SparkSession", plan: JournalPlan) -> "DataFrame":
-    return by_task(spark, plan.segments, lambda segment: read_deliveries(plan, segment), FIELDS)
+    """The copies in the journal, and the bodies there that were altered: `FIELDS`."""
+
+    def read(segment: SegmentPlan) -> Iterator[Any]:
+        yield from read_deliveries(plan, segment)
+        for batch in JournalReader(plan.path).batches(segment.start, segment.end):
+            if offsets := altered_offsets(batch):
+                rows = [{"node": NOBODY, "hi": at, "lo": 0, "kind": ALTERED, "offset": at} for at in offsets]
+                yield pa.RecordBatch.from_pylist(rows, _COPIES)
+
+    return by_task(spark, plan.segments, read, FIELDS)
 
 
 def given_up(spark: "SparkSession", plan: JournalPlan) -> "DataFrame":
@@ -101,8 +134,10 @@ def stored(
     places = {node: index for index, node in enumerate(nodes)}
     tasks: list[tuple[str, str | None, Reading]] = []
     for database in databases:
+        counted = "sent, sent_ids" if database.counts_sent() else "null, null"
         columns = {
-            "ledger": f"node, message_id, handled_at, key, position, outcome, {_WRITTEN[database.is_sqlite]}",
+            "ledger": f"node, message_id, handled_at, key, position, outcome, {_WRITTEN[database.is_sqlite]}, digest, "
+            + counted,
             "dead": "node, message_id, last_failed_at, status",
             "parked": "node, message_id, due_at",
         }
@@ -128,11 +163,14 @@ def _batch(kind: str, rows: list[tuple[Any, ...]], places: dict[str, int]) -> An
     hi, lo = id_pairs([each if type(each) is bytes and len(each) == 16 else id_of(each) for each in columns[1]])
     keys: Any = pa.nulls(count, pa.string())
     positions: Any = pa.nulls(count, pa.int64())
-    written: Any = pa.nulls(count, pa.int64())
+    written = digests = sent_hi = sent_lo = pa.nulls(count, pa.int64())
+    sent: Any = pa.nulls(count, pa.int32())
     if kind == "ledger":
         keys, positions = pa.array(columns[3], pa.string()), pa.array(columns[4], pa.int64())
         kinds = [LEDGER_SKIPPED if outcome == "skipped" else LEDGER for outcome in columns[5]]
         written = pa.array(columns[6], pa.int64())
+        digests, sent = digest_longs(pa.array(columns[7], pa.binary())), pa.array(columns[8], pa.int32())
+        sent_hi, sent_lo = (pa.array(each) for each in id_pairs([ids or _NO_IDS for ids in columns[9]]))
     elif kind == "dead":
         kinds = [_DEAD[status] for status in columns[3]]
     else:
@@ -146,5 +184,9 @@ def _batch(kind: str, rows: list[tuple[Any, ...]], places: dict[str, int]) -> An
         positions,
         written,
         pa.array(columns[2], pa.float64()),
+        digests,
+        sent,
+        sent_hi,
+        sent_lo,
     ]
     return pa.RecordBatch.from_arrays(arrays, names=[field.split()[0] for field in STORED.split(", ")])

@@ -11,7 +11,10 @@ Rules kept here:
 - A reader of the log (a node on Spark) settles nothing. What it has read past must be in the ledger, parked or dead; of
   a handler that keeps no ledger it is taken as handled, and a note says so. Marks are read first, then parked messages,
   then the other tables: a message only ever moves in that direction.
-- Order is that of the commits, by no clock.
+- Order is that of the commits, by no clock. A stretch of a key in another order is one finding, however long it is.
+- What handlers sent is counted against their ledger rows; what the log and the ledger say of a body is compared with
+  the body itself; and what was never published must have no ledger row and no effect.
+- What must be in a ledger is known from the journal: it keeps how each subscription remembers.
 - One job, two shuffles: all evidence grouped by (node, message id), then put in order by key. Linear in its input.
 """
 
@@ -24,7 +27,8 @@ from pyspark.sql import functions as F
 
 from faregate.errors import ConfigurationError
 from faregate.spark import audit_evidence as seen
-from faregate.spark.audit_result import BAD, Audit, Judged, judge, make_findings, outbox_findings
+from faregate.spark.audit_outputs import outputs
+from faregate.spark.audit_result import BAD, FLAGS, Audit, Judged, judge, make_findings, outbox_findings
 from faregate.spark.jobs_deliveries import PASSED
 from faregate.spark.jobs_settled import JournalPlan, plan_journal
 from faregate.spark.jobs_store import Database, StoreUrls, floors, nodes_in, open_stores, with_marks
@@ -33,6 +37,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _TRIES = 3
+_FIRST_IDS = 1.5e9
+"""Seconds: ids that begin with an earlier time begin with no time, but with a hash."""
+_SENT = ("sent", "sent_hi", "sent_lo", "outs", "out_hi", "out_lo")
 
 
 def audit(
@@ -132,34 +139,24 @@ def _grouped(
     at_rest: bool,
 ) -> "DataFrame":
     """One row per (node, message id), with all that is known of it."""
-    copies = seen.deliveries(spark, plan).select(
-        "*",
-        F.lit(None).cast("long").alias("key"),
-        F.lit(None).cast("long").alias("position"),
-        F.lit(None).cast("long").alias("written"),
-    )
-    known = _known(spark, plan, databases, queries, at_rest).select(
-        "node",
-        "hi",
-        "lo",
-        "kind",
-        F.lit(None).cast("int").alias("queue"),
-        F.lit(None).cast("long").alias("offset"),
-        F.lit(None).cast("double").alias("appended"),
-        F.lit(None).cast("boolean").alias("token"),
-        F.lit(None).cast("boolean").alias("delayed"),
-        F.when(F.col("key").isNotNull(), F.xxhash64("key")).alias("key"),
-        "position",
-        "written",
-    )
-    evidence = copies.unionByName(known)
+    known = _known(spark, plan, databases, queries, at_rest)
+    known = known.withColumn("key", F.when(F.col("key").isNotNull(), F.xxhash64("key")))
+    evidence = seen.deliveries(spark, plan).unionByName(known, allowMissingColumns=True)
+    if databases:
+        sent = outputs(spark, plan, databases).withColumn("kind", F.lit(seen.OUTPUTS))
+        evidence = evidence.unionByName(sent, allowMissingColumns=True)
+    else:
+        evidence = evidence.select(
+            "*", *(F.lit(None).cast("long").alias(name) for name in ("outs", "out_hi", "out_lo"))
+        )
     kind = F.col("kind")
+    is_copy, in_ledger = kind < seen.LEDGER, kind.isin(seen.LEDGER, seen.LEDGER_SKIPPED)
 
     def count(*kinds: int) -> Column:
         return F.sum(F.when(kind.isin(*kinds), 1).otherwise(0))
 
     return evidence.groupBy("node", "hi", "lo").agg(
-        F.sum(F.when(kind < seen.LEDGER, 1).otherwise(0)).alias("copies"),
+        F.sum(F.when(is_copy, 1).otherwise(0)).alias("copies"),
         count(0).alias("waiting_n"),
         count(1).alias("handled_n"),
         count(2).alias("skipped_n"),
@@ -167,10 +164,12 @@ def _grouped(
         count(6).alias("duplicate_n"),
         count(PASSED).alias("passed_n"),
         count(seen.POISON).alias("poison_n"),
-        F.max(F.when(kind.isin(seen.LEDGER, seen.LEDGER_SKIPPED), kind)).alias("ledger"),
+        F.max(F.when(in_ledger, kind)).alias("ledger"),
         F.max(F.when(kind.between(seen.OPEN, seen.RESOLVED), kind)).alias("buried"),
         count(seen.PARKED).alias("parked_n"),
         count(seen.EFFECT).alias("effects"),
+        count(seen.ALTERED).alias("altered_n"),
+        F.sum("runs").alias("runs"),
         F.max("queue").alias("queue"),
         F.min("offset").alias("offset"),
         F.min("appended").alias("appended"),
@@ -179,6 +178,11 @@ def _grouped(
         F.max("key").alias("key"),
         F.max("position").alias("position"),
         F.max("written").alias("written"),
+        F.max(F.when(in_ledger, F.col("at"))).alias("at"),
+        F.min(F.when(is_copy, F.col("digest"))).alias("least_digest"),
+        F.max(F.when(is_copy, F.col("digest"))).alias("digest"),
+        F.max(F.when(in_ledger, F.col("digest"))).alias("handled_digest"),
+        *(F.max(name).alias(name) for name in _SENT),
     )
 
 
@@ -192,7 +196,7 @@ def _classed(
     loose: Sequence[int],
     at_rest: bool,
 ) -> "DataFrame":
-    """The same rows with what they are, and whether they are double, out of order, or an effect without a record."""
+    """The same rows with what they are, and what is wrong with them: `FLAGS`."""
     node, buried = F.col("node"), F.col("buried")
     stored = [index for index, name in enumerate(plan.nodes) if any(each.holds(name) for each in databases)]
     complete = {each.node for each in queries if each.complete}
@@ -206,17 +210,19 @@ def _classed(
     # A business key that was seen before is a duplicate that leaves nothing in the ledger.
     repeated = excused | node.isin(*(index for index, name in enumerate(plan.nodes) if name in by_identity))
     passed = F.col("passed_n") > 0
+    settled = (F.col("handled_n") + F.col("duplicate_n") > 0) | passed
     ended = (F.col("handled_n") + F.col("duplicate_n") > 0) | (passed & (F.col("parked_n") == 0) & buried.isNull())
     bare = (F.col("effects") == 0) & node.isin(*wanted)
     given_up = buried.isin(seen.OPEN, seen.DISCARDED) | ((buried == seen.REPLAYED) & (F.col("waiting_n") == 0))
     handled = F.when(bare & (ended | F.lit(at_rest)), F.lit("effectless")).otherwise(F.lit("handled"))
+    unrecorded = F.when(bare, "unrecorded_bare").otherwise("unrecorded")
     what = (
         F.when(F.col("copies") == 0, "beyond")
         .when(F.col("ledger") == seen.LEDGER, handled)
         .when(F.col("ledger") == seen.LEDGER_SKIPPED, "skipped")
-        .when(F.col("handled_n") > 0, F.when(excused, handled).otherwise("unrecorded"))
+        .when(F.col("handled_n") > 0, F.when(excused, handled).otherwise(unrecorded))
         .when(given_up, "dead")
-        .when(F.col("duplicate_n") > 0, F.when(repeated, handled).otherwise("unrecorded"))
+        .when(F.col("duplicate_n") > 0, F.when(repeated, handled).otherwise(unrecorded))
         .when(F.col("skipped_n") > 0, "skipped")
         .when(F.col("parked_n") > 0, "parked")
         .when(F.col("waiting_n") > 0, "in_flight")
@@ -230,28 +236,82 @@ def _classed(
     # What has no key, or was delayed, has no order: each is a key of its own.
     free = F.col("key").isNull() | F.col("delayed") | F.col("queue").isin(*loose) | F.col("queue").isNull()
     line = (F.when(free, -1).otherwise(F.col("queue")), F.when(free, F.col("lo")).otherwise(F.col("key")))
-    before = Window.partitionBy("node", *line).orderBy("written").rangeBetween(Window.unboundedPreceding, -1)
-    double = (F.col("effects") > 1) | ((F.col("ledger") == seen.LEDGER) & (F.col("handled_n") > 1))
+    several = (F.col("effects") > 1) | ((F.col("ledger") == seen.LEDGER) & (F.col("handled_n") > 1))
+    # A handler that remembers nothing may have its effect each time that it runs.
+    off = [number for number, ways in plan.ways.items() if "off" in ways]
+    again = F.coalesce(F.col("queue").isin(*off) & (F.col("effects") <= F.col("runs")), F.lit(False))
+    overtaken, disorder = _disorder(line) if databases else (F.lit(None).cast("long"), F.lit(False))
+    judged = (F.col("copies") > 0) & (F.coalesce("position", "offset") >= plan.earliest)
+    counted = judged & (F.col("ledger") == seen.LEDGER) & F.col("sent").isNotNull() & (settled | F.lit(at_rest))
+    flags = {
+        "double": several & ~again,
+        "again": several & again,
+        "ghost": F.lit(at_rest) & (F.col("effects") > 0) & what.isin("in_flight", "parked", "dead", "unburied"),
+        "disorder": ~free & disorder,
+        "not_sent": counted & (F.coalesce("outs", F.lit(0)) < F.col("sent")),
+        "sent_other": counted & (F.coalesce("outs", F.lit(0)) >= F.col("sent")) & _differs("out", "sent"),
+        "uncounted": judged & (F.col("ledger") == seen.LEDGER) & F.col("sent").isNull(),
+        "altered": (F.col("altered_n") > 0) | (judged & _is_another_body()),
+        "unpublished": (F.col("copies") == 0) & _must_be_in_log(plan, floor, at_rest),
+    }
     return messages.select(
         "*",
         what.alias("class"),
-        F.coalesce(double, F.lit(False)).alias("double"),
-        (F.lit(at_rest) & (F.col("effects") > 0) & what.isin("in_flight", "parked", "dead", "unburied")).alias("ghost"),
-        (~free & (F.max("position").over(before) > F.col("position")) if databases else F.lit(False)).alias("disorder"),
+        overtaken.alias("overtaken"),
+        *(F.coalesce(flag, F.lit(False)).alias(name) for name, flag in flags.items()),
     )
 
 
-def _counted(rows: "DataFrame") -> list[Any]:
-    def number(flag: str) -> Column:
-        return F.sum(F.col(flag).cast("long")).alias(flag)
+def _disorder(line: tuple[Column, ...]) -> tuple[Column, Column]:
+    """The lowest position that a message of a line was committed before, and whether it is the first of a stretch that
+    was committed in another order than that of the log. Those of one transaction have the order of the log."""
+    forward = Window.partitionBy("node", *line).orderBy("written", "position")
+    backward = Window.partitionBy("node", *line).orderBy(F.desc("written"), F.desc("position"))
+    highest_before = F.max("position").over(forward.rowsBetween(Window.unboundedPreceding, -1))
+    lowest_left = F.min("position").over(backward.rowsBetween(Window.unboundedPreceding, Window.currentRow))
+    begins = highest_before.isNull() | (highest_before < lowest_left)
+    return lowest_left, begins & (F.col("position") > lowest_left)
 
+
+def _differs(one: str, other: str) -> Column:
+    """Whether two combined ids are not the same."""
+    parts = [F.coalesce(f"{one}_{part}", F.lit(0)) != F.coalesce(f"{other}_{part}", F.lit(0)) for part in ("hi", "lo")]
+    return parts[0] | parts[1]
+
+
+def _is_another_body() -> Column:
+    """Whether the body that was handled is in none of the copies; of more than two different ones nobody can tell."""
+    own, least, most = F.col("handled_digest"), F.col("least_digest"), F.col("digest")
+    return (own != least) & (own != most) & ((least == most) | (F.col("copies") <= 2))
+
+
+def _must_be_in_log(plan: JournalPlan, floor: dict[str, float], at_rest: bool) -> Column:
+    """Whether what the log does not have cannot have been there.
+
+    A ledger row says where its message was. (One without a place is of an idempotency key that was sent with tokens.)
+    An effect says nothing: what has no ledger row was never handled where every handler of its node keeps the ledger
+    and nothing was removed from it; else the log must be whole. What is older than the log is of another journal.
+    """
+    node, position, in_ledger = F.col("node"), F.col("position"), F.col("ledger").isNotNull()
+    effects = F.col("effects") > 0
+    here = (position >= plan.earliest) & (F.lit(at_rest) | (position < plan.latest))
+    here = (here | (position.isNull() & effects)) & (F.col("at") >= plan.begins)
+    whole = [
+        index
+        for index, name in enumerate(plan.nodes)
+        if not plan.earliest or (name not in floor and plan.keeps_ledger(name))
+    ]
+    made = F.shiftright("hi", 16) / 1000.0
+    older = made.between(_FIRST_IDS, plan.begins)
+    return F.when(in_ledger, here).otherwise(F.lit(at_rest) & effects & node.isin(*whole) & ~older)
+
+
+def _counted(rows: "DataFrame") -> list[Any]:
     return (
         rows.groupBy("node", "queue", "class")
         .agg(
             F.count("*").alias("messages"),
-            number("double"),
-            number("ghost"),
-            F.sum(F.coalesce(F.col("disorder").cast("long"), F.lit(0))).alias("disorder"),
+            *(F.sum(F.col(flag).cast("long")).alias(flag) for flag in (*FLAGS, "again", "uncounted")),
             F.sum("duplicate_n").alias("duplicate"),
             F.sum((F.col("effects") > 0).cast("long")).alias("with_effects"),
             F.sum(F.col("ledger").isNotNull().cast("long")).alias("in_ledger"),
@@ -261,10 +321,12 @@ def _counted(rows: "DataFrame") -> list[Any]:
 
 
 def _bad_rows(rows: "DataFrame", judged: Judged, limit: int) -> list[Any]:
-    wrong = F.col("double") | F.col("ghost") | F.coalesce(F.col("disorder"), F.lit(False))
+    wrong: Column = F.lit(False)
+    for flag in FLAGS:
+        wrong = wrong | F.col(flag)
     for name, queues in judged.bad_queues.items():
         if queues:
             wrong = wrong | ((F.col("class") == name) & F.col("queue").isin(*queues))
     assert set(judged.bad_queues) <= set(BAD)
-    columns = ("node", "hi", "lo", "queue", "offset", "class", "double", "ghost", "disorder", "effects", "handled_n")
-    return rows.where(wrong).select(*columns).limit(limit).collect()
+    about = ("node", "hi", "lo", "queue", "offset", "class", "ledger", "effects", "handled_n", "overtaken")
+    return rows.where(wrong).select(*about, *FLAGS, *_SENT).limit(limit).collect()

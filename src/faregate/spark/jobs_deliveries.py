@@ -21,11 +21,16 @@ from faregate import ids
 from faregate.broker.journal import settled
 from faregate.broker.journal.columns import to_envelopes
 from faregate.broker.journal.reader import JournalReader
+from faregate.codec import is_altered
 from faregate.message import Envelope
 from faregate.ports.queue import Poisoned
 from faregate.spark.jobs_settled import HandedOver, JournalPlan, SegmentPlan, side_log
 
-FIELDS = "node int, hi long, lo long, kind int, queue int, offset long, appended double, token boolean, delayed boolean"
+FIELDS = (
+    "node int, hi long, lo long, kind int, queue int, offset long, appended double, token boolean, delayed boolean, "
+    "digest long, runs int"
+)
+"""`digest`: the first eight bytes of the body's. `runs`: how often a handler started on it, as far as one knows."""
 UNSETTLED = 0
 PASSED = 9
 """Instead of unsettled: a reader of the log has dealt with it."""
@@ -55,6 +60,11 @@ class Settled:
         back_keys = self.key(back["offset"].astype("i8"), node_of[back["queue"]])
         self._back_keys, self._back_counts = np.unique(back_keys, return_counts=True)
 
+        all_keys = self.key(records["offset"].astype("i8"), node_of[records["queue"]])
+        order = np.lexsort((-records["tries"].astype("i4"), all_keys))
+        self._run_keys, first = np.unique(all_keys[order], return_index=True)
+        self._runs = records["tries"].astype("i4")[order][first]
+
     def key(self, offsets: Any, nodes: Any) -> Any:
         return (offsets - self._base) * (len(self._nodes) + 1) + nodes
 
@@ -72,13 +82,20 @@ class Settled:
 
     def redelivered(self, offsets: Any, nodes: Any) -> Any:
         """How often each went back."""
-        counts = np.zeros(len(offsets), np.int32)
-        if len(self._back_keys):
+        return self._numbers(self._back_keys, self._back_counts, offsets, nodes)
+
+    def started(self, offsets: Any, nodes: Any) -> Any:
+        """How often a handler started on each."""
+        return self._numbers(self._run_keys, self._runs, offsets, nodes)
+
+    def _numbers(self, keys: Any, values: Any, offsets: Any, nodes: Any) -> Any:
+        numbers = np.zeros(len(offsets), np.int32)
+        if len(keys):
             wanted = self.key(offsets, nodes)
-            at = np.minimum(np.searchsorted(self._back_keys, wanted), len(self._back_keys) - 1)
-            found = self._back_keys[at] == wanted
-            counts[found] = self._back_counts[at[found]]
-        return counts
+            at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+            found = keys[at] == wanted
+            numbers[found] = values[at[found]]
+        return numbers
 
 
 def exploded(plan: JournalPlan, segment: SegmentPlan) -> Iterator[tuple[Any, Any, Any, Any]]:
@@ -140,8 +157,30 @@ def read_deliveries(plan: JournalPlan, segment: SegmentPlan) -> Iterator[Any]:
             pa.array((batch.column("time").cast(pa.int64()).to_numpy() / 1e6)[rows]),
             pc.is_valid(batch.column("attempt_id")).take(pa.array(rows)),
             pc.is_valid(batch.column("deliver_at")).take(pa.array(rows)),
+            digest_longs(batch.column("body_digest")).take(pa.array(rows)),
+            pa.array(np.maximum(1, ends.started(offsets, places))),
         ]
         yield pa.RecordBatch.from_arrays(columns, names=[field.split()[0] for field in FIELDS.split(", ")])
+
+
+def digest_longs(digests: Any) -> Any:
+    """The first eight bytes of each, as a long; null for what is none."""
+    return pa.array([_long(each) for each in digests.to_pylist()], pa.int64())
+
+
+def _long(digest: bytes | None) -> int | None:
+    return int.from_bytes(digest[:8], "big", signed=True) if digest is not None and len(digest) >= 8 else None
+
+
+def altered_offsets(batch: Any) -> list[int]:
+    """Where a body is not the one that its digest was made of. What is encrypted or kept elsewhere is passed over."""
+    names = ("offset", "payload", "content_encoding", "body_digest", "algorithm", "payload_ref")
+    rows = zip(*(batch.column(name).to_pylist() for name in names), strict=True)
+    return [
+        offset
+        for offset, body, encoding, digest, algorithm, elsewhere in rows
+        if digest and algorithm is None and elsewhere is None and is_altered(body or b"", encoding, digest)
+    ]
 
 
 class Queues:
@@ -204,8 +243,8 @@ def id_text(hi: int, lo: int) -> str:
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
-def publications(path: Path, offsets: Sequence[int]) -> dict[int, tuple[str, str]]:
-    """Publication id and type of the messages at some offsets."""
+def publications(path: Path, offsets: Sequence[int]) -> dict[int, tuple[str, str, str]]:
+    """Publication id, type and source of the messages at some offsets."""
     wanted = sorted(set(offsets))
     found = JournalReader(path).load(wanted)
-    return {at: (each.publication_id, each.type) for at, each in zip(wanted, found, strict=True)}
+    return {at: (each.publication_id, each.type, each.source) for at, each in zip(wanted, found, strict=True)}

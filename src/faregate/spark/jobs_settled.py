@@ -7,8 +7,8 @@ Rules kept here:
 - One task per file; nothing but the package is needed where tasks run.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +95,15 @@ class JournalPlan:
     everyone: tuple[str, ...]
     """All nodes that the journal knows, also those that only publish."""
     handed_over: tuple[HandedOver, ...] = ()
+    ways: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """By queue, how its consumers have told what they had handled: `ledger`, `tokens`, `off`, `nothing`, `unknown`."""
+
+    begins: float = 0.0
+    """When the first message that the log still has was appended."""
+
+    def keeps_ledger(self, node: str) -> bool:
+        """Whether every handler of a node has told by the ledger what it had handled, at all times."""
+        return all(self.ways.get(number) == ("ledger",) for number, _, each, _ in self.queues if each == node)
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -126,7 +135,15 @@ def plan_journal(path: str | Path, start: int | None = None, end: int | None = N
     # An event's topic is addressed by who publishes it.
     heard = {each.address for each in topology.topics if each.kind == "event" and each.address is not None}
     everyone = tuple(sorted({each.node for each in topology.queues} | heard))
-    return JournalPlan(folder, earliest, latest, tuple(spans), queues, everyone, _handed_over(topology))
+    ways = {number: topology.ways(name) for number, name, _, _ in queues}
+    return JournalPlan(
+        folder, earliest, latest, tuple(spans), queues, everyone, _handed_over(topology), ways, _begins(reader)
+    )
+
+
+def _begins(reader: JournalReader) -> float:
+    first = next((batch for batch in reader.batches(reader.earliest()) if batch.num_rows), None)
+    return 0.0 if first is None else first.column("time")[0].value / 1e6
 
 
 def _handed_over(topology: Topology) -> tuple[HandedOver, ...]:

@@ -53,6 +53,15 @@ class Database:
     def holds(self, node: str) -> bool:
         return self.nodes is None or node in self.nodes
 
+    def counts_sent(self) -> bool:
+        """Whether its ledger keeps what handlers sent; a store that an older version has set up does not."""
+        sql = (
+            "select count(*) from pragma_table_info('faregate_ledger') where name = 'sent'"
+            if self.is_sqlite
+            else "select count(*) from pg_attribute where attrelid = 'faregate_ledger'::regclass and attname = 'sent'"
+        )
+        return bool(self.fetch(sql)[0][0])
+
     def fetch(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """All rows, on the driver, of something small."""
         return [row for rows in self.stream(sql, values) for row in rows]

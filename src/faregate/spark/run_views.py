@@ -8,6 +8,7 @@ Rules kept here:
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -59,7 +60,22 @@ def take_views(
         others = {each.queue: _begin(topology.reading(each.queue)) for each in bindings if each not in missing}
         take_log(path, missing, has_store=has_store, check=lambda begins: check({**others, **begins}))
         topology = _topology(path)
+    _note_ways(path, topology, [each if has_store else replace(each, remembers="nothing") for each in bindings])
     return {binding.queue: _begin(topology.reading(binding.queue)) for binding in bindings}
+
+
+def _note_ways(path: Path, topology: Topology, bindings: list[Binding]) -> None:
+    """Keep in the journal that a subscription remembers in another way from now on."""
+    new = [each for each in bindings if {"unknown", each.remembers}.isdisjoint(topology.ways(each.queue))]
+    if not new:
+        return
+    try:
+        with ClosedJournal(path) as closed:
+            for binding in new:
+                closed.bind(binding)
+    except JournalLocked as exc:
+        names = ", ".join(each.queue for each in new)
+        raise JournalLocked(f"{exc}. Stop it once: {names} has another dedup= or store than before") from exc
 
 
 def _begin(reading: Reading) -> Begin:
@@ -80,6 +96,7 @@ def take_log(path: Path, bindings: list[Binding], *, has_store: bool, check: Che
             if check is not None:
                 check({binding.queue: _begin(closed.log_reading(binding.queue)) for binding in bindings})
             for binding in bindings:
+                binding = binding if has_store else replace(binding, remembers="nothing")
                 if closed.reading(binding.queue).view != "log":
                     closed.take_log(binding)
     except JournalLocked as exc:

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from faregate.message import Kind
-from faregate.ports.queue import Binding, poison_queue
+from faregate.ports.queue import Binding, Remembers, poison_queue
 
 View = Literal["queue", "log"]
 
@@ -68,11 +68,15 @@ class Topology(msgspec.Struct):
     readings: dict[str, Reading] | msgspec.UnsetType = msgspec.UNSET
     """By queue, for those that were handed over at least once. Not written while there are none, so that the checksums
     of files from before it was there still fit."""
+    remembered: dict[str, list[Remembers | Literal["unknown"]]] | msgspec.UnsetType = msgspec.UNSET
+    """By queue, how its consumers have told what they had handled, each way once; `unknown` for the time before this
+    was kept. Not written while nobody has said, for the same reason."""
 
     def copy(self) -> "Topology":
         """One that can be changed without changing this one. Records never change."""
         readings = msgspec.UNSET if isinstance(self.readings, msgspec.UnsetType) else {**self.readings}
-        return Topology(self.version, [*self.queues], [*self.topics], self.checksum, readings)
+        remembered = msgspec.UNSET if isinstance(self.remembered, msgspec.UnsetType) else {**self.remembered}
+        return Topology(self.version, [*self.queues], [*self.topics], self.checksum, readings, remembered)
 
     def reading(self, queue: str) -> Reading:
         """How a queue's subscription is consumed."""
@@ -93,7 +97,10 @@ class Topology(msgspec.Struct):
         """Add the binding's queues and lead its topic there; whether anything changed."""
         before = self.version
         self._queue(poison_queue(binding.node), binding.node)
+        is_new = self.queue(binding.queue) is None
         queue = self._queue(binding.queue, binding.node, binding)
+        if binding.remembers is not None:
+            self._remember(binding.queue, binding.remembers, is_new=is_new)
         address = binding.source if binding.kind == "event" else binding.node
         current = self.topic(binding.kind, address, binding.type)
         if current is None or queue.number not in current.queues:
@@ -158,6 +165,18 @@ class Topology(msgspec.Struct):
         current = self.topic(kind, address, type)
         numbers = () if current is None else current.queues
         return {queue.node for queue in self.queues if queue.number in numbers}
+
+    def ways(self, queue: str) -> tuple[str, ...]:
+        """How a queue's consumers have told what they had handled."""
+        remembered = self.remembered
+        return ("unknown",) if isinstance(remembered, msgspec.UnsetType) else tuple(remembered.get(queue, ["unknown"]))
+
+    def _remember(self, queue: str, way: Remembers, *, is_new: bool) -> None:
+        known = {} if isinstance(self.remembered, msgspec.UnsetType) else self.remembered
+        ways = known.get(queue, [] if is_new else ["unknown"])
+        if way not in ways:
+            self.remembered = {**known, queue: [*ways, way]}
+            self.version += 1
 
     def _topic(self, kind: Kind, address: str | None, type: str, queues: list[int], *, partial: bool = False) -> None:
         self.topics.append(TopicRecord(len(self.topics), kind, address, type, queues, partial))

@@ -82,6 +82,10 @@ class ClosedJournal:
         self._journal.bind(binding)
         return self._hand_over(binding.queue, "log", wanted.offset, wanted.history)
 
+    def bind(self, binding: Binding) -> None:
+        """Keep what is new of a subscription."""
+        self._journal.bind(binding)
+
     def take_queue(self, binding: Binding, start: int, done: Outcomes, parked: Iterable[Waits] = ()) -> Reading:
         """Let this subscription read its queue again, which then holds what is not done from `start` on."""
         record = self.record(binding.queue)
