@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Coroutine
 from concurrent.futures import Executor
 from contextvars import Context, copy_context
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
 
 from faregate.bus.alarms import Alarms
@@ -16,6 +17,7 @@ from faregate.bus.directory import Directory
 from faregate.bus.dispatcher import Dispatcher
 from faregate.bus.gate import TokenGate
 from faregate.bus.keeper import Keeper
+from faregate.bus.key import Key
 from faregate.bus.node_store import NodeStore
 from faregate.bus.sender import Sender
 from faregate.bus.unit import Transactional
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 _LIMIT = 1 << 20
+_KEY = Key(("key",), None, attrgetter("key"))
 _WRITER = BodyWriter(find_codec("json"), limit=_LIMIT)
 
 
@@ -62,7 +65,7 @@ class SimProcess:
             if self.tokens is not None and self.tokens.identity != self.store.identity:
                 gate = TokenGate(node.name, self.store, self.tokens, self.dispatcher, alarms, clock)
             shared = NodeStore(self.store, self.dispatcher, alarms, self.tokens, gate)
-            sender = Sender(node, transport, _WRITER, clock, {("command", "b", "Bill"): "key"}, alarms)
+            sender = Sender(node, transport, _WRITER, clock, {("command", "b", "Bill"): _KEY}, alarms)
             [subscription] = node.subscriptions.values()
             self.shared[node.name] = shared
             self.senders[node.name] = sender

@@ -25,6 +25,7 @@ from faregate.codec import BodyWriter, Codec, find_codec
 from faregate.errors import ConfigurationError
 from faregate.message import check_name
 from faregate.ports.schemes import open_insertion
+from faregate.ports.store import FROM_OUTSIDE
 
 _KNOWN = "a connection of sqlite3, aiosqlite or psycopg 3, or SQLAlchemy's Connection or Session on one of these"
 
@@ -96,7 +97,8 @@ class _Writing:
             raise ConfigurationError(f"idempotency_key must be a non-empty text; got {key!r}")
         sealer = Sealer(name, self._writer, {})
         envelope = sealer.seal_root(out, key, time())
-        return envelope.publication_id, *open_insertion(scheme).insertion(sealer.outbox_row(envelope, None, 0))
+        row = sealer.outbox_row(envelope, None, FROM_OUTSIDE)
+        return envelope.publication_id, *open_insertion(scheme).insertion(row)
 
 
 class Outbox(_Writing):

@@ -27,7 +27,7 @@ from faregate.bus.unit import Transactional
 from faregate.bus.worker import Worker
 from faregate.codec import BodyWriter, Codec, find_codec
 from faregate.errors import ConfigurationError, IdleTimeout, WrongEventLoop, check_delay
-from faregate.message import Envelope, known
+from faregate.message import Envelope, Kind, known
 from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.progress import Occupied
 from faregate.ports.queue import Poisoned, QueueTransport, SpoolTransport
@@ -95,9 +95,9 @@ class Bus:
         if compress_above is not None:
             check_count(compress_above, "compress_above", 0, 1 << 30)
         writer = BodyWriter(find_codec(codec), limit=limit, compress_above=compress_above)
-        keys = shared_keys(self.nodes.values())
+        keys, classes = shared_keys(self.nodes.values()), _classes(self.nodes.values())
         self._senders = {
-            node.name: Sender(node, self._transport, writer, self.clock, keys, self._alarms)
+            node.name: Sender(node, self._transport, writer, self.clock, keys, self._alarms, classes)
             for node in self.nodes.values()
         }
         self._stores = NodeStores(
@@ -108,6 +108,11 @@ class Bus:
             alarms=self._alarms,
             retain_ledger=check_delay(retain_ledger, "retain_ledger"),
             tokens=tokens,
+            around={
+                name: sender.publish_recorded
+                for name, sender in self._senders.items()
+                if self.nodes[name].outgoing_middlewares
+            },
         )
         for name, sender in self._senders.items():
             sender.use_store(self._stores.of(name), self._stores.directory)
@@ -515,6 +520,12 @@ def shared_keys(nodes: Iterable[Node]) -> Keys:
                 topic = (kind, source if kind == "event" else node.name, wire)
                 found.setdefault(topic, set()).add(subscription.key)
     return {topic: next(iter(keys)) for topic, keys in found.items() if len(keys) == 1}
+
+
+def _classes(nodes: Iterable[Node]) -> dict[tuple[Kind, str], type]:
+    """What the messages that these nodes handle are decoded into."""
+    types = [subscription.message_type for node in nodes for subscription in node.subscriptions.values()]
+    return {(message_type.kind, message_type.wire): message_type.cls for message_type in types}
 
 
 def as_poisoned(letter: DeadLetter) -> Poisoned:

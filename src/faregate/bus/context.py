@@ -32,6 +32,8 @@ class Context:
     _completed = False
     _outcome: Settled | None = None
     _outputs: list[Outgoing] | None = None
+    _sealed: list[Envelope] | None = None
+    """The envelopes of those, once they are recorded."""
     _resources: tuple[Any, ...] = ()
     """What the node provides to this message, in the order in which the pipeline was compiled."""
     _work: Work | None = None

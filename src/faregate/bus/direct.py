@@ -33,8 +33,8 @@ class Direct(Receiver):
             await self._pipeline(ctx)
             if faults.hook is not None:
                 await faults.hook("bus.after-handler")
-            if ctx._outputs and ctx._completed:
-                await self._sender.publish_outputs(await self._sender.seal_outputs(ctx, self.subscription.name))
+            if ctx._outputs and not self._sends_in_scope:
+                await self._send_outputs(ctx)
         except Exception as exc:
             outcome, error = await self._fail(delivery, ctx, exc), exc
         except asyncio.CancelledError as exc:
@@ -52,6 +52,10 @@ class Direct(Receiver):
             self.outcomes[outcome] += 1  # a coroutine less for every message
         else:
             await self._finish(delivery, ctx, outcome, error)
+
+    async def _send_outputs(self, ctx: Context) -> None:
+        if ctx._completed:
+            await self._sender.publish_outputs(ctx, self.subscription.name, self._outgoing)
 
     async def _fail(self, delivery: Delivery, ctx: Context | None, exc: BaseException) -> Settled:
         verdict = self._judge(delivery, ctx, exc)

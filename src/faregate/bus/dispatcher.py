@@ -18,21 +18,21 @@ else to do.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from itertools import islice
 
 import msgspec
 
-from faregate.bus.alarms import Alarms
+from faregate.bus.alarms import AlarmKind, Alarms
 from faregate.bus.attempts import Attempts, has_strays, is_pending, is_unresolved, signals, without_attempts
 from faregate.bus.verdict import describe_error, first_line
-from faregate.errors import CommitUnknown, StoreConflict, StoreUnavailable, Unroutable
+from faregate.errors import CommitUnknown, Permanent, StoreConflict, StoreUnavailable, Unroutable
 from faregate.message import Envelope
 from faregate.ports import faults
 from faregate.ports.clock import Clock
 from faregate.ports.progress import Occupation
 from faregate.ports.queue import QueueTransport
-from faregate.ports.store import DeadLetter, OutboxRow, Store, Transaction
+from faregate.ports.store import FROM_OUTSIDE, DeadLetter, OutboxRow, Store, Transaction
 
 log = logging.getLogger("faregate.bus")
 
@@ -44,6 +44,10 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 30.0
 _ALARM_AFTER = 10.0
 _DOUBT_SECONDS = 600.0
 _STORE_ERRORS = (StoreUnavailable, StoreConflict, CommitUnknown)
+
+
+Around = Callable[[Envelope, Callable[[], Awaitable[None]]], Awaitable[None]]
+"""Runs the outgoing middlewares of a node around the sending of an envelope."""
 
 
 class Recorded:
@@ -65,10 +69,13 @@ class Dispatcher:
         alarms: Alarms,
         attempts: Attempts | None = None,
         nodes: Sequence[str] | None = None,
+        around: Mapping[str, Around] | None = None,
     ) -> None:
         self._store = store
         self._nodes = nodes
         """Whose rows it sends; those of other nodes in the same database are for whoever runs them."""
+        self._around = around or {}
+        """The outgoing middlewares of nodes, for what `fg.outbox` recorded without them."""
         self._attempts = attempts
         """Where recipients may want tokens: who prepares rows for sending."""
         self._transport = transport
@@ -279,17 +286,25 @@ class Dispatcher:
         rows: list[OutboxRow] = []
         size = 0
         for row in islice(self._queue, _BATCH):
+            if self._wants_middlewares(row):  # it goes alone
+                return rows or [row]
             rows.append(row)
             size += len(row.envelope.body)
             if size >= _BATCH_BYTES:
                 break
         return rows
 
+    def _wants_middlewares(self, row: OutboxRow) -> bool:
+        return row.ordinal == FROM_OUTSIDE and row.node in self._around
+
     async def _send(self, rows: list[OutboxRow]) -> None:
         """Send a batch, however long it takes."""
         pause, waited, alarmed = _FIRST_PAUSE, 0.0, False
         while True:
             try:
+                if self._wants_middlewares(rows[0]):
+                    await self._publish_within(self._around[rows[0].node], rows[0])
+                    return
                 if self._attempts is not None:
                     rows = await self._prepare(self._attempts, rows)
                 if rows:
@@ -305,7 +320,36 @@ class Dispatcher:
             waited += pause
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    async def _publish(self, rows: list[OutboxRow]) -> None:
+    async def _publish_within(self, around: Around, row: OutboxRow) -> None:
+        """Publish a row within the outgoing middlewares of its node; one that they hold back leaves the outbox."""
+        called = False
+        error: Exception | None = None
+
+        async def publish() -> None:
+            nonlocal called, error
+            called = True
+            try:
+                rows = [row] if self._attempts is None else await self._prepare(self._attempts, [row])
+                error = await self._publish(rows) if rows else None
+            except Exception as exc:
+                error = exc
+            if error is not None:
+                raise error
+
+        try:
+            await around(row.envelope, publish)
+        except Permanent as exc:
+            if row.seq in self._held and row.seq not in self._sent:
+                await self._bury(row, [(row.envelope, exc)])
+            return
+        if not called:
+            self._sent[row.seq] = None
+        elif error is not None and row.seq in self._held and row.seq not in self._sent:
+            raise error  # a middleware kept it for itself; but what is in the outbox is sent
+
+    async def _publish(self, rows: list[OutboxRow]) -> Unroutable | None:
+        """Returns the error of one that nobody takes; it is a dead letter by then."""
+        unroutable = None
         if any(row.chosen for row in rows):
             rows = rows if self._attempts is not None else [without_attempts(row) for row in rows]
             envelopes = [signal for row in rows for signal in signals(row)]
@@ -316,13 +360,14 @@ class Dispatcher:
         try:
             await self._transport.publish(envelopes)
         except Unroutable:
-            await self._publish_singly(rows)
+            unroutable = await self._publish_singly(rows)
         else:
             self._sent.update(dict.fromkeys(row.seq for row in rows))
         if faults.hook is not None:
             await faults.hook("bus.after-publish")
         if self._attempts is not None:
             await self._keep_strays(rows)
+        return unroutable
 
     async def _prepare(self, attempts: Attempts, rows: list[OutboxRow]) -> list[OutboxRow]:
         """Resolve the recipients of each row, and see that those who want tokens have them. Rows keep their order; those
@@ -354,22 +399,26 @@ class Dispatcher:
         if self._attempts is not None:
             await self._attempts.discard_strays()
 
-    async def _publish_singly(self, rows: list[OutboxRow]) -> None:
+    async def _publish_singly(self, rows: list[OutboxRow]) -> Unroutable | None:
+        """Returns the last error of those that became dead letters."""
+        unroutable = None
         for row in rows:
             if row.seq in self._sent or row.seq not in self._held:
                 continue
-            refused: list[tuple[Envelope, Unroutable]] = []
+            refused: list[tuple[Envelope, Permanent]] = []
             for signal in signals(row):
                 try:
                     await self._transport.publish([signal])
                 except Unroutable as exc:
+                    unroutable = exc
                     refused.append((signal, exc))
             if refused:
                 await self._bury(row, refused)
             else:
                 self._sent[row.seq] = None
+        return unroutable
 
-    async def _bury(self, row: OutboxRow, refused: list[tuple[Envelope, Unroutable]]) -> None:
+    async def _bury(self, row: OutboxRow, refused: list[tuple[Envelope, Permanent]]) -> None:
         """Nobody takes these signals of a row, and the others are sent: a dead letter of the sending node, in the same
         commit in which the row leaves the outbox."""
         signal, exc = refused[-1]
@@ -401,7 +450,8 @@ class Dispatcher:
         self._held.discard(row.seq)
         if self._attempts is not None:
             await self._attempts.give_up(row, [signal for signal, _ in refused])
-        self._alarms.sound("unroutable", row.node, envelope.publication_id, str(exc))
+        kind: AlarmKind = "unroutable" if isinstance(exc, Unroutable) else "dead-letter"
+        self._alarms.sound(kind, row.node, envelope.publication_id, str(exc))
 
     async def _remove(self) -> None:
         """Take what was sent out of the table, in a commit of its own."""

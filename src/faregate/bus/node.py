@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+from faregate.bus.context import Context
 from faregate.bus.key import Key, KeySource, read_key
 from faregate.bus.policy import (
     DEFAULT_REDELIVER,
@@ -160,10 +161,13 @@ class Node:
         return middleware
 
     def use_outgoing(self, middleware: F) -> F:
-        """Add `async def mw(out, call_next)` around everything this node publishes or sends."""
+        """Add `async def mw(out, call_next)` around everything this node publishes or sends; it may take resources."""
         signature = self._middleware(middleware, declaring_frame(), "outgoing middleware")
-        if signature.extra:
-            raise WrongSignature("an outgoing middleware takes exactly (out, call_next)")
+        if Context in signature.extra:
+            raise WrongSignature(
+                "an outgoing middleware takes (out, call_next) and resources of the node; the context of the handler "
+                "that sends is out.cause"
+            )
         self.outgoing_middlewares.append(signature)
         return middleware
 

@@ -7,7 +7,7 @@ from itertools import count
 from faregate.bus.alarms import Alarms
 from faregate.bus.attempts import Attempts
 from faregate.bus.directory import Directory, topic_for
-from faregate.bus.dispatcher import Dispatcher
+from faregate.bus.dispatcher import Around, Dispatcher
 from faregate.bus.gate import TokenGate
 from faregate.bus.keeper import Keeper
 from faregate.bus.node import Node
@@ -37,6 +37,7 @@ class NodeStores:
         alarms: Alarms,
         retain_ledger: float,
         tokens: str | None = None,
+        around: Mapping[str, Around] | None = None,
     ) -> None:
         urls = _urls(nodes, store)
         _check_needs(nodes.values(), urls)
@@ -50,7 +51,7 @@ class NodeStores:
         for url, opened in opened_by_url.items():
             attempts = Attempts(opened, self.directory, clock, alarms) if self.directory is not None else None
             owners = [name for name, its_url in urls.items() if its_url == url]
-            self.dispatchers[url] = Dispatcher(opened, transport, clock, alarms, attempts, owners)
+            self.dispatchers[url] = Dispatcher(opened, transport, clock, alarms, attempts, owners, around)
         self._of: dict[str, NodeStore] = {}
         for name, url in urls.items():
             opened, dispatcher, gate = opened_by_url[url], self.dispatchers[url], None

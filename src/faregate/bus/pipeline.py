@@ -10,7 +10,7 @@ A step takes the context twice so that a middleware may write `await call_next()
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from types import MethodType
 from typing import Any
@@ -36,17 +36,42 @@ def is_retried(exc: BaseException) -> bool:
     return not isinstance(exc, _NOT_RETRIED) and not hasattr(exc, "retry_after")
 
 
-def compile_pipeline(subscription: Subscription, node: Node, clock: Clock, pool: Executor) -> Step:
-    """The chain that a context goes through; it raises what the last try raised."""
-    needed = _needed([subscription.handler, *node.middlewares, *node.interpreters.values()], node)
-    places = {cls: place for place, cls in enumerate(needed)}
+def resource_places(subscription: Subscription, node: Node) -> dict[type, int]:
+    """What one message of the subscription is provided with, in the order in which it is made."""
+    users = [subscription.handler, *node.middlewares, *node.outgoing_middlewares, *node.interpreters.values()]
+    return {cls: place for place, cls in enumerate(needed(users, node))}
+
+
+def compile_pipeline(
+    subscription: Subscription, node: Node, clock: Clock, pool: Executor, send: Callable[[Context], Awaitable[None]]
+) -> Step:
+    """The chain that a context goes through; it raises what the last try raised.
+
+    `send` is called at its end, within the resources, if they are needed for that.
+    """
+    places = resource_places(subscription, node)
     collect = compile_collect(node.interpreters, places, pool)
     step = _core(compile_call(subscription.handler, collect, places, pool), collect, subscription.retry, clock)
     for middleware in reversed(node.middlewares):
         step = _around(middleware, step, places)
-    for cls in reversed(needed):
-        step = _provide(cls, node.providers[cls], step, places)
+    if sends_in_scope(node):
+        step = _then(step, send)
+    for cls in reversed(places):
+        step = provide(cls, node.providers[cls], step, places)
     return step
+
+
+def sends_in_scope(node: Node) -> bool:
+    """Whether what a handler sends goes out while the resources of its message are open."""
+    return any(middleware.resources for middleware in node.outgoing_middlewares)
+
+
+def _then(step: Step, send: Callable[[Context], Awaitable[None]]) -> Step:
+    async def run(ctx: Context, again: Context | None = None) -> None:
+        await step(ctx)
+        await send(ctx)
+
+    return run
 
 
 def compile_after(node: Node) -> Step | None:
@@ -128,7 +153,7 @@ def _around(middleware: Signature, following: Step, places: Places) -> Step:
     return lambda ctx, again=None: function(ctx, MethodType(following, ctx), *rest(ctx))
 
 
-def _needed(users: list[Signature], node: Node) -> list[type]:
+def needed(users: Sequence[Signature], node: Node) -> list[type]:
     """The resources that the pipeline uses, each behind the ones it is made from."""
     order: list[type] = []
 
@@ -154,7 +179,7 @@ def _needed(users: list[Signature], node: Node) -> list[type]:
     return order
 
 
-def _provide(cls: type, provider: Signature, following: Step, places: Places) -> Step:
+def provide(cls: type, provider: Signature, following: Step, places: Places) -> Step:
     function = provider.function
     rest = fill(provider, places) if provider.extra else None
 

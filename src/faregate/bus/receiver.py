@@ -13,8 +13,9 @@ from faregate.bus.alarms import Alarms
 from faregate.bus.burial import message_id_of
 from faregate.bus.context import Context, Settled
 from faregate.bus.node import Node
-from faregate.bus.pipeline import compile_after, compile_pipeline
+from faregate.bus.pipeline import compile_after, compile_pipeline, resource_places, sends_in_scope
 from faregate.bus.sender import Sender
+from faregate.bus.sending import compile_outgoing
 from faregate.bus.subscription import Subscription
 from faregate.bus.verdict import Verdict, first_line, judge
 from faregate.codec import BodyReader
@@ -58,8 +59,17 @@ class Receiver(ABC):
         told = [subscription.key if subscription.by_key else None, subscription.identity]
         self._told = [key for key in told if key is not None and key.function is not None]
         """Keys that functions tell; a function may fail."""
-        self._pipeline: Callable[[Context], Awaitable[None]] = compile_pipeline(subscription, node, clock, pool)
+        self._pipeline: Callable[[Context], Awaitable[None]] = compile_pipeline(
+            subscription, node, clock, pool, self._send_outputs
+        )
+        self._outgoing = compile_outgoing(node, resource_places(subscription, node))
+        self._sends_in_scope = sends_in_scope(node)
+        """Whether the pipeline has sent what the handler sends."""
         self._after = compile_after(node)
+
+    @abstractmethod
+    async def _send_outputs(self, ctx: Context) -> None:
+        """Take what the handler sends, within the outgoing middlewares."""
 
     @abstractmethod
     async def handle(self, deliveries: list[Delivery]) -> list[Delivery]:

@@ -1,8 +1,8 @@
-"""The outgoing side of one node: `use_outgoing` middlewares, the ids of outputs, and the publish itself."""
+"""The outgoing side of one node: the ids of what it sends, and the publish itself, within its outgoing middlewares."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +10,11 @@ from faregate import ids
 from faregate.bus.alarms import Alarms
 from faregate.bus.context import Context
 from faregate.bus.node import Node
-from faregate.bus.outgoing import Outgoing, check_headers
+from faregate.bus.outgoing import Outgoing
 from faregate.bus.sealing import Keys, Sealer
-from faregate.codec import BodyWriter
-from faregate.errors import ConfigurationError, DuplicateIdKey, Unroutable
+from faregate.bus.sending import Chain, Last, OutgoingContext, compile_own_scope, send_together
+from faregate.codec import BodyReader, BodyWriter
+from faregate.errors import ConfigurationError, DuplicateIdKey, Undecodable, Unroutable
 from faregate.message import Envelope, Kind
 from faregate.ports import faults
 from faregate.ports.clock import Clock
@@ -24,35 +25,6 @@ if TYPE_CHECKING:
     from faregate.bus.node_store import NodeStore
 
 Publish = Callable[[Sequence[Envelope]], Awaitable[None]]
-
-
-class OutgoingContext:
-    """What an outgoing middleware sees. Only `headers` may be changed."""
-
-    __slots__ = ("_outgoing", "cause", "headers", "sent")
-
-    def __init__(self, outgoing: Outgoing, cause: Context | None) -> None:
-        self._outgoing = outgoing
-        self.cause = cause
-        """The context of the handler that sends this; None outside handlers."""
-        self.headers: dict[str, str] = dict(outgoing.headers or {})
-        self.sent = False
-
-    @property
-    def message(self) -> Any:
-        return self._outgoing.message
-
-    @property
-    def type(self) -> str:
-        return self._outgoing.message_type.wire
-
-    @property
-    def kind(self) -> Kind:
-        return self._outgoing.kind
-
-    @property
-    def destination(self) -> str | None:
-        return self._outgoing.destination
 
 
 class Sender(Sealer):
@@ -66,12 +38,15 @@ class Sender(Sealer):
         clock: Clock,
         keys: Keys,
         alarms: Alarms,
+        classes: Mapping[tuple[Kind, str], type] | None = None,
     ) -> None:
         super().__init__(node.name, writer, keys)
         self._transport = transport
         self._clock = clock
         self._alarms = alarms
-        self._middlewares = [middleware.function for middleware in node.outgoing_middlewares]
+        self._chain = compile_own_scope(node)
+        """The outgoing middlewares, for what is sent outside of handlers."""
+        self._classes = classes or {}
         self._store: NodeStore | None = None
         self._directory: Directory | None = None
 
@@ -86,36 +61,46 @@ class Sender(Sealer):
         `through` is what takes the envelope instead of the transport's own publish.
         """
         envelope = self.seal_root(outgoing, idempotency_key, self._clock.time())
-        if not self._middlewares or await self._pass_middlewares(outgoing, envelope, None):
-            if faults.hook is not None:
-                await faults.hook("bus.before-publish")
-            if through is not None:
-                await through((envelope,))
-            elif self._directory is None:
-                await self._transport.publish((envelope,))
-            else:
-                await self._publish_roots(self._directory, (envelope,))
-            if faults.hook is not None:
-                await faults.hook("bus.after-publish")
+        if self._chain is None:
+            await self._publish_root(envelope, through)
+        else:
+            out = OutgoingContext(envelope, outgoing.message, None)
+            await self._chain(out, partial(self._publish_root, envelope, through))
         return envelope.publication_id
+
+    async def _publish_root(self, envelope: Envelope, through: Publish | None) -> None:
+        if faults.hook is not None:
+            await faults.hook("bus.before-publish")
+        if through is not None:
+            await through((envelope,))
+        elif self._directory is None:
+            await self._transport.publish((envelope,))
+        else:
+            await self._publish_roots(self._directory, (envelope,))
+        if faults.hook is not None:
+            await faults.hook("bus.after-publish")
 
     async def publish_many(self, outgoing: Sequence[Outgoing]) -> list[str]:
         """Publish roots together: all or none."""
         now = self._clock.time()
         sealed = [self.seal_root(out, None, now) for out in outgoing]
-        passed = sealed
-        if self._middlewares:
-            pairs = zip(outgoing, sealed, strict=True)
-            passed = [envelope for out, envelope in pairs if await self._pass_middlewares(out, envelope, None)]
-        if self._directory is None:
-            await self._hand_over(passed)
+        if self._chain is None or not sealed:
+            await self._publish_all(sealed)
         else:
-            await self._publish_roots(self._directory, passed)
+            pairs = zip(outgoing, sealed, strict=True)
+            outs = [OutgoingContext(envelope, out.message, None) for out, envelope in pairs]
+            await send_together(self._chain, outs, self._publish_all)
         return [envelope.publication_id for envelope in sealed]
 
-    async def seal_outputs(self, ctx: Context, handler: str) -> list[Envelope]:
-        """The envelopes of what a handler sends: the same for every run of it on the same message."""
-        envelopes = []
+    async def _publish_all(self, envelopes: list[Envelope]) -> Mapping[str, Exception]:
+        if self._directory is None:
+            await self._hand_over(envelopes)
+        elif envelopes:
+            await self._publish_roots(self._directory, envelopes)
+        return {}
+
+    def seal_outputs(self, ctx: Context, handler: str) -> Iterator[tuple[Outgoing, Envelope]]:
+        """What a handler sends, in its envelopes: the same for every run of it on the same message."""
         used: set[tuple[str, str]] = set()
         now = self._clock.time()
         for ordinal, out in enumerate(ctx._outputs or ()):
@@ -135,10 +120,44 @@ class Sender(Sealer):
                 type=wire,
                 slot=ordinal if out.id_key is None else out.id_key,
             )
-            envelope = self._seal(out, publication_id, ctx.correlation_id, ctx.message_id, ctx.marker + 1, now)
-            if not self._middlewares or await self._pass_middlewares(out, envelope, ctx):
-                envelopes.append(envelope)
-        return envelopes
+            yield out, self._seal(out, publication_id, ctx.correlation_id, ctx.message_id, ctx.marker + 1, now)
+
+    async def record_outputs(self, ctx: Context, handler: str, chain: Chain | None) -> list[Envelope]:
+        """The envelopes of what a handler sends, as far as the middlewares let them through."""
+        if chain is None:
+            return [envelope for _, envelope in self.seal_outputs(ctx, handler)]
+        passed: dict[str, Envelope] = {}
+
+        async def pass_on(envelope: Envelope) -> None:
+            passed[envelope.publication_id] = envelope
+
+        for out, envelope in self.seal_outputs(ctx, handler):
+            await chain(OutgoingContext(envelope, out.message, ctx), partial(pass_on, envelope))
+        return list(passed.values())
+
+    async def publish_outputs(self, ctx: Context, handler: str, chain: Chain | None) -> None:
+        """Publish what a handler sends, together."""
+        sealed = list(self.seal_outputs(ctx, handler))
+        if chain is None or not sealed:
+            await self._publish_or_bury([envelope for _, envelope in sealed])
+        else:
+            outs = [OutgoingContext(envelope, out.message, ctx) for out, envelope in sealed]
+            await send_together(chain, outs, self._publish_or_bury)
+
+    async def publish_recorded(self, envelope: Envelope, publish: Last) -> None:
+        """Send what somebody recorded through `fg.outbox` without this node at hand, within its middlewares."""
+        if self._chain is None:
+            await publish()
+        else:
+            await self._chain(OutgoingContext(envelope, self._message_of(envelope), None), publish)
+
+    def _message_of(self, envelope: Envelope) -> Any:
+        """The message, if this bus knows its class; None for one that another node means by that name."""
+        cls = self._classes.get((envelope.kind, envelope.type))
+        try:
+            return None if cls is None else BodyReader(cls, limit=self._writer.limit).read(envelope)
+        except Undecodable:
+            return None
 
     async def _publish_roots(self, directory: Directory, envelopes: Sequence[Envelope]) -> None:
         """Publish where some recipients may want tokens: then through the outbox, which makes them."""
@@ -153,8 +172,9 @@ class Sender(Sealer):
             )
         await self._store.publish([self.outbox_row(envelope, None, place) for place, envelope in enumerate(envelopes)])
 
-    async def publish_outputs(self, envelopes: list[Envelope]) -> None:
+    async def _publish_or_bury(self, envelopes: list[Envelope]) -> Mapping[str, Exception]:
         """Publish what a handler sends. An output that no queue takes becomes a dead letter of its own."""
+        errors: dict[str, Exception] = {}
         try:
             await self._hand_over(envelopes)
         except Unroutable:
@@ -162,8 +182,10 @@ class Sender(Sealer):
                 try:
                     await self._transport.publish([envelope])
                 except Unroutable as exc:
+                    errors[envelope.publication_id] = exc
                     await self._transport.poison(self._node, envelope, exc.reason, f"Unroutable: {exc}")
                     self._alarms.sound("unroutable", self._node, envelope.publication_id, str(exc))
+        return errors
 
     async def _hand_over(self, envelopes: list[Envelope]) -> None:
         if not envelopes:
@@ -173,26 +195,3 @@ class Sender(Sealer):
         await self._transport.publish(envelopes)
         if faults.hook is not None:
             await faults.hook("bus.after-publish")
-
-    async def _pass_middlewares(self, out: Outgoing, envelope: Envelope, cause: Context | None) -> bool:
-        """Run the outgoing middlewares; whether they let the message through, now with their headers."""
-        context = OutgoingContext(out, cause)
-        step: Callable[..., Awaitable[None]] = _let_through
-        for middleware in reversed(self._middlewares):
-            step = partial(_around, middleware, step)
-        await step(context)
-        envelope.headers = check_headers(context.headers)
-        return context.sent
-
-
-async def _let_through(out: OutgoingContext, again: OutgoingContext | None = None) -> None:
-    out.sent = True
-
-
-def _around(
-    middleware: Callable[..., Awaitable[None]],
-    following: Callable[..., Awaitable[None]],
-    out: OutgoingContext,
-    again: OutgoingContext | None = None,
-) -> Awaitable[None]:
-    return middleware(out, partial(following, out))

@@ -18,7 +18,7 @@ from time import perf_counter, thread_time
 from typing import Literal
 
 from faregate.bus.burial import dead_letter, message_id_of, set_out_at
-from faregate.bus.context import Settled
+from faregate.bus.context import Context, Settled
 from faregate.bus.dispatcher import Recorded
 from faregate.bus.identity import BusinessIdentity
 from faregate.bus.node import Node
@@ -396,8 +396,13 @@ class Transactional(Receiver):
         assert ctx is not None
         if not ctx._completed or not ctx._outputs:
             return []
-        envelopes = await self._sender.seal_outputs(ctx, self.subscription.name)
+        if not self._sends_in_scope:
+            await self._send_outputs(ctx)
+        envelopes = ctx._sealed or ()
         return [self._sender.outbox_row(envelope, work.message_id, place) for place, envelope in enumerate(envelopes)]
+
+    async def _send_outputs(self, ctx: Context) -> None:
+        ctx._sealed = await self._sender.record_outputs(ctx, self.subscription.name, self._outgoing)
 
     async def _record(self, transaction: Transaction, done: list[Work]) -> Recorded:
         """What is committed beside the ledger rows and the handlers' own writes.

@@ -19,7 +19,7 @@ class BodyWriter:
     def __init__(self, codec: Codec, *, limit: int, compress_above: int | None = None) -> None:
         self.content_type = codec.content_type
         self._codec = codec
-        self._limit = limit
+        self.limit = limit
         self._compress_above = limit if compress_above is None else compress_above
         self._encoders: dict[type, Encode] = {}
 
@@ -30,9 +30,9 @@ class BodyWriter:
         if encode is None:
             encode = self._encoders[cls] = self._codec.encoder(cls)
         plain = encode(message)
-        if len(plain) > self._limit:
+        if len(plain) > self.limit:
             raise MessageTooLarge(
-                f"{cls.__name__} is {len(plain)} bytes when encoded and the limit is {self._limit}: "
+                f"{cls.__name__} is {len(plain)} bytes when encoded and the limit is {self.limit}: "
                 "send a reference to the data instead, or raise max_message_bytes of the bus"
             )
         digest = sha256(plain).digest()[:16]

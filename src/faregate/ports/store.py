@@ -48,6 +48,10 @@ class Sent(NamedTuple):
     """Their publication ids, 16 bytes each, combined by exclusive or: in any order, and one that is lost is told."""
 
 
+FROM_OUTSIDE = -1
+"""The ordinal of an outgoing message that has not seen the outgoing middlewares of its node yet."""
+
+
 class OutboxRow(NamedTuple):
     """One outgoing publication, recorded with the effects and dispatched after the commit."""
 
@@ -57,6 +61,7 @@ class OutboxRow(NamedTuple):
     message_id: str | None
     """The message whose handling sends it; None for one from outside a handler."""
     ordinal: int
+    """Its place among what its cause sends; `FROM_OUTSIDE` for one that `fg.outbox` recorded."""
     destination: str
     """What it is addressed to: the node of a command, `source.type` of an event."""
     key: str | None

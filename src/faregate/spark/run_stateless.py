@@ -202,7 +202,7 @@ class Task:
             ctx = Context(receiver.subscription.node, self._delivery(cause, None), message)
             try:
                 await self._collect(ctx, result)
-                sealed = await self._sender.seal_outputs(ctx, receiver.subscription.name)
+                sealed = await self._sender.record_outputs(ctx, receiver.subscription.name, None)
             except Exception as failure:
                 done.failed.append((row, failure))
             else:
