@@ -23,6 +23,7 @@ from faregate.bus.alarms import Alarm
 from faregate.bus.boundary import AsyncOutbox, Outbox, outbox
 from faregate.bus.bus import Bus, SubscriptionCounts
 from faregate.bus.context import Context
+from faregate.bus.dead_retention import RetainDead
 from faregate.bus.node import Node
 from faregate.bus.outgoing import Outgoing, publish, send
 from faregate.bus.policy import ByKey, Parallel, Redeliver, Retry, Serial
@@ -128,6 +129,7 @@ __all__ = [
     "Poisoned",
     "QueueNotFound",
     "Redeliver",
+    "RetainDead",
     "Retry",
     "RetryAfter",
     "Serial",

@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import faregate as fg
@@ -213,3 +214,30 @@ def test_what_is_no_store_is_one_clear_sentence(place: Place) -> None:
     assert "not a SQLite database" in place.refused("store", "info", "sqlite:jobs.py")
     assert "nothing to look at" in place.refused("store", "info", "memory:")
     assert "names no store" in place.refused("store", "info", "mysql:x")
+
+
+async def test_dead_letters_are_exported_with_everything(place: Place) -> None:
+    first, second = sorted(await place.die("a", "b"))
+    told = place.ok("dead", "export", "jobs:bus", "letters.jsonl", "--type", "Job")
+    assert told == {"exported": 2, "file": "letters.jsonl"}
+    lines = (place.folder / "letters.jsonl").read_bytes().splitlines()
+    letters = sorted((msgspec.json.decode(line, type=DeadLetter) for line in lines), key=lambda each: each.message_id)
+    assert [each.message_id for each in letters] == [first, second]
+    assert {each.envelope.body for each in letters} == {b'{"name":"a"}', b'{"name":"b"}'}
+    assert "is there already" in place.refused("dead", "export", place.url, "letters.jsonl")
+    assert place.ok("dead", "export", place.url, "none.jsonl", "--status", "resolved")["exported"] == 0
+
+
+async def test_dead_letters_are_pruned_by_age_and_status_and_exported_first(place: Place) -> None:
+    first, second = await place.die("a", "b")
+    place.ok("dead", "discard", place.url, first, "--yes")
+    prune = ("dead", "prune", place.url, "--export", "gone.jsonl", "--older-than")
+    assert place.ok(*prune, "0s")["kept"] == 1, "a copy could still come and run"
+    with closing(sqlite3.connect(place.folder / "store.db")) as connection, connection:
+        connection.execute("insert into faregate_floor(node, floor) values ('worker', 1e11)")
+    assert place.ok(*prune, "0s") == {"removed": 1, "kept": 0, "file": "gone.jsonl"}
+    assert place.ok(*prune, "0s", "--status", "open", "--status", "replayed")["removed"] == 1
+    lines = (place.folder / "gone.jsonl").read_bytes().splitlines()
+    assert [msgspec.json.decode(line, type=DeadLetter).message_id for line in lines] == [first, second]
+    assert "--older-than takes" in place.refused(*prune, "soon")
+    assert place.run("dead", "prune", place.url, "--older-than", "1d").returncode == 2, "there is no way without a file"

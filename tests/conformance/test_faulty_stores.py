@@ -505,6 +505,14 @@ class CreatesLateTokensInATransaction(Faulty):
             await super().create_tokens([token._replace(not_after=1e12) for token in tokens])
 
 
+@breaks("a_dead_letter_is_removed_only_as_it_was_read")
+class RemovesWhatHasChanged(Faulty):
+    class tx(SqliteTransaction):
+        async def remove_dead(self, letters: Sequence[DeadLetter]) -> int:
+            sql = "delete from faregate_dead where node = ? and message_id = ?"
+            return sum([await self.execute(sql, (each.node, id_bytes(each.message_id))) for each in letters])
+
+
 # --- token stores ---
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 
 from faregate.bus.alarms import Alarm, Alarms
 from faregate.bus.dead import DeadLetters
+from faregate.bus.dead_retention import RetainDead
 from faregate.bus.direct import Direct
 from faregate.bus.directory import topic_for
 from faregate.bus.key import Key
@@ -62,7 +63,8 @@ class Bus:
 
     `store` is the URL of the nodes' database, or a mapping of node name to URL; a handler's writes and outgoing
     messages are one commit there. `tokens` is the URL of the token store, where subscriptions with dedup="tokens" do
-    not share one store with all other nodes. `retain_ledger` is for how many seconds handled messages are remembered.
+    not share one store with all other nodes. `retain_ledger` is for how many seconds handled messages are remembered,
+    `retain_dead` for how long dead letters are kept, and where they are exported to then; None: they stay.
     `max_message_bytes` bounds encoded bodies both ways. `codec` is what this bus writes with, by name or as an
     object with the codec's protocol; it reads all that are registered in this process. `compress_above` compresses
     larger bodies. `drain_seconds` is how long leaving waits for running handlers. After `stall_seconds` without
@@ -80,6 +82,7 @@ class Bus:
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         tokens: str | None = None,
         retain_ledger: float = RETAIN_LEDGER,
+        retain_dead: RetainDead | None = None,
         drain_seconds: float = 30.0,
         stall_seconds: float | None = 60.0,
         clock: Clock | None = None,
@@ -107,6 +110,7 @@ class Bus:
             clock=self.clock,
             alarms=self._alarms,
             retain_ledger=check_delay(retain_ledger, "retain_ledger"),
+            retain_dead=_check_retain_dead(retain_dead, store),
             tokens=tokens,
             around={
                 name: sender.publish_recorded
@@ -508,6 +512,16 @@ def _check_nodes(nodes: Sequence[Node]) -> list[Node]:
     if not found:
         raise ConfigurationError("a bus needs at least one node: nodes=[fg.Node('shop')]")
     return list(found.values())
+
+
+def _check_retain_dead(given: object, store: object) -> RetainDead | None:
+    if given is not None and not isinstance(given, RetainDead):
+        raise ConfigurationError(f"retain_dead takes an fg.RetainDead(seconds, export='folder'); got {given!r}")
+    if given is not None and store is None:
+        raise ConfigurationError(
+            "retain_dead is about dead letters in a store, and this bus has none: fg.Bus(…, store='…')"
+        )
+    return given
 
 
 def shared_keys(nodes: Iterable[Node]) -> Keys:

@@ -45,7 +45,7 @@ class DeadLetters:
     """The dead letters of some stores, which are open."""
 
     def __init__(self, stores: Iterable[Store], clock: Clock) -> None:
-        self._stores = list(stores)
+        self.stores = list(stores)
         self._clock = clock
 
     async def letters(self, which: DeadFilter | None = None, limit: int = 1000) -> list[DeadLetter]:
@@ -53,7 +53,7 @@ class DeadLetters:
         return [found.letter for found in await self.find(which or DeadFilter(), limit)]
 
     async def find(self, which: DeadFilter, limit: int = _MOST) -> list[Found]:
-        found = [Found(letter, store) for store in self._stores for letter in await store.dead(which, limit)]
+        found = [Found(letter, store) for store in self.stores for letter in await store.dead(which, limit)]
         return sorted(found, key=lambda each: each.letter.last_failed_at)[:limit]
 
     async def show(self, message_id: str, node: str | None = None) -> DeadLetter:
@@ -73,7 +73,7 @@ class DeadLetters:
         found = await self.find(DeadFilter(node=node, message_id=wanted if is_whole else None))
         fitting = [each for each in found if each.letter.message_id.startswith(wanted)]
         if not fitting:
-            where = " and ".join(store.url for store in self._stores)
+            where = " and ".join(store.url for store in self.stores)
             raise DeadLetterNotFound(f"there is no dead letter {message_id} in {where}")
         if len(fitting) > 1:
             some = ", ".join(each.letter.message_id for each in fitting[:3])
@@ -107,7 +107,7 @@ class DeadLetters:
             for each in found:
                 _check_decidable(each.letter, status)
         decided: list[DeadLetter] = []
-        for store in self._stores:
+        for store in self.stores:
             here = list({_address(each.letter): each.letter for each in found if each.store is store}.values())
             step = _AT_ONCE if only_decidable else max(1, len(here))
             for start in range(0, len(here), step):

@@ -5,25 +5,29 @@ Rules kept here:
   transport's poison queue.
 - Claims whose token is gone, and tokens of attempts that no signal carries, are swept up.
 - Ledger rows go by age, never before their outgoing messages are sent, and the floor rises in the same commit.
+- Dead letters go by age where the bus says so, exported first (`dead_retention.py`).
 """
 
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 from faregate.bus.burial import dead_letter, message_id_of
+from faregate.bus.dead_retention import RetainDead, prune
 from faregate.bus.node_store import NodeStore
 from faregate.bus.work import TRANSACTION_LOST
 from faregate.errors import QueueNotFound, StaleLock
 from faregate.ports.clock import Clock, Timer
 from faregate.ports.progress import Occupation
 from faregate.ports.queue import Consumer, Delivery, QueueTransport, poison_queue
-from faregate.ports.store import DeadLetter, Transaction
+from faregate.ports.store import DeadFilter, DeadLetter, Transaction
 
 log = logging.getLogger("faregate.bus")
 
 _LONGEST_PERIOD, _SHORTEST_PERIOD = 60.0, 0.5
+_LONGEST_PRUNING_PERIOD = 3_600.0
 _ROWS_AT_A_TIME = 500
 """Few, since SQLite works on the event loop's thread."""
 _STORE_DOWN_SECONDS = 10.0
@@ -34,13 +38,22 @@ _CLAIM_AGE = 60.0
 
 class Keeper:
     def __init__(
-        self, node: str, shared: NodeStore, transport: QueueTransport, clock: Clock, *, retain_ledger: float
+        self,
+        node: str,
+        shared: NodeStore,
+        transport: QueueTransport,
+        clock: Clock,
+        *,
+        retain_ledger: float,
+        retain_dead: RetainDead | None = None,
     ) -> None:
         self._node = node
         self._shared = shared
         self._transport = transport
         self._clock = clock
         self._retain = retain_ledger
+        self._retain_dead = retain_dead
+        self._prune_at = 0.0
         self._period = min(_LONGEST_PERIOD, max(_SHORTEST_PERIOD, retain_ledger / 10))
         self._consumer: Consumer | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -136,12 +149,29 @@ class Keeper:
                 evicted = await self._evict_some()
                 await asyncio.sleep(0)
             await self._sweep()
+            await self._prune()
         except TRANSACTION_LOST as exc:
             log.warning("old ledger rows of %s are not removed this time: %s", self._node, exc)
 
     async def _evict_some(self) -> int:
         """Remove a few old rows; how many."""
         return await self._shared.store.evict(self._node, self._clock.time() - self._retain, _ROWS_AT_A_TIME)
+
+    async def _prune(self) -> None:
+        """Export and remove old dead letters, now and then: it looks through all of them."""
+        wanted, now = self._retain_dead, self._clock.time()
+        if wanted is None or now < self._prune_at:
+            return
+        self._prune_at = now + min(_LONGEST_PRUNING_PERIOD, wanted.seconds / 10)
+        file = wanted.export / f"{self._node}-{datetime.fromtimestamp(now, UTC):%Y-%m}.jsonl"
+        try:
+            for status in wanted.status:
+                which = DeadFilter(node=self._node, status=status, before=now - wanted.seconds)
+                removed = (await prune(self._shared.store, which, file)).removed
+                if removed:
+                    log.info("%d %s dead letters of %s are removed; they are in %s", removed, status, self._node, file)
+        except OSError as exc:
+            log.error("old dead letters of %s stay, since they cannot be exported to %s: %s", self._node, file, exc)
 
     # --- tokens ----------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from itertools import count
 
 from faregate.bus.alarms import Alarms
 from faregate.bus.attempts import Attempts
+from faregate.bus.dead_retention import RetainDead
 from faregate.bus.directory import Directory, topic_for
 from faregate.bus.dispatcher import Around, Dispatcher
 from faregate.bus.gate import TokenGate
@@ -36,6 +37,7 @@ class NodeStores:
         clock: Clock,
         alarms: Alarms,
         retain_ledger: float,
+        retain_dead: RetainDead | None = None,
         tokens: str | None = None,
         around: Mapping[str, Around] | None = None,
     ) -> None:
@@ -60,7 +62,8 @@ class NodeStores:
             self._of[name] = NodeStore(opened, dispatcher, alarms, self._tokens, gate)
             self._of[name].young_seconds = min(_YOUNG_SECONDS, retain_ledger)
         self._keepers = [
-            Keeper(name, shared, transport, clock, retain_ledger=retain_ledger) for name, shared in self._of.items()
+            Keeper(name, shared, transport, clock, retain_ledger=retain_ledger, retain_dead=retain_dead)
+            for name, shared in self._of.items()
         ]
 
     def of(self, node: str) -> NodeStore | None:

@@ -11,13 +11,16 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from faregate.bus.bus import Bus
 from faregate.bus.dead import DeadLetters, Found
+from faregate.bus.dead_retention import DECIDED, Pruned, check_statuses, export, prune
 from faregate.cli import dead_view
+from faregate.cli.journal_progress import counted
 from faregate.cli.loop import run_async
 from faregate.cli.output import console, errors, print_json
 from faregate.cli.targets import Target, find_stores, opened
@@ -32,7 +35,7 @@ _LONGEST_BODY = 64 * 1024 * 1024
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d|w)")
 _SPANS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
 
-dead = typer.Typer(no_args_is_help=True, help="Look at dead letters, and replay, edit or discard them.")
+dead = typer.Typer(no_args_is_help=True, help="Look at dead letters, and replay, edit, discard, export or prune them.")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Id = Annotated[str, typer.Argument(help="The id, or the beginning of it: 8 or more characters.", metavar="ID")]
@@ -177,6 +180,70 @@ def edit(
         console.print(f"sent as {sent.publication_id} to {letter.node}, edited from {letter.message_id}", markup=False)
 
 
+@dead.command("export")
+def export_letters(
+    target: Target,
+    file: Annotated[Path, typer.Argument(help="A new file: a line of JSON for each letter.", metavar="FILE")],
+    node: ByNode = None,
+    type_: ByType = None,
+    reason: ByReason = None,
+    status: ByStatus = None,
+    since: Since = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write dead letters to a file, with their envelopes and bodies. Nothing is removed.
+
+    The file can be read by its owner alone.
+    """
+    which = _filter(node, type_, reason, status, since)
+    count = _run(target, lambda letters, _: export(letters.stores, which, file))
+    if as_json:
+        print_json({"exported": count, "file": str(file)})
+    else:
+        console.print(f"{counted(count, 'dead letter')} in {file}", markup=False, soft_wrap=True)
+
+
+@dead.command("prune")
+def prune_letters(
+    target: Target,
+    older_than: Annotated[
+        str, typer.Option(help="Those with no failure and no decision since: 90d, 52w, or a date and time (local).")
+    ],
+    file: Annotated[
+        Path, typer.Option("--export", help="The file that they are written to, at its end, before they are removed.")
+    ],
+    status: Annotated[list[str], typer.Option(help="Letters with this status; may be given more than once.")] = list(
+        DECIDED
+    ),  # noqa: B006 - typer reads it
+    node: ByNode = None,
+    type_: ByType = None,
+    reason: ByReason = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove old dead letters, exported first: those that were handled after all or discarded, unless told otherwise.
+
+    A letter whose message was not handled stays while a copy of the message could still come and run.
+    """
+    statuses, before = check_statuses(status), _moment(older_than, "--older-than")
+
+    async def work(letters: DeadLetters, _: Bus | None) -> Pruned:
+        removed = kept = 0
+        for store in letters.stores:
+            for each in statuses:
+                which = DeadFilter(node=node, type=type_, reason=reason, status=each, before=before)
+                pruned = await prune(store, which, file)
+                removed, kept = removed + pruned.removed, kept + pruned.kept
+        return Pruned(removed, kept)
+
+    pruned: Pruned = _run(target, work)
+    if as_json:
+        print_json({"removed": pruned.removed, "kept": pruned.kept, "file": str(file)})
+        return
+    told = f"{counted(pruned.removed, 'dead letter')} removed; they are in {file}" if pruned.removed else "none removed"
+    more = f"; {pruned.kept:,} stay: a copy could still come, or they changed meanwhile" if pruned.kept else ""
+    console.print(told + more, markup=False, soft_wrap=True)
+
+
 def _run(target: str, work: Any) -> Any:
     """Do something with the dead letters of a target's stores."""
     stores, bus = find_stores(target)
@@ -217,7 +284,7 @@ def _filter(
     )
 
 
-def _moment(text: str) -> float:
+def _moment(text: str, option: str = "--since") -> float:
     """A span before now, or a date and time."""
     span = _SPAN.fullmatch(text.strip())
     if span is not None:
@@ -226,7 +293,7 @@ def _moment(text: str) -> float:
         return datetime.fromisoformat(text.strip()).astimezone().timestamp()
     except (ValueError, OverflowError, OSError) as exc:
         raise ConfigurationError(
-            f"--since takes 30m, 12h, 7d, or a date such as 2026-11-15T20:00; got {text!r}"
+            f"{option} takes 30m, 12h, 7d, or a date such as 2026-11-15T20:00; got {text!r}"
         ) from exc
 
 

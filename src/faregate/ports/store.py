@@ -117,6 +117,8 @@ class DeadFilter(msgspec.Struct, frozen=True, kw_only=True):
     message_id: str | None = None
     since: float | None = None
     """Last failed at this time or later."""
+    before: float | None = None
+    """Neither failed nor was decided about at this time or later."""
 
 
 class Known(NamedTuple):
@@ -267,6 +269,10 @@ class Transaction(Protocol):
 
         Returns the letter as it is then; None when there is none that is open or replayed.
         """
+        ...
+
+    async def remove_dead(self, letters: Sequence[DeadLetter]) -> int:
+        """Remove dead letters for good, but for those that are not as given any more; how many went."""
         ...
 
     # --- mode `tokens` where this database is the token store too ---

@@ -191,6 +191,29 @@ async def dead_letters_are_found_by_what_is_asked_for(subject: StoreSubject) -> 
     assert await found(status="open", node="billing") == [1, 0]
     assert await found(message_id=given[0]) == [0]
     assert await found(since=30.0) == [1, 0]
+    assert await found(before=30.0) == [3], "a decision counts as a failure does"
+    assert await found(before=50.1) == [3, 2, 1, 0]
+
+
+@case
+async def a_dead_letter_is_removed_only_as_it_was_read(subject: StoreSubject) -> None:
+    store, given = subject.store, ids(5)
+    async with committed(store) as tx:
+        for message_id in given:
+            await tx.bury(letter("billing", message_id))
+        await tx.bury(letter("shipping", given[0]))
+    read = {one.message_id: one for one in await store.dead(DeadFilter(node="billing"))}
+    async with committed(store) as tx:
+        await tx.fold("billing", given[1])
+        await tx.mark_dead("billing", given[2], "replayed", by="operator", at=20.0)
+        await tx.resolve("billing", [given[3]], 20.0)
+    async with committed(store) as tx:
+        assert await tx.remove_dead([]) == 0
+        assert await tx.remove_dead([read[message_id] for message_id in given[:4]]) == 1, "others had changed"
+        assert await tx.remove_dead([read[given[0]]]) == 0, "it was gone"
+    left = [(one.node, given.index(one.message_id)) for one in await store.dead(DeadFilter())]
+    assert sorted(left) == [("billing", 1), ("billing", 2), ("billing", 3), ("billing", 4), ("shipping", 0)], f"{left}"
+    assert await store.known("billing", [given[0]]) == {}, "it is known as dead"
 
 
 # --- retention --------------------------------------------------------------------------------------------

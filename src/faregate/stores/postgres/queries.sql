@@ -142,6 +142,11 @@ where node = %(node)s and message_id = %(message_id)s::uuid and status in ('open
 returning node, message_id::text, publication_id, type, source, correlation_id, key, queue, reason, error, tries, redeliveries,
     first_failed_at, last_failed_at, copies, replays, status, changed_by, changed_at, envelope;
 
+-- name: remove_dead
+-- Remove a dead letter that is still as it was read.
+delete from faregate_dead
+where node = %s and message_id = %s::uuid and status = %s and copies = %s and replays = %s and last_failed_at = %s;
+
 -- name: dead
 -- Dead letters that fit a filter, oldest last failure first.
 select node, message_id::text, publication_id, type, source, correlation_id, key, queue, reason, error, tries, redeliveries,
@@ -151,6 +156,7 @@ where (%(node)s::text is null or node = %(node)s) and (%(type)s::text is null or
     and (%(reason)s::text is null or reason = %(reason)s) and (%(status)s::text is null or status = %(status)s)
     and (%(message_id)s::uuid is null or message_id = %(message_id)s::uuid)
     and (%(since)s::float8 is null or last_failed_at >= %(since)s)
+    and (%(before)s::float8 is null or greatest(last_failed_at, changed_at) < %(before)s)
 order by last_failed_at, node, message_id limit %(limit)s;
 
 -- name: known

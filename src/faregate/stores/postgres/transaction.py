@@ -264,6 +264,10 @@ class PostgresTransaction:
         rows = await self._rows(QUERIES["mark_dead"], values)
         return columns.dead_letter(rows[0]) if rows else None
 
+    async def remove_dead(self, letters: Sequence[DeadLetter]) -> int:
+        values = [columns.dead_state(letter, letter.message_id) for letter in letters]
+        return sum([(await self._run(QUERIES["remove_dead"], each)).rowcount for each in values])
+
     # --- mode `tokens` ---
 
     async def create_tokens(self, tokens: Sequence[Token]) -> None:

@@ -80,3 +80,8 @@ def dead_letter(row: Sequence[Any]) -> DeadLetter:
     fields = dict(zip(DEAD_COLUMNS, row, strict=True))
     fields["envelope"] = unpack(fields["envelope"])
     return DeadLetter(**fields)
+
+
+def dead_state(letter: DeadLetter, message_id: Any) -> tuple[Any, ...]:
+    """What changes with everything that becomes of a dead letter, after its node and id."""
+    return letter.node, message_id, letter.status, letter.copies, letter.replays, letter.last_failed_at

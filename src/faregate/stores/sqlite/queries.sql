@@ -122,6 +122,11 @@ where node = :node and message_id = :message_id and status in ('open', 'replayed
 returning node, message_id, publication_id, type, source, correlation_id, key, queue, reason, error, tries, redeliveries,
     first_failed_at, last_failed_at, copies, replays, status, changed_by, changed_at, envelope;
 
+-- name: remove_dead
+-- Remove a dead letter that is still as it was read.
+delete from faregate_dead
+where node = ? and message_id = ? and status = ? and copies = ? and replays = ? and last_failed_at = ?;
+
 -- name: dead
 -- Dead letters that fit a filter, oldest last failure first.
 select node, message_id, publication_id, type, source, correlation_id, key, queue, reason, error, tries, redeliveries,
@@ -130,6 +135,7 @@ from faregate_dead
 where (:node is null or node = :node) and (:type is null or type = :type) and (:reason is null or reason = :reason)
     and (:status is null or status = :status) and (:message_id is null or message_id = :message_id)
     and (:since is null or last_failed_at >= :since)
+    and (:before is null or max(last_failed_at, coalesce(changed_at, last_failed_at)) < :before)
 order by last_failed_at, node, message_id limit :limit;
 
 -- name: known_handled

@@ -243,6 +243,10 @@ class SqliteTransaction:
         rows = self._fetch(QUERIES["mark_dead"], values)
         return dead_letter(rows[0]) if rows else None
 
+    async def remove_dead(self, letters: Sequence[DeadLetter]) -> int:
+        values = [columns.dead_state(letter, id_bytes(letter.message_id)) for letter in letters]
+        return sum(self._run(QUERIES["remove_dead"], each).rowcount for each in values)
+
     # --- mode `tokens` ---
 
     async def create_tokens(self, tokens: Sequence[Token]) -> None:
