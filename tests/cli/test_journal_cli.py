@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.retention import Retention, apply_retention
 from faregate.broker.journal.spool import spool
 from faregate.cli import app
+from faregate.codec.compression import compress
 from faregate.errors import FaregateError
 from faregate.message import Envelope
 from faregate.transports.journal import JournalTransport
@@ -325,6 +327,35 @@ def test_a_damaged_frame_is_found_with_file_position_and_offsets(tmp_path: Path)
     assert shown.code == 1
     assert "segments/00000000000000000015.seg at " in shown.out
     assert "Lost: 3 offsets (18 to 20)." in shown.out
+
+
+def test_a_body_that_is_not_the_one_of_its_digest_is_found_by_its_offset(tmp_path: Path) -> None:
+    layout = write(tmp_path / "j", 3)
+    sound, packed = envelope(3), envelope(4, size=500)
+    sound.body_digest = sha256(sound.body).digest()[:16]
+    packed.body_digest = sha256(packed.body).digest()[:16]
+    packed.body, packed.content_encoding = compress(packed.body), "gzip"
+    strangers = [
+        msgspec.structs.replace(packed, content_encoding="br"),  # nobody here can tell
+        msgspec.structs.replace(sound, body=b"", payload_ref="elsewhere"),
+    ]
+    altered = [
+        msgspec.structs.replace(sound, body=sound.body.replace(b"3", b"8")),
+        msgspec.structs.replace(packed, body=packed.body[:-9]),
+    ]
+    log = Log(layout, DISK, segment_size=SMALL)
+    log.append([sound, packed, *strangers], [-1] * 4)
+    log.sync()
+    assert journal("verify", layout.root).code == 0
+    log.append(altered, [-1, -1])
+    log.sync()
+    log.close()
+    told = journal("verify", layout.root, "--json")
+    assert told.code == 1 and told.json["lost"] == []
+    wanted = [f"has another body at offset {n} than the one that its digest was made of" for n in (7, 8)]
+    assert [problem["what"] for problem in told.json["problems"]] == wanted
+    assert "This cannot be repaired: restore a backup." in journal("repair", layout.root, "--yes").out
+    assert journal("backup", layout.root, tmp_path / "copy").code == 0  # it is as good as the original
 
 
 def _frames(layout: Layout, base: int) -> list[frames.Frame]:

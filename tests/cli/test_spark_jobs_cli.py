@@ -74,9 +74,12 @@ def test_planted_faults_are_listed_by_id_and_leave_with_1(faregate: Any, shop: W
     shutil.copytree(shop.journal.parent, tmp_path, dirs_exist_ok=True)
     world = World(tmp_path)
     envelopes = dict(JournalReader(world.journal).envelopes())
-    lost, twice, late = (message_id(envelopes[n].publication_id, "billing") for n in (10, 11, 12))
+    ids = {n: message_id(envelopes[n].publication_id, "billing") for n in (10, 11, 12, 15, 19)}
+    lost, twice, late, other, early = ids.values()  # the last follows `late` with the same key
     world.sql("delete from faregate_ledger where message_id = ?", bytes.fromhex(lost.replace("-", "")))
     world.sql("insert into invoices values (?, 'again')", twice)
+    changed = bytes.fromhex(other.replace("-", ""))
+    world.sql("update faregate_ledger set digest = ?, sent = 2 where message_id = ?", bytes(16), changed)
     behind = bytes.fromhex(late.replace("-", ""))
     world.sql(
         "update faregate_ledger set seq = (select max(seq) + 1 from faregate_ledger) where message_id = ?", behind
@@ -84,16 +87,18 @@ def test_planted_faults_are_listed_by_id_and_leave_with_1(faregate: Any, shop: W
     given = ("--store", world.store, "--effects", world.effects[0])
     done = faregate("audit", world.journal, *given, "--json")
     told = json.loads(done.stdout)
-    assert (done.exit_code, told["ok"], told["summary"]["findings"]) == (1, False, 3)
+    assert (done.exit_code, told["ok"], told["summary"]["findings"]) == (1, False, 5)
     assert {(each["kind"], each["message_id"]) for each in told["findings"]} == {
         ("missing", lost),
         ("double", twice),
-        ("out of order", late),
+        ("altered", other),
+        ("not sent", other),
+        ("out of order", early),
     }
     done = faregate("audit", world.journal, *given, "--limit", "1")
     assert done.exit_code == 1
-    assert "it does not hold: 3 findings" in done.output
-    assert sum(each in done.output for each in (lost, twice, late)) == 1
+    assert "it does not hold: 5 findings" in done.output
+    assert sum(each in done.output for each in (lost, twice, other, early)) == 1
 
 
 def test_what_cannot_be_audited_leaves_with_2_before_spark_starts(shop: World, tmp_path: Path) -> None:

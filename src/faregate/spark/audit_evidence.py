@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from faregate.broker.journal.columns import altered_offsets
 from faregate.broker.journal.reader import JournalReader
 from faregate.errors import ConfigurationError
-from faregate.spark.jobs_deliveries import FIELDS, altered_offsets, digest_longs, id_pairs, read_deliveries, read_poison
+from faregate.spark.jobs_deliveries import FIELDS, digest_longs, id_pairs, read_deliveries, read_poison
 from faregate.spark.jobs_settled import JournalPlan, SegmentPlan, by_task
 from faregate.spark.jobs_store import Database, Reading, id_of, readings
 

@@ -21,7 +21,6 @@ from faregate import ids
 from faregate.broker.journal import settled
 from faregate.broker.journal.columns import to_envelopes
 from faregate.broker.journal.reader import JournalReader
-from faregate.codec import is_altered
 from faregate.message import Envelope
 from faregate.ports.queue import Poisoned
 from faregate.spark.jobs_settled import HandedOver, JournalPlan, SegmentPlan, side_log
@@ -170,17 +169,6 @@ def digest_longs(digests: Any) -> Any:
 
 def _long(digest: bytes | None) -> int | None:
     return int.from_bytes(digest[:8], "big", signed=True) if digest is not None and len(digest) >= 8 else None
-
-
-def altered_offsets(batch: Any) -> list[int]:
-    """Where a body is not the one that its digest was made of. What is encrypted or kept elsewhere is passed over."""
-    names = ("offset", "payload", "content_encoding", "body_digest", "algorithm", "payload_ref")
-    rows = zip(*(batch.column(name).to_pylist() for name in names), strict=True)
-    return [
-        offset
-        for offset, body, encoding, digest, algorithm, elsewhere in rows
-        if digest and algorithm is None and elsewhere is None and is_altered(body or b"", encoding, digest)
-    ]
 
 
 class Queues:

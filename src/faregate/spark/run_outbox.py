@@ -86,7 +86,9 @@ class OutboxSpooler:
         if going:
             seqs = f"{self._store.identity} {[row.seq for row in going]}"
             name = f"outbox-{going[0].seq:020d}-{sha256(seqs.encode()).hexdigest()[:16]}"
-            await asyncio.to_thread(spool, reader.layout, RealDisk(), [signal for row in going for signal in signals(row)], name)
+            await asyncio.to_thread(
+                spool, reader.layout, RealDisk(), [signal for row in going for signal in signals(row)], name
+            )
         transaction = self._store.transaction()
         try:
             await transaction.begin()

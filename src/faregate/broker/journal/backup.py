@@ -50,8 +50,9 @@ def copy_journal(
     try:
         copy.run()
         found = inspect(target, progress=checking, unfinished_copy=True)
-        if found.problems:
-            first = found.problems[0]
+        unsound = [each for each in found.problems if not each.is_content]
+        if unsound:
+            first = unsound[0]
             where = f"{first.path.relative_to(target)}" + (
                 f" at {first.position}" if first.position is not None else ""
             )

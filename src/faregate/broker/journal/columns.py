@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from faregate.broker.recent import Identity, identity_of
+from faregate.codec import is_altered
 from faregate.message import Envelope
 
 _STRING, _BINARY, _TIME = pa.string(), pa.binary(), pa.timestamp("us", tz="UTC")
@@ -171,3 +172,14 @@ def read_batch(body: memoryview) -> Any:
 def write_batch(batch: Any) -> Any:
     """The bytes of a record batch as they stand in a frame."""
     return batch.serialize()
+
+
+def altered_offsets(batch: Any) -> list[int]:
+    """Where a body is not the one that its digest was made of. What is encrypted or kept elsewhere is passed over."""
+    names = ("offset", "payload", "content_encoding", "body_digest", "algorithm", "payload_ref")
+    rows = zip(*(batch.column(name).to_pylist() for name in names), strict=True)
+    return [
+        offset
+        for offset, body, encoding, digest, algorithm, elsewhere in rows
+        if digest and algorithm is None and elsewhere is None and is_altered(body or b"", encoding, digest)
+    ]

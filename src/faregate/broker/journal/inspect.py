@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from faregate.broker.journal import frame as frames
 from faregate.broker.journal import settled
-from faregate.broker.journal.columns import read_batch
+from faregate.broker.journal.columns import altered_offsets, read_batch
 from faregate.broker.journal.disk import PRIVATE_FILE, Disk, File, RealDisk, RealFile
 from faregate.broker.journal.errors import JournalCorrupt, JournalTooNew
 from faregate.broker.journal.frame import NO_BATCH, SEGMENT_BYTES, TRAILER_BYTES, Footer, Frame, SegmentHeader
@@ -56,6 +56,8 @@ class Finding(NamedTuple):
     what: str
     lost: tuple[int, int] | None = None
     """The first and the last offset of the messages that are lost by it."""
+    is_content: bool = False
+    """Whether the bytes are as they were written, and what they say is wrong: no repair can help, nor a copy harm."""
 
 
 @dataclass(frozen=True)
@@ -218,6 +220,8 @@ class Scan:
         self.frames = 0
         self.topics: dict[int, int] = {}
         """Topic numbers, and the position of a frame where each is used."""
+        self.altered: list[tuple[int, int]] = []
+        """Positions of frames, and offsets of messages in them whose body is not the one their digest was made of."""
         self.gaps: list[tuple[int, tuple[int, int]]] = []
         """Offsets that are missing although nothing is damaged (compacted, repaired, or a problem), by position."""
         self._read(data, limit, None if header is None else header.epoch)
@@ -267,6 +271,7 @@ class Scan:
             self.end = max(self.end, last + 1)
             if first < frame.base or last - first + 1 < frame.rows:
                 self.wrong.append((frame.position, "has rows whose offsets do not fit", None))
+            self.altered += [(frame.position, offset) for offset in altered_offsets(content)]
             for topic in pc.unique(content.column("topic")).to_pylist():
                 self.topics.setdefault(topic, frame.position)
         self.commit, self.time = max(self.commit, frame.commit), max(self.time, frame.time)
@@ -321,6 +326,7 @@ class Inspector:
         """Topic and queue numbers that are referred to, and where."""
         self._witnesses: list[tuple[int, Path, int | None, str]] = []
         """The offset behind what was seen, and who has seen it."""
+        self._altered: list[tuple[Path, int, int]] = []
         self._clean: list[Step] = []
         self._mark_is_wrong = False
 
@@ -335,6 +341,7 @@ class Inspector:
         self._look_at_segments(mark)
         self._check_snapshot(snapshot)
         self._look_at_topology()
+        self._look_at_bodies()
         for path in self._layout.foreign_files(self._disk):
             self._note(path, None, "does not belong to the journal and is left alone")
         self._found.steps += self._clean
@@ -342,9 +349,23 @@ class Inspector:
             self._step("write high-water anew", partial(_write_mark, self._layout))
         return self._found
 
-    def _problem(self, path: Path, position: int | None, what: str, lost: tuple[int, int] | None = None) -> None:
+    def _look_at_bodies(self) -> None:
+        """Last, so that they crowd out no damage."""
+        for path, position, offset in self._altered:
+            what = f"has another body at offset {offset} than the one that its digest was made of"
+            self._problem(path, position, what, is_content=True)
+
+    def _problem(
+        self,
+        path: Path,
+        position: int | None,
+        what: str,
+        lost: tuple[int, int] | None = None,
+        *,
+        is_content: bool = False,
+    ) -> None:
         if len(self._found.problems) < _MOST_FINDINGS:
-            self._found.problems.append(Finding(path, position, what, lost))
+            self._found.problems.append(Finding(path, position, what, lost, is_content))
         else:
             self._found.more += 1
 
@@ -706,6 +727,7 @@ class Inspector:
         checked["poison"] += scan.segment.poison
         for topic, position in scan.topics.items():
             self._topics.setdefault(topic, (path, position))
+        self._altered += [(path, position, offset) for position, offset in scan.altered]
 
 
 def _covered(gap: tuple[int, int], known: set[tuple[int, int]]) -> bool:
