@@ -93,6 +93,10 @@ class TransactionMisused(ConfigurationError):
     """A handler tried to end the transaction that it runs in, or used it after its end."""
 
 
+class TryEnded(TransactionMisused):
+    """A task or thread that a handler left behind used `ctx` after its try had ended; nothing of that happened."""
+
+
 # --- retry later ------------------------------------------------------------------------------------------
 
 

@@ -47,7 +47,7 @@ def dispatch_before_commit(patch: MonkeyPatch) -> None:
 
 
 def ledger_insert_in_its_own_transaction(patch: MonkeyPatch) -> None:
-    begin = UnitOfWork.begin
+    open_ = UnitOfWork._open
 
     async def mutant(self: Any) -> None:
         own = self._store.transaction()
@@ -58,9 +58,9 @@ def ledger_insert_in_its_own_transaction(patch: MonkeyPatch) -> None:
             if work.message_id in there:
                 work.state = "duplicate"
             work.row = None
-        await begin(self)
+        await open_(self)
 
-    patch.setattr(UnitOfWork, "begin", mutant)
+    patch.setattr(UnitOfWork, "_open", mutant)
 
 
 def outputs_of_a_failed_try_kept(patch: MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ def writes_of_a_failed_try_kept_in_its_batch(patch: MonkeyPatch) -> None:
         try:
             await undo(self, work, exc)
         except Spoiled:
-            work.entered = False
+            work.entered, work.interrupt = False, None
 
     patch.setattr(UnitOfWork, "undo", mutant)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
+from faregate.bus.database import BlockingDatabase, Database
 from faregate.bus.outgoing import RECORDED, Outgoing, Recorded, publish, send
-from faregate.errors import ConfigurationError
+from faregate.errors import ConfigurationError, TryEnded, WrongEventLoop
 from faregate.ids import message_id
 from faregate.message import Envelope
 from faregate.plain import plain
@@ -29,21 +31,57 @@ class Context:
     _message_id: str | None = None
     _attempt = 0
     """The try at hand; before the handler runs, how many tries there were."""
-    _completed = False
     _outcome: Settled | None = None
     _outputs: list[Outgoing] | None = None
+    """What was recorded through this context; `_sent` is all that goes out."""
     _sealed: list[Envelope] | None = None
-    """The envelopes of those, once they are recorded."""
+    """The envelopes of all that goes out, once they are recorded."""
+    _try: Context | None = None
+    """The try of the handler that counts: the last one, if it succeeded."""
+    _ended = False
+    """Whether the try that it was made for is over."""
+    _database: Database | None = None
     _resources: tuple[Any, ...] = ()
     """What the node provides to this message, in the order in which the pipeline was compiled."""
     _work: Work | None = None
     """Its part in a unit of work; None for a node without a store."""
+    _left_behind: Callable[[Context], None] | None = None
+    """Told when it is used after its end."""
 
     def __init__(self, node: str, delivery: Delivery, message: Any) -> None:
         self._node = node
         self._delivery = delivery
         self.message = message
         """The decoded message."""
+
+    def _for_try(self) -> Context:
+        """The same message for one try of its handler, which ends with that try: what the try leaves behind holds on to
+        this one, and cannot reach the next."""
+        new = object.__new__(Context)
+        new.__dict__.update(self.__dict__)
+        new._outputs = new._database = new._try = None
+        new._ended = False
+        return new
+
+    def _refuse(self) -> NoReturn:
+        """It is used after its end."""
+        if self._left_behind is not None:
+            self._left_behind(self)
+        raise TryEnded(
+            f"ctx was used after the try of {self} had ended: nothing of that happens. Await everything that the "
+            "handler starts before it returns or raises (asyncio.TaskGroup does so, asyncio.gather does not)"
+        )
+
+    @property
+    def _completed(self) -> bool:
+        """Whether the handler ran and succeeded; else a middleware did not call it."""
+        return self._try is not None
+
+    def _sent(self) -> list[Outgoing]:
+        """What the handler's last try sends, behind what middlewares do."""
+        own = self._outputs or []
+        tried = self._try
+        return own if tried is None or tried is self else own + (tried._outputs or [])
 
     @property
     def _envelope(self) -> Envelope:
@@ -137,12 +175,25 @@ class Context:
 
         What is written commits together with the ledger and the outgoing messages, or not at all.
         """
+        if self._ended:
+            self._refuse()
         if self._work is None:
             raise ConfigurationError(
                 f"node {self._node!r} has no store, so there is no ctx.db: give the bus one, "
                 "fg.Bus(…, store='sqlite:./shop.db')"
             )
-        return self._work.database
+        # Which of the two depends on who asks: a thread has no running event loop.
+        running = asyncio._get_running_loop()
+        if running is None:
+            return BlockingDatabase(self, self._work)
+        if self._work.unit is not None and running is not self._work.unit.loop:
+            raise WrongEventLoop(
+                f"ctx.db of {self} was used on another event loop than the bus runs on: in a thread call it plainly, "
+                "without a loop of its own, or hand it over with asyncio.run_coroutine_threadsafe"
+            )
+        if self._database is None:
+            self._database = Database(self, self._work)
+        return self._database
 
     def publish(
         self,
@@ -172,6 +223,8 @@ class Context:
         return RECORDED
 
     def _send(self, outgoing: Outgoing) -> None:
+        if self._ended:
+            self._refuse()
         if self._outputs is None:
             self._outputs = []
         self._outputs.append(outgoing)

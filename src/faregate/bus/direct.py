@@ -12,7 +12,7 @@ import asyncio
 
 from faregate.bus.context import Context, Settled
 from faregate.bus.receiver import Receiver
-from faregate.bus.verdict import describe_error, first_line
+from faregate.bus.verdict import describe_error, failure_of, first_line
 from faregate.ports import faults
 from faregate.ports.queue import Delivery
 
@@ -33,16 +33,15 @@ class Direct(Receiver):
             await self._pipeline(ctx)
             if faults.hook is not None:
                 await faults.hook("bus.after-handler")
-            if ctx._outputs and not self._sends_in_scope:
+            if not self._sends_in_scope and ctx._sent():
                 await self._send_outputs(ctx)
-        except Exception as exc:
-            outcome, error = await self._fail(delivery, ctx, exc), exc
-        except asyncio.CancelledError as exc:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                await delivery.release()
+        except BaseException as exc:
+            failure = failure_of(exc)
+            if failure is None:
+                if isinstance(exc, asyncio.CancelledError):
+                    await delivery.release()
                 raise
-            outcome, error = await self._fail(delivery, ctx, exc), exc
+            outcome, error = await self._fail(delivery, ctx, failure), failure
         else:
             if faults.hook is not None:
                 await faults.hook("bus.before-settle")

@@ -13,6 +13,7 @@ from typing import Any
 from faregate.bus.context import Context
 from faregate.bus.outgoing import as_outgoing
 from faregate.bus.signature import Signature
+from faregate.bus.work import drop_mark
 from faregate.errors import UninterpretedEffect
 
 Call = Callable[[Context, Any], Any]
@@ -64,8 +65,13 @@ def _caller(signature: Signature, places: Places, pool: Executor) -> Call:
     exhaust = signature.shape == "generator"
 
     def run(ctx: Context, first: Any) -> Any:
-        result = bound(ctx, first)
-        return list(result) if exhaust else result
+        try:
+            result = bound(ctx, first)
+            return list(result) if exhaust else result
+        except (StopIteration, GeneratorExit) as exc:  # these cannot be handed to who awaits them
+            raise RuntimeError(f"the handler of {ctx} raised {type(exc).__name__}") from exc
+        finally:
+            drop_mark()
 
     def in_thread(ctx: Context, first: Any) -> Awaitable[Any]:
         context = contextvars.copy_context()

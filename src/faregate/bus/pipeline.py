@@ -9,7 +9,6 @@ the next awaitable, so a message costs one coroutine per middleware and one for 
 A step takes the context twice so that a middleware may write `await call_next()` or `await call_next(ctx)`.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from types import MethodType
@@ -21,7 +20,8 @@ from faregate.bus.node import Node
 from faregate.bus.policy import Retry
 from faregate.bus.signature import Signature
 from faregate.bus.subscription import Subscription
-from faregate.bus.work import Interrupt, NeedsTransaction, interrupt_of
+from faregate.bus.verdict import failure_of
+from faregate.bus.work import NeedsTransaction
 from faregate.errors import ConfigurationError, Permanent, RetryAfter, Unavailable, WrongSignature
 from faregate.ports import faults
 from faregate.ports.clock import Clock
@@ -51,7 +51,9 @@ def compile_pipeline(
     """
     places = resource_places(subscription, node)
     collect = compile_collect(node.interpreters, places, pool)
-    step = _core(compile_call(subscription.handler, collect, places, pool), collect, subscription.retry, clock)
+    call = compile_call(subscription.handler, collect, places, pool)
+    shared = bool(places or node.middlewares or node.outgoing_middlewares)
+    step = _core(call, collect, subscription.retry, clock, shared=shared)
     for middleware in reversed(node.middlewares):
         step = _around(middleware, step, places)
     if sends_in_scope(node):
@@ -93,53 +95,54 @@ async def _end(ctx: Context, again: Context | None = None) -> None:
     pass
 
 
-def _core(call: Call, collect: Collect, retry: Retry, clock: Clock) -> Step:
+def _core(call: Call, collect: Collect, retry: Retry, clock: Clock, *, shared: bool) -> Step:
+    """The tries. `shared`: others than the handler have the context too, so that it cannot end with a try."""
+
     async def core(ctx: Context, again: Context | None = None) -> None:
         attempt = ctx._attempt + 1
         work = ctx._work
         # What a middleware wrote is undone with a failed try; then all of it has to run again, not the handler alone.
         here = work is None or (work.may_wait and not work.entered)
+        if ctx._try is not None:  # an earlier run of the handler, which no longer counts
+            if work is not None:
+                await work.undo()
+            ctx._try = None
+        own = ctx if not shared and not ctx._ended else ctx._for_try()
         while True:
-            ctx._attempt = attempt
-            if ctx._completed or ctx._outputs:  # an earlier run of the handler, which no longer counts
-                if work is not None and ctx._completed:
-                    await work.undo()
-                ctx._completed = False
-                ctx._outputs = None
+            ctx._attempt = own._attempt = attempt
+            error: BaseException | None = None
             try:
                 if faults.hook is not None:
                     await faults.hook("bus.before-handler")
                 if work is not None and work.eager:
-                    await work.transaction()
-                result = await call(ctx, ctx.message)
+                    await work.enter(own)
+                result = await call(own, own.message)
                 if result is not None:
-                    await collect(ctx, result)
-                ctx._completed = True
+                    await collect(own, result)
+            except BaseException as exc:
+                error = exc
+            finally:
+                own._ended = True
+            if work is not None and work.interrupt is NeedsTransaction:
+                work.interrupt, work.eager = None, True
+                await work.undo()
+            elif work is not None and work.interrupt is not None:
+                raise work.interrupt from error
+            elif error is None:
+                ctx._try = own
                 return
-            except Exception as exc:
+            else:
+                failure = failure_of(error)
+                if failure is None:
+                    raise error
                 if work is not None:
-                    await work.failed(exc)
-                if not here or attempt > retry.times or not is_retried(exc):
-                    raise
-            except asyncio.CancelledError:
-                # Someone cancelled what the handler awaited; our own lane being cancelled is another matter.
-                task = asyncio.current_task()
-                if task is None or task.cancelling():
-                    raise
-                if work is not None:
-                    await work.failed()
-                if not here or attempt > retry.times:
-                    raise
-            except (Interrupt, BaseExceptionGroup) as exc:  # a group, if it came up in a task of the handler
-                kind = interrupt_of(exc)
-                if kind is not NeedsTransaction or work is None:
-                    if kind is None:
-                        raise
-                    raise kind from exc
-                work.eager = True
-                continue
-            await clock.sleep(retry.wait(attempt))
-            attempt += 1
+                    await work.failed(failure)
+                if not here or attempt > retry.times or not is_retried(failure):
+                    raise failure
+                await clock.sleep(retry.wait(attempt))
+                attempt += 1
+            ctx._outputs = None if own is ctx else ctx._outputs
+            own = ctx._for_try()
 
     return core
 

@@ -55,6 +55,8 @@ class Receiver(ABC):
         self._sender = sender
         self._clock = clock
         self._alarms = alarms
+        self._leaves_behind = False
+        """Whether that alarm has sounded."""
         self._read = BodyReader(subscription.message_type.cls, limit=body_limit).read
         told = [subscription.key if subscription.by_key else None, subscription.identity]
         self._told = [key for key in told if key is not None and key.function is not None]
@@ -95,7 +97,20 @@ class Receiver(ABC):
         message = self._read(envelope)
         for key in self._told:
             key.check(message)
-        return Context(self._node, delivery, message)
+        ctx = Context(self._node, delivery, message)
+        ctx._left_behind = self._left_behind
+        return ctx
+
+    def _left_behind(self, ctx: Context) -> None:
+        if not self._leaves_behind:
+            self._leaves_behind = True
+            self._alarms.sound(
+                "left-behind",
+                self._node,
+                ctx.message_id,
+                f"the handler {self.subscription.name!r} leaves tasks or threads behind: one used ctx after the try of "
+                f"{ctx} had ended, and was refused. Await everything before the handler returns or raises",
+            )
 
     def _refuse(self, envelope: Envelope) -> NoReturn:
         """Say what is missing or wrong."""

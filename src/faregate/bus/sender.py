@@ -103,7 +103,7 @@ class Sender(Sealer):
         """What a handler sends, in its envelopes: the same for every run of it on the same message."""
         used: set[tuple[str, str]] = set()
         now = self._clock.time()
-        for ordinal, out in enumerate(ctx._outputs or ()):
+        for ordinal, out in enumerate(ctx._sent()):
             wire = out.message_type.wire
             if out.id_key is not None:
                 if (wire, out.id_key) in used:

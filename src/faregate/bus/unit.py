@@ -28,11 +28,12 @@ from faregate.bus.policy import Serial
 from faregate.bus.receiver import Receiver
 from faregate.bus.sender import Sender
 from faregate.bus.subscription import Subscription
-from faregate.bus.verdict import describe_error, first_line
+from faregate.bus.verdict import describe_error, failure_of, first_line
 from faregate.bus.work import (
     TRANSACTION_LOST,
     AlreadyHandled,
     Fence,
+    NeedsSolitude,
     NeedsTransaction,
     Spoiled,
     TransactionEnded,
@@ -102,7 +103,7 @@ class Transactional(Receiver):
     @property
     def batch(self) -> int:
         """Slow handlers run one at a time, so that lanes share them; fast ones share a commit."""
-        if self._identity is not None or self._shared.gate is not None:
+        if self._identity is not None or self._shared.gate is not None or self._eager:
             return 1
         return max(1, min(BATCH_LIMIT, int(self.batch_seconds / self._seconds)))
 
@@ -350,21 +351,21 @@ class Transactional(Receiver):
         unit.current = work
         tried = ctx._attempt
         try:
-            try:
-                await self._pipeline(ctx)
-            except NeedsTransaction:  # of a middleware; the core sees to the handler's own
-                await unit.enter(work)
-                ctx._attempt, ctx._resources = tried, ()
-                await self._pipeline(ctx)
+            await self._run_through(ctx, work)
             if faults.hook is not None:
                 await faults.hook("bus.after-handler")
             work.outputs = await self._seal(work)
+            ctx._ended = True
             await unit.leave(work)
             work.state = "done"
             self._eager = self._eager or work.eager
         except AlreadyHandled:
             await unit.undo(work)
             work.state = "duplicate"
+        except NeedsSolitude as exc:
+            self._eager = work.scattered = True
+            ctx._attempt = tried
+            await self._failed(unit, work, exc)
         except Spoiled:  # its middlewares have not seen the error: they will, at the next try
             work.tries = ctx._attempt if work.handler_failed else tried
             raise
@@ -373,16 +374,33 @@ class Transactional(Receiver):
             raise
         except TRANSACTION_LOST:
             raise
-        except Exception as exc:
-            await self._failed(unit, work, exc)
-        except asyncio.CancelledError as exc:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+        except BaseException as exc:
+            failure = failure_of(exc)
+            if failure is None:
                 raise
-            await self._failed(unit, work, exc)
+            await self._failed(unit, work, failure)
         finally:
+            ctx._ended = True
             unit.current = None
         return work.state != "failed"
+
+    async def _run_through(self, ctx: Context, work: Work) -> None:
+        """The pipeline. An interrupt counts whatever a handler or a middleware made of it."""
+        tried = ctx._attempt
+        while True:
+            try:
+                await self._pipeline(ctx)
+            except BaseException as exc:
+                if work.interrupt is None or isinstance(exc, asyncio.CancelledError):
+                    raise
+            if work.interrupt is not NeedsTransaction:
+                break
+            # A middleware's; the core sees to the handler's own.
+            work.interrupt = None
+            await work.enter(ctx)
+            ctx._attempt, ctx._resources = tried, ()
+        if work.interrupt is not None:
+            raise work.interrupt
 
     async def _failed(self, unit: UnitOfWork, work: Work, exc: BaseException) -> None:
         work.tries = work.ctx._attempt if work.ctx is not None else 0
@@ -394,7 +412,7 @@ class Transactional(Receiver):
     async def _seal(self, work: Work) -> list[OutboxRow]:
         ctx = work.ctx
         assert ctx is not None
-        if not ctx._completed or not ctx._outputs:
+        if not ctx._completed or not ctx._sent():
             return []
         if not self._sends_in_scope:
             await self._send_outputs(ctx)

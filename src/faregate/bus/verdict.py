@@ -1,9 +1,11 @@
 """What becomes of a message whose tries in memory are used up: again later, or given up on."""
 
+import asyncio
 import traceback
 from typing import NamedTuple
 
 from faregate.errors import CommitUnknown, ConfigurationError, Permanent, RetryAfter
+from faregate.ports import faults
 
 _LONGEST_ERROR = 16_384
 _UNKNOWN_SECONDS = 10.0
@@ -33,6 +35,24 @@ def judge(exc: BaseException, redeliveries: int, delays: tuple[float, ...]) -> V
     return Verdict(None)
 
 
+def failure_of(exc: BaseException) -> BaseException | None:
+    """What a try failed with; None for what is no failure of the message: our own lane is cancelled, or the process is
+    to end. Anything else that is no `Exception` (`SystemExit`, `GeneratorExit`, a group of such) must not end the lane.
+    """
+    if isinstance(exc, Exception):
+        return exc
+    if isinstance(exc, asyncio.CancelledError):
+        # Someone cancelled what the handler awaited; our own lane being cancelled is another matter.
+        task = asyncio.current_task()
+        return None if task is None or task.cancelling() else exc
+    ending = exc.split((KeyboardInterrupt, faults.Crash))[0] if isinstance(exc, BaseExceptionGroup) else exc
+    if isinstance(ending, KeyboardInterrupt | faults.Crash) or (ending is not None and ending is not exc):
+        return None
+    failure = RuntimeError(f"the handler was left with {first_line(exc)}, which is no Exception")
+    failure.__cause__ = exc
+    return failure
+
+
 def first_line(exc: BaseException) -> str:
     """The exception's class and text; the text of a broken `__str__` is said to be so."""
     try:
@@ -48,4 +68,6 @@ def describe_error(exc: BaseException) -> str:
         trace = "".join(traceback.format_exception(exc))
     except Exception as broken:
         trace = f"(no traceback: {type(broken).__name__})"
-    return f"{first_line(exc)}\n\n{trace}"[:_LONGEST_ERROR].replace("\0", "\\0")
+    text = f"{first_line(exc)}\n\n{trace}"[:_LONGEST_ERROR].replace("\0", "\\0")
+    # A database takes no lone surrogates.
+    return text.encode(errors="backslashreplace").decode()

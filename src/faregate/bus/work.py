@@ -9,19 +9,27 @@ Rules kept here:
   open while it waits for the next.
 - Where a savepoint costs a round trip, a batch does without until a try fails. Then all of it is rolled back, and the
   others run again.
+- Opening is all or nothing: whoever is cancelled on the way leaves no transaction, and no handler writes into one
+  without its ledger row.
+- Statements of one message follow each other, whichever tasks they come from, and nothing ends under one of them. A
+  try that failed cancels the statement that it left behind; one that succeeded waits for it.
+- The driver's connection cannot be taken back from whoever has it: such a message is alone in its transaction, and the
+  connection is closed if tasks of its handler may still have it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from faregate.bus.database import BlockingDatabase, Database
-from faregate.errors import CommitUnknown, StoreConflict, StoreUnavailable, TransactionMisused, WrongEventLoop
+from faregate.errors import CommitUnknown, StoreConflict, StoreUnavailable, TransactionMisused
 from faregate.ports import faults
+from faregate.ports.cancellation import finish
 from faregate.ports.store import LedgerRow, OutboxRow, Store, Transaction
 
 if TYPE_CHECKING:
@@ -39,7 +47,8 @@ TRANSACTION_LOST = (StoreConflict, StoreUnavailable, CommitUnknown)
 
 
 class Interrupt(BaseException):
-    """Ends a run of a handler from within `ctx.db`. Not an `Exception`: handlers must not mistake it for a failure."""
+    """Ends a run of a handler from within `ctx.db`. Not an `Exception`: handlers must not mistake it for a failure.
+    `Work.interrupt` remembers it, for handlers that catch it all the same, or wrap it."""
 
 
 class AlreadyHandled(Interrupt):
@@ -50,17 +59,27 @@ class NeedsTransaction(Interrupt):
     """The handler wants the driver's connection before there is one: it runs again with the transaction open."""
 
 
+class NeedsSolitude(Interrupt):
+    """The handler wants the driver's connection, among others: it runs again, alone in its transaction."""
+
+
 class Spoiled(Interrupt):
     """A try does not count, in a transaction without savepoints: nothing of it can stay."""
 
 
-def interrupt_of(exc: BaseException) -> type[Interrupt] | None:
-    """What ended a handler's run from within `ctx.db`, be it inside a group; None when something else did."""
-    if isinstance(exc, Interrupt):
-        return type(exc)
-    if isinstance(exc, BaseExceptionGroup):
-        return next((kind for each in exc.exceptions if (kind := interrupt_of(each)) is not None), None)
-    return None
+class _Mark:
+    """In the context of every task that a handler starts once it has the driver's connection, while the task lives."""
+
+    __slots__ = ("__weakref__",)
+
+
+_mark: ContextVar[_Mark | None] = ContextVar("faregate_connection", default=None)
+
+
+def drop_mark() -> None:
+    """Whoever runs here is done with the driver's connection."""
+    if _mark.get() is not None:
+        _mark.set(None)
 
 
 class TransactionEnded(TransactionMisused):
@@ -83,7 +102,6 @@ class Work:
         "claimed_attempt",
         "consumed",
         "ctx",
-        "database_",
         "delivery",
         "eager",
         "entered",
@@ -93,6 +111,8 @@ class Work:
         "has_savepoint",
         "identity",
         "in_ledger",
+        "interrupt",
+        "marks",
         "message_id",
         "outputs",
         "row",
@@ -137,49 +157,47 @@ class Work:
         self.entered = False
         """Whether it has used the transaction in this try."""
         self.has_savepoint = False
-        self.database_: Database | None = None
+        self.interrupt: type[Interrupt] | None = None
+        """What its handler was interrupted with, whatever the handler made of that."""
+        self.marks: list[weakref.ref[_Mark]] = []
+        """For each time that its handler was given the driver's connection."""
 
     @property
     def envelope(self) -> Envelope:
         return self.delivery.envelope
 
-    @property
-    def database(self) -> Database | BlockingDatabase:
-        """Which of the two depends on who asks: a thread has no running event loop."""
-        if self.unit is None:
-            raise TransactionMisused(f"ctx.db of {self.ctx} was used outside of its unit of work")
-        running = asyncio._get_running_loop()
-        if running is None:
-            return BlockingDatabase(self, self.unit.loop)
-        if running is not self.unit.loop:
-            raise WrongEventLoop(
-                f"ctx.db of {self.ctx} was used on another event loop than the bus runs on: in a thread call it "
-                "plainly, without a loop of its own, or hand it over with asyncio.run_coroutine_threadsafe"
-            )
-        if self.database_ is None:
-            self.database_ = Database(self)
-        return self.database_
+    # --- for `ctx.db` of one of its tries ---
 
-    async def transaction(self) -> Transaction:
-        """The open transaction, ready for this message's statements."""
-        unit = self.unit
-        if unit is None or unit.current is not self:
-            raise TransactionMisused(
-                f"ctx.db was used after the handler of {self.ctx} had ended: await everything within the handler"
-            )
-        if not self.entered:
-            await unit.enter(self)
-        assert unit.transaction is not None
-        return unit.transaction
+    async def run(self, ctx: Context, statement: str, sql: str, parameters: Any) -> Any:
+        """Run a statement in the transaction. Raises `TryEnded`, also when the try ends before its turn has come."""
+        return await self._unit_for(ctx).run(self, ctx, statement, sql, parameters)
 
-    def opened_transaction(self) -> Transaction:
-        """The same, for who cannot wait."""
-        unit = self.unit
-        if unit is None or unit.current is not self:
-            raise TransactionMisused(f"ctx.db was used after the handler of {self.ctx} had ended")
+    async def enter(self, ctx: Context) -> None:
+        """Have the transaction open, ready for this message's statements."""
+        await self._unit_for(ctx).run(self, ctx, None, "", ())
+
+    def raw(self, ctx: Context) -> Any:
+        unit = self._unit_for(ctx)
+        if not unit.alone:
+            raise self.interrupted(NeedsSolitude)
         if not self.entered or unit.transaction is None:
-            raise NeedsTransaction
-        return unit.transaction
+            raise self.interrupted(NeedsTransaction)
+        mark = _Mark()
+        _mark.set(mark)
+        self.marks.append(weakref.ref(mark))
+        return unit.transaction.raw
+
+    def _unit_for(self, ctx: Context) -> UnitOfWork:
+        unit = self.unit
+        if ctx._ended or unit is None or unit.current is not self:
+            ctx._refuse()
+        return unit
+
+    def interrupted(self, kind: type[Interrupt]) -> Interrupt:
+        self.interrupt = kind
+        return kind()
+
+    # --- for the core ---
 
     @property
     def may_wait(self) -> bool:
@@ -222,7 +240,10 @@ class UnitOfWork:
         self.loop = asyncio.get_running_loop()
         self.transaction: Transaction | None = None
         self.current: Work | None = None
-        self._entering = asyncio.Lock()
+        self._statements = asyncio.Lock()
+        """Held by the statement at hand."""
+        self._user: tuple[Context, asyncio.Task[Any] | None] | None = None
+        """Whose statement that is."""
         self.waited = 0.0
         """Seconds spent on getting the transaction: the time of others."""
         self._store = store
@@ -232,18 +253,44 @@ class UnitOfWork:
         for work in works:
             work.unit = self
 
-    async def enter(self, work: Work) -> None:
-        """A message is about to use the transaction. Its handler may do so from several tasks at once."""
-        async with self._entering:
-            if not work.entered:
+    async def run(self, work: Work, ctx: Context, statement: str | None, sql: str, parameters: Any) -> Any:
+        """One statement of a message; None just opens the transaction for it."""
+        await self._statements.acquire()
+        task = asyncio.current_task()
+        self._user = ctx, task
+        try:
+            if not work.entered and not ctx._ended:
                 await self._enter(work)
+            if ctx._ended:
+                ctx._refuse()
+            return None if statement is None else await getattr(self.transaction, statement)(sql, parameters)
+        except asyncio.CancelledError:
+            if not ctx._ended or task is None or task.uncancel():
+                raise
+            ctx._refuse()  # its try ended, and took the statement back
+        finally:
+            self._user = None
+            self._statements.release()
+
+    async def still(self, *, cancel: bool) -> None:
+        """Wait until no statement is under way. `cancel`: one of an ended try is not waited for."""
+        if self._statements.locked():
+            if cancel and self._user is not None:
+                ctx, task = self._user
+                if ctx._ended and task is not None:
+                    task.cancel()
+            await finish(self._wait_for_statement())
+
+    async def _wait_for_statement(self) -> None:
+        async with self._statements:
+            pass
 
     async def _enter(self, work: Work) -> None:
         if self.transaction is None:
-            await self.begin()
+            await self._open()
         transaction = self.transaction
         assert transaction is not None
-        if self._savepoints and work.state != "duplicate":
+        if self._savepoints and work.state != "duplicate" and not work.has_savepoint:
             await transaction.savepoint()
             work.has_savepoint = True
         if work.attempt_id is not None and work.claim_id is None and not work.consumed:
@@ -251,16 +298,23 @@ class UnitOfWork:
             if not work.consumed:
                 work.state = "duplicate"
         if work.state == "duplicate":
-            raise AlreadyHandled
+            raise work.interrupted(AlreadyHandled)
         work.entered = True
 
-    async def begin(self) -> None:
+    async def _open(self) -> None:
         """Open the transaction and record all its messages that are still in the running."""
         started = perf_counter()
         transaction = self._store.transaction()
         await transaction.begin()
         self.waited += perf_counter() - started
+        try:
+            await self._record_running(transaction)
+        except BaseException:
+            await transaction.roll_back()
+            raise
         self.transaction = transaction
+
+    async def _record_running(self, transaction: Transaction) -> None:
         running = [work for work in self.works if work.state in ("new", "done")]
         if self._fence is not None:
             await self._fence(transaction, running)
@@ -278,6 +332,7 @@ class UnitOfWork:
 
     async def undo(self, work: Work, exc: BaseException | None = None) -> None:
         """Roll a failed try back: alone everything, among others to its savepoint. `exc` is what it failed with."""
+        await self.still(cancel=True)
         if self.transaction is None or not (work.entered or work.has_savepoint or self.alone):
             return
         if work.entered and not self.transaction.is_open:
@@ -285,7 +340,7 @@ class UnitOfWork:
         if self.alone:
             await self.abandon()
         elif not self._savepoints:
-            raise Spoiled
+            raise work.interrupted(Spoiled)
         else:
             await self.transaction.roll_back_to_savepoint()
             await self.transaction.release_savepoint()
@@ -293,6 +348,7 @@ class UnitOfWork:
 
     async def leave(self, work: Work) -> None:
         """A message succeeded: what it wrote stays, if the rest goes well."""
+        await self.still(cancel=False)
         if not work.entered:
             return
         transaction = self.transaction
@@ -307,6 +363,7 @@ class UnitOfWork:
             )
         if self._savepoints:
             await transaction.release_savepoint()
+        self._take_back(work)
         work.entered = work.has_savepoint = False
 
     @staticmethod
@@ -333,7 +390,7 @@ class UnitOfWork:
             await self.abandon()
             return
         if self.transaction is None:
-            await self.begin()
+            await self._open()
         transaction = self.transaction
         assert transaction is not None
         await self._consume(
@@ -365,6 +422,17 @@ class UnitOfWork:
 
     async def abandon(self) -> None:
         """Roll everything back."""
+        await self.still(cancel=True)
+        for work in self.works:
+            self._take_back(work)
         if self.transaction is not None:
             transaction, self.transaction = self.transaction, None
             await transaction.roll_back()
+
+    def _take_back(self, work: Work) -> None:
+        """The handler is done with the driver's connection, but for tasks that it left behind."""
+        if work.marks:
+            drop_mark()
+            if self.transaction is not None and any(mark() is not None for mark in work.marks):
+                self.transaction.retire()
+            work.marks.clear()

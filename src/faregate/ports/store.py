@@ -182,6 +182,10 @@ class Transaction(Protocol):
         """Whether a statement failed and the database refuses everything but rolling back (PostgreSQL)."""
         ...
 
+    def retire(self) -> None:
+        """Close the connection when this transaction ends: somebody who should not may still hold it."""
+        ...
+
     # --- savepoints: one level, remade after `release_savepoint` ---
 
     async def savepoint(self) -> None: ...

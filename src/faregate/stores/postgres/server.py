@@ -9,16 +9,15 @@ Rules kept here:
   would read otherwise than it was meant is refused: its errors quote what it took for a host or a port.
 """
 
-import asyncio
 import re
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool
 
 from faregate.errors import ConfigurationError, StoreUnavailable
+from faregate.ports.cancellation import finish
 from faregate.ports.clock import Clock
 from faregate.ports.schemes import hide_password
 from faregate.stores.postgres.brief import BriefConnection
@@ -27,7 +26,6 @@ from faregate.stores.postgres.migrate import migrate
 from faregate.stores.postgres.rows import QUERIES
 from faregate.stores.sql.opening import patiently
 
-T = TypeVar("T")
 Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 Cursor = psycopg.AsyncCursor[tuple[Any, ...]]
 _HINT = "; check that the server runs and takes connections there, and the user, password and database in the URL"
@@ -152,25 +150,6 @@ class PostgresServer:
 
 def query(name: str) -> str:
     return QUERIES[name]
-
-
-async def finish(work: Coroutine[Any, Any, T]) -> T:
-    """Do it to the end, also when whoever waits is cancelled meanwhile; the cancellation comes after it."""
-    running = asyncio.ensure_future(work)
-    cancelled = None
-    while not running.done():
-        try:
-            await asyncio.shield(running)
-        except asyncio.CancelledError as exc:
-            if running.cancelled():
-                raise
-            cancelled = exc
-        except Exception:
-            break
-    if cancelled is not None:
-        running.exception()  # it was looked at: the cancellation is what the waiter is told
-        raise cancelled
-    return running.result()
 
 
 def _parse(url: str) -> dict[str, Any]:

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 import psycopg
 
 from faregate.errors import ConfigurationError
+from faregate.ports.cancellation import finish
 from faregate.ports.store import ClaimRecord, DeadFilter, DeadLetter, Known, OutboxRow
 from faregate.stores.postgres.faults import is_lost, raise_translated
-from faregate.stores.postgres.server import PostgresServer, finish, query
+from faregate.stores.postgres.server import PostgresServer, query
 from faregate.stores.postgres.transaction import PostgresTransaction
 from faregate.stores.sql import columns
 from faregate.stores.sql.columns import attempts_text, outbox_row

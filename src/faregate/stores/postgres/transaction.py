@@ -7,9 +7,12 @@ Rules kept here:
   machine it was slower for single messages.)
 - Whoever asks for the driver's connection finds everything sent, in order.
 - A connection that turns out to be gone at the first statement is replaced once: nothing can have been committed.
+- A statement that was cancelled may or may not have been sent, and BEGIN with it: from then on the transaction takes
+  nothing but being rolled back.
 - A commit of a transaction in which a statement failed would be answered with ROLLBACK and no error: it is refused.
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -17,12 +20,13 @@ import psycopg
 from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.sql import SQL, Literal
 
-from faregate.errors import StoreUnavailable, TransactionMisused
+from faregate.errors import StoreConflict, StoreUnavailable, TransactionMisused
+from faregate.ports.cancellation import finish
 from faregate.ports.store import DeadLetter, DeadStatus, LedgerRow, OutboxRow, Sent
 from faregate.ports.tokens import NOBODY, Recipients, Token
 from faregate.stores.postgres.faults import is_lost, raise_translated
 from faregate.stores.postgres.rows import QUERIES, token_columns
-from faregate.stores.postgres.server import Connection, Cursor, PostgresServer, finish
+from faregate.stores.postgres.server import Connection, Cursor, PostgresServer
 from faregate.stores.sql import columns
 from faregate.stores.sql.columns import attempts_text, pack
 from faregate.stores.sql.statements import to_percent
@@ -42,6 +46,8 @@ class PostgresTransaction:
         self._waiting: list[str] = []
         """Statements without parameters that go out before the next one, or with it."""
         self._used = False
+        self._cancelled = False
+        self._retired = False
 
     # --- begin and end ---
 
@@ -53,7 +59,7 @@ class PostgresTransaction:
         self._waiting = [_BEGIN]
 
     async def commit(self) -> None:
-        if self._connection is None:
+        if self._connection is None and not self._cancelled:
             return
         connection = self._live()
         if connection.pgconn.transaction_status == _FAILED and _UNDO not in self._waiting:
@@ -74,7 +80,11 @@ class PostgresTransaction:
         finally:
             await self._release(connection)
 
+    def retire(self) -> None:
+        self._retired = True
+
     async def roll_back(self) -> None:
+        self._cancelled = False
         if self._connection is not None:
             connection, self._connection = self._connection, None
             self._waiting = []
@@ -87,11 +97,16 @@ class PostgresTransaction:
                 await connection.execute("rollback")
         except psycopg.Error:
             await connection.close()
+        if self._retired:
+            await connection.close()
         await self._server.give_back(connection)
 
     @property
     def is_open(self) -> bool:
-        return self._connection is not None and (_BEGIN in self._waiting or _in_transaction(self._connection))
+        connection = self._connection
+        if self._cancelled or connection is None:
+            return self._cancelled
+        return _BEGIN in self._waiting or _in_transaction(connection)
 
     @property
     def was_closed(self) -> bool:
@@ -105,6 +120,8 @@ class PostgresTransaction:
 
     def _live(self) -> Connection:
         connection = self._connection
+        if self._cancelled:
+            raise StoreConflict(_CANCELLED)
         if connection is None:
             raise TransactionMisused("this transaction is not open: it was not begun, or it has ended")
         if connection.pgconn.transaction_status == _IDLE and _BEGIN not in self._waiting:
@@ -112,6 +129,14 @@ class PostgresTransaction:
         return connection
 
     async def _run(self, sql: str, parameters: Any = None) -> Cursor:
+        try:
+            return await self._run_replacing(sql, parameters)
+        except asyncio.CancelledError:
+            self._cancelled = True
+            raise
+
+    async def _run_replacing(self, sql: str, parameters: Any) -> Cursor:
+        """Run it, on another connection if this one turns out to be gone before anything was done on it."""
         connection = self._live()
         waiting, self._waiting = self._waiting, []
         try:
@@ -119,7 +144,6 @@ class PostgresTransaction:
         except psycopg.Error as exc:
             if not (waiting[:1] == [_BEGIN] and is_lost(exc, connection)):
                 raise_translated(exc, self._server.url, connection)
-        # The connection had been lost before anything was done on it.
         self._connection = None
         await finish(self._server.give_back(connection))
         self._connection = connection = await self._server.take()
@@ -162,6 +186,9 @@ class PostgresTransaction:
                 return max(0, cursor.rowcount)
         except psycopg.Error as exc:
             raise_translated(exc, self._server.url, connection)
+        except asyncio.CancelledError:
+            self._cancelled = True
+            raise
 
     async def fetchone(self, sql: str, parameters: Sequence[Any] = ()) -> tuple[Any, ...] | None:
         return await (await self._run(to_percent(sql, bool(parameters)), parameters or None)).fetchone()
@@ -309,6 +336,10 @@ def _in_transaction(connection: Connection) -> bool:
 _ENDED = (
     "the database has ended this transaction already: a statement committed it or rolled it back, so nothing of it may "
     "be relied on. Leave beginning and ending to the unit of work, also on ctx.db.raw"
+)
+_CANCELLED = (
+    "a statement of this transaction was cancelled, by a time limit or with its task, so nobody knows what it did: "
+    "nothing of the transaction stays, and the message is tried again"
 )
 _FAILED_BEFORE = (
     "a statement of this transaction failed, and PostgreSQL commits nothing after that: let the error end the handler, "

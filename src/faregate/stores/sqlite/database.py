@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from faregate.errors import ConfigurationError, StoreConflict, StoreUnavailable
+from faregate.ports.cancellation import finish
 from faregate.stores.sqlite.faults import code_of, is_conflict, raise_commit_error, raise_translated
 
 T = TypeVar("T")
@@ -35,6 +36,8 @@ class Database:
     reader: sqlite3.Connection
     opening: asyncio.Future[None]
     users = 0
+    retired = False
+    """Whether the writing connection is replaced when the transaction at hand ends."""
 
     def __init__(self, url: str, target: str, *, in_memory: bool, busy_seconds: float) -> None:
         self.url = url
@@ -150,32 +153,19 @@ class Database:
                 self._let_reader_go()
                 self.writer.execute("commit")
             else:
-                await self._commit_in_thread(self._thread)
+                # Whoever waits may be cancelled: the commit goes on, and the lock is given back when it is over.
+                loop = asyncio.get_running_loop()
+                await finish(loop.run_in_executor(self._thread, self.writer.execute, "commit"))
         except sqlite3.Error as exc:
             raise_commit_error(exc, self.url)
         finally:
             self.roll_back()
 
-    async def _commit_in_thread(self, thread: ThreadPoolExecutor) -> None:
-        running = asyncio.get_running_loop().run_in_executor(thread, self.writer.execute, "commit")
-        cancelled = None
-        while not running.done():
-            try:
-                await asyncio.shield(running)
-            except asyncio.CancelledError as exc:
-                if running.cancelled():
-                    raise
-                cancelled = exc  # the commit goes on; its outcome decides what the lock is given back for
-            except sqlite3.Error:
-                break
-        if cancelled is not None:
-            running.exception()
-            raise cancelled
-        running.result()
-
     def roll_back(self) -> None:
         """Undo what is open, if anything is, and give the lock back."""
         try:
+            if self.retired and not self.is_closed:
+                self.writer.close()
             if self.is_closed:
                 self.writer = self._connect()
             elif self.writer.in_transaction:
@@ -184,6 +174,7 @@ class Database:
             self.writer.close()
             self.writer = self._connect()
         finally:
+            self.retired = False
             self._let_reader_go()
             self._lock.release()
 

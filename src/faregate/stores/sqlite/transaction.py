@@ -72,6 +72,9 @@ class SqliteTransaction:
     def is_broken(self) -> bool:
         return False  # SQLite undoes the statement that failed, and goes on
 
+    def retire(self) -> None:
+        self._database.retired = self._connection is not None
+
     def _live(self) -> sqlite3.Connection:
         connection = self._connection
         if connection is None:

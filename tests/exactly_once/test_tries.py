@@ -1,0 +1,424 @@
+"""A try is a scope: whatever a handler starts, cancels or forgets, the effects of its message happen once.
+
+Each test runs on SQLite and on PostgreSQL.
+"""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import faregate as fg
+from faregate.bus.unit import BATCH_LIMIT, Transactional
+from faregate.ports.store import Store
+from faregate.testing.clock import rest
+from faregate.testing.store_subjects import postgres_schema
+from tests.presence import address
+
+LONG = 30  # seconds until a test that hangs is failed
+TABLE = "create table if not exists notes(n integer, part text)"
+INSERT = "insert into notes values (?, ?)"
+
+
+class Asked(fg.Event):
+    n: int
+
+
+class Answered(fg.Event):
+    part: str
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.services)])
+async def url(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:{tmp_path}/notes.db"
+    else:
+        async with postgres_schema(address("FAREGATE_TEST_POSTGRES")) as inside:
+            yield inside
+
+
+@pytest.fixture
+def one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages that are published together share a transaction, however slow the machine is."""
+    monkeypatch.setattr(Transactional, "batch", BATCH_LIMIT)
+
+
+def nodes() -> tuple[fg.Node, fg.Node]:
+    return fg.Node("asking"), fg.Node("answering", schema=TABLE)
+
+
+def the_store(bus: fg.Bus) -> Store:
+    [store] = bus.stores.values()
+    return store
+
+
+async def notes(bus: fg.Bus, sql: str = "select n, part from notes order by n, part") -> list[tuple[Any, ...]]:
+    """What is committed. It needs the writer, so it hangs where a transaction was left open."""
+    transaction = the_store(bus).transaction()
+    await asyncio.wait_for(transaction.begin(), LONG)
+    try:
+        return [tuple(row) for row in await transaction.fetchall(sql)]
+    finally:
+        await transaction.roll_back()
+
+
+async def ledger(bus: fg.Bus) -> int:
+    [(count,)] = await notes(bus, "select count(*) from faregate_ledger")
+    return int(count)
+
+
+async def test_a_task_of_a_failed_try_writes_and_publishes_nothing_in_the_next_one(url: str) -> None:
+    asking, answering = nodes()
+    second_try, left_behind = asyncio.Event(), list[BaseException]()
+    tries = 0
+    heard: list[str] = []
+
+    @answering.on(Asked, source="asking", retry=fg.Retry(1, 0))
+    async def answer(asked: Asked, ctx: fg.Context) -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            database = ctx.db
+
+            async def late() -> None:
+                await second_try.wait()
+                for use in (
+                    lambda: database.execute(INSERT, (asked.n, "late")),
+                    lambda: ctx.db.execute(INSERT, (asked.n, "late")),
+                    lambda: ctx.publish(Answered(part="late")),
+                ):
+                    try:
+                        await use()  # type: ignore[misc]
+                    except fg.TryEnded as exc:
+                        left_behind.append(exc)
+
+            await ctx.db.execute(INSERT, (asked.n, "first"))
+            ctx.publish(Answered(part="first"))
+            forgotten.append(asyncio.create_task(late()))
+            raise RuntimeError("a part failed")
+        await ctx.db.execute(INSERT, (asked.n, "second"))
+        ctx.publish(Answered(part="second"))
+        second_try.set()
+        await forgotten[0]
+
+    @asking.on(Answered, source="answering")
+    async def hear(answered: Answered, ctx: fg.Context) -> None:
+        heard.append(answered.part)
+
+    forgotten: list[asyncio.Task[None]] = []
+    async with fg.Bus("memory:", nodes=[asking, answering], store=url) as bus:
+        await bus.publish(Asked(n=1), node="asking")
+        await bus.idle(timeout=LONG)
+        assert await notes(bus) == [(1, "second")]
+        assert heard == ["second"]
+        assert len(left_behind) == 3
+        assert bus.alarms["left-behind"] == 1
+
+
+async def test_without_a_store_a_task_of_a_failed_try_publishes_nothing_in_the_next_one() -> None:
+    asking, answering = fg.Node("asking"), fg.Node("answering")
+    tries = 0
+    heard: list[str] = []
+    first: list[fg.Context] = []
+
+    @answering.on(Asked, source="asking", retry=fg.Retry(1, 0))
+    async def answer(asked: Asked, ctx: fg.Context) -> None:
+        nonlocal tries
+        tries += 1
+        first.append(ctx)
+        if tries == 1:
+            raise RuntimeError("a part failed")
+        with pytest.raises(fg.TryEnded):
+            first[0].publish(Answered(part="late"))
+        ctx.publish(Answered(part="second"))
+
+    @asking.on(Answered, source="answering")
+    async def hear(answered: Answered, ctx: fg.Context) -> None:
+        heard.append(answered.part)
+
+    async with fg.Bus("memory:", nodes=[asking, answering]) as bus:
+        await bus.publish(Asked(n=1), node="asking")
+        await bus.idle(timeout=LONG)
+        assert heard == ["second"]
+
+
+async def test_a_middleware_keeps_its_context_over_the_tries_of_the_handler(url: str) -> None:
+    asking, answering = nodes()
+    tries = 0
+
+    @answering.use
+    async def wrote(ctx: fg.Context, call_next: Any) -> None:
+        await call_next()
+        await ctx.db.execute(INSERT, (0, "middleware"))
+
+    @answering.on(Asked, source="asking", retry=fg.Retry(1, 0))
+    async def answer(asked: Asked, ctx: fg.Context) -> None:
+        nonlocal tries
+        tries += 1
+        await ctx.db.execute(INSERT, (asked.n, f"try {tries}"))
+        if tries == 1:
+            raise RuntimeError("a part failed")
+
+    async with fg.Bus("memory:", nodes=[asking, answering], store=url) as bus:
+        await bus.publish(Asked(n=1), node="asking")
+        await bus.idle(timeout=LONG)
+        assert await notes(bus) == [(0, "middleware"), (1, "try 2")]
+
+
+async def test_a_statement_that_waits_for_the_store_when_its_try_fails_opens_nothing() -> None:
+    """On SQLite one transaction at a time runs: whoever waits would open the next one, and nobody would end it."""
+    asking, answering = nodes()
+    failed = asyncio.Event()
+
+    @answering.on(Asked, source="asking", retry=None, redeliver=None)
+    async def answer(asked: Asked, ctx: fg.Context) -> None:
+        async def fail() -> None:
+            await rest()
+            failed.set()
+            raise RuntimeError("the bank does not answer")
+
+        await asyncio.gather(ctx.db.execute(INSERT, (asked.n, "late")), fail())
+
+    async with fg.Bus("memory:", nodes=[asking, answering], store="memory:", drain_seconds=1) as bus:
+        writer = the_store(bus).transaction()
+        await writer.begin()
+        await bus.publish(Asked(n=1), node="asking")
+        await asyncio.wait_for(failed.wait(), LONG)
+        await rest()
+        await writer.roll_back()
+        await bus.idle(timeout=LONG)
+        assert await notes(bus) == []
+        assert bus.outcomes()["dead"] == 1
+
+
+async def test_a_forgotten_statement_counts_with_its_try_or_not_at_all(url: str) -> None:
+    asking, answering = nodes()
+    forgotten: list[asyncio.Task[int]] = []
+
+    @answering.on(Asked, source="asking")
+    async def answer(asked: Asked, ctx: fg.Context) -> None:
+        forgotten.append(asyncio.create_task(ctx.db.execute(INSERT, (asked.n, "forgotten"))))
+        if asked.n % 2:
+            await asyncio.sleep(0)
+
+    async with fg.Bus("memory:", nodes=[asking, answering], store=url) as bus:
+        await bus.publish_many([Asked(n=n) for n in range(20)], node="asking")
+        await bus.idle(timeout=LONG)
+        ends = await asyncio.gather(*forgotten, return_exceptions=True)
+        written = {n for n, _ in await notes(bus)}
+        assert len(written) == sum(end == 1 for end in ends)
+        assert all(end == 1 or isinstance(end, fg.TryEnded) for end in ends)
+        assert await ledger(bus) == 20
+
+
+async def test_a_cancelled_first_statement_leaves_no_effect_without_its_ledger_row(url: str) -> None:
+    asking, answering = nodes()
+    late = 0
+
+    @answering.on(Asked, source="asking", order=fg.Parallel(20), retry=fg.Retry(20, 0))
+    async def answer(asked: Asked, ctx: fg.Context) -> None:
+        nonlocal late
+        look_up = asyncio.create_task(ctx.db.fetchone("select 1"))
+        for _ in range(asked.n % 25):  # so that it is cancelled at all the places where it may wait
+            await asyncio.sleep(0)
+        late += look_up.cancel()
+        await asyncio.wait([look_up])
+        await ctx.db.execute(INSERT, (asked.n, "once"))
+
+    async with fg.Bus("memory:", nodes=[asking, answering], store=url) as bus:
+        await bus.publish_many([Asked(n=n) for n in range(100)], node="asking")
+        await bus.idle(timeout=LONG)
+        assert late
+        assert await ledger(bus) == 100
+        assert await notes(bus) == [(n, "once") for n in range(100)]
+
+
+@pytest.mark.usefixtures("one_batch")
+async def test_a_handler_that_takes_the_drivers_connection_is_alone_in_its_transaction(url: str) -> None:
+    asking, answering = nodes()
+    together: list[int] = []
+
+    @answering.on(Asked, source="asking")
+    async def answer(asked: Asked, ctx: fg.Context) -> None:
+        await ctx.db.execute(INSERT, (asked.n, "plain"))
+        if asked.n == 3:
+            assert ctx.db.raw is not None
+            assert ctx._work is not None and ctx._work.unit is not None
+            together.append(len(ctx._work.unit.works))
+
+    async with fg.Bus("memory:", nodes=[asking, answering], store=url) as bus:
+        await bus.publish_many([Asked(n=n) for n in range(6)], node="asking")
+        await bus.idle(timeout=LONG)
+        assert together == [1]
+        assert await notes(bus) == [(n, "plain") for n in range(6)]
+
+
+async def test_a_connection_that_a_task_still_has_is_not_used_again(url: str) -> None:
+    asking, answering = nodes()
+    go_on = asyncio.Event()
+    kept: list[Any] = []
+    forgotten: list[asyncio.Task[None]] = []
+
+    @answering.on(Asked, source="asking")
+    async def answer(asked: Asked, ctx: fg.Context) -> None:
+        connection = ctx.db.raw
+        kept.append(connection)
+
+        async def late() -> None:
+            await go_on.wait()
+            result = connection.execute(f"insert into notes values ({asked.n}, 'late')")
+            if not url.startswith("sqlite"):
+                await result
+
+        if asked.n == 1:
+            forgotten.append(asyncio.create_task(late()))
+
+    async with fg.Bus("memory:", nodes=[asking, answering], store=url) as bus:
+        await bus.publish(Asked(n=1), node="asking")
+        await bus.idle(timeout=LONG)
+        go_on.set()
+        [end] = await asyncio.gather(*forgotten, return_exceptions=True)
+        assert isinstance(end, Exception)
+        await bus.publish(Asked(n=2), node="asking")
+        await bus.idle(timeout=LONG)
+        assert kept[0] is not kept[-1]
+        assert await notes(bus) == []
+        assert await ledger(bus) == 2
+
+
+async def test_a_handler_that_catches_everything_is_still_recognised_as_a_copy(url: str) -> None:
+    asking, answering = nodes()
+    heard: list[str] = []
+
+    @answering.on(Asked, source="asking")
+    async def answer(asked: Asked, ctx: fg.Context) -> Answered:
+        try:
+            await ctx.db.execute(INSERT, (asked.n, "once"))
+        except BaseException:
+            pass
+        return Answered(part="once")
+
+    @asking.on(Answered, source="answering")
+    async def hear(answered: Answered, ctx: fg.Context) -> None:
+        heard.append(answered.part)
+
+    async with fg.Bus("memory:", nodes=[asking, answering], store=url) as bus:
+        await bus.publish(Asked(n=1), node="asking", idempotency_key="one")
+        await bus.idle(timeout=LONG)
+        async with fg.Bus("memory:", nodes=[asking, answering], store=url) as other:
+            store = the_store(other)
+            real, blind = store.known, True
+
+            async def known(node: str, message_ids: Any) -> Any:
+                return {} if blind else await real(node, message_ids)
+
+            store.known = known  # type: ignore[method-assign]
+            await other.publish(Asked(n=1), node="asking", idempotency_key="one")
+            await other.idle(timeout=LONG)
+            assert {name: n for name, n in other.outcomes().items() if n} == {"duplicate": 1}
+        assert await notes(bus) == [(1, "once")]
+        assert heard == ["once"]
+
+
+@pytest.mark.usefixtures("one_batch")
+async def test_a_middleware_that_catches_everything_saves_no_write_of_a_failed_try(url: str) -> None:
+    asking, answering = nodes()
+
+    @answering.use
+    async def swallow(ctx: fg.Context, call_next: Any) -> None:
+        try:
+            await call_next()
+        except BaseException:
+            pass
+
+    @answering.on(Asked, source="asking", retry=None)
+    async def answer(asked: Asked, ctx: fg.Context) -> None:
+        await ctx.db.execute(INSERT, (asked.n, "written"))
+        if asked.n == 2:
+            raise RuntimeError("and then it fails")
+
+    async with fg.Bus("memory:", nodes=[asking, answering], store=url) as bus:
+        await bus.publish_many([Asked(n=n) for n in range(4)], node="asking")
+        await bus.idle(timeout=LONG)
+        assert await notes(bus) == [(n, "written") for n in (0, 1, 3)]
+
+
+async def test_a_thread_that_a_plain_handler_left_behind_writes_nothing(url: str) -> None:
+    asking, answering = nodes()
+    go_on, ends = threading.Event(), list[BaseException]()
+    threads: list[threading.Thread] = []
+    tries = 0
+
+    @answering.on(Asked, source="asking", retry=fg.Retry(1, 0))
+    def answer(asked: Asked, ctx: fg.Context) -> None:
+        nonlocal tries
+        tries += 1
+
+        def late() -> None:
+            go_on.wait(LONG)
+            try:
+                ctx.db.execute(INSERT, (asked.n, "late"))
+            except fg.TryEnded as exc:
+                ends.append(exc)
+
+        ctx.db.execute(INSERT, (asked.n, f"try {tries}"))
+        if tries == 1:
+            threads.append(threading.Thread(target=late))
+            threads[0].start()
+            raise RuntimeError("a part failed")
+        go_on.set()
+        threads[0].join(LONG)
+
+    async with fg.Bus("memory:", nodes=[asking, answering], store=url) as bus:
+        await bus.publish(Asked(n=1), node="asking")
+        await bus.idle(timeout=LONG)
+        assert await notes(bus) == [(1, "try 2")]
+        assert len(ends) == 1
+
+
+@pytest.mark.parametrize("odd", [StopIteration(), SystemExit(3), GeneratorExit(), RuntimeError("\ud800")])
+@pytest.mark.parametrize("plain", [True, False])
+async def test_whatever_a_handler_raises_ends_its_message_and_not_the_lane(
+    url: str, odd: BaseException, plain: bool
+) -> None:
+    asking, answering = nodes()
+    options: dict[str, Any] = {"source": "asking", "retry": None, "redeliver": None, "order": fg.Serial()}
+    if plain:
+
+        @answering.on(Asked, **options)
+        def answer(asked: Asked, ctx: fg.Context) -> None:
+            ctx.db.execute(INSERT, (asked.n, "written"))
+            if asked.n == 1:
+                raise odd
+    else:
+
+        @answering.on(Asked, **options)
+        async def answer_soon(asked: Asked, ctx: fg.Context) -> None:
+            await ctx.db.execute(INSERT, (asked.n, "written"))
+            if asked.n == 1:
+                raise odd
+
+    async with fg.Bus("memory:", nodes=[asking, answering], store=url) as bus:
+        await bus.publish_many([Asked(n=n) for n in range(3)], node="asking")
+        await bus.idle(timeout=LONG)
+        assert await notes(bus) == [(0, "written"), (2, "written")]
+        [letter] = await bus.dead_letters()
+        assert type(odd).__name__ in letter.error
+
+
+async def test_plain_handlers_on_more_lanes_than_a_pool_has_threads_do_not_starve_each_other(url: str) -> None:
+    asking = fg.Node("asking")
+    answering = [fg.Node(f"answering{number}", schema=TABLE) for number in range(3)]
+    for node in answering:
+
+        @node.on(Asked, source="asking", order=fg.Parallel(40))
+        def answer(asked: Asked, ctx: fg.Context) -> None:
+            ctx.db.execute(INSERT, (asked.n, ctx.node))
+
+    async with fg.Bus("memory:", nodes=[asking, *answering], store=url) as bus:
+        await bus.publish_many([Asked(n=n) for n in range(150)], node="asking")
+        await bus.idle(timeout=4 * LONG)
+        assert len(await notes(bus)) == 450
