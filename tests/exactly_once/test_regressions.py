@@ -202,7 +202,7 @@ async def test_a_handler_that_closes_the_connection_ends_as_a_dead_letter_and_hu
         assert letter.node == "answering" and letter.error.startswith("TransactionEnded")
         assert await rows(the_store(bus)) == [4, 103, 104]
         assert heard == [4]
-        assert not bus.alarms
+        assert dict(bus.alarms) == {"dead-letter": 1}
 
 
 @pytest.mark.usefixtures("one_batch")

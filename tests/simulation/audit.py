@@ -124,6 +124,8 @@ class Audit:
         for where in expected:
             letter = dead.get(where)
             is_dead = letter is not None and letter.status in ("open", "discarded")
+            if letter is not None and letter.reason == "failed":  # no script makes a handler fail that often
+                raise Violation(7, f"{where[1]} at {where[0]} failed again and again: {letter.error.splitlines()[0]}")
             if letter is not None and letter.status == "replayed":
                 raise Violation(7, f"{where[1]} at {where[0]} was replayed, and nothing came of it")
             if (where in handled) == is_dead and not (is_dead and world.scenario.below_floor):

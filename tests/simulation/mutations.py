@@ -14,7 +14,7 @@ from faregate.bus.context import Context
 from faregate.bus.gate import TokenGate
 from faregate.bus.keeper import Keeper
 from faregate.bus.unit import Transactional
-from faregate.bus.work import Spoiled, UnitOfWork
+from faregate.bus.work import Spoiled, UnitOfWork, Work
 from faregate.errors import StoreUnavailable
 from faregate.ports.store import LedgerRow
 from faregate.stores.sqlite import MemoryStore
@@ -69,6 +69,15 @@ def outputs_of_a_failed_try_kept(patch: MonkeyPatch) -> None:
             self.__dict__["kept"] = value
 
     patch.setattr(Context, "_outputs", property(lambda self: self.__dict__.get("kept"), keep))
+
+
+def context_outlives_its_try(patch: MonkeyPatch) -> None:
+    patch.setattr(Context, "_for_try", lambda self: self)
+    patch.setattr(Context, "_ended", property(lambda self: False, lambda self, value: None))
+
+
+def interrupt_left_to_the_handler(patch: MonkeyPatch) -> None:
+    patch.setattr(Work, "interrupted", lambda self, kind: kind())
 
 
 def writes_of_a_failed_try_kept_in_its_batch(patch: MonkeyPatch) -> None:

@@ -8,10 +8,12 @@ Rules kept here:
 - `Script` says which runs fail, and how; without one every run succeeds.
 """
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
 import faregate as fg
+from faregate.ports import faults
 
 SCHEMA = """
 create table if not exists effects(
@@ -34,6 +36,78 @@ class Noted(fg.Event):
     name: str
 
 
+Habit = Callable[[Callable[[], Coroutine[Any, Any, None]], BaseException | None], Awaitable[None]]
+"""(write, error): writes once, or fails with the error."""
+
+
+async def plainly(write: Callable[[], Coroutine[Any, Any, None]], error: BaseException | None) -> None:
+    await write()
+    if error is not None:
+        raise error
+
+
+async def gathering(write: Callable[[], Coroutine[Any, Any, None]], error: BaseException | None) -> None:
+    """Fails while its own write is under way, and leaves that behind."""
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        if error is not None:
+            raise error
+
+    await asyncio.gather(write(), fail())
+
+
+async def cancelling(write: Callable[[], Coroutine[Any, Any, None]], error: BaseException | None) -> None:
+    """Gives its first statement little time, and writes later what was not written then."""
+    first = asyncio.ensure_future(write())
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.wait([first])
+    if error is not None:
+        raise error
+    if first.cancelled():
+        await write()
+    else:
+        first.result()
+
+
+async def shielding(write: Callable[[], Coroutine[Any, Any, None]], error: BaseException | None) -> None:
+    """Lets its write go on, whatever becomes of it: one that failed may still be waiting for the store."""
+    writing = asyncio.ensure_future(write())
+    await asyncio.sleep(0)
+    if error is not None:
+        raise error
+    await asyncio.shield(writing)
+
+
+async def swallowing(write: Callable[[], Coroutine[Any, Any, None]], error: BaseException | None) -> None:
+    """Catches everything, also what is not for it."""
+    try:
+        await write()
+    except BaseException:
+        pass
+    if error is not None:
+        raise error
+
+
+async def lingering(write: Callable[[], Coroutine[Any, Any, None]], error: BaseException | None) -> None:
+    """Fails, and leaves a task behind that writes at any time later."""
+
+    async def late() -> None:
+        assert faults.hook is not None
+        await faults.hook("bus.before-handler")
+        await write()
+
+    if error is None:
+        await write()
+    else:
+        asyncio.ensure_future(late())
+        raise error
+
+
+HABITS = (gathering, cancelling, shielding, swallowing, lingering)
+
+
 class Runs:
     """Counts the runs of all handlers, and says what each is to do."""
 
@@ -46,6 +120,8 @@ class Runs:
         self.to = "b"
         self.notes = False
         """Whether `a` publishes a Noted, too; `c` may be subscribed to it."""
+        self.habit: Habit = plainly
+        """How `a` goes about its write."""
         self.outside: list[str] = []
         """Effects that are not in the store."""
 
@@ -73,10 +149,8 @@ def make_nodes(runs: Runs, dedup: Any, *, subscriber: bool, **options: Any) -> d
             yield fg.send(Bill(name=f"{order.name}.{number}", run=run, key=order.key), to=runs.to)
         if runs.notes:
             yield Noted(name=order.name)
-        await write(ctx, order.name, run, order.key)
         error = runs.script("a", nth, order.name)
-        if error is not None:
-            raise error
+        await runs.habit(lambda: write(ctx, order.name, run, order.key), error)
 
     @b.on(Bill, dedup=dedup, **options)
     async def bill(bill: Bill, ctx: fg.Context) -> None:

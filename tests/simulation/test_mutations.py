@@ -9,6 +9,7 @@ from faregate.errors import Permanent
 from tests.simulation import mutations
 from tests.simulation.audit import Violation
 from tests.simulation.explorer import Broken, explore, replay
+from tests.simulation.nodes import lingering, swallowing
 from tests.simulation.scenario import Scenario
 from tests.simulation.test_operations import replay_all
 from tests.simulation.test_send import left_behind, of_one_key
@@ -29,6 +30,16 @@ def two_copies(world: World) -> None:
 def fails_once(world: World) -> None:
     world.runs.script = lambda node, run, name: OSError("once") if (node, run) == ("a", 1) else None
     world.order()
+
+
+def fails_and_leaves_a_task(world: World) -> None:
+    world.runs.habit = lingering
+    fails_once(world)
+
+
+def swallowed_copies(world: World) -> None:
+    world.runs.habit = swallowing
+    two_copies(world)
 
 
 def one_fails_among_three(world: World) -> None:
@@ -72,6 +83,12 @@ CASES: list[tuple[Mutation, Scenario, set[int]]] = [
         Scenario(fails_once, options={"retry": fg.Retry(1, delay=0.0)}),
         {5, 7},
     ),
+    (
+        mutations.context_outlives_its_try,
+        Scenario(fails_and_leaves_a_task, options={"retry": fg.Retry(1, delay=0.0)}),
+        {1, 5, 6, 7},
+    ),
+    (mutations.interrupt_left_to_the_handler, Scenario(swallowed_copies), {1, 5, 7}),
     (
         mutations.writes_of_a_failed_try_kept_in_its_batch,
         Scenario(one_fails_among_three, batch=3, savepoints=False, options={"retry": fg.Retry(1, delay=0.0)}),

@@ -1,5 +1,9 @@
 """Receiving, scenario by scenario (exactly-once.md, "Scenarios to replay, by name")."""
 
+import pytest
+
+import faregate as fg
+from tests.simulation.nodes import HABITS, Habit
 from tests.simulation.scenario import Mode, Scenario
 from tests.simulation.tiers import explored, in_every_mode, limits, with_tokens
 from tests.simulation.world import World
@@ -122,3 +126,17 @@ def test_sweeper_meets_the_receivers(limit: int) -> None:
 @with_tokens
 def test_signal_without_a_token_takes_the_ledger(mode: Mode, limit: int) -> None:
     explored(Scenario(two_copies, mode, foreign=True, crashes=1, deviations=2), limit, 60)
+
+
+@limits
+@in_every_mode
+@pytest.mark.parametrize("habit", HABITS)
+def test_handlers_that_gather_cancel_shield_swallow_and_linger(mode: Mode, habit: Habit, limit: int) -> None:
+    """The first run fails, with a write of it under way; there is a second copy, and a crash."""
+
+    def begin(world: World) -> None:
+        world.runs.habit = habit
+        world.runs.script = lambda node, run, name: OSError("once") if (node, run) == ("a", 1) else None
+        world.order(copies=2)
+
+    explored(Scenario(begin, mode, crashes=1, deviations=2, options={"retry": fg.Retry(1, 0)}), limit, 30)
