@@ -487,7 +487,7 @@ class PutsARevisedRowAtTheEnd(Faulty):
 class RevisesWithoutComparing(Faulty):
     class tx(SqliteTransaction):
         async def revise(self, rows: Sequence[OutboxRow]) -> set[int]:
-            current = {seq: v for seq, v in await self.fetchall("select seq, version from faregate_outbox")}
+            current = dict(await self.fetchall("select seq, version from faregate_outbox"))
             return await super().revise([row._replace(version=current.get(row.seq, 0)) for row in rows])
 
 

@@ -101,7 +101,8 @@ async def lingering(write: Callable[[], Coroutine[Any, Any, None]], error: BaseE
     if error is None:
         await write()
     else:
-        asyncio.ensure_future(late())
+        left = asyncio.ensure_future(late())
+        left.add_done_callback(lambda done: done.cancelled() or done.exception())
         raise error
 
 

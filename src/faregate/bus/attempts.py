@@ -82,7 +82,7 @@ class Attempts:
     # --- resolving -------------------------------------------------------------------------------------------
 
     async def resolve(self, rows: Sequence[OutboxRow]) -> dict[int, OutboxRow | None]:
-        """Give unresolved rows their recipients, in one commit; seq -> the row as it is then, None for one that is gone.
+        """Give unresolved rows their recipients, in one commit; seq -> the row as it is then, None where it is gone.
 
         An event without recipients is for nobody from then on, but for those who read the transport's log. A command
         without a list stays as it is: the transport says whether anybody takes it.

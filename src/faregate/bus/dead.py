@@ -229,8 +229,8 @@ def body_of(envelope: Envelope) -> Any:
 
 
 def _recipients(letter: DeadLetter) -> tuple[str, ...]:
-    """An output that nobody took is its sender's letter: everybody who takes it now shall get it. Of signals with tokens
-    only those that were not taken: the others would get it twice."""
+    """An output that nobody took is its sender's letter: everybody who takes it now shall get it. Of signals with
+    tokens only those that were not taken: the others would get it twice."""
     if letter.reason != Unroutable.reason:
         return (letter.node,)
     return () if letter.envelope.attempt_id is None else letter.envelope.recipients

@@ -370,8 +370,8 @@ class Dispatcher:
         return unroutable
 
     async def _prepare(self, attempts: Attempts, rows: list[OutboxRow]) -> list[OutboxRow]:
-        """Resolve the recipients of each row, and see that those who want tokens have them. Rows keep their order; those
-        that another dispatcher has sent meanwhile are left out."""
+        """Resolve the recipients of each row, and see that those who want tokens have them. Rows keep their order; the
+        ones that another dispatcher has sent meanwhile are left out."""
         unresolved = [row for row in rows if is_unresolved(row)]
         resolved = await attempts.resolve(unresolved) if unresolved else {}
         ready: list[OutboxRow] = []

@@ -162,8 +162,8 @@ def move_into_spool(layout: Layout, origin: str, batch: int, staged: list[Staged
                 part += 1
         if position > LARGEST_BATCH:
             raise MessageTooLarge(
-                f"a batch of {position} bytes is more than the journal takes as one, {LARGEST_BATCH}: limit the trigger "
-                "(maxMessagesPerTrigger)"
+                f"a batch of {position} bytes is more than the journal takes as one, {LARGEST_BATCH}: limit the "
+                "trigger (maxMessagesPerTrigger)"
             )
         file.sync()
     except BaseException:
