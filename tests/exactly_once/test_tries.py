@@ -14,6 +14,7 @@ import pytest
 import faregate as fg
 from faregate.bus.unit import BATCH_LIMIT, Transactional
 from faregate.ports.store import Store
+from faregate.testing import FakeClock
 from faregate.testing.clock import rest
 from faregate.testing.store_subjects import postgres_schema
 from tests.presence import address
@@ -422,3 +423,28 @@ async def test_plain_handlers_on_more_lanes_than_a_pool_has_threads_do_not_starv
         await bus.publish_many([Asked(n=n) for n in range(150)], node="asking")
         await bus.idle(timeout=4 * LONG)
         assert len(await notes(bus)) == 450
+
+
+async def test_an_error_that_nobody_foresaw_costs_no_lane_and_no_message() -> None:
+    asking, answering = nodes()
+    clock = FakeClock()
+
+    @answering.on(Asked, source="asking", order=fg.Serial())
+    async def answer(asked: Asked, ctx: fg.Context) -> None:
+        await ctx.db.execute(INSERT, (asked.n, "once"))
+
+    async with fg.Bus("memory:", nodes=[asking, answering], store="memory:", clock=clock) as bus:
+        store = the_store(bus)
+        real, errors = store.known, [LookupError("nobody thought of this")]
+
+        async def known(node: str, message_ids: Any) -> Any:
+            if errors:
+                raise errors.pop()
+            return await real(node, message_ids)
+
+        store.known = known  # type: ignore[method-assign]
+        await bus.publish_many([Asked(n=n) for n in range(3)], node="asking")
+        await clock.advance(60)
+        await bus.idle(timeout=LONG)
+        assert await notes(bus) == [(n, "once") for n in range(3)]
+        assert {name: n for name, n in bus.outcomes().items() if n} == {"handled": 3}

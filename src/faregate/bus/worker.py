@@ -17,6 +17,8 @@ from faregate.ports.queue import Consumer, Delivery, QueueTransport
 
 log = logging.getLogger("faregate.bus")
 
+_UNFORESEEN_SECONDS = 10.0
+
 
 class Worker:
     def __init__(
@@ -136,10 +138,23 @@ class Worker:
             log.warning("%s: %s; it is delivered again", self.subscription, exc)
         except faults.Crash:
             await self._vanish()
+        except Exception:
+            log.critical("%s: an error that nobody foresaw; the lane goes on", self.subscription, exc_info=True)
+            await self._put_off(deliveries)
         finally:
             self._held.difference_update(delivery for delivery in deliveries if delivery not in again)
             self._lanes.batch = self._receiver.batch
         return again
+
+    async def _put_off(self, deliveries: list[Delivery]) -> None:
+        """Have those come again that are not settled yet; no try of theirs is used up."""
+        for delivery in deliveries:
+            try:
+                await delivery.redeliver(_UNFORESEEN_SECONDS, counted=False)
+            except StaleLock:
+                pass  # it is settled, or somebody else's
+            except Exception as exc:  # the transport's own trouble: it delivers again what nobody settles
+                log.warning("%s could not be put off: %s", delivery.envelope, exc)
 
     def _abandoned(self, delivery: Delivery, reason: str, error: str) -> None:
         told = asyncio.create_task(self._receiver.abandoned(delivery, reason, error))
