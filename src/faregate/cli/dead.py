@@ -212,9 +212,10 @@ def prune_letters(
     file: Annotated[
         Path, typer.Option("--export", help="The file that they are written to, at its end, before they are removed.")
     ],
-    status: Annotated[list[str], typer.Option(help="Letters with this status; may be given more than once.")] = list(
-        DECIDED
-    ),  # noqa: B006 - typer reads it
+    status: Annotated[
+        list[str] | None,
+        typer.Option(help="Letters with this status; may be given more than once. [default: resolved, discarded]"),
+    ] = None,
     node: ByNode = None,
     type_: ByType = None,
     reason: ByReason = None,
@@ -224,7 +225,7 @@ def prune_letters(
 
     A letter whose message was not handled stays while a copy of the message could still come and run.
     """
-    statuses, before = check_statuses(status), _moment(older_than, "--older-than")
+    statuses, before = check_statuses(status or DECIDED), _moment(older_than, "--older-than")
 
     async def work(letters: DeadLetters, _: Bus | None) -> Pruned:
         removed = kept = 0
