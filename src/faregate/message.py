@@ -203,6 +203,8 @@ class Envelope(msgspec.Struct, gc=False, omit_defaults=True):
     body_digest: bytes | None = None
     traceparent: str | None = None
     headers: dict[str, str] = {}
+    delay: float | None = None
+    """`deliver_at` was asked for as a delay of so many seconds. For the process that published it; no log keeps it."""
 
     def __str__(self) -> str:
         """How errors and logs name a message."""

@@ -1,5 +1,6 @@
 """The schedule: alarms in order of time, one timer, cancelled ones forgotten, a wall clock that jumps."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -102,18 +103,51 @@ def test_an_alarm_cancelled_by_another_of_the_same_moment_is_silent() -> None:
 
 
 def test_a_wall_clock_that_jumps_is_noticed_within_a_minute() -> None:
-    class JumpingClock(FakeClock):
-        offset = 0.0
-
-        def time(self) -> float:
-            return super().time() + self.offset
-
-    clock, rung = JumpingClock(), []
-    schedule = Schedule(clock)
+    clock, schedule, rung = made()
     schedule.at(clock.time() + 7200, rung.append, "x")
-    clock.offset = 7200.0
+    clock.set_wall(7200)
     clock.jump(60)
     assert rung == ["x"]
+
+
+@pytest.mark.parametrize("jump", [-86_400.0, 86_400.0])
+def test_a_duration_passes_whatever_the_wall_clock_does(jump: float) -> None:
+    clock, schedule, rung = made()
+    alarm = schedule.after(100, rung.append, "x")
+    clock.set_wall(jump)
+    assert schedule.wall_time(alarm) == pytest.approx(clock.time() + 100)
+    clock.jump(99)
+    assert rung == []
+    clock.jump(1)
+    assert rung == ["x"]
+
+
+def test_a_wall_time_never_comes_before_the_wall_clock_shows_it() -> None:
+    clock, schedule, rung = made()
+    schedule.at(clock.time() + 10, rung.append, "x")
+    clock.set_wall(-0.01)  # less than what the heap is sorted anew for
+    clock.jump(10)
+    assert rung == []
+    clock.jump(0.01)
+    assert rung == ["x"]
+
+
+def test_what_is_asked_for_after_the_wall_clock_was_set_forward_is_not_late() -> None:
+    clock, schedule, rung = made()
+    schedule.at(clock.time() + 7200, rung.append, "x")
+    clock.set_wall(3600)
+    schedule.at(clock.time() + 1, rung.append, "soon")
+    clock.jump(1)
+    assert rung == ["soon"]
+
+
+def test_wall_times_and_durations_of_one_moment_come_in_the_order_of_asking() -> None:
+    clock, schedule, rung = made()
+    for n in range(10):
+        schedule.at(clock.time() + 5, rung.append, 2 * n)
+        schedule.after(5, rung.append, 2 * n + 1)
+    clock.jump(5)
+    assert rung == [*range(20)]
 
 
 def test_an_alarm_that_fails_does_not_silence_the_others() -> None:

@@ -678,6 +678,26 @@ class ForgetsScheduledMessages(Faulty):
         await super().publish([envelope for envelope in envelopes if envelope.deliver_at is None])
 
 
+@breaks(
+    "a_redelivery_comes_after_its_delay_whatever_the_wall_clock_does",
+    "a_delay_is_a_duration",
+    "a_message_does_not_expire_because_the_wall_clock_is_set",
+)
+class MeasuresDurationsByTheWallClock(Faulty):
+    async def open(self) -> None:
+        await super().open()
+        schedule: Any = self.broker._schedule
+        schedule.after = lambda seconds, *what: schedule.at(self.clock.time() + seconds, *what)
+
+
+@breaks("a_wall_time_is_waited_for_by_the_wall_clock")
+class TakesAWallTimeForADuration(Faulty):
+    async def open(self) -> None:
+        await super().open()
+        schedule: Any = self.broker._schedule
+        schedule.at = lambda wall, *what: schedule.after(wall - self.clock.time(), *what)
+
+
 @breaks("an_expired_message_is_poisoned_with_the_reason")
 class NeverExpires(Faulty):
     def sent(self, envelope: Envelope) -> Envelope:

@@ -144,6 +144,27 @@ async def test_queues_of_nodes_that_do_not_run_go_on_collecting() -> None:
         assert await it.drain(NOTED.queue) == ["1", "2", "3"]
 
 
+# --- time -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("jump", [-86_400.0, 86_400.0])
+async def test_a_redelivery_goes_on_waiting_after_a_restart_although_the_wall_clock_was_set_before(jump: float) -> None:
+    async with station() as it:
+        await it.publish(noted("a"))
+        it.consume()
+        await (await it.take("a")).redeliver(100)
+        it.clock.set_wall(jump)
+        it.clock.jump(40)
+        await it.restart()
+        it.consume()
+        it.clock.set_wall(-jump)
+        it.clock.jump(59)
+        await it.settled()
+        assert it.got == []
+        it.clock.jump(2)
+        await it.take("a")
+
+
 # --- the spool --------------------------------------------------------------------------------------------
 
 

@@ -223,3 +223,50 @@ async def test_a_delay_and_a_wall_time_together_are_refused() -> None:
             await bus.publish(Reminder(text="both"), node="planner", delay=1, at=2)
         await bus.idle(timeout=30)
     assert handled == []
+
+
+@pytest.mark.parametrize("jump", [-86_400.0, 86_400.0])
+async def test_delays_and_redeliveries_are_durations_whatever_the_wall_clock_does(jump: float) -> None:
+    tries: list[str] = []
+    node = fg.Node("reader")
+
+    @node.on(Reminder, source="planner", retry=None, redeliver=fg.Redeliver(50))
+    async def read(reminder: Reminder) -> Any:
+        tries.append(reminder.text)
+        if reminder.text != "delayed" and tries.count(reminder.text) == 1:
+            if reminder.text == "asks":
+                raise fg.RetryAfter(50)
+            raise RuntimeError("once")
+        return fg.publish(Noted(text=reminder.text), delay=50)
+
+    @node.on(Noted, source="reader")
+    async def note(noted: Noted) -> None:
+        tries.append(f"noted {noted.text}")
+
+    async with fg.testing.bench(node) as bench:
+        await bench.publish(Reminder(text="fails"))
+        await bench.publish(Reminder(text="asks"))
+        await bench.advance(1)
+        await bench.publish(Reminder(text="delayed"), delay=49)
+        bench.clock.set_wall(jump)
+        assert tries == ["fails", "asks"]
+        await bench.advance(48)
+        assert tries == ["fails", "asks"]
+        await bench.advance(2)
+        assert sorted(tries) == ["asks", "asks", "delayed", "fails", "fails"]
+        bench.clock.set_wall(-jump)
+        await bench.advance(48)
+        assert len(tries) == 5
+        await bench.advance(60)
+        assert sorted(tries)[5:] == ["noted asks", "noted delayed", "noted fails"]
+
+
+async def test_a_wall_clock_that_was_set_forward_for_a_while_makes_no_message_too_old_to_be_told_from_a_copy() -> None:
+    handled: list[str] = []
+    async with fg.testing.bench(reader(handled)) as bench:
+        bench.clock.set_wall(400 * 86_400.0)
+        await bench.advance(1_000)
+        bench.clock.set_wall(-400 * 86_400.0)
+        await bench.publish(Reminder(text="after"))
+        await bench.settle()
+        assert handled == ["after"] and bench.dead() == []

@@ -53,16 +53,12 @@ class Entry(msgspec.Struct, gc=False, eq=False):
     redelivering: bool = False
     """Waits for redelivery, as opposed to a first delivery scheduled for later."""
     expires_at: float | None = None
+    """On the monotonic clock."""
     expiry: Alarm | None = None
     wake: Alarm | None = None
     poisoned: Poisoned | None = None
     offset: int = -1
     """Its place in the journal; -1 in a broker that has none."""
-
-    @property
-    def due(self) -> float | None:
-        """When it comes back, if it waits for redelivery."""
-        return self.wake.when if self.redelivering and self.wake is not None else None
 
     @property
     def in_flight(self) -> bool:

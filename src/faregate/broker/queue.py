@@ -160,7 +160,7 @@ class Queue:
 
     def _must_wait_in_journal(self, envelope: Envelope) -> bool:
         """Behind others that do, or because memory holds enough. What is scheduled for later is kept in memory."""
-        if envelope.deliver_at is not None and envelope.deliver_at > self._clock.time():
+        if envelope.deliver_at is not None and self._seconds_until(envelope.deliver_at) > 0:
             return False
         full = self._recorder is not None and not self._recorder.has_room()
         return full or bool(self._backlog) or self._available_count >= _MOST_AVAILABLE
@@ -168,14 +168,14 @@ class Queue:
     def _watch_backlog(self, envelope: Envelope) -> None:
         """What waits in the journal may expire there: look at the front of it now and then, if so."""
         if (envelope.expires_at is not None or self._expires is not None) and self._backlog_watch is None:
-            self._backlog_watch = self._schedule.at(self._clock.time() + 1.0, self._look_at_backlog, None)
+            self._backlog_watch = self._schedule.after(1.0, self._look_at_backlog, None)
 
     def _look_at_backlog(self, _: None) -> None:
         self._backlog_watch = None
         if self._backlog:
             if len(self._entries) < _LOADED_AT_ONCE:
                 self._refill()
-            self._backlog_watch = self._schedule.at(self._clock.time() + 1.0, self._look_at_backlog, None)
+            self._backlog_watch = self._schedule.after(1.0, self._look_at_backlog, None)
 
     def _insert(self, entry: Entry) -> None:
         """The entry is in memory from now on; see when it may be delivered."""
@@ -187,13 +187,19 @@ class Queue:
         if entry.poisoned is None:
             if envelope.expires_at is not None or self._expires is not None:
                 self._watch_expiry(entry)
-            if envelope.deliver_at is not None and envelope.deliver_at > self._clock.time():
+            if envelope.deliver_at is not None and (wait := self._seconds_until(envelope.deliver_at)) > 0:
                 entry.state = SCHEDULED
                 self._scheduled += 1
-                entry.wake = self._schedule.at(envelope.deliver_at, self._due, entry)
+                if envelope.delay is None:
+                    entry.wake = self._schedule.at(envelope.deliver_at, self._due, entry)
+                else:  # no longer than was asked for, should the wall clock have been set back since
+                    entry.wake = self._schedule.after(min(wait, envelope.delay), self._due, entry)
                 return
         self._flight.count += 1
         self._admit_in_order(entry)
+
+    def _seconds_until(self, wall: float) -> float:
+        return wall - self._clock.time()
 
     def _admit_in_order(self, entry: Entry) -> None:
         """Like `_admit`, but not before those that are earlier and still in the backlog."""
@@ -302,7 +308,7 @@ class Queue:
             entry = line.pop()
             if entry is None:
                 return None
-            if entry.expires_at is not None and entry.expires_at <= self._clock.time():
+            if entry.expires_at is not None and entry.expires_at <= self._clock.monotonic():
                 self._expire(entry)
             elif consumer.selector is None or consumer.selector.matches(entry.envelope.headers):
                 break
@@ -375,17 +381,16 @@ class Queue:
 
     def _return(self, entry: Entry, delay: float) -> None:
         entry.delivered = True
-        now = self._clock.time()
         if self._max_deliveries is not None and entry.tries >= self._max_deliveries:
             self._abandon(entry, "max-deliveries", f"delivered {entry.tries} times without being settled")
-        elif entry.expires_at is not None and entry.expires_at <= now:
+        elif entry.expires_at is not None and entry.expires_at <= self._clock.monotonic():
             self._abandon(entry, "expired", "expired while it was being handled, and came back")
         elif delay > 0:
             entry.state = SCHEDULED
             entry.redelivering = True
-            entry.wake = self._schedule.at(now + delay, self._due, entry)
+            entry.wake = self._schedule.after(delay, self._due, entry)
             if self._recorder is not None:
-                self._recorder.waits(self, entry, now + delay)
+                self._recorder.waits(self, entry, self._clock.time() + delay)
             if not self._strict:
                 self._pass_key_on(entry)
         else:
@@ -452,8 +457,9 @@ class Queue:
             # From when it was sent, so that neither a restart nor a wait in the journal starts it anew.
             start = entry.envelope.sent_at or self._clock.time()
             limits.append(max(start, entry.envelope.deliver_at or 0.0) + self._expires)
-        entry.expires_at = min(limit for limit in limits if limit is not None)
-        entry.expiry = self._schedule.at(entry.expires_at, self._expire, entry)
+        left = self._seconds_until(min(limit for limit in limits if limit is not None))
+        entry.expires_at = self._clock.monotonic() + left
+        entry.expiry = self._schedule.after(left, self._expire, entry)
 
     def _expire(self, entry: Entry) -> None:
         if entry.state in (ACQUIRED, ARCHIVED):
@@ -599,11 +605,15 @@ class Queue:
                 runs.append((first, last))
             following = position + length
         returning = [
-            Returning(entry.offset, entry.tries, entry.redeliveries, entry.due)
+            Returning(entry.offset, entry.tries, entry.redeliveries, self._due_time(entry))
             for entry in self._entries.values()
             if entry.tries or entry.redeliveries or entry.redelivering
         ]
         return QueueState(runs, returning)
+
+    def _due_time(self, entry: Entry) -> float | None:
+        """When it comes back, by the wall clock, if it waits for redelivery."""
+        return self._schedule.wall_time(entry.wake) if entry.redelivering and entry.wake is not None else None
 
     def restore(self, positions: Sequence[int], offsets: Sequence[int]) -> None:
         """Plain entries that wait in the journal, in order, behind what was restored before.
@@ -656,7 +666,7 @@ class Queue:
         entry.redelivering = True
         if entry.key is not None and self._strict:
             self._holders.setdefault(entry.key, entry)
-        entry.wake = self._schedule.at(due, self._due, entry)
+        entry.wake = self._schedule.after(self._seconds_until(due), self._due, entry)
 
     def close(self) -> None:
         """Detach everybody, stop all timers and forget the entries: cycles through them are never collected."""

@@ -1,7 +1,11 @@
-"""Things that happen at a wall time: scheduled delivery, delayed redelivery, expiry.
+"""Things that happen later: scheduled delivery at a wall time; delays, redeliveries and expiry after a duration.
 
-One heap and at most one clock timer for all of them. The timer never sleeps longer than a minute, so that a
-wall clock that jumps is noticed.
+Rules kept here:
+- A duration is measured by the monotonic clock: it comes after that many seconds, whatever the wall clock does.
+- A wall time comes when the wall clock shows it, and never before. The timer never sleeps longer than a minute, so
+  that a wall clock that was set forward is noticed.
+
+One heap and at most one clock timer for all of them.
 """
 
 import logging
@@ -14,15 +18,24 @@ from faregate.ports.clock import Clock, Timer
 log = logging.getLogger("faregate.broker")
 
 _LONGEST_SLEEP = 60.0
+_DRIFT = 0.05
+"""Seconds that the wall clock may run off before the heap is sorted anew."""
+_ROUNDING = 1e-6
+"""Times that differ by less are the same: a difference of wall times is no more exact."""
 
 
 class Alarm:
     """A callback at a time; `cancel` on the schedule makes it silent."""
 
-    __slots__ = ("argument", "callback", "order", "when")
+    __slots__ = ("argument", "callback", "order", "wall", "when")
 
-    def __init__(self, when: float, order: int, callback: Callable[[Any], None], argument: Any) -> None:
+    def __init__(
+        self, when: float, wall: float | None, order: int, callback: Callable[[Any], None], argument: Any
+    ) -> None:
         self.when = when
+        """On the monotonic clock; of a wall time as far as one can tell now."""
+        self.wall = wall
+        """The wall time it waits for; None when it waits for a duration."""
         self.order = order
         self.callback: Callable[[Any], None] | None = callback
         self.argument = argument
@@ -39,14 +52,31 @@ class Schedule:
         self._cancelled = 0
         self._timer: Timer | None = None
         self._timer_at = 0.0
+        self._offset = clock.time() - clock.monotonic()
 
     def __len__(self) -> int:
         return len(self._alarms) - self._cancelled
 
-    def at(self, when: float, callback: Callable[[Any], None], argument: Any) -> Alarm:
-        """Call `callback(argument)` once the wall clock shows `when`; in order of time, then of asking."""
+    def at(self, wall: float, callback: Callable[[Any], None], argument: Any) -> Alarm:
+        """Call `callback(argument)` once the wall clock shows that; in order of time, then of asking."""
+        return self._add(self._expected(wall), wall, callback, argument)
+
+    def after(self, seconds: float, callback: Callable[[Any], None], argument: Any) -> Alarm:
+        """Call `callback(argument)` after that many seconds; in the same order."""
+        return self._add(round(self._clock.monotonic() + seconds, 6), None, callback, argument)
+
+    def wall_time(self, alarm: Alarm) -> float:
+        """When it rings, as far as one can tell now."""
+        if alarm.wall is not None:
+            return alarm.wall
+        return self._clock.time() + alarm.when - self._clock.monotonic()
+
+    def _expected(self, wall: float) -> float:
+        return round(self._clock.monotonic() + (wall - self._clock.time()), 6)
+
+    def _add(self, when: float, wall: float | None, callback: Callable[[Any], None], argument: Any) -> Alarm:
         self._order += 1
-        alarm = Alarm(when, self._order, callback, argument)
+        alarm = Alarm(when, wall, self._order, callback, argument)
         heappush(self._alarms, alarm)
         if self._timer is None or when < self._timer_at:
             self._arm()
@@ -79,18 +109,23 @@ class Schedule:
             heappop(self._alarms)
             self._cancelled -= 1
         if self._alarms:
-            delay = min(max(0.0, self._alarms[0].when - self._clock.time()), _LONGEST_SLEEP)
-            self._timer_at = self._clock.time() + delay
+            now = self._clock.monotonic()
+            delay = min(max(0.0, self._alarms[0].when - now), _LONGEST_SLEEP)
+            self._timer_at = now + delay
             self._timer = self._clock.call_later(delay, self._ring)
 
     def _ring(self) -> None:
         self._timer = None
-        now = self._clock.time()
+        self._look_at_wall_clock()
+        now = self._clock.monotonic() + _ROUNDING
         while self._alarms and self._alarms[0].when <= now:
             alarm = heappop(self._alarms)
             callback, argument = alarm.callback, alarm.argument
             if callback is None:
                 self._cancelled -= 1
+            elif alarm.wall is not None and alarm.wall > self._clock.time() + 2 * _ROUNDING:
+                alarm.when = self._expected(alarm.wall)  # the wall clock was set back, or runs slow
+                heappush(self._alarms, alarm)
             else:
                 alarm.callback = alarm.argument = None
                 try:
@@ -98,3 +133,12 @@ class Schedule:
                 except Exception:
                     log.exception("an alarm failed; the others go on")
         self._arm()
+
+    def _look_at_wall_clock(self) -> None:
+        offset = self._clock.time() - self._clock.monotonic()
+        if abs(offset - self._offset) > _DRIFT:
+            self._offset = offset
+            for alarm in self._alarms:
+                if alarm.wall is not None:
+                    alarm.when = self._expected(alarm.wall)
+            heapify(self._alarms)

@@ -51,6 +51,7 @@ class Keeper:
         self._shared = shared
         self._transport = transport
         self._clock = clock
+        self._offset = clock.time() - clock.monotonic()
         self._retain = retain_ledger
         self._retain_dead = retain_dead
         self._prune_at = 0.0
@@ -153,9 +154,14 @@ class Keeper:
         except TRANSACTION_LOST as exc:
             log.warning("old ledger rows of %s are not removed this time: %s", self._node, exc)
 
+    def _now(self) -> float:
+        """By which age is told: a wall clock that was set forward makes nothing older than it is. The floor, once
+        raised, does not sink again, and would refuse everything that is sent after the clock was set right."""
+        return min(self._clock.time(), self._offset + self._clock.monotonic())
+
     async def _evict_some(self) -> int:
         """Remove a few old rows; how many."""
-        return await self._shared.store.evict(self._node, self._clock.time() - self._retain, _ROWS_AT_A_TIME)
+        return await self._shared.store.evict(self._node, self._now() - self._retain, _ROWS_AT_A_TIME)
 
     async def _prune(self) -> None:
         """Export and remove old dead letters, now and then: it looks through all of them."""
@@ -178,5 +184,5 @@ class Keeper:
     async def _sweep(self) -> None:
         """Claims without a token, and tokens without a signal, go: nothing of a message stays behind."""
         if self._shared.gate is not None:
-            await self._shared.gate.sweep(self._clock.time() - _CLAIM_AGE)
+            await self._shared.gate.sweep(self._now() - _CLAIM_AGE)
         await self._shared.dispatcher.discard_strays()

@@ -72,6 +72,7 @@ class Sealer:
             digest,
             None,  # traceparent
             {} if out.headers is None else out.headers,
+            out.delay,
         )
 
 

@@ -20,13 +20,14 @@ class FakeTimer:
 class FakeClock:
     def __init__(self) -> None:
         self._elapsed = 0.0
+        self._wall = START
         self._timers: list[tuple[float, int, FakeTimer]] = []
         self._order = 0
         self.sleepers = 0
         """How many are in `sleep`."""
 
     def time(self) -> float:
-        return START + self._elapsed
+        return self._wall + self._elapsed
 
     def monotonic(self) -> float:
         return self._elapsed
@@ -55,6 +56,10 @@ class FakeClock:
         while self._timers and self._timers[0][2].callback is None:
             heappop(self._timers)
         return self._timers[0][0] - self._elapsed if self._timers else None
+
+    def set_wall(self, seconds: float) -> None:
+        """Set the wall clock forward by that much, or back if it is negative. No time passes."""
+        self._wall += seconds
 
     def jump(self, seconds: float) -> None:
         """Move on and call what became due, in order of time; nothing else runs meanwhile."""

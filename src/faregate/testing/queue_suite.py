@@ -37,9 +37,13 @@ class QueueSubject:
     rest: Callable[[], Awaitable[None]]
     """Return when everything deliverable has been delivered."""
     now: Callable[[], float]
+    set_wall: Callable[[float], None] | None = None
+    """Set the wall clock forward by that many seconds, or back; None where a test cannot."""
     keeps_key_order: bool = True
     expires_messages: bool = True
 
+
+HOUR = 3600.0
 
 MakeSubject = Callable[[], AbstractAsyncContextManager[QueueSubject]]
 QueueCase = Callable[[QueueSubject], Awaitable[None]]
@@ -65,7 +69,7 @@ async def memory_subject(transport: QueueTransport | None = None) -> AsyncIterat
     clock = getattr(tested, "_clock", clock)
     await tested.open()
     try:
-        yield QueueSubject(tested, clock.advance, rest, clock.time)
+        yield QueueSubject(tested, clock.advance, rest, clock.time, clock.set_wall)
     finally:
         await tested.close()
 
@@ -87,7 +91,7 @@ async def journal_subject(path: Path) -> AsyncIterator[QueueSubject]:
         await clock.advance(seconds, committed)
 
     try:
-        yield QueueSubject(tested, advance, committed, clock.time)
+        yield QueueSubject(tested, advance, committed, clock.time, clock.set_wall)
     finally:
         await tested.close()
 
@@ -731,6 +735,65 @@ async def a_scheduled_message_waits_for_its_time(subject: QueueSubject) -> None:
     assert await inbox.texts() == ["now"]
     await subject.advance(11)
     assert await inbox.texts() == ["now", "later"]
+
+
+@case
+async def a_redelivery_comes_after_its_delay_whatever_the_wall_clock_does(subject: QueueSubject) -> None:
+    inbox = await open_inbox(subject, "again")
+    for jump in (-HOUR, HOUR):
+        await (await inbox.take()).redeliver(10)
+        _set_wall(subject, jump)
+        await subject.advance(9)
+        await inbox.nothing("its delay has not passed")
+        await subject.advance(2)
+
+
+@case
+async def a_delay_is_a_duration(subject: QueueSubject) -> None:
+    inbox = await open_inbox(subject)
+    await subject.transport.publish([event("delayed", deliver_at=subject.now() + 10, delay=10.0)])
+    await subject.rest()
+    _set_wall(subject, -HOUR)
+    await subject.advance(11)
+    assert await inbox.texts() == ["delayed"]
+
+
+@case
+async def a_wall_time_is_waited_for_by_the_wall_clock(subject: QueueSubject) -> None:
+    if subject.set_wall is None:
+        return
+    inbox = await open_inbox(subject)
+    await subject.transport.publish([event("at", deliver_at=subject.now() + HOUR)])
+    await subject.rest()
+    subject.set_wall(HOUR - 10)
+    subject.set_wall(-5)
+    await subject.advance(14)
+    await inbox.nothing("the wall clock does not show its time yet")
+    await subject.advance(60)
+    assert await inbox.texts() == ["at"], "a wall clock that was set forward is noticed within a minute"
+
+
+@case
+async def a_message_does_not_expire_because_the_wall_clock_is_set(subject: QueueSubject) -> None:
+    if not subject.expires_messages:
+        return
+    await subject.transport.bind(noted())
+    await subject.transport.publish([event("kept", expires_at=subject.now() + 100)])
+    await subject.rest()
+    _set_wall(subject, HOUR)
+    await subject.advance(70)
+    inbox = await Inbox(subject).open()
+    await (await inbox.take()).release()
+    assert inbox.consumer is not None
+    await inbox.consumer.close()
+    _set_wall(subject, -HOUR)
+    await subject.advance(31)
+    assert (await only_poisoned(subject)).reason == "expired"
+
+
+def _set_wall(subject: QueueSubject, seconds: float) -> None:
+    if subject.set_wall is not None:
+        subject.set_wall(seconds)
 
 
 @case

@@ -7,7 +7,7 @@ every row twice.
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import repeat
+from itertools import islice, repeat
 from typing import Any
 
 import msgspec
@@ -32,7 +32,8 @@ _FIELD_TYPES: dict[str, Any] = {
     "body_digest": _BINARY,
     "headers": pa.map_(_STRING, _STRING),
 }
-_FIELDS = Envelope.__struct_fields__
+_FIELDS = Envelope.__struct_fields__[:-1]
+"""All but `delay`, which is the last."""
 _COLUMN_NAMES = {"body": "payload"}
 _TYPES = [_FIELD_TYPES.get(name, _STRING) for name in _FIELDS]
 _TIMES = {"sent_at", "deliver_at", "expires_at"}
@@ -84,7 +85,7 @@ def to_batch(envelopes: Sequence[Envelope], topics: Sequence[int], offsets: Sequ
         _column(topics, _TOPIC, count),
     ]
     by_field = zip(*map(msgspec.structs.astuple, envelopes), strict=True)
-    for index, values in enumerate(by_field):
+    for index, values in enumerate(islice(by_field, len(_FIELDS))):
         if index in _TIME_FIELDS:
             columns.append(_times(values, index, count))
         elif index == _HEADERS:
