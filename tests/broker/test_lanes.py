@@ -45,7 +45,7 @@ class Handed:
         self._transport.settled.append(self.position)
         self._transport.pump_soon()
 
-    async def release(self) -> None:
+    async def release(self, *, begun: bool = True) -> None:
         self._end()
         self._transport.releases += 1
         for _ in range(self._transport.release_turns):

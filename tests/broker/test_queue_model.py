@@ -49,6 +49,8 @@ class Item:
     tries: int = 0
     redeliveries: int = 0
     delivered: bool = False
+    delivered_before: bool = False
+    started: bool = False
     lock_until: float = 0.0
     holder: "Taker | None" = None
     scheduled: bool = False
@@ -66,6 +68,7 @@ class Taker:
 @dataclass
 class Model:
     strict: bool
+    serial: bool
     max_deliveries: int | None
     expires: float | None
     items: list[Item] = field(default_factory=list)
@@ -100,6 +103,8 @@ class Model:
         return item.state == "waiting" and item.due is None and (item.key is None or self.turn[item.key] is item)
 
     def first_for(self, taker: Taker) -> Item | None:
+        if self.serial and any(i.redelivering for i in self.items):
+            return None
         fitting = (i for i in self.items if self.available(i) and taker.colour in (None, i.colour))
         return next(fitting, None)
 
@@ -126,7 +131,8 @@ class Model:
         seen = (delivery.redelivered, delivery.tries, delivery.redeliveries)
         assert seen == (item.delivered, item.tries, item.redeliveries), "its counts are wrong"
         taker.credit -= 1
-        item.state, item.holder, item.delivered = "acquired", taker, True
+        item.state, item.holder, item.started = "acquired", taker, False
+        item.delivered_before, item.delivered = item.delivered, True
         item.lock_until = now + LOCK_SECONDS
         self.acquisitions.append(item)
 
@@ -201,13 +207,16 @@ class PositionRig(Rig):
 class QueueAgainstModel(RuleBasedStateMachine):
     @initialize(
         strict=st.booleans(),
+        serial=st.booleans(),
         max_deliveries=st.none() | st.integers(1, 3),
         expires=st.none() | st.integers(5, 20).map(lambda s: s + 0.25),
     )
-    def begin(self, strict: bool, max_deliveries: int | None, expires: float | None) -> None:
+    def begin(self, strict: bool, serial: bool, max_deliveries: int | None, expires: float | None) -> None:
         self.loop = asyncio.new_event_loop()
-        self.model = Model(strict, max_deliveries, expires)
-        self.rig = PositionRig(strict=strict, lock_seconds=LOCK_SECONDS, max_deliveries=max_deliveries, expires=expires)
+        self.model = Model(strict, serial, max_deliveries, expires)
+        self.rig = PositionRig(
+            strict=strict, serial=serial, lock_seconds=LOCK_SECONDS, max_deliveries=max_deliveries, expires=expires
+        )
         self.queue = self.rig.queue
         self.takers: list[Taker] = []
         self.out: dict[BrokerDelivery, Item] = {}
@@ -320,6 +329,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
     def start(self, index: int) -> None:
         delivery, item = self.pick(index)
         item.tries += 1
+        item.started = True
         self.do(delivery.start)
 
     @precondition(lambda self: self.out)
@@ -331,12 +341,13 @@ class QueueAgainstModel(RuleBasedStateMachine):
         self.do(lambda: delivery.settle(outcome))
 
     @precondition(lambda self: self.out)
-    @rule(index=st.integers(0, 5))
-    def release(self, index: int) -> None:
+    @rule(index=st.integers(0, 5), begun=st.booleans())
+    def release(self, index: int, begun: bool) -> None:
         delivery, item = self.pick(index)
-        item.tries = max(0, item.tries - 1)
+        item.tries -= item.started
+        item.delivered = begun or item.delivered_before
         self.model.come_back(item, 0.0, self.now)
-        self.do(delivery.release)
+        self.do(lambda: delivery.release(begun=begun))
 
     @precondition(lambda self: self.out)
     @rule(index=st.integers(0, 5), seconds=st.none() | st.integers(0, 5), counted=st.booleans())
@@ -346,7 +357,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
         if counted:
             item.redeliveries += 1
         else:
-            item.tries = max(0, item.tries - 1)
+            item.tries -= item.started
         self.model.come_back(item, delay, self.now)
         self.do(lambda: delivery.redeliver(delay, counted=counted))
 

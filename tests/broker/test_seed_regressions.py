@@ -211,7 +211,7 @@ async def check_a_late_release_does_not_resurrect(make: MakeQueue, archive: Arch
 class ReleasesWithoutLookingAtTheLock(Queue):
     """The fix taken out: a release is taken at its word."""
 
-    def release(self, entry: Entry, lock: int, *, forgive: bool = False) -> None:
+    def release(self, entry: Entry, lock: int, *, forgive: bool = False, begun: bool = True) -> None:
         self._acquired.pop(lock, None)
         entry.consumer = None
         self._return(entry, 0.0)

@@ -433,9 +433,22 @@ class SettlesNothing(Faulty):
 @breaks("a_released_message_returns_to_its_own_position")
 class ReleasesToTheEnd(Faulty):
     class delivery(Wrapped):
-        async def release(self) -> None:
+        async def release(self, *, begun: bool = True) -> None:
             await self._inner.settle("skipped")
             await self._transport.publish([as_new(self.envelope)])
+
+
+@breaks("a_message_that_nobody_began_returns_as_if_it_had_never_been_out")
+class TakesEveryDeliveryForABeginning(Faulty):
+    class delivery(Wrapped):
+        async def release(self, *, begun: bool = True) -> None:
+            await self._inner.release()
+
+
+@breaks("a_serial_subscription_waits_for_a_redelivery")
+class LetsOthersPassInASerialSubscription(Faulty):
+    def bound(self, binding: Binding) -> Binding:
+        return replace(binding, serial=False)
 
 
 @breaks("a_released_message_returns_to_its_own_position", "a_lock_that_is_not_renewed_expires")

@@ -128,7 +128,7 @@ class SimDelivery:
         await self._ends("delivery.settle")
         self.copy.held, self.copy.settled = None, outcome
 
-    async def release(self) -> None:
+    async def release(self, *, begun: bool = True) -> None:
         await self._ends("delivery.release")
         self._broker.give_back(self.copy)
 

@@ -328,6 +328,27 @@ async def test_the_other_orders(tmp_path: Path, order: Any) -> None:
     assert numbers == sorted(numbers) or isinstance(order, fg.Parallel)
 
 
+async def test_a_serial_subscription_waits_for_what_is_parked(tmp_path: Path, url: str) -> None:
+    rig = Rig(tmp_path, url, key=None, order=fg.Serial(), redeliver=fg.Redeliver(0.05, 0.05, 0.05))
+    tried: list[int] = []
+
+    async def fail_twice(noted: Noted) -> None:
+        tried.append(noted.number)
+        if noted.number == 1 and tried.count(1) < 3:
+            raise RuntimeError("not now")
+
+    rig.before = fail_twice
+    async with rig.engine() as engine:
+        assert await engine.run(rig.rows(range(4))) == {"handled": 1, "redelivered": 1, "parked": 2, "last": 3}
+        assert await engine.run(rig.rows(range(4, 6))) == {"parked": 2, "last": 5}, "it waits in another batch, too"
+        counts = await engine.run(await rig.due_rows(engine))
+        assert (counts["redelivered"], counts["parked"]) == (1, 4)
+    async with rig.engine() as engine:
+        assert (await engine.run(await rig.due_rows(engine)))["handled"] == 5
+    assert tried == [0, 1, 1, 1, 2, 3, 4, 5]
+    assert [number for _, number, _ in rig.notes()] == [0, 1, 2, 3, 4, 5]
+
+
 async def test_a_scheduled_message_waits_and_holds_nobody_up(rig: Rig) -> None:
     later = rig.rows(range(1), deliver_at=4e9)
     async with rig.engine() as engine:

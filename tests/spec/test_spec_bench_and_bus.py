@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import faregate as fg
+from faregate.testing.clock import rest
 
 LONG = 30  # seconds until a test that hangs is failed
 
@@ -144,6 +145,70 @@ async def test_a_paused_subscription_waits_and_the_others_go_on() -> None:
             await bus.resume("worker", Placed)
             await bus.idle()
     assert got == ["goes on", "waits"]
+
+
+@pytest.mark.parametrize("order", [fg.Serial(), fg.Parallel(3), fg.ByKey(lanes=3)])
+@pytest.mark.parametrize("store", [None, "memory:"])
+@pytest.mark.parametrize("url", ["memory:", "journal:"])
+async def test_when_pausing_returns_nothing_begins_and_what_was_fetched_is_back_in_its_place(
+    url: str, store: str | None, order: Any, tmp_path: Path
+) -> None:
+    begun: list[str] = []
+    seen: list[tuple[int, bool]] = []
+    running, go_on = asyncio.Event(), asyncio.Event()
+    worker, source = fg.Node("worker"), fg.Node("source")
+    key = {"key": "name"} if isinstance(order, fg.ByKey) else {}
+
+    @worker.on(Placed, source="source", order=order, **key)
+    async def work(placed: Placed, ctx: fg.Context) -> None:
+        begun.append(placed.name)
+        seen.append((ctx.attempt, ctx.redelivered))
+        if len(begun) >= 20:
+            running.set()
+            await go_on.wait()
+
+    where = f"journal:{tmp_path}/journal" if url == "journal:" else url
+    async with fg.Bus(where, nodes=[worker, source], **({} if store is None else {"store": store})) as bus:
+        orders = [f"{number}" for number in range(1_000)]
+        await bus.publish_many([Placed(name=each) for each in orders], node="source")
+        async with asyncio.timeout(LONG):
+            await running.wait()
+            await bus.pause("worker", Placed)
+            before = list(begun)
+            go_on.set()
+            while any(count.busy for count in bus.counts()):
+                await rest()
+            await rest()
+            assert begun == before, "a handler began although the subscription was paused"
+            await bus.resume("worker", Placed)
+            await bus.idle()
+    assert sorted(begun, key=int) == orders, "one ran twice, or never"
+    assert set(seen) == {(1, False)}, "going back counted as a try, or as a redelivery"
+    if isinstance(order, fg.Serial):
+        assert begun == orders
+
+
+async def test_a_message_that_failed_among_others_goes_back_when_its_subscription_is_paused() -> None:
+    tries: list[str] = []
+    worker, source, clock = fg.Node("worker"), fg.Node("source"), fg.testing.FakeClock()
+
+    @worker.on(Placed, source="source", order=fg.Parallel(1), retry=fg.Retry(5, delay=10))
+    async def work(placed: Placed) -> None:
+        tries.append(placed.name)
+        if placed.name == "500" and tries.count("500") == 1:
+            raise RuntimeError("once")
+
+    async with fg.Bus("memory:", nodes=[worker, source], store="memory:", clock=clock) as bus:
+        await bus.publish_many([Placed(name=f"{number}") for number in range(600)], node="source")
+        while clock.sleepers == 0:
+            await clock.advance(0.1)
+        await bus.pause("worker", Placed)
+        before = list(tries)
+        await clock.advance(100)
+        assert tries == before
+        await bus.resume("worker", Placed)
+        await clock.advance(100)
+        assert sorted(tries, key=int) == sorted(["500", *(f"{number}" for number in range(600))], key=int)
 
 
 async def test_a_pause_with_a_length_ends_by_itself() -> None:

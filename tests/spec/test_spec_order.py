@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter, defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import faregate as fg
+from faregate.testing.clock import rest
 
 LONG = 30  # seconds until a test that hangs is failed; never waited for when the code is right
 
@@ -324,3 +326,84 @@ async def test_one_subscriptions_busy_lane_does_not_hold_another_subscription() 
             release.set()
             await bus.idle()
             assert bus.outcomes()["handled"] == 2
+
+
+# --- serial, across failures ------------------------------------------------------------------------------
+
+
+class Serially:
+    """A serial subscription whose message 0 fails, and which tries were made in which order."""
+
+    def __init__(self, failures: int = 4, *, later: float = 50, **options: Any) -> None:
+        self.tries: list[int] = []
+        self.node = fg.Node("worker")
+        self.feeder = fg.Node("feeder")
+
+        @self.node.on(Step, source="feeder", order=fg.Serial(), redeliver=fg.Redeliver(later, later, later), **options)
+        async def work(step: Step) -> None:
+            self.tries.append(step.number)
+            if step.number == 0 and self.tries.count(0) <= failures:
+                raise RuntimeError("not now")
+
+    def bus(self, url: str, store: str | None, clock: fg.testing.FakeClock) -> fg.Bus:
+        more = {} if store is None else {"store": store}
+        return fg.Bus(url, nodes=[self.feeder, self.node], clock=clock, drain_seconds=0, **more)
+
+
+async def until(clock: fg.testing.FakeClock, done: Any) -> None:
+    """Let time pass until that holds."""
+    async with asyncio.timeout(LONG):
+        while not done():
+            await clock.advance(1.0)
+            await asyncio.sleep(0.001)  # journals and stores have threads of their own
+
+
+@pytest.mark.parametrize("later", [0, 50])
+@pytest.mark.parametrize("store", [None, "memory:"])
+async def test_a_message_that_waits_for_its_later_try_holds_all_behind_it_in_a_serial_subscription(
+    store: str | None, later: float
+) -> None:
+    it, clock = Serially(later=later, retry=fg.Retry(1, delay=0.1)), fg.testing.FakeClock()
+    async with it.bus("memory:", store, clock) as bus:
+        await bus.publish_many([Step(key="x", number=number) for number in range(600)], node="feeder")
+        await until(clock, lambda: len(it.tries) >= 604)
+        assert it.tries == [0, 0, 0, 0, *range(600)]
+        assert bus.outcomes() == {"handled": 600, "skipped": 0, "duplicate": 0, "redelivered": 2, "dead": 0}
+
+
+@pytest.mark.parametrize("store", [None, "memory:"])
+async def test_a_serial_subscription_goes_on_when_the_message_it_waits_for_is_given_up(store: str | None) -> None:
+    it, clock = Serially(failures=1_000, retry=None), fg.testing.FakeClock()
+    async with it.bus("memory:", store, clock) as bus:
+        await bus.publish_many([Step(key="x", number=number) for number in range(3)], node="feeder")
+        await until(clock, lambda: len(it.tries) >= 6)
+        assert it.tries == [0, 0, 0, 0, 1, 2]
+        assert len(await bus.poisoned()) == 1
+
+
+async def test_a_serial_subscription_goes_on_when_the_message_it_waits_for_expires() -> None:
+    it, clock = Serially(later=1_000, retry=None, expires=100.0), fg.testing.FakeClock()
+    async with it.bus("memory:", None, clock) as bus:
+        await bus.publish(Step(key="x", number=0), node="feeder")
+        await until(clock, lambda: it.tries == [0])
+        await clock.advance(50)
+        await bus.publish(Step(key="x", number=1), node="feeder")
+        await until(clock, lambda: len(it.tries) == 2)
+        assert it.tries == [0, 1] and len(await bus.poisoned()) == 1
+
+
+@pytest.mark.parametrize("store", [False, True])
+async def test_a_serial_subscription_still_waits_after_a_restart(store: bool, tmp_path: Path) -> None:
+    it, clock = Serially(failures=1, retry=None), fg.testing.FakeClock()
+    places = (f"journal:{tmp_path}/journal", f"sqlite:{tmp_path}/store.db" if store else None, clock)
+    async with it.bus(*places) as bus:
+        await bus.publish_many([Step(key="x", number=number) for number in range(600)], node="feeder")
+        async with asyncio.timeout(LONG):
+            while not bus.outcomes()["redelivered"]:
+                await rest()
+    async with it.bus(*places) as bus:
+        await bus.publish(Step(key="x", number=600), node="feeder")
+        await clock.advance(40)
+        assert it.tries == [0]
+        await until(clock, lambda: len(it.tries) >= 602)
+    assert it.tries == [0, *range(601)]

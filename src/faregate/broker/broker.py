@@ -74,6 +74,7 @@ class Broker:
                 flight=self.flight if consumed else Flight(),
                 key_of=binding.key_of,
                 strict=binding.strict,
+                serial=binding.serial,
                 lock_seconds=binding.lock_seconds,
                 max_deliveries=binding.max_deliveries,
                 expires=binding.expires,

@@ -59,8 +59,8 @@ class BrokerDelivery:
     async def settle(self, outcome: Outcome) -> None:
         self._queue.settle(self._entry, self._lock, outcome)
 
-    async def release(self) -> None:
-        self._queue.release(self._entry, self._lock, forgive=True)
+    async def release(self, *, begun: bool = True) -> None:
+        self._queue.release(self._entry, self._lock, forgive=True, begun=begun)
 
     async def redeliver(self, delay: float, *, counted: bool = True) -> None:
         self._queue.redeliver(self._entry, self._lock, delay, counted=counted)

@@ -47,6 +47,8 @@ class Entry(msgspec.Struct, gc=False, eq=False):
     """The token of the current acquisition."""
     lock_until: float = 0.0
     consumer: QueueConsumer | None = None
+    started: bool = False
+    """Whether the current acquisition counts as a try."""
     tries: int = 0
     redeliveries: int = 0
     delivered: bool = False

@@ -5,7 +5,8 @@ Rules kept here (each has a regression test that fails without it):
 - Ending an acquisition carries its lock token; a stale one is refused and changes nothing. An archived entry
   never comes back.
 - Expiry takes an entry only while nobody holds it; a held one is looked at again when it is released.
-- Per key, only the first living entry can be available or acquired; the others wait behind it.
+- Per key, only the first living entry can be available or acquired; the others wait behind it. In a serial queue all
+  wait while one waits for redelivery.
 - The pump forgets that it was woken *before* it looks, so a signal while it runs wakes it again; and it ends
   when a whole round over the consumers delivered nothing, so it never spins.
 - Cost does not depend on length: enqueue, acquire and settle touch the ends of lines only, and references that
@@ -65,6 +66,7 @@ class Queue:
         flight: Flight | None = None,
         key_of: Callable[[Envelope], str | None] | None = None,
         strict: bool = True,
+        serial: bool = False,
         lock_seconds: float = 60.0,
         max_deliveries: int | None = None,
         expires: float | None = None,
@@ -80,6 +82,9 @@ class Queue:
         self._flight = flight if flight is not None else Flight()
         self._key_of = key_of
         self._strict = strict
+        self._serial = serial
+        self._redelivering = 0
+        """How many entries wait for redelivery; in a serial queue nothing goes out meanwhile."""
         self._max_deliveries = max_deliveries
         self._expires = expires
         self._on_abandoned = on_abandoned
@@ -291,6 +296,7 @@ class Queue:
             return
         if entry.redelivering:
             entry.redelivering = False
+            self._redelivering -= 1
             if entry.key is not None and self._holders.get(entry.key) is entry:
                 self._expose(entry)
                 return
@@ -315,6 +321,7 @@ class Queue:
         self._available_count -= 1
         self._next_lock = lock = self._next_lock + 1
         entry.state = ACQUIRED
+        entry.started = False
         entry.lock = lock
         entry.lock_until = self._clock.monotonic() + self.lock_seconds
         entry.consumer = consumer
@@ -326,6 +333,7 @@ class Queue:
     def started(self, entry: Entry, lock: int) -> None:
         """A handler starts on it."""
         self._check_lock(entry, lock)
+        entry.started = True
         entry.tries += 1
         if self._recorder is not None:
             self._recorder.started(self, entry)
@@ -338,19 +346,22 @@ class Queue:
             self._recorder.ended(self, entry, outcome)
         self._archive(entry)
 
-    def release(self, entry: Entry, lock: int, *, forgive: bool = False) -> None:
+    def release(self, entry: Entry, lock: int, *, forgive: bool = False, begun: bool = True) -> None:
         """Back to its own position, available at once. `forgive`: the try does not count."""
         self._give_back(entry, lock)
-        if forgive and entry.tries:
+        if forgive and entry.started:
             entry.tries -= 1
+        delivered = entry.delivered
         self._return(entry, 0.0)
+        if not begun:
+            entry.delivered = delivered
 
     def redeliver(self, entry: Entry, lock: int, delay: float, *, counted: bool = True) -> None:
         """Back to its own position after a while. Settling and rescheduling are this one step."""
         self._give_back(entry, lock)
         if counted:
             entry.redeliveries += 1
-        elif entry.tries:
+        elif entry.started:
             entry.tries -= 1
         self._return(entry, delay)
 
@@ -388,6 +399,7 @@ class Queue:
         elif delay > 0:
             entry.state = SCHEDULED
             entry.redelivering = True
+            self._redelivering += 1
             entry.wake = self._schedule.after(delay, self._due, entry)
             if self._recorder is not None:
                 self._recorder.waits(self, entry, self._clock.time() + delay)
@@ -410,6 +422,9 @@ class Queue:
         if entry.expiry is not None or entry.wake is not None:
             self._schedule.cancel(entry.expiry)
             self._schedule.cancel(entry.wake)
+        if entry.redelivering:
+            self._redelivering -= 1
+            self.signal()
         if entry.key is not None:
             self._pass_key_on(entry)
         if counted:
@@ -555,7 +570,7 @@ class Queue:
             consumer = consumers[0]
             consumers.rotate(-1)
             entry = None
-            if consumer.credit > 0 and not consumer.paused:
+            if consumer.credit > 0 and not consumer.paused and not (self._serial and self._redelivering):
                 entry = self.acquire(consumer)
                 while entry is None and self._refill():
                     entry = self.acquire(consumer)
@@ -570,7 +585,6 @@ class Queue:
             except Exception:
                 log.exception("%s: a consumer failed to take %s and is detached", self.name, entry.envelope)
                 self.detach(consumer)
-            entry.delivered = True
 
     def occupations(self) -> Iterator[Occupation]:
         """What the pump could hand out now: an entry that a consumer with credit could have."""
@@ -664,6 +678,7 @@ class Queue:
             self._watch_expiry(entry)
         entry.state = SCHEDULED
         entry.redelivering = True
+        self._redelivering += 1
         if entry.key is not None and self._strict:
             self._holders.setdefault(entry.key, entry)
         entry.wake = self._schedule.after(self._seconds_until(due), self._due, entry)

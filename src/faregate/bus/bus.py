@@ -380,11 +380,14 @@ class Bus:
     # --- control and view ---------------------------------------------------------------------------------
 
     async def pause(self, node: str | Node, message: type | str, seconds: float | None = None) -> None:
-        """Stop consuming a type at a node, for that many seconds or until `resume`; running handlers finish."""
+        """Stop consuming a type at a node, for that many seconds or until `resume`; running handlers finish.
+
+        When it returns no message begins any more: what was fetched and not begun is back in its place.
+        """
         if seconds is not None:
             check_delay(seconds, "seconds")
         for worker in self._find(node, message):
-            worker.pause(seconds)
+            await worker.pause(seconds)
 
     async def resume(self, node: str | Node, message: type | str) -> None:
         for worker in self._find(node, message):

@@ -62,5 +62,5 @@ class Direct(Receiver):
             await delivery.poison(verdict.reason, describe_error(exc))
             self._gave_up(delivery, verdict.reason, first_line(exc))
             return "dead"
-        await delivery.redeliver(verdict.delay, counted=verdict.counted)
+        await self._redeliver(delivery, verdict.delay, counted=verdict.counted)
         return "redelivered"

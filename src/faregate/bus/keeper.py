@@ -165,7 +165,7 @@ class Keeper:
 
     async def _prune(self) -> None:
         """Export and remove old dead letters, now and then: it looks through all of them."""
-        wanted, now = self._retain_dead, self._clock.time()
+        wanted, now = self._retain_dead, self._now()
         if wanted is None or now < self._prune_at:
             return
         self._prune_at = now + min(_LONGEST_PRUNING_PERIOD, wanted.seconds / 10)

@@ -139,6 +139,19 @@ class Lanes:
         elif key is not None:
             self._keys.pop(key, None)
 
+    def take_back(self) -> list[Delivery]:
+        """What no lane has taken yet; it belongs to the caller from now on."""
+        back = list(self._ready)
+        keys = {delivery.key for delivery in back}
+        self._ready.clear()
+        self._alone.clear()
+        for key, behind in list(self._keys.items()):
+            back += behind
+            behind.clear()
+            if key in keys:
+                del self._keys[key]
+        return back
+
     async def close(self, deadline: float) -> list[list[Delivery]]:
         """Start nothing more; let what runs finish for that many seconds, then cancel it. What was cancelled."""
         self._closing = True

@@ -14,12 +14,13 @@ from faregate.bus.burial import message_id_of
 from faregate.bus.context import Context, Settled
 from faregate.bus.node import Node
 from faregate.bus.pipeline import compile_after, compile_pipeline, resource_places, sends_in_scope
+from faregate.bus.policy import Serial
 from faregate.bus.sender import Sender
 from faregate.bus.sending import compile_outgoing
 from faregate.bus.subscription import Subscription
 from faregate.bus.verdict import Verdict, first_line, judge
 from faregate.codec import BodyReader
-from faregate.errors import MissingProperties, Permanent, UnknownType
+from faregate.errors import MissingProperties, Permanent, StaleLock, UnknownType
 from faregate.message import Envelope
 from faregate.plain import plain
 from faregate.ports import faults
@@ -49,6 +50,10 @@ class Receiver(ABC):
     ) -> None:
         self.subscription = subscription
         self.outcomes: dict[Settled, int] = dict.fromkeys(OUTCOMES, 0)
+        self.paused = False
+        self.put_off = False
+        """A message of a serial subscription waits for a later try; what was fetched behind it has to go back."""
+        self._serial = isinstance(subscription.order, Serial)
         self._node = node.name
         self._type = subscription.message_type.wire
         self._kind = subscription.message_type.kind
@@ -79,6 +84,23 @@ class Receiver(ABC):
 
         Raises `StaleLock` when one belongs to someone else by now.
         """
+
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing more may begin."""
+        return self.paused or self.put_off
+
+    async def give_back(self, delivery: Delivery, *, begun: bool = False) -> None:
+        """It goes back to its place."""
+        try:
+            await delivery.release(begun=begun)
+        except StaleLock as exc:
+            log.warning("%s: %s; it is delivered again", self.subscription, exc)
+
+    async def _redeliver(self, delivery: Delivery, delay: float, *, counted: bool) -> None:
+        """It comes again later; in a serial subscription what is behind it waits for that."""
+        await delivery.redeliver(delay, counted=counted)
+        self.put_off = self._serial
 
     @property
     def batch(self) -> int:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from faregate.bus.key import Key
-from faregate.bus.policy import ByKey, Order, Redeliver, Retry
+from faregate.bus.policy import ByKey, Order, Redeliver, Retry, Serial
 from faregate.bus.signature import Signature
 from faregate.message import MessageType
 from faregate.ports.queue import Binding
@@ -52,6 +52,7 @@ class Subscription:
             source=self.source,
             key_of=self.key.reader(self.message_type.cls, limit) if self.key is not None and self.by_key else None,
             strict=not isinstance(self.order, ByKey) or self.order.strict,
+            serial=isinstance(self.order, Serial),
             max_deliveries=len(self.redeliver.delays) + SPARE_DELIVERIES,
             expires=self.expires,
             remembers=self.dedup,

@@ -24,7 +24,6 @@ from faregate.bus.identity import BusinessIdentity
 from faregate.bus.node import Node
 from faregate.bus.node_store import NodeStore
 from faregate.bus.pipeline import is_retried
-from faregate.bus.policy import Serial
 from faregate.bus.receiver import Receiver
 from faregate.bus.sender import Sender
 from faregate.bus.subscription import Subscription
@@ -81,7 +80,6 @@ class Transactional(Receiver):
         )
         self._shared = shared
         self._store = shared.store
-        self._serial = isinstance(subscription.order, Serial)
         self._eager = False
         """Whether the handlers of this subscription want the transaction before they start."""
         self._identity = (
@@ -118,6 +116,9 @@ class Transactional(Receiver):
             for delivery in deliveries:
                 self._failing.pop(delivery, None)
             raise
+
+    async def give_back(self, delivery: Delivery, *, begun: bool = False) -> None:
+        await super().give_back(delivery, begun=begun or bool(self._failing.pop(delivery, 0)))
 
     async def _handle(self, deliveries: list[Delivery]) -> list[Delivery]:
         if len(deliveries) == 1 and deliveries[0] in self._failing:
@@ -167,6 +168,10 @@ class Transactional(Receiver):
         """
         again: list[Delivery] = []
         while works:
+            if self.stopped:
+                for work in works:
+                    await self.give_back(work.delivery, begun=work.tries > 0)
+                return again
             if self._sends:
                 await self._shared.dispatcher.room()
             await self._once(works)
@@ -329,11 +334,13 @@ class Transactional(Receiver):
 
     async def _run_pipelines(self, unit: UnitOfWork, works: list[Work]) -> int:
         """Run the messages one after another; how many. The rest stays new: behind a failure in a serial subscription,
-        or because enough is sent in this transaction."""
+        because enough is sent in this transaction, or because nothing more may begin."""
         rows = size = 0
         for ran, work in enumerate(works, 1):
             if work.state != "new":
                 continue
+            if self.stopped and self._identity is None and self._shared.gate is None:  # what has claimed goes on
+                return max(1, ran - 1)
             if not await self._run_pipeline(unit, work) and self._serial:
                 return ran
             if work.outputs:
@@ -484,7 +491,7 @@ class Transactional(Receiver):
                 await self._identity.fail(work)
             verdict = self._judge(work.delivery, work.ctx, work.error)
             if verdict.delay is not None:
-                await work.delivery.redeliver(verdict.delay, counted=verdict.counted)
+                await self._redeliver(work.delivery, verdict.delay, counted=verdict.counted)
             elif (end := await self._bury(work, verdict.reason)) == "dead":
                 if self._shared.gate is not None and work.attempt_id is not None:
                     await self._shared.gate.drop(work.message_id, work.attempt_id)
@@ -511,7 +518,7 @@ class Transactional(Receiver):
     async def _put_off(self, work: Work) -> None:
         """The store is away: come again later, without using up a try."""
         try:
-            await work.delivery.redeliver(_STORE_DOWN_SECONDS, counted=False)
+            await self._redeliver(work.delivery, _STORE_DOWN_SECONDS, counted=False)
         except StaleLock as exc:
             log.warning("%s: %s; it is delivered again", self.subscription, exc)
 

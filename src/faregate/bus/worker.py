@@ -42,7 +42,6 @@ class Worker:
         """Messages that the transport gave up on, while somebody is told of them."""
         self._renewal: Timer | None = None
         self._resumption: Timer | None = None
-        self.paused = False
 
     @property
     def busy(self) -> int:
@@ -95,21 +94,35 @@ class Worker:
             "its thread is left behind" if self.subscription.handler.in_thread else "it was cancelled",
         )
 
-    def pause(self, seconds: float | None) -> None:
-        self.resume()
-        self.paused = True
+    @property
+    def paused(self) -> bool:
+        return self._receiver.paused
+
+    async def pause(self, seconds: float | None) -> None:
+        """Let nothing more begin: what was fetched goes back to its place at once, also out of a batch that runs."""
+        self._forget_resumption()
+        self._receiver.paused = True
         if self._consumer is not None:
             self._consumer.pause()
         if seconds is not None:
             self._resumption = self._clock.call_later(seconds, self.resume)
+        await self._give_back(self._lanes.take_back())
 
     def resume(self) -> None:
+        self._forget_resumption()
+        self._receiver.paused = False
+        if self._consumer is not None:
+            self._consumer.resume()
+
+    def _forget_resumption(self) -> None:
         if self._resumption is not None:
             self._resumption.cancel()
             self._resumption = None
-        self.paused = False
-        if self._consumer is not None:
-            self._consumer.resume()
+
+    async def _give_back(self, deliveries: list[Delivery]) -> None:
+        self._held.difference_update(deliveries)
+        for delivery in deliveries:
+            await self._receiver.give_back(delivery)
 
     def _take(self, delivery: Delivery) -> None:
         self._held.add(delivery)
@@ -144,6 +157,10 @@ class Worker:
         finally:
             self._held.difference_update(delivery for delivery in deliveries if delivery not in again)
             self._lanes.batch = self._receiver.batch
+        if self._receiver.stopped:
+            self._receiver.put_off = False
+            await self._give_back([*again, *self._lanes.take_back()])
+            return []
         return again
 
     async def _put_off(self, deliveries: list[Delivery]) -> None:

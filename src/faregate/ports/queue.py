@@ -3,7 +3,8 @@
 Rules every adapter keeps (and `faregate.testing.queue_suite` checks):
 - What `publish` confirmed is delivered until it is settled, poisoned or expired; never silently dropped.
 - A released message returns to its own position. A delivery ends once: a stale end raises `StaleLock`.
-- Within one key, a message is withheld while an earlier one of that key is out or waits for redelivery.
+- Within one key, a message is withheld while an earlier one of that key is out or waits for redelivery; of a serial
+  subscription, all are withheld while one waits for redelivery.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,6 +42,8 @@ class Binding:
     """The ordering key of an envelope for this subscription; None when it asks for no order."""
     strict: bool = True
     """A message that waits for redelivery keeps its key waiting."""
+    serial: bool = False
+    """A message that waits for redelivery keeps all others waiting."""
     lock_seconds: float = 60.0
     """A delivery that is neither ended nor renewed for this long returns by itself."""
     max_deliveries: int = 20
@@ -127,8 +130,9 @@ class Delivery(Protocol):
         """It is done and never comes back."""
         ...
 
-    async def release(self) -> None:
-        """Back to its own position, available at once; the try does not count."""
+    async def release(self, *, begun: bool = True) -> None:
+        """Back to its own position, available at once; the try does not count. Where no handler has `begun` on it, it
+        is as if it had never been out: its next delivery is no redelivery because of this one."""
         ...
 
     async def redeliver(self, delay: float, *, counted: bool = True) -> None:
@@ -142,7 +146,7 @@ class Delivery(Protocol):
 
 class Consumer(Protocol):
     def pause(self) -> None:
-        """No further deliveries until `resume`; what is out stays out."""
+        """No further deliveries until `resume`, from now on; what is out stays out."""
         ...
 
     def resume(self) -> None: ...

@@ -15,12 +15,14 @@ from faregate.ports.queue import Outcome, Poisoned
 
 Park = Callable[["LogDelivery", float, bool], Awaitable[None]]
 End = Callable[["LogDelivery", str], Awaitable[None]]
+Release = Callable[["LogDelivery"], bool]
 
 
 class LogDelivery:
     __slots__ = (
         "_end",
         "_park",
+        "_release",
         "bucket",
         "envelope",
         "key",
@@ -44,6 +46,7 @@ class LogDelivery:
         parked: bool,
         park: Park,
         end: End,
+        release: Release,
     ) -> None:
         self.position = position
         self.bucket = bucket
@@ -59,6 +62,7 @@ class LogDelivery:
         """Whether it comes from the store, not from the log."""
         self._park = park
         self._end = end
+        self._release = release
 
     @property
     def redelivered(self) -> bool:
@@ -81,8 +85,9 @@ class LogDelivery:
     async def settle(self, outcome: Outcome) -> None:
         await self._end(self, outcome)
 
-    async def release(self) -> None:
-        """The task ends early; it is in the log."""
+    async def release(self, *, begun: bool = True) -> None:
+        """It waits behind what has to be tried again; or the task ends early, and it is in the log."""
+        self._release(self)
 
     async def redeliver(self, delay: float, *, counted: bool = True) -> None:
         await self._park(self, delay, counted)

@@ -48,7 +48,7 @@ class Line:
     def __init__(self, engine: "Engine", subscription: Subscription) -> None:
         self.subscription = subscription
         self.by_key = ordering(subscription) == "key"
-        self.strict = is_strict(subscription) and self.by_key
+        self.strict = is_strict(subscription) and ordering(subscription) is not None
         self.receiver = LogTransactional(
             subscription,
             engine.node,
@@ -62,13 +62,14 @@ class Line:
         begin = engine.spec.begins.get(subscription.binding(engine.spec.body_limit).queue)
         self.receiver.positions = f"{subscription.name}@{0 if begin is None else begin.epoch}"
         self.blocked: dict[str, tuple[int, float]] = {}
-        """By key: the position of a parked message that others wait behind, and when it is due."""
+        """By key ("" of a serial subscription): the position of a parked message that others wait behind, and when it
+        is due."""
 
     def behind(self, delivery: LogDelivery) -> float | None:
         """When what it must wait for is due; None when it may run."""
-        if not self.strict or delivery.key is None:
+        if not self.strict or delivery.line is None:
             return None
-        found = self.blocked.get(delivery.key)
+        found = self.blocked.get(delivery.line)
         return None if found is None or found[0] >= delivery.position else found[1]
 
 
@@ -138,6 +139,7 @@ class Engine:
                 parked,
                 self._park,
                 self._ended,
+                self._released,
             )
             self._line_of[delivery] = line
         ready = await self._sort_out()
@@ -164,6 +166,7 @@ class Engine:
                 self._fail(exc)
                 raise
             lanes.batch = line.receiver.batch
+            line.receiver.put_off = False
             return again
 
         lanes = Lanes(line.subscription.order.lanes, run, by_key=line.by_key)
@@ -174,13 +177,18 @@ class Engine:
         free: list[Delivery] = []
         for delivery in taken:
             assert isinstance(delivery, LogDelivery)
-            due = line.behind(delivery)
-            if due is None:
+            if not self._released(delivery):
                 free.append(delivery)
-            else:
-                self._waiting.append((delivery, self._parked(delivery, due, delivery.redeliveries)))
-                self._end("parked")
         return await line.receiver.handle(free) if free else []
+
+    def _released(self, delivery: LogDelivery) -> bool:
+        """Park it, if it has to wait for one that is parked; whether it does."""
+        due = self._line_of[delivery].behind(delivery)
+        if due is None:
+            return False
+        self._waiting.append((delivery, self._parked(delivery, due, delivery.redeliveries)))
+        self._end("parked")
+        return True
 
     def _end(self, outcome: str) -> None:
         self._counts[outcome] += 1
@@ -201,7 +209,7 @@ class Engine:
         """Those that run now, in order; the others are parked or dead when this returns."""
         message_ids = {delivery: self._message_id(delivery) for delivery in self._line_of}
         here = {message_ids[delivery] for delivery in self._line_of if delivery.parked}
-        keys = [delivery.key for delivery, line in self._line_of.items() if line.strict and delivery.key is not None]
+        keys = [delivery.line for delivery, line in self._line_of.items() if line.strict and delivery.line is not None]
         transaction = self.store.transaction()
         try:
             await transaction.begin()
@@ -268,12 +276,12 @@ class Engine:
         due = self.clock.time() + delay
         line = self._line_of[delivery]
         await self._commit_parked([(delivery, self._parked(delivery, due, redeliveries))])
-        if delivery.key is not None:
-            self._block(line, delivery.key, delivery.position, due)
+        if delivery.line is not None:
+            self._block(line, delivery.line, delivery.position, due)
         self._end("redelivered")
 
     def _parked(self, delivery: LogDelivery, due: float, redeliveries: int, *, waited_for: bool = True) -> Parked:
-        key = delivery.key if waited_for else None
+        key = delivery.line if waited_for else None
         return Parked(self._message_id(delivery), due, redeliveries, key, delivery.position, delivery.envelope)
 
     async def _commit_parked(self, found: list[tuple[LogDelivery, Parked]]) -> None:

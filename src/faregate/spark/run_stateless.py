@@ -229,6 +229,7 @@ class Task:
             False,
             _no_park,
             _no_end,
+            _no_release,
         )
         delivery.tried = message.tried
         return delivery
@@ -322,3 +323,8 @@ async def _no_park(delivery: LogDelivery, delay: float, counted: bool) -> None:
 
 async def _no_end(delivery: LogDelivery, outcome: str) -> None:
     """Nothing to note: the batch is one."""
+
+
+def _no_release(delivery: LogDelivery) -> bool:
+    """The task ends early; it is in the log."""
+    return False

@@ -535,6 +535,31 @@ async def a_released_message_returns_to_its_own_position(subject: QueueSubject) 
 
 
 @case
+async def a_message_that_nobody_began_returns_as_if_it_had_never_been_out(subject: QueueSubject) -> None:
+    inbox = await open_inbox(subject, *"ab", prefetch=1)
+    await (await inbox.take()).release(begun=False)
+    delivery = await inbox.take()
+    assert delivery.envelope.body == b"a", "it is not in its place"
+    assert not delivery.redelivered, "it was handed out before, but nobody began"
+    delivery.start()
+    await delivery.release(begun=False)
+    delivery = await inbox.take()
+    assert (delivery.tries, delivery.redelivered) == (0, False), "the start counts, though nobody began"
+
+
+@case
+async def a_serial_subscription_waits_for_a_redelivery(subject: QueueSubject) -> None:
+    inbox = await open_inbox(subject, *"abc", prefetch=1, serial=True)
+    await (await inbox.take()).redeliver(10)
+    await inbox.nothing("the first waits for its redelivery")
+    await subject.advance(11)
+    for text in (b"a", b"b", b"c"):
+        delivery = await inbox.take()
+        assert delivery.envelope.body == text, f"{delivery.envelope.body!r} came instead of {text!r}"
+        await delivery.settle("handled")
+
+
+@case
 async def a_consumer_that_goes_away_gives_everything_back_in_order(subject: QueueSubject) -> None:
     inbox = await open_inbox(subject, *"abc")
     assert await inbox.texts() == list("abc")
