@@ -9,6 +9,8 @@
 Every text says what happened, to what, and what to change.
 """
 
+from datetime import timedelta
+
 
 class FaregateError(Exception):
     """Root of all errors that Faregate raises on purpose."""
@@ -229,8 +231,18 @@ class CommitUnknown(OutcomeUnknown, Transient):
     """The connection broke while committing: the ledger tells, at the next try, whether it happened."""
 
 
-def check_delay(seconds: float, name: str) -> float:
+def check_delay(seconds: float | timedelta, name: str) -> float:
     """A duration in seconds as given by a user: finite and not negative."""
+    if isinstance(seconds, timedelta):
+        seconds = seconds.total_seconds()
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
         raise ConfigurationError(f"{name} must be seconds >= 0, as a number; got {seconds!r}")
     return float(seconds)
+
+
+def check_expires(expires: float | timedelta) -> float:
+    """How many seconds a message may wait, as given by a user."""
+    seconds = check_delay(expires, "expires")
+    if seconds == 0:
+        raise ConfigurationError("expires must be more than 0 seconds: nobody can take a message before it is sent")
+    return seconds

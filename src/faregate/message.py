@@ -210,3 +210,21 @@ class Envelope(msgspec.Struct, gc=False, omit_defaults=True):
         """How errors and logs name a message."""
         named = f"{self.type or 'untyped'} {self.publication_id or '(no id)'} from {self.source or '(no source)'}"
         return plain(named)
+
+
+def set_out_at(envelope: Envelope) -> float:
+    """When a message set out; the same for all its copies."""
+    return max(envelope.sent_at, envelope.deliver_at or 0.0)
+
+
+def too_late_at(envelope: Envelope, expires: float | None, arrived_at: float) -> float | None:
+    """From when on a message is not handled any more: the earlier of what its sender says, and of the seconds that its
+    recipient lets it wait; None: never.
+
+    These seconds count from when it set out, so that neither a restart nor a wait in a log begins them anew; for one
+    that does not say when it was sent, from its arrival. A replay is a person's decision, and waits as long as it must.
+    """
+    if expires is None or envelope.replay:
+        return envelope.expires_at
+    start = set_out_at(envelope) if envelope.sent_at else max(arrived_at, envelope.deliver_at or 0.0)
+    return start + expires if envelope.expires_at is None else min(envelope.expires_at, start + expires)

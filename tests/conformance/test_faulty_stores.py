@@ -487,8 +487,9 @@ class PutsARevisedRowAtTheEnd(Faulty):
 class RevisesWithoutComparing(Faulty):
     class tx(SqliteTransaction):
         async def revise(self, rows: Sequence[OutboxRow]) -> set[int]:
-            current = dict(await self.fetchall("select seq, version from faregate_outbox"))
-            return await super().revise([row._replace(version=current.get(row.seq, 0)) for row in rows])
+            for row in rows:
+                await self.execute("update faregate_outbox set version = ? where seq = ?", (row.version, row.seq))
+            return await super().revise(rows)
 
 
 @breaks("rows_that_are_marked_as_dispatched_stay_until_they_are_removed")

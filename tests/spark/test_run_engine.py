@@ -5,6 +5,7 @@ An attempt of a task is `Engine.run` on the partition's rows; a crash is a fault
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ import faregate as fg
 from faregate.errors import CommitUnknown, StoreUnavailable
 from faregate.message import Envelope
 from faregate.ports import faults
+from faregate.ports.store import DeadFilter
 from faregate.ports.tokens import Token
 from faregate.spark import run_tasks
 from faregate.spark.run_engine import Engine
@@ -90,11 +92,12 @@ class Rig:
         return [self._row(number, f"t{number % keys}", **more) for number in numbers]
 
     def _row(self, number: int, topic: str, **more: Any) -> tuple[Any, ...]:
+        appended_at = more.pop("appended_at", 0.0)
         body = f'{{"topic":"{topic}","number":{number}}}'.encode()
         fields: dict[str, Any] = {"type": "Noted", "source": "author", "body": body, "recipients": ("reader",), **more}
         envelope = Envelope(publication_id=f"00000000-0000-7000-8000-{number:012d}", **fields)
         assert self.places.handler(envelope) == 0 and self.places.is_ours(0, envelope, number)
-        return self.places.row(0, envelope, number, 0.0, None)
+        return self.places.row(0, envelope, number, appended_at, None)
 
     async def parked(self, engine: Engine, at: float = 1e12) -> list[Parked]:
         transaction = engine.store.transaction()
@@ -371,6 +374,40 @@ async def test_what_expired_or_cannot_be_read_is_dead_and_the_rest_goes_on(rig: 
     assert counts == {"dead": 2, "handled": 2, "last": 3}
     assert set(told) == {(0, "dead"), (None, "dead"), (2, "handled"), (3, "handled")}
     rig.check([2, 3])
+
+
+async def test_a_message_expires_by_when_it_set_out_and_not_by_when_it_was_appended(tmp_path: Path) -> None:
+    rig, now = Rig(tmp_path, expires=60), time.time()
+    old, foreign = {"sent_at": now - 100, "appended_at": now}, {"appended_at": now - 100}
+    rows = [
+        *rig.rows(range(1), **old),
+        *rig.rows(range(1, 2), **old, deliver_at=now - 10),
+        *rig.rows(range(2, 3), **old, replay=1),
+        *rig.rows(range(3, 4), sent_at=now - 10, appended_at=now, expires_at=now - 1),
+        *rig.rows(range(4, 5), **foreign),
+        *rig.rows(range(5, 6), sent_at=now, appended_at=now),
+    ]
+    async with rig.engine() as engine:
+        assert await engine.run(rows) == {"dead": 3, "handled": 3, "last": 5}
+        assert {letter.reason for letter in await engine.store.dead(DeadFilter())} == {"expired"}
+    rig.check([1, 2, 5])
+
+
+async def test_a_message_that_waits_for_redelivery_beyond_its_expiry_is_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, life = Rig(tmp_path, redeliver=fg.Redeliver(0.05)), 60.0
+
+    async def fail(noted: Noted) -> None:
+        raise OSError("not now")
+
+    rig.before = fail
+    async with rig.engine() as engine:
+        assert await engine.run(rig.rows(range(1), expires_at=time.time() + life)) == {"redelivered": 1, "last": 0}
+        monkeypatch.setattr(engine.clock, "time", lambda: time.time() + life)
+        assert await engine.run(await rig.due_rows(engine)) == {"dead": 1, "last": 0}
+        [letter] = await engine.store.dead(DeadFilter())
+        assert letter.reason == "expired" and await rig.parked(engine) == []
 
 
 async def test_a_store_that_is_gone_fails_the_task_and_uses_nothing_up(

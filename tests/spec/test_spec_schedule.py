@@ -1,6 +1,8 @@
 """Spec: scheduled delivery and expiry (broker.md, Queue) on the bench's clock and on the real one."""
 
 import asyncio
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -214,6 +216,122 @@ async def test_a_message_waiting_for_redelivery_beyond_its_expiry_is_poisoned() 
         [dead] = bench.poisoned()
     assert dead.reason == "expired"
     assert calls == ["stale"]
+
+
+# --- how long a publication may wait ------------------------------------------------------------------------
+
+
+class Ask(fg.Command):
+    text: str
+
+
+WAYS: dict[str, Any] = {
+    "returned": lambda ctx, expires: fg.publish(Noted(text="x"), expires=expires),
+    "a returned command": lambda ctx, expires: fg.send(Ask(text="x"), to="taker", expires=expires),
+    "ctx.publish": lambda ctx, expires: ctx.publish(Noted(text="x"), expires=expires) and None,
+    "ctx.send": lambda ctx, expires: ctx.send(Ask(text="x"), to="taker", expires=expires) and None,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("left", [-1, 1])
+async def test_what_a_handler_sends_expires_when_nobody_takes_it_in_time(way: str, left: int) -> None:
+    teller, taker, taken = fg.Node("teller"), fg.Node("taker"), list[str]()
+
+    @teller.on(Reminder, source="planner")
+    async def tell(reminder: Reminder, ctx: fg.Context) -> Any:
+        return WAYS[way](ctx, timedelta(seconds=30))
+
+    @taker.on(Noted, source="teller")
+    async def note(noted: Noted) -> None:
+        taken.append(noted.text)
+
+    @taker.on(Ask)
+    async def answer(ask: Ask) -> None:
+        taken.append(ask.text)
+
+    async with fg.testing.bench(teller, taker) as bench:
+        for message in (Noted, Ask):
+            await bench.bus.pause("taker", message)
+        await bench.publish(Reminder(text="go"))
+        await bench.settle()
+        await bench.advance(30 - left)
+        for message in (Noted, Ask):
+            await bench.bus.resume("taker", message)
+        await bench.settle()
+        assert [dead.reason for dead in bench.poisoned()] == (["expired"] if left < 0 else [])
+        assert bench.bus.outcomes()["dead"] == (left < 0)
+    assert taken == (["x"] if left > 0 else [])
+
+
+async def test_what_is_published_from_outside_expires_too(tmp_path: Path) -> None:
+    handled: list[str] = []
+    node = reader(handled)
+
+    @node.on(Ask)
+    async def answer(ask: Ask) -> None:
+        handled.append(ask.text)
+
+    async with asyncio.timeout(30):
+        bus = fg.Bus(f"journal:{tmp_path}/data", nodes=[fg.Node("planner"), node])
+        await bus.prepare()
+        await bus.spool(Reminder(text="1"), node="planner", expires=0.01)
+        await bus.spool(Ask(text="2"), to="reader", node="planner", expires=0.01)
+        await asyncio.sleep(0.02)  # the real clock has to pass it
+        async with bus:
+            await bus.pause("reader", Reminder)
+            await bus.pause("reader", Ask)
+            await bus.publish(Reminder(text="3"), node="planner", expires=0.01)
+            await bus.send(Ask(text="4"), to="reader", node="planner", expires=0.01)
+            await bus.publish_many([fg.publish(Reminder(text="5"), expires=0.01)], node="planner")
+            await bus.idle()
+            assert [dead.reason for dead in await bus.poisoned("reader")] == ["expired"] * 5
+    assert handled == []
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [(10, 50), (50, 10), (10, None), (None, 10)])
+async def test_of_what_sender_and_recipient_say_the_earlier_counts_from_when_a_message_set_out(
+    mine: int | None, theirs: int | None
+) -> None:
+    handled: list[str] = []
+    async with fg.testing.bench(reader(handled, expires=theirs)) as bench:
+        await bench.bus.pause("reader", Reminder)
+        await bench.publish(Reminder(text="now"), expires=mine)
+        await bench.publish(Reminder(text="later"), expires=mine, delay=20)
+        await bench.advance(9)
+        assert bench.poisoned() == []
+        await bench.advance(2)
+        assert [dead.reason for dead in bench.poisoned()] == ["expired"], "the first, 10 s after it was sent"
+        await bench.advance(18)
+        assert len(bench.poisoned()) == 1
+        await bench.advance(2)
+        assert len(bench.poisoned()) == 2, "the second, 10 s after it was due"
+    assert handled == []
+
+
+async def test_a_replay_of_what_expired_is_handled() -> None:
+    handled: list[str] = []
+    async with fg.testing.bench(reader(handled, expires=10)) as bench:
+        await bench.bus.pause("reader", Reminder)
+        await bench.publish(Reminder(text="stale"), expires=5)
+        await bench.advance(60)
+        await bench.bus.resume("reader", Reminder)
+        await bench.settle()
+        [dead] = await bench.bus.dead_letters()
+        await bench.bus.replay(dead.message_id)
+        await bench.settle()
+        assert await bench.bus.dead_letters() == []
+    assert handled == ["stale"]
+
+
+@pytest.mark.parametrize("bad", [0, -1, float("inf"), float("nan"), "30", True, timedelta(seconds=-1)])
+async def test_a_life_that_is_no_time_is_refused(bad: Any) -> None:
+    with pytest.raises(fg.ConfigurationError, match="expires"):
+        fg.publish(Noted(text="x"), expires=bad)
+    with pytest.raises(fg.ConfigurationError, match="expires"):
+        fg.send(Ask(text="x"), to="taker", expires=bad)
+    with pytest.raises(fg.ConfigurationError, match="expires"):
+        reader([], expires=bad)
 
 
 async def test_a_delay_and_a_wall_time_together_are_refused() -> None:

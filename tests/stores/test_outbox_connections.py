@@ -49,14 +49,14 @@ async def postgres_url() -> AsyncIterator[str]:
 
 def put(connection: Any) -> list[str]:
     outbox = fg.outbox(connection, node="shop")
-    first = outbox.publish(Placed(order="1"), idempotency_key="k", headers={"a": "b"})
-    return [first, outbox.send(Charge(order="1"), to="bank", node=fg.Node("billing"), delay=5)]
+    first = outbox.publish(Placed(order="1"), idempotency_key="k", headers={"a": "b"}, expires=7)
+    return [first, outbox.send(Charge(order="1"), to="bank", node=fg.Node("billing"), delay=5, expires=7)]
 
 
 async def put_async(connection: Any) -> list[str]:
     outbox = fg.outbox(connection, node="shop")
-    first = await outbox.publish(Placed(order="1"), idempotency_key="k", headers={"a": "b"})
-    return [first, await outbox.send(Charge(order="1"), to="bank", node=fg.Node("billing"), delay=5)]
+    first = await outbox.publish(Placed(order="1"), idempotency_key="k", headers={"a": "b"}, expires=7)
+    return [first, await outbox.send(Charge(order="1"), to="bank", node=fg.Node("billing"), delay=5, expires=7)]
 
 
 async def check(url: str, published: list[str]) -> None:
@@ -66,6 +66,8 @@ async def check(url: str, published: list[str]) -> None:
     assert (placed.node, placed.destination, placed.envelope.headers) == ("shop", "shop.Placed", {"a": "b"})
     assert (charge.node, charge.destination, charge.envelope.source) == ("billing", "bank", "billing")
     assert charge.envelope.deliver_at == pytest.approx(charge.envelope.sent_at + 5)
+    assert placed.envelope.expires_at == pytest.approx(placed.envelope.sent_at + 7)
+    assert charge.envelope.expires_at == pytest.approx(charge.envelope.sent_at + 12)
     assert (placed.message_id, placed.registered, placed.version, placed.dispatched_at) == (None, (), 0, None)
 
 

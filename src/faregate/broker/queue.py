@@ -30,7 +30,7 @@ from faregate.broker.recorder import QueueState, Recorder, Returning
 from faregate.broker.schedule import Alarm, Schedule
 from faregate.broker.selector import Selector
 from faregate.errors import ConfigurationError, ConsumerRefused, FaregateError, StaleLock
-from faregate.message import Envelope
+from faregate.message import Envelope, too_late_at
 from faregate.ports.clock import Clock, Timer
 from faregate.ports.progress import Occupation
 from faregate.ports.queue import Outcome, Poisoned
@@ -467,14 +467,11 @@ class Queue:
     # --- time ---------------------------------------------------------------------------------------------
 
     def _watch_expiry(self, entry: Entry) -> None:
-        limits = [entry.envelope.expires_at]
-        if self._expires is not None:
-            # From when it was sent, so that neither a restart nor a wait in the journal starts it anew.
-            start = entry.envelope.sent_at or self._clock.time()
-            limits.append(max(start, entry.envelope.deliver_at or 0.0) + self._expires)
-        left = self._seconds_until(min(limit for limit in limits if limit is not None))
-        entry.expires_at = self._clock.monotonic() + left
-        entry.expiry = self._schedule.after(left, self._expire, entry)
+        until = too_late_at(entry.envelope, self._expires, self._clock.time())
+        if until is not None:
+            left = self._seconds_until(until)
+            entry.expires_at = self._clock.monotonic() + left
+            entry.expiry = self._schedule.after(left, self._expire, entry)
 
     def _expire(self, entry: Entry) -> None:
         if entry.state in (ACQUIRED, ARCHIVED):

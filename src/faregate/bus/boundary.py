@@ -113,9 +113,11 @@ class Outbox(_Writing):
         delay: float | timedelta | None = None,
         at: float | datetime | None = None,
         headers: Mapping[str, str] | None = None,
+        expires: float | timedelta | None = None,
     ) -> str:
         """Record an event in the open transaction; returns its publication id. It is sent after the commit."""
-        return self._put(publish(event, delay=delay, at=at, headers=headers), node, idempotency_key)
+        out = publish(event, delay=delay, at=at, headers=headers, expires=expires)
+        return self._put(out, node, idempotency_key)
 
     def send(
         self,
@@ -127,9 +129,11 @@ class Outbox(_Writing):
         delay: float | timedelta | None = None,
         at: float | datetime | None = None,
         headers: Mapping[str, str] | None = None,
+        expires: float | timedelta | None = None,
     ) -> str:
         """Record a command in the same way. One that nobody handles becomes a dead letter when it is sent."""
-        return self._put(send(command, to=_name(to), delay=delay, at=at, headers=headers), node, idempotency_key)
+        out = send(command, to=_name(to), delay=delay, at=at, headers=headers, expires=expires)
+        return self._put(out, node, idempotency_key)
 
     def _put(self, out: Outgoing, node: str | Node | None, key: str | None) -> str:
         connection = self._connection.connection() if self._kind.has_session else self._connection
@@ -155,9 +159,11 @@ class AsyncOutbox(_Writing):
         delay: float | timedelta | None = None,
         at: float | datetime | None = None,
         headers: Mapping[str, str] | None = None,
+        expires: float | timedelta | None = None,
     ) -> str:
         """Record an event in the open transaction; returns its publication id. It is sent after the commit."""
-        return await self._put(publish(event, delay=delay, at=at, headers=headers), node, idempotency_key)
+        out = publish(event, delay=delay, at=at, headers=headers, expires=expires)
+        return await self._put(out, node, idempotency_key)
 
     async def send(
         self,
@@ -169,9 +175,11 @@ class AsyncOutbox(_Writing):
         delay: float | timedelta | None = None,
         at: float | datetime | None = None,
         headers: Mapping[str, str] | None = None,
+        expires: float | timedelta | None = None,
     ) -> str:
         """Record a command in the same way. One that nobody handles becomes a dead letter when it is sent."""
-        return await self._put(send(command, to=_name(to), delay=delay, at=at, headers=headers), node, idempotency_key)
+        out = send(command, to=_name(to), delay=delay, at=at, headers=headers, expires=expires)
+        return await self._put(out, node, idempotency_key)
 
     async def _put(self, out: Outgoing, node: str | Node | None, key: str | None) -> str:
         connection = await self._connection.connection() if self._kind.has_session else self._connection

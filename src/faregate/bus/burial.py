@@ -13,11 +13,6 @@ def message_id_of(envelope: Envelope, node: str) -> str:
     return ids.idempotent_id(node, envelope.type, envelope.body.hex())
 
 
-def set_out_at(envelope: Envelope) -> float:
-    """When a message set out; the same for all its copies."""
-    return max(envelope.sent_at, envelope.deliver_at or 0.0)
-
-
 def dead_letter(node: str, message_id: str, delivery: Delivery, reason: str, error: str, now: float) -> DeadLetter:
     envelope = delivery.envelope
     return DeadLetter(

@@ -291,13 +291,15 @@ class Bus:
         delay: float | timedelta | None = None,
         at: float | datetime | None = None,
         headers: Mapping[str, str] | None = None,
+        expires: float | timedelta | None = None,
     ) -> str:
         """Publish an event as `node`; returns its publication id once the transport has it safe.
 
         The same idempotency key (for one node and type) is the same publication.
         """
         sender = self._sender(node, idempotency_key)
-        return await sender.publish(publish(event, delay=delay, at=at, headers=headers), idempotency_key)
+        outgoing = publish(event, delay=delay, at=at, headers=headers, expires=expires)
+        return await sender.publish(outgoing, idempotency_key)
 
     async def publish_many(self, events: Iterable[Any], *, node: str | Node | None = None) -> list[str]:
         """Publish events, or `fg.publish(…)` and `fg.send(…)` with their options, together: all or none."""
@@ -314,11 +316,12 @@ class Bus:
         delay: float | timedelta | None = None,
         at: float | datetime | None = None,
         headers: Mapping[str, str] | None = None,
+        expires: float | timedelta | None = None,
     ) -> str:
         """Send a command to the node `to`; raises `Unroutable` when that node does not handle it."""
         destination = to.name if isinstance(to, Node) else to
         sender = self._sender(node, idempotency_key)
-        outgoing = send(command, to=destination, delay=delay, at=at, headers=headers)
+        outgoing = send(command, to=destination, delay=delay, at=at, headers=headers, expires=expires)
         return await sender.publish(outgoing, idempotency_key)
 
     @property
@@ -336,15 +339,17 @@ class Bus:
         delay: float | timedelta | None = None,
         at: float | datetime | None = None,
         headers: Mapping[str, str] | None = None,
+        expires: float | timedelta | None = None,
     ) -> str:
         """Publish (or, with `to`, send) without starting this bus: the process that runs its nodes takes it from the
         transport's spool. Returns the publication id once it is durable there."""
         if not isinstance(self._transport, SpoolTransport):
             raise ConfigurationError(f"{self.url} has no spool: start the bus and publish")
         if to is None:
-            outgoing = publish(message, delay=delay, at=at, headers=headers)
+            outgoing = publish(message, delay=delay, at=at, headers=headers, expires=expires)
         else:
-            outgoing = send(message, to=to.name if isinstance(to, Node) else to, delay=delay, at=at, headers=headers)
+            destination = to.name if isinstance(to, Node) else to
+            outgoing = send(message, to=destination, delay=delay, at=at, headers=headers, expires=expires)
         sender = self._named_sender(node, idempotency_key)
         return await sender.publish(outgoing, idempotency_key, through=self._transport.spool)
 

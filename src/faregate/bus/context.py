@@ -203,9 +203,10 @@ class Context:
         delay: float | timedelta | None = None,
         at: float | datetime | None = None,
         headers: Mapping[str, str] | None = None,
+        expires: float | timedelta | None = None,
     ) -> Recorded:
         """Record an event to be published when the handler has succeeded."""
-        self._send(publish(event, id_key=id_key, delay=delay, at=at, headers=headers))
+        self._send(publish(event, id_key=id_key, delay=delay, at=at, headers=headers, expires=expires))
         return RECORDED
 
     def send(
@@ -217,9 +218,10 @@ class Context:
         delay: float | timedelta | None = None,
         at: float | datetime | None = None,
         headers: Mapping[str, str] | None = None,
+        expires: float | timedelta | None = None,
     ) -> Recorded:
         """Record a command to be sent when the handler has succeeded."""
-        self._send(send(command, to=to, id_key=id_key, delay=delay, at=at, headers=headers))
+        self._send(send(command, to=to, id_key=id_key, delay=delay, at=at, headers=headers, expires=expires))
         return RECORDED
 
     def _send(self, outgoing: Outgoing) -> None:

@@ -17,8 +17,8 @@ from typing import NamedTuple, get_args
 
 import msgspec
 
-from faregate.bus.burial import set_out_at
 from faregate.errors import ConfigurationError, check_delay
+from faregate.message import set_out_at
 from faregate.ports.store import DeadFilter, DeadLetter, DeadStatus, Store
 
 DECIDED: tuple[DeadStatus, ...] = ("resolved", "discarded")

@@ -1,6 +1,7 @@
 """A node: a logical service and everything it declares. No I/O happens here; mistakes are found here."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 from faregate.bus.context import Context
@@ -25,7 +26,7 @@ from faregate.errors import (
     UnknownKey,
     UnknownMessage,
     WrongSignature,
-    check_delay,
+    check_expires,
 )
 from faregate.message import Kind, MessageType, check_name, describe, known
 
@@ -64,7 +65,7 @@ class Node:
         dedup: Dedup = "ledger",
         identity: KeySource | None = None,
         claim: Claim | None = None,
-        expires: float | None = None,
+        expires: float | timedelta | None = None,
         name: str | None = None,
     ) -> Callable[[F], F]:
         """Subscribe a handler: to an event from the node `source`, or, without one, to a command sent here.
@@ -73,7 +74,8 @@ class Node:
         order. `dedup` is how repetitions are recognised, `identity`, given like `key`, tells what is handled once only,
         whatever message brings it, and `claim` says when that value is claimed: in the "transaction" of the effect, or,
         for effects outside the store, "eager" or "lazy". `prefetch` bounds what is fetched ahead, `expires` is how many
-        seconds a message may wait here. Raises a `ConfigurationError` that says what to change.
+        seconds a message may wait for its handler, from when it set out. Raises a `ConfigurationError` that says what
+        to change.
         """
         message_type, source_name = self._message_type(cls, source)
         _check_decodable(message_type)
@@ -91,8 +93,7 @@ class Node:
                 raise ConfigurationError(f"{option} must be an fg.{wanted.__name__} or None; got {value!r}")
         if prefetch is not None:
             check_count(prefetch, "prefetch")
-        if expires is not None:
-            check_delay(expires, "expires")
+        seconds = None if expires is None else check_expires(expires)
         frame = declaring_frame()
 
         def declare(function: F) -> F:
@@ -121,7 +122,7 @@ class Node:
                 dedup=dedup,
                 identity=business_key,
                 claim=claim or "transaction",
-                expires=expires,
+                expires=seconds,
             )
             return function
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from faregate.errors import BareCommand, ConfigurationError, check_delay
+from faregate.errors import BareCommand, ConfigurationError, check_delay, check_expires
 from faregate.message import Kind, MessageType, check_name, describe, known
 
 
@@ -23,6 +23,7 @@ class Outgoing(msgspec.Struct, gc=False, eq=False):
     delay: float | None = None
     at: float | None = None
     headers: dict[str, str] | None = None
+    expires: float | None = None
 
     def choose(
         self,
@@ -30,6 +31,7 @@ class Outgoing(msgspec.Struct, gc=False, eq=False):
         delay: float | timedelta | None,
         at: float | datetime | None,
         headers: Mapping[str, str] | None,
+        expires: float | timedelta | None,
     ) -> None:
         """Set the options that were given."""
         if delay is not None and at is not None:
@@ -37,9 +39,10 @@ class Outgoing(msgspec.Struct, gc=False, eq=False):
         if id_key is not None and (not isinstance(id_key, str) or not id_key):
             raise ConfigurationError(f"id_key must be a non-empty text; got {id_key!r}")
         self.id_key = id_key
-        self.delay = None if delay is None else _seconds(delay)
+        self.delay = None if delay is None else check_delay(delay, "delay")
         self.at = None if at is None else _epoch(at)
         self.headers = check_headers(headers) if headers else None
+        self.expires = None if expires is None else check_expires(expires)
 
     @property
     def kind(self) -> Kind:
@@ -57,14 +60,16 @@ def publish(
     delay: float | timedelta | None = None,
     at: float | datetime | None = None,
     headers: Mapping[str, str] | None = None,
+    expires: float | timedelta | None = None,
 ) -> Outgoing:
     """Return this from a handler to publish an event with options.
 
-    `id_key` names this publication within the handler's run, where its position may vary between two runs.
+    `id_key` names this publication within the handler's run, where its position may vary between two runs. `expires`
+    is how many seconds it may wait to be handled, from when it sets out: now, or when `delay` or `at` says.
     """
     outgoing = Outgoing(event, describe(type(event), "event"))
-    if id_key is not None or delay is not None or at is not None or headers is not None:
-        outgoing.choose(id_key, delay, at, headers)
+    if id_key is not None or delay is not None or at is not None or headers is not None or expires is not None:
+        outgoing.choose(id_key, delay, at, headers, expires)
     return outgoing
 
 
@@ -76,11 +81,12 @@ def send(
     delay: float | timedelta | None = None,
     at: float | datetime | None = None,
     headers: Mapping[str, str] | None = None,
+    expires: float | timedelta | None = None,
 ) -> Outgoing:
     """Return this from a handler to send a command to the node that handles it."""
     outgoing = Outgoing(command, describe(type(command), "command"))
     outgoing.destination = check_name(to, "the destination node")
-    outgoing.choose(id_key, delay, at, headers)
+    outgoing.choose(id_key, delay, at, headers, expires)
     return outgoing
 
 
@@ -118,10 +124,6 @@ def check_headers(headers: Mapping[str, str]) -> dict[str, str]:
         if not isinstance(name, str) or not isinstance(value, str) or not name:
             raise ConfigurationError(f"headers are texts by name; got {name!r}: {value!r}")
     return dict(headers)
-
-
-def _seconds(delay: float | timedelta) -> float:
-    return check_delay(delay.total_seconds() if isinstance(delay, timedelta) else delay, "delay")
 
 
 def _epoch(at: float | datetime) -> float:

@@ -45,6 +45,7 @@ class Sealer:
         if self._keys:
             found = self._keys.get((kind, self._node if kind == "event" else out.destination, wire))
             key = None if found is None else found.hint(out.message)
+        deliver_at = out.at if out.delay is None else now + out.delay
         # In the order of the fields: names would make this four times as slow, and it runs for every message.
         return Envelope(
             publication_id,
@@ -60,8 +61,8 @@ class Sealer:
             key,
             None,  # attempt_id
             now,
-            out.at if out.delay is None else now + out.delay,
-            None,  # expires_at
+            deliver_at,
+            None if out.expires is None else max(now, deliver_at or now) + out.expires,
             0,  # redeliveries
             0,  # replay
             self._writer.content_type,

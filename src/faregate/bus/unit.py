@@ -17,7 +17,7 @@ from concurrent.futures import Executor
 from time import perf_counter, thread_time
 from typing import Literal
 
-from faregate.bus.burial import dead_letter, message_id_of, set_out_at
+from faregate.bus.burial import dead_letter, message_id_of
 from faregate.bus.context import Context, Settled
 from faregate.bus.dispatcher import Recorded
 from faregate.bus.identity import BusinessIdentity
@@ -41,6 +41,7 @@ from faregate.bus.work import (
 )
 from faregate.codec import digest_of
 from faregate.errors import BelowFloor, CommitUnknown, RetryAfter, StaleLock, UnknownToken
+from faregate.message import set_out_at
 from faregate.ports import faults
 from faregate.ports.clock import Clock
 from faregate.ports.queue import Delivery, Outcome

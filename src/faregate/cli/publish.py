@@ -28,6 +28,7 @@ def publish(
     to: Annotated[str | None, typer.Option(help="The node that a command goes to; found out likewise.")] = None,
     idempotency_key: Annotated[str | None, typer.Option(help="The same key is the same publication.")] = None,
     delay: Annotated[float | None, typer.Option(help="Seconds from now until it is delivered.")] = None,
+    expires: Annotated[float | None, typer.Option(help="Seconds that it may wait to be handled.")] = None,
     header: Annotated[list[str] | None, typer.Option(help="A header as name=value; may be repeated.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait until it is handled, on memory:.")] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -44,7 +45,12 @@ def publish(
     text = sys.stdin.read(_LONGEST_BODY) if body == "-" else body
     cls = subscriptions[0].message_type.cls
     parsed = BodyReader(cls, limit=_LONGEST_BODY).read(Envelope(body=text.encode()))
-    options = {"idempotency_key": idempotency_key, "delay": delay, "headers": _headers(header or [])}
+    options = {
+        "idempotency_key": idempotency_key,
+        "delay": delay,
+        "expires": expires,
+        "headers": _headers(header or []),
+    }
     if bus.spools:
         result = run_async(_spool(bus, parsed, subscriptions, node, to, options))
     else:

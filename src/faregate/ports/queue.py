@@ -49,7 +49,7 @@ class Binding:
     max_deliveries: int = 20
     """Started deliveries after which a message that comes back is poisoned: it may be what kills the process."""
     expires: float | None = None
-    """Seconds a message may wait in the queue before it is poisoned as expired."""
+    """Seconds a message may wait, from when it set out, before it is poisoned as expired."""
     remembers: Remembers | None = None
     """How the consumer tells what it has handled; None where that is not said. A durable transport keeps what it was
     told: an audit asks it what must be in the ledger."""

@@ -10,7 +10,7 @@ Rules kept here:
 from collections.abc import Awaitable, Callable
 
 from faregate.bus.subscription import Subscription
-from faregate.message import Envelope
+from faregate.message import Envelope, too_late_at
 from faregate.ports.queue import Outcome, Poisoned
 
 Park = Callable[["LogDelivery", float, bool], Awaitable[None]]
@@ -23,6 +23,7 @@ class LogDelivery:
         "_end",
         "_park",
         "_release",
+        "arrived_at",
         "bucket",
         "envelope",
         "key",
@@ -30,7 +31,6 @@ class LogDelivery:
         "parked",
         "position",
         "redeliveries",
-        "started_at",
         "tries",
     )
 
@@ -54,7 +54,7 @@ class LogDelivery:
         """What it is in order with: its key, or "" where all of a subscription are one line; None: nothing."""
         self.key = key
         self.envelope = envelope
-        self.started_at = appended_at
+        self.arrived_at = appended_at
         """When it was appended; for a parked one, when it was sent."""
         self.redeliveries = redeliveries
         self.tries = redeliveries
@@ -97,9 +97,6 @@ class LogDelivery:
 
 
 def has_expired(subscription: Subscription, delivery: LogDelivery, now: float) -> bool:
-    """Whether it waited longer than its sender or its subscription allows, before its first try."""
-    envelope = delivery.envelope
-    until = [] if envelope.expires_at is None else [envelope.expires_at]
-    if subscription.expires is not None:
-        until.append(max(delivery.started_at, envelope.deliver_at or 0.0) + subscription.expires)
-    return bool(until) and now > min(until) and not delivery.redeliveries
+    """Whether it waited longer than its sender or its subscription allows."""
+    until = too_late_at(delivery.envelope, subscription.expires, delivery.arrived_at)
+    return until is not None and until <= now

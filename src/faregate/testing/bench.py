@@ -92,6 +92,7 @@ class Bench:
         delay: float | timedelta | None = None,
         at: float | datetime | None = None,
         headers: Mapping[str, str] | None = None,
+        expires: float | timedelta | None = None,
     ) -> str:
         """Publish as the node that the subscriptions name as the source of this type, unless told otherwise."""
         return await self.bus.publish(
@@ -101,6 +102,7 @@ class Bench:
             delay=delay,
             at=at,
             headers=headers,
+            expires=expires,
         )
 
     async def send(
@@ -113,6 +115,7 @@ class Bench:
         delay: float | timedelta | None = None,
         at: float | datetime | None = None,
         headers: Mapping[str, str] | None = None,
+        expires: float | timedelta | None = None,
     ) -> str:
         """Send to the one node that handles this command, unless told otherwise."""
         return await self.bus.send(
@@ -123,6 +126,7 @@ class Bench:
             delay=delay,
             at=at,
             headers=headers,
+            expires=expires,
         )
 
     async def deliver(self, envelope: Envelope) -> None:
