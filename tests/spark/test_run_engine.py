@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 import faregate as fg
+from faregate.bus import dispatcher
 from faregate.errors import CommitUnknown, StoreUnavailable
 from faregate.message import Envelope
 from faregate.ports import faults
@@ -435,33 +436,52 @@ async def test_a_store_that_is_gone_fails_the_task_and_uses_nothing_up(
     rig.check(range(4))
 
 
+def lose_an_answer(engine: Engine, monkeypatch: pytest.MonkeyPatch, committed: bool) -> list[Any]:
+    """The first commit is carried out, or not, and nobody learns of it; that transaction is in the list then."""
+    lost: list[Any] = []
+    real = engine.store.transaction
+
+    def transaction() -> Any:
+        made = real()
+        commit = made.commit
+
+        async def unanswered() -> None:
+            if lost or not made.is_open:
+                return await commit()
+            lost.append(made)
+            await (commit() if committed else made.roll_back())
+            raise CommitUnknown("the connection broke before the answer came")
+
+        monkeypatch.setattr(made, "commit", unanswered)
+        return made
+
+    monkeypatch.setattr(engine.store, "transaction", transaction)
+    return lost
+
+
+async def test_after_a_commit_whose_outcome_is_unknown_nothing_waits_here_for_what_the_driver_sends(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path, url, retry=fg.Retry(1, delay=0.0))
+    monkeypatch.setattr(dispatcher, "_MOST_WAITING", 1)
+    async with rig.engine() as engine, asyncio.timeout(30):
+        lost = lose_an_answer(engine, monkeypatch, committed=True)
+        await engine.run(rig.rows(range(4), keys=1))
+        assert len(lost) == 1
+        await engine.run(rig.rows(range(4, 8), keys=1))
+        assert not engine.shared.dispatcher.busy
+    rig.check(range(8))
+
+
 @pytest.mark.parametrize("committed", [True, False])
 async def test_a_commit_whose_outcome_is_unknown(rig: Rig, monkeypatch: pytest.MonkeyPatch, committed: bool) -> None:
     """The answer to COMMIT is lost, and it was carried out, or not: the message is handled once."""
     rows = rig.rows(range(6))
     async with rig.engine() as engine:
-        real = engine.store.transaction
-        lost = 0
-
-        def transaction() -> Any:
-            made = real()
-            commit = made.commit
-
-            async def unanswered() -> None:
-                nonlocal lost
-                if lost or not made.is_open:
-                    return await commit()
-                lost += 1
-                await (commit() if committed else made.roll_back())
-                raise CommitUnknown("the connection broke before the answer came")
-
-            monkeypatch.setattr(made, "commit", unanswered)
-            return made
-
-        monkeypatch.setattr(engine.store, "transaction", transaction)
+        lost = lose_an_answer(engine, monkeypatch, committed)
         with suppress(CommitUnknown):  # the task may fail, or see to it itself
             await engine.run(rows)
-        assert lost == 1
+        assert len(lost) == 1
     async with rig.engine() as engine:
         counts = await engine.run(rows)
         for row in await rig.due_rows(engine):

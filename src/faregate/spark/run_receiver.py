@@ -34,6 +34,10 @@ class OutboxOnly(Dispatcher):
     def rolled_back(self, recorded: Recorded) -> None:
         """Nothing is in memory."""
 
+    def doubt(self) -> None:
+        """Whatever was committed is in the table, where the driver finds it. Rows that were taken up here would wait
+        for a task that this process does not have, and in the end handlers for room among them."""
+
 
 class LogTransactional(Transactional):
     records: LogRecords
