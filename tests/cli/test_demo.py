@@ -113,6 +113,8 @@ def test_an_untouched_copy_holds(finished: tuple[Path, dict[str, Any]], tmp_path
         ("delete from faregate_dead where rowid = 1", "impossible orders given up", "lost"),
         ("update charges set message_id = '0' where rowid = 3", None, "effect of nothing handled"),
         ("update charges set amount = amount + 1 where rowid = 3", "money charged", None),
+        ("update faregate_ledger set sent = sent + 1 where node = 'payments' and rowid % 7 = 0", None, "sent and lost"),
+        ("update faregate_ledger set digest = x'00' where rowid = 3", None, "another body handled"),
     ],
 )
 def test_what_is_not_as_it_should_be_is_found(

@@ -12,12 +12,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import xor
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from faregate import ids
 from faregate.broker.journal import JournalReader
+from faregate.broker.journal.columns import altered_offsets
 from faregate.cli.demo_plan import Plan
 
 EFFECTS = {
@@ -124,7 +127,7 @@ def audit(journal: Path, store: Path, effects: Mapping[str, str] = EFFECTS) -> A
     for publication, _, recipients in _publications(journal):
         for node in recipients:
             published.setdefault(node, Counter())[ids.message_id(publication, node)] += 1
-    found = Audit([])
+    found = Audit([], [{"node": node, "message_id": id, "what": "body altered"} for node, id in _altered(journal)])
     with closing(sqlite3.connect(f"{store.resolve().as_uri()}?mode=ro", uri=True)) as connection:
         handled = _by_node(connection.execute("select node, message_id from faregate_ledger where outcome = 'handled'"))
         skipped = _by_node(connection.execute("select node, message_id from faregate_ledger where outcome = 'skipped'"))
@@ -134,7 +137,39 @@ def audit(journal: Path, store: Path, effects: Mapping[str, str] = EFFECTS) -> A
             rows = Counter(row[0] for row in connection.execute(query)) if query else None
             ended = (handled.get(node, set()), skipped.get(node, set()), dead.get(node, set()))
             found.table.append(_account(node, published[node], ended, rows, found.findings))
+        found.findings += _not_as_recorded(journal, connection)
     return found
+
+
+def _altered(journal: Path) -> Iterable[tuple[str, str]]:
+    """Who published, and which publication, where the body is not the one that its digest was made of."""
+    reader = JournalReader(journal)
+    wrong = [offset for batch in reader.batches() for offset in altered_offsets(batch)]
+    return [(each.source, each.publication_id) for each in reader.load(wrong)]
+
+
+def _not_as_recorded(journal: Path, connection: sqlite3.Connection) -> Iterable[dict[str, str]]:
+    """Where a ledger row says that other messages were sent, or another body was handled, than the log has."""
+    sent: dict[tuple[str, str], set[str]] = {}
+    bodies: dict[tuple[str, str], set[bytes]] = {}
+    for batch in JournalReader(journal).batches():
+        names = ("publication_id", "source", "causation_id", "recipients", "body_digest")
+        for publication, source, cause, recipients, digest in zip(
+            *(batch.column(name).to_pylist() for name in names), strict=True
+        ):
+            if cause:
+                sent.setdefault((source, cause), set()).add(publication)
+            for node in recipients:
+                bodies.setdefault((node, ids.message_id(publication, node)), set()).add(digest)
+    for node, id, digest, count, combined in connection.execute(
+        "select node, message_id, digest, sent, sent_ids from faregate_ledger where outcome = 'handled'"
+    ):
+        at = (node, str(UUID(bytes=id)))
+        together = reduce(xor, (UUID(each).int for each in sent.get(at, ())), 0)
+        if count is not None and (count, int.from_bytes(combined or b"")) != (len(sent.get(at, ())), together):
+            yield {"node": node, "message_id": at[1], "what": "sent and lost"}
+        if digest not in bodies.get(at, {digest}):
+            yield {"node": node, "message_id": at[1], "what": "another body handled"}
 
 
 Ended = tuple[set[str], set[str], set[str]]
