@@ -9,6 +9,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ import faregate as fg
 from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import describe_store, hide_password
 from faregate.spark.jobs_store import open_stores
+from faregate.spark.run_driver import Driver
+from faregate.spark.run_spec import RunSpec
 from faregate.stores.postgres import PostgresStore
 
 PIECES = ("SeK", "r3t")
@@ -97,7 +100,23 @@ async def read_by_spark(url: str) -> None:
     open_stores(url)
 
 
-WAYS = (as_store, as_stores, as_store_of_another_node, as_tokens, as_transport, opened, described, read_by_spark)
+async def run_on_spark(url: str) -> None:
+    check(repr(RunSpec("1", "listener", "module:listener", None, url, "application/json", 1)))
+    [_, listener] = nodes()
+    Driver(listener, url, Path("journal"), 1.0).close()
+
+
+WAYS = (
+    as_store,
+    as_stores,
+    as_store_of_another_node,
+    as_tokens,
+    as_transport,
+    opened,
+    described,
+    read_by_spark,
+    run_on_spark,
+)
 
 
 @pytest.mark.parametrize("url", URLS)

@@ -36,7 +36,7 @@ class RunSpec:
     target: str
     """module:attribute, and the folder it is imported from."""
     folder: str | None
-    store: str | None
+    store: str | None = field(repr=False)
     codec: str
     """The content type of what its handlers send."""
     body_limit: int
