@@ -21,6 +21,7 @@ from faregate.broker.journal.reader import JournalReader
 from faregate.bus.dispatcher import Dispatcher
 from faregate.ids import message_id
 from faregate.ports.store import OutboxRow
+from faregate.transports.journal import SEGMENT_SIZE, JournalTransport
 from tests.spark.jobs_rig import OrderPlaced, World
 
 ORDERS = 60
@@ -44,6 +45,7 @@ class Office(World):
             "tags:select message_id from tags",
         ]
         self.stores = dict.fromkeys(("shop", "accounts", "desk", "tags"), self.store)
+        self.segment_size = SEGMENT_SIZE
         self.is_open = False
         """Whether the order that was given up on may pass."""
 
@@ -83,7 +85,7 @@ class Office(World):
         async def look(billed: Billed) -> None: ...
 
         return fg.Bus(
-            f"journal:{self.journal}",
+            JournalTransport(f"{self.journal}", segment_size=self.segment_size),
             nodes=[shop, accounts, desk, tags, glance],
             store=self.stores,
             tokens=self.store,

@@ -1,5 +1,6 @@
 """The audit is a judge: what an honest run may have is no finding; a planted loss or forgery is one, by name."""
 
+import asyncio
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,13 @@ from pyspark.sql import SparkSession
 import faregate as fg
 from faregate.broker.journal.reader import JournalReader
 from faregate.ids import message_id, root_id
+from faregate.ports.clock import SystemClock
+from faregate.ports.schemes import open_store
 from faregate.spark.audit_result import Audit
 from faregate.stores.sql.columns import unpack
 from tests.spark.audit_rig import ORDERS, REPLAYED, SKIPPED, Office, alter_body, run_office
-from tests.spark.jobs_rig import OrderPlaced
+from tests.spark.jobs_rig import OrderPlaced, order
+from tests.spark.rig import SMALL_SEGMENT, truncate
 
 HANDLED = ORDERS - 1  # one is skipped
 
@@ -151,3 +155,43 @@ def test_a_node_that_lost_everything_is_found(spark: SparkSession, office: Offic
         "desk": ORDERS,
     }
     assert REPLAYED in accounts
+
+
+@pytest.mark.services
+def test_what_retention_removed_is_no_finding(spark: SparkSession, tmp_path: Path) -> None:
+    office = Office(tmp_path)
+    office.segment_size = SMALL_SEGMENT
+    for first in range(10, 70, 20):
+        office.run(*(order(n) for n in range(first, first + 20)))
+    assert truncate(office.journal) > 0
+    audited = audit(spark, office)
+    assert audited.findings.collect() == [] and "the log begins at offset" in audited.notes[-1]
+
+    # An effect that no ledger row stands for, of a node that has kept its whole ledger.
+    forged = message_id(root_id(), "accounts")
+    office.sql("insert into invoices values (?, 'forged')", forged)
+    assert listed(audit(spark, office)) == {("never published", "accounts", forged)}
+
+    # From here on effects may be older than everything that is remembered.
+    [(before,)] = office.sql("select max(handled_at) - 0.001 from faregate_ledger")
+    asyncio.run(evict(office.store, before))
+    audited = audit(spark, office)
+    assert audited.findings.collect() == [] and any("was cut" in note for note in audited.notes)
+
+
+async def evict(url: str, before: float) -> None:
+    store = open_store(url, SystemClock())
+    await store.open()
+    assert await store.evict("accounts", before, 1000) > 0
+    await store.close()
+
+
+@pytest.mark.services
+def test_a_new_journal_on_an_old_store_is_judged_for_itself(spark: SparkSession, tmp_path: Path) -> None:
+    office = Office(tmp_path)
+    office.run(*(order(n) for n in range(10, 20)))
+    shutil.rmtree(office.journal)
+    office.run(*(order(n) for n in range(20, 25)))
+    audited = audit(spark, office)
+    assert audited.findings.collect() == []
+    assert {each["node"]: each["handled"] for each in audited.table}["accounts"] == 5
