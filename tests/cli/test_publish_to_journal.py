@@ -64,6 +64,17 @@ def test_when_nothing_runs_and_nothing_ever_ran(tmp_path: Path) -> None:
         wait_for(process.stdout, "rang 2")
 
 
+def test_what_expired_before_anything_ran_is_not_handled(tmp_path: Path) -> None:
+    (tmp_path / "ticking.py").write_text(APP)
+    refused = publish(tmp_path, "Tick", '{"number": 0}', "--expires", "0")
+    assert refused.returncode != 0 and "expires must be more than 0 seconds" in refused.stderr
+    assert publish(tmp_path, "Tick", '{"number": 1}', "--expires", "0.001").returncode == 0
+    assert publish(tmp_path, "Tick", '{"number": 2}', "--expires", "3600").returncode == 0
+    with running(tmp_path, app=APP) as process:
+        wait_for(process.stderr, "given up (expired)")
+        wait_for(process.stdout, "rang 2")
+
+
 def test_the_same_idempotency_key_is_handled_once(tmp_path: Path) -> None:
     (tmp_path / "ticking.py").write_text(APP)
     for _ in range(3):
