@@ -71,7 +71,8 @@ def sends_in_scope(node: Node) -> bool:
 def _then(step: Step, send: Callable[[Context], Awaitable[None]]) -> Step:
     async def run(ctx: Context, again: Context | None = None) -> None:
         await step(ctx)
-        await send(ctx)
+        if ctx._completed:
+            await send(ctx)
 
     return run
 
