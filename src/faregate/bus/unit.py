@@ -422,7 +422,9 @@ class Transactional(Receiver):
         assert ctx is not None
         if not ctx._completed or not ctx._sent():
             return []
-        if not self._sends_in_scope:
+        if self._outgoing is None:  # a coroutine less for every message
+            ctx._sealed = [envelope for _, envelope in self._sender.seal_outputs(ctx, self.subscription.name)]
+        elif not self._sends_in_scope:
             await self._send_outputs(ctx)
         envelopes = ctx._sealed or ()
         return [self._sender.outbox_row(envelope, work.message_id, place) for place, envelope in enumerate(envelopes)]
