@@ -4,6 +4,8 @@ Each test runs on SQLite and on PostgreSQL.
 """
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -448,3 +450,60 @@ async def test_an_error_that_nobody_foresaw_costs_no_lane_and_no_message() -> No
         await bus.idle(timeout=LONG)
         assert await notes(bus) == [(n, "once") for n in range(3)]
         assert {name: n for name, n in bus.outcomes().items() if n} == {"handled": 3}
+
+
+FORKING = """
+import asyncio, os, sys
+import faregate as fg
+
+class Asked(fg.Event):
+    n: int
+
+class Answered(fg.Event):
+    n: int
+
+url, how = sys.argv[1] or None, sys.argv[2]
+schema = "create table if not exists notes(n integer, part text)" if url else None
+asking, answering = fg.Node("asking"), fg.Node("answering", schema=schema)
+heard = []
+
+@answering.on(Asked, source="asking", retry=None, redeliver=None)
+async def answer(asked: Asked, ctx: fg.Context):
+    if url:
+        await ctx.db.execute("insert into notes values (?, ?)", (asked.n, "before"))
+    child = os.fork() if asked.n == 1 else None
+    if child == 0:
+        if how == "exits":
+            os._exit(0)
+        if how == "raises":
+            raise RuntimeError("in the child")
+        if how == "writes" and url:
+            await ctx.db.execute("insert into notes values (?, ?)", (asked.n, "child"))
+    elif child is not None:
+        print("status", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    return Answered(n=asked.n)
+
+@asking.on(Answered, source="answering")
+async def hear(answered: Answered):
+    heard.append(answered.n)
+
+async def main():
+    async with fg.Bus("memory:", nodes=[asking, answering], store=url) as bus:
+        await bus.publish_many([Asked(n=n) for n in range(3)], node="asking")
+        await bus.idle(timeout=30)
+        print("heard", sorted(heard), bus.outcomes()["handled"], flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(("how", "status"), [("exits", 0), ("returns", 70), ("raises", 70), ("writes", 70)])
+@pytest.mark.parametrize("with_store", [True, False])
+async def test_a_process_forked_in_a_handler_never_comes_back_into_the_bus(
+    url: str, how: str, status: int, with_store: bool
+) -> None:
+    run = [sys.executable, "-c", FORKING, url if with_store else "", how]
+    child = await asyncio.create_subprocess_exec(*run, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, err = await asyncio.wait_for(child.communicate(), 2 * LONG)
+    assert out.decode().splitlines() == [f"status {status}", "heard [0, 1, 2] 6"], err.decode()
+    assert ("was forked in a handler" in err.decode()) == (status == 70)

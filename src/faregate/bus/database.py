@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from faregate.bus.forks import end_if_forked
 from faregate.errors import TransactionMisused
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class BlockingDatabase:
         unit = self._work.unit
         if self._ctx._ended or unit is None:
             self._ctx._refuse()
+        end_if_forked(unit.generation)  # a forked child has no running loop, and looks like a thread
         return asyncio.run_coroutine_threadsafe(start(*args), unit.loop).result()
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> int:

@@ -11,6 +11,7 @@ window and the recipients' ledgers recognise them.
 import asyncio
 
 from faregate.bus.context import Context, Settled
+from faregate.bus.forks import end_if_forked, generation
 from faregate.bus.receiver import Receiver
 from faregate.bus.verdict import describe_error, failure_of, first_line
 from faregate.ports import faults
@@ -28,9 +29,13 @@ class Direct(Receiver):
         ctx: Context | None = None
         outcome: Settled
         error: BaseException | None = None
+        process = generation()
         try:
             ctx = self._open(delivery)
-            await self._pipeline(ctx)
+            try:
+                await self._pipeline(ctx)
+            finally:
+                end_if_forked(process)
             if faults.hook is not None:
                 await faults.hook("bus.after-handler")
             if not self._sends_in_scope and ctx._sent():

@@ -27,6 +27,7 @@ from contextvars import ContextVar
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
+from faregate.bus.forks import end_if_forked, generation
 from faregate.errors import CommitUnknown, StoreConflict, StoreUnavailable, TransactionMisused
 from faregate.ports import faults
 from faregate.ports.cancellation import finish
@@ -244,6 +245,7 @@ class UnitOfWork:
         """Held by the statement at hand."""
         self._user: tuple[Context, asyncio.Task[Any] | None] | None = None
         """Whose statement that is."""
+        self.generation = generation()
         self.waited = 0.0
         """Seconds spent on getting the transaction: the time of others."""
         self._store = store
@@ -255,6 +257,7 @@ class UnitOfWork:
 
     async def run(self, work: Work, ctx: Context, statement: str | None, sql: str, parameters: Any) -> Any:
         """One statement of a message; None just opens the transaction for it."""
+        end_if_forked(self.generation)
         await self._statements.acquire()
         task = asyncio.current_task()
         self._user = ctx, task
@@ -332,6 +335,7 @@ class UnitOfWork:
 
     async def undo(self, work: Work, exc: BaseException | None = None) -> None:
         """Roll a failed try back: alone everything, among others to its savepoint. `exc` is what it failed with."""
+        end_if_forked(self.generation)
         await self.still(cancel=True)
         if self.transaction is None or not (work.entered or work.has_savepoint or self.alone):
             return
@@ -348,6 +352,7 @@ class UnitOfWork:
 
     async def leave(self, work: Work) -> None:
         """A message succeeded: what it wrote stays, if the rest goes well."""
+        end_if_forked(self.generation)
         await self.still(cancel=False)
         if not work.entered:
             return
@@ -422,6 +427,7 @@ class UnitOfWork:
 
     async def abandon(self) -> None:
         """Roll everything back."""
+        end_if_forked(self.generation)
         await self.still(cancel=True)
         for work in self.works:
             self._take_back(work)
