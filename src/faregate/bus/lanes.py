@@ -152,8 +152,12 @@ class Lanes:
                 del self._keys[key]
         return back
 
-    async def close(self, deadline: float) -> list[list[Delivery]]:
-        """Start nothing more; let what runs finish for that many seconds, then cancel it. What was cancelled."""
+    async def close(self, deadline: float, on_late: Callable[[list[Delivery]], None] | None = None) -> int:
+        """Start nothing more; let what runs finish for that many seconds, then cancel it.
+
+        Returns how many batches were cancelled; `on_late` is told of each before it is.
+        """
+        late_batches = 0
         self._closing = True
         self._ready.clear()
         self._alone.clear()
@@ -163,12 +167,14 @@ class Lanes:
                 idle.set_result(None)
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=deadline)
-            cancelled = [self.at_work[task] for task in late if task in self.at_work]
             for task in late:
+                if task in self.at_work:
+                    late_batches += 1
+                    if on_late is not None:
+                        on_late(self.at_work[task])
                 task.cancel()
             if late:
                 _, stuck = await asyncio.wait(late, timeout=_CANCEL_SECONDS)
                 if stuck:
                     log.error("%d handlers do not heed that they were cancelled; they are left behind", len(stuck))
-                return cancelled
-        return []
+        return late_batches

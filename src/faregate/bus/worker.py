@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from faregate.bus.burial import message_id_of
 from faregate.bus.lanes import Lanes
@@ -71,27 +72,27 @@ class Worker:
 
         Returns how many handlers had not finished by then.
         """
-        left: list[list[Delivery]] = []
+        left = 0
         if self._resumption is not None:
             self._resumption.cancel()
         if self._consumer is not None:
             self._consumer.pause()
-            left = await self._lanes.close(deadline)
-            for deliveries in left:
-                self._tell_left(deliveries, deadline)
+            left = await self._lanes.close(deadline, partial(self._tell_left, deadline))
             await self._consumer.close()
         if self._renewal is not None:
             self._renewal.cancel()
         await asyncio.gather(*self._telling, return_exceptions=True)
-        return len(left)
+        return left
 
-    def _tell_left(self, deliveries: list[Delivery], deadline: float) -> None:
+    def _tell_left(self, deadline: float, deliveries: list[Delivery]) -> None:
         log.warning(
-            "%s had not finished %s after %g s of draining: %s; nothing of it is committed, and it is delivered again",
+            "%s had not finished %s after %g s of draining: %s; "
+            "nothing of it is committed, and it is delivered again%s",
             self.subscription,
-            ", ".join(str(delivery.envelope) for delivery in deliveries),
+            self._receiver.current(deliveries).envelope,
             deadline,
-            "its thread is left behind" if self.subscription.handler.in_thread else "it was cancelled",
+            "its thread is left behind" if self.subscription.handler.in_thread else "it is cancelled",
+            f", as is what was not committed of {len(deliveries) - 1} more" if len(deliveries) > 1 else "",
         )
 
     @property
