@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+BRISK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss4m"
+"""Sessions of the tests, and of the programs they run, live for seconds: a compiler that thinks long gains nothing."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slice", metavar="K/N", help="of the long tier only the Kth of N slices")
 
@@ -25,17 +29,14 @@ def pytest_configure() -> None:
     A signal with a handler has its default in a child, and one that is ignored stays so: hence a handler that does
     nothing. SIGHUP stays as it is: after `nohup` nobody wants the children to end with the terminal.
     """
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", BRISK_JAVA)
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        # Where tests run in several processes, those with a session run in one of them: there is one session.
-        if "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("spark"))
         if tiers.is_long(item) and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(tiers.SECONDS))
     chosen = config.getoption("--slice")
@@ -62,6 +63,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.adaptive.enabled", "false")
+        .config("spark.sql.codegen.wholeStage", "false")  # compiling a query takes longer than its few rows
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
         .getOrCreate()

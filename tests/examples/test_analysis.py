@@ -51,6 +51,7 @@ def test_spark_sql_on_the_journal_answers_as_the_shop_would(spark: "SparkSession
     assert [row["order_id"] for row in answers["never shipped"].collect()] == ["0", "1"]
 
 
+@pytest.mark.full
 def test_the_streaming_join_has_every_charge_once_across_restarts(
     spark: "SparkSession", folder: Path, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ import errno
 
 import pytest
 
+from faregate.broker.journal import frame as frames
 from faregate.broker.journal.errors import JournalFailed, JournalFull
 from faregate.broker.journal.items import Marker
 from faregate.broker.journal.layout import Layout
@@ -342,3 +343,13 @@ async def test_after_a_failed_sync_every_publish_is_refused_with_the_reason() ->
             await it.publish(noted("c"))
         await it.restart()
         assert (await it.drain())[0] == "a"
+
+
+@pytest.mark.parametrize("length", [0, 1, 65_535, 65_536, 65_537, 200_000])
+def test_what_was_written_ends_at_the_last_byte_that_is_not_zero(length: int) -> None:
+    assert {frames.written_end(bytes(length), start) for start in (0, length)} == {0, length}
+    for last in {0, length // 2, length - 1} if length else ():
+        data = bytearray(length)
+        data[last] = 1
+        assert frames.written_end(data, 0) == last + 1
+        assert frames.written_end(data, length) == length

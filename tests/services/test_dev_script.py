@@ -197,10 +197,10 @@ printf '%s|' "$@"
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ([], ["-n", "2", "--dist", "loadgroup"]),
-        (["--full"], ["-m", "", "-n", "2", "--dist", "loadgroup"]),
-        (["--long"], ["-m", "full", "-n", "2", "--dist", "loadgroup"]),
-        (["--long", "--slice", "2/4"], ["-m", "full", "--slice", "2/4", "-n", "2", "--dist", "loadgroup"]),
+        ([], ["-n", "2", "--dist", "worksteal"]),
+        (["--full"], ["-m", "", "-n", "2", "--dist", "worksteal"]),
+        (["--long"], ["-m", "full", "-n", "2", "--dist", "worksteal"]),
+        (["--long", "--slice", "2/4"], ["-m", "full", "--slice", "2/4", "-n", "2", "--dist", "worksteal"]),
         (["--long", "tests/crash", "-x"], ["-m", "full", "tests/crash", "-x"]),
         (["-k", "one thing"], ["-k", "one thing"]),
     ],

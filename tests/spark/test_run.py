@@ -51,6 +51,7 @@ def test_what_cannot_be_handled_is_a_dead_letter_and_the_batch_goes_on(the_shop:
     ) == [("billing", "permanent", "open")]
 
 
+@pytest.mark.full
 def test_the_shop_on_both_engines_does_the_same(the_shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> None:
     other = Shop(tmp_path_factory.mktemp("asyncio"), the_shop.spark)
     other.token = the_shop.token

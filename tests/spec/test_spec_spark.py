@@ -585,6 +585,7 @@ def test_a_commit_that_spark_forgot_is_run_again_without_effect(spark: "SparkSes
 # --- who may consume --------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_one_engine_refuses_while_the_other_has_the_subscription(
     spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -632,6 +633,7 @@ async def _stop_when(bus: fg.Bus, done: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
+@pytest.mark.full
 @STORES
 def test_there_and_back_in_mid_stream(
     spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -1024,6 +1026,7 @@ def test_a_journal_that_is_missing_is_named(spark: "SparkSession", tmp_path: Pat
         spark.read.format("faregate").load(str(place.journal)).count()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("store", [True, pytest.param(False, marks=pytest.mark.full)], ids=["store", "no store"])
 def test_an_empty_journal_is_no_error(spark: "SparkSession", tmp_path: Path, store: bool) -> None:
     place = Place(tmp_path)
@@ -1047,6 +1050,7 @@ def test_a_journal_written_by_a_newer_version_is_refused(spark: "SparkSession", 
         spark.read.format("faregate").load(str(place.journal)).count()
 
 
+@pytest.mark.full
 def test_a_log_that_lost_messages_before_they_were_read_fails_the_run(spark: "SparkSession", tmp_path: Path) -> None:
     place = Place(tmp_path)
 
@@ -1135,6 +1139,7 @@ def test_what_a_run_cannot_use_is_refused_with_the_reason(
     place.bind(desk)  # nothing was taken
 
 
+@pytest.mark.full
 def test_one_bad_row_of_many_does_not_hold_the_others(spark: "SparkSession", tmp_path: Path) -> None:
     from pyspark.sql import functions as F
 
@@ -1203,6 +1208,7 @@ def try_checkpoint(run: Callable[[], object]) -> None:
         assert "checkpoint" in str(exc)
 
 
+@pytest.mark.full
 def test_the_checkpoint_of_another_query_makes_a_run_skip_nothing(spark: "SparkSession", tmp_path: Path) -> None:
     one, other = Place(tmp_path / "one"), Place(tmp_path / "other")
     for place in (one, other):
@@ -1271,6 +1277,7 @@ def test_a_start_below_the_floor_of_the_ledger_is_refused(spark: "SparkSession",
     assert place.dead() == []
 
 
+@pytest.mark.full
 def test_a_read_goes_on_only_with_the_journal_that_its_checkpoint_names(spark: "SparkSession", tmp_path: Path) -> None:
     one, other = Place(tmp_path / "one"), Place(tmp_path / "other")
     for place in (one, other):

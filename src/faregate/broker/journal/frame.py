@@ -164,13 +164,28 @@ def scan(data: Any, header: SegmentHeader, start: int = SEGMENT_BYTES) -> Iterat
         position = frame.end
 
 
+_ZEROS = bytes(1 << 16)
+
+
+def written_end(data: Any, start: int) -> int:
+    """Where the zeros begin that reach to the end, at `start` or behind it: a segment is as long as it may become."""
+    view = memoryview(data)
+    end = len(view)
+    while end > start:
+        block = bytes(view[max(start, end - len(_ZEROS)) : end])
+        if block != _ZEROS[: len(block)]:
+            return end - len(block) + len(block.rstrip(b"\0"))
+        end -= len(block)
+    return start
+
+
 def later_frame(data: Any, header: SegmentHeader, position: int, commit: int) -> Frame | None:
     """A sound frame of a later sync behind damage: then the damage is corruption, not a torn tail.
 
     Frames between two syncs may reach the disk in any order: a frame whose missing predecessors, back to `commit`,
     were all written since the same sync as itself shows nothing.
     """
-    view = bytes(memoryview(data)[position:])
+    view = bytes(memoryview(data)[position : written_end(data, position)])
     found = view.find(FRAME_MAGIC)
     while found >= 0:
         if not (position + found) % 8:

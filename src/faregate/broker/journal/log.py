@@ -412,8 +412,7 @@ class Log:
 
     def _cut_tail(self, segment: Segment, data: Any) -> None:
         """Make everything behind the last commit zeros again."""
-        tail = bytes(memoryview(data)[segment.position :])
-        torn = len(tail.rstrip(b"\0"))
+        torn = frames.written_end(data, segment.position) - segment.position
         if torn:
             self.truncated = torn
             log.warning("%s: a torn tail of %d bytes is removed; it was never confirmed", self._layout.root, torn)
