@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from contextlib import closing
+from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ TARGET = 0.87
 """The time for a message at the largest size is at most 1.15 of that at the smallest."""
 SHARES = (0.25, 0.5, 1.0)
 BATCH, KEYS, NODE = 10_000, 1000, "billing"
+BODY = b"x" * 20
+DIGEST = sha256(BODY).digest()[:16]
 
 
 def fill(folder: Path, messages: int) -> tuple[Path, str]:
@@ -45,7 +48,7 @@ def fill(folder: Path, messages: int) -> tuple[Path, str]:
     disk, layout = RealDisk(), Layout(journal)
     prepare(layout, disk)
     topology = Topology()
-    topology.add(Binding(node=NODE, type="Order", kind="event", source="shop"))
+    topology.add(Binding(node=NODE, type="Order", kind="event", source="shop", remembers="ledger"))
     write_json(layout.topology, disk, topology)
     [queue] = [each.number for each in topology.queues if not each.is_poison]
     make_store(database)
@@ -60,10 +63,17 @@ def fill(folder: Path, messages: int) -> tuple[Path, str]:
             append(log, publications, keys)
             handled = time.time()
             connection.executemany(
-                "insert into faregate_ledger (node, message_id, key, position, handled_at, outcome) "
-                "values (?, ?, ?, ?, ?, 'handled')",
+                "insert into faregate_ledger (node, message_id, digest, key, position, handled_at, outcome, sent) "
+                "values (?, ?, ?, ?, ?, ?, 'handled', 0)",
                 [
-                    (NODE, bytes.fromhex(message_id(each).replace("-", "")), key, start + place, handled + place * 1e-6)
+                    (
+                        NODE,
+                        bytes.fromhex(message_id(each).replace("-", "")),
+                        DIGEST,
+                        key,
+                        start + place,
+                        handled + place * 1e-6,
+                    )
                     for place, (each, key) in enumerate(zip(publications, keys, strict=True))
                 ],
             )
@@ -84,7 +94,8 @@ def append(log: Log, publications: list[str], keys: list[str]) -> None:
             correlation_id=publication,
             type="Order",
             source="shop",
-            body=b"x" * 20,
+            body=BODY,
+            body_digest=DIGEST,
             recipients=(NODE,),
             key=key,
             sent_at=time.time(),
