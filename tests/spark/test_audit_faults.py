@@ -15,7 +15,7 @@ from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import open_store
 from faregate.spark.audit_result import Audit
 from faregate.stores.sql.columns import unpack
-from tests.spark.audit_rig import ORDERS, REPLAYED, SKIPPED, Office, alter_body, run_office
+from tests.spark.audit_rig import ORDERS, REPLAYED, SKIPPED, TO_NOBODY, Office, alter_body, run_office
 from tests.spark.jobs_rig import OrderPlaced, order
 from tests.spark.rig import SMALL_SEGMENT, truncate
 
@@ -161,8 +161,8 @@ def test_a_node_that_lost_everything_is_found(spark: SparkSession, office: Offic
 def test_what_retention_removed_is_no_finding(spark: SparkSession, tmp_path: Path) -> None:
     office = Office(tmp_path)
     office.segment_size = SMALL_SEGMENT
-    for first in range(10, 70, 20):
-        office.run(*(order(n) for n in range(first, first + 20)))
+    for numbers in (range(10, 30), range(30, 50), (REPLAYED, TO_NOBODY, *range(50, 70))):
+        office.run(*(order(n) for n in numbers))
     assert truncate(office.journal) > 0
     audited = audit(spark, office)
     assert audited.findings.collect() == [] and "the log begins at offset" in audited.notes[-1]
@@ -175,6 +175,7 @@ def test_what_retention_removed_is_no_finding(spark: SparkSession, tmp_path: Pat
     # From here on effects may be older than everything that is remembered.
     [(before,)] = office.sql("select max(handled_at) - 0.001 from faregate_ledger")
     asyncio.run(evict(office.store, before))
+    assert len(office.sql("delete from faregate_dead returning message_id")) == 2
     audited = audit(spark, office)
     assert audited.findings.collect() == [] and any("was cut" in note for note in audited.notes)
 

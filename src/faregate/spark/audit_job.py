@@ -7,7 +7,8 @@ Rules kept here:
 - What is judged: messages that the log still has, from the first offset it has on; copies of one publication once.
 - Safe beside a running bus: side logs are cut off at the moment of planning, stores are read later, so whatever was
   settled must be in its store; what moves meanwhile counts as in flight. `at_rest` allows nothing in flight.
-- Ledger rows below a node's floor were removed on purpose: a message appended before it is not missed.
+- Ledger rows below a node's floor were removed on purpose, and dead letters may have been: a message appended before
+  it is not missed.
 - A reader of the log (a node on Spark) settles nothing. What it has read past must be in the ledger, parked or dead; of
   a handler that keeps no ledger it is taken as handled, and a note says so. Marks are read first, then parked messages,
   then the other tables: a message only ever moves in that direction.
@@ -206,7 +207,8 @@ def _classed(
     for index, name in enumerate(plan.nodes):
         if name in floor:
             remembered = F.when(node == index, F.lit(floor[name])).otherwise(remembered)
-    excused = F.col("token") | ~node.isin(*stored) | (F.col("appended") < remembered)
+    forgotten = F.col("appended") < remembered
+    excused = F.col("token") | ~node.isin(*stored) | forgotten
     # A business key that was seen before is a duplicate that leaves nothing in the ledger.
     repeated = excused | node.isin(*(index for index, name in enumerate(plan.nodes) if name in by_identity))
     passed = F.col("passed_n") > 0
@@ -230,7 +232,7 @@ def _classed(
         .when(passed & (buried == seen.RESOLVED), handled)
         .when(passed & repeated, F.when(bare, "effectless").otherwise("trusted"))
         .when(passed, F.when(bare, "passed_bare").otherwise("passed"))
-        .when(F.lit(at_rest) & node.isin(*stored) & buried.isNull(), "unburied")
+        .when(F.lit(at_rest) & node.isin(*stored) & buried.isNull() & ~forgotten, "unburied")
         .otherwise("dead")
     )
     # What has no key, or was delayed, has no order: each is a key of its own.
@@ -243,6 +245,7 @@ def _classed(
     overtaken, disorder = _disorder(line) if databases else (F.lit(None).cast("long"), F.lit(False))
     judged = (F.col("copies") > 0) & (F.coalesce("position", "offset") >= plan.earliest)
     counted = judged & (F.col("ledger") == seen.LEDGER) & F.col("sent").isNotNull() & (settled | F.lit(at_rest))
+    counted &= F.col("at") >= remembered  # behind the floor a dead letter of what it sent may have gone
     flags = {
         "double": several & ~again,
         "again": several & again,
