@@ -27,6 +27,7 @@ from typing import Any
 from _harness import Contestant, Report, interleave, loop, options
 
 import faregate as fg
+from faregate.bus.alarms import Alarms
 from faregate.bus.bus import MAX_MESSAGE_BYTES
 from faregate.bus.context import Context
 from faregate.bus.direct import Direct
@@ -88,7 +89,7 @@ async def handle_tick(tick: Tick, session: Session) -> None:
 
 
 SUBSCRIPTIONS = {each.message_type.cls: each for each in node.subscriptions.values()}
-CLOCK, POOL = SystemClock(), ThreadPoolExecutor(1)
+CLOCK, ALARMS, POOL = SystemClock(), Alarms(), ThreadPoolExecutor(1)
 
 
 class StubDelivery:
@@ -111,8 +112,8 @@ class StubDelivery:
 
 def make_receiver(cls: type) -> Direct:
     writer = BodyWriter(CODECS["json"], limit=MAX_MESSAGE_BYTES)
-    sender = Sender(node, MemoryTransport(), writer, CLOCK, {})
-    return Direct(SUBSCRIPTIONS[cls], node, sender, clock=CLOCK, pool=POOL, body_limit=MAX_MESSAGE_BYTES)
+    sender = Sender(node, MemoryTransport(), writer, CLOCK, {}, ALARMS)
+    return Direct(SUBSCRIPTIONS[cls], node, sender, clock=CLOCK, alarms=ALARMS, pool=POOL, body_limit=MAX_MESSAGE_BYTES)
 
 
 def make_delivery(message: fg.Event) -> Any:
@@ -154,8 +155,12 @@ async def run_ours(messages: int, message: fg.Event = TICK) -> float:
     return seconds
 
 
+async def send_nothing(ctx: Context) -> None:
+    pass
+
+
 async def run_chain(messages: int) -> float:
-    chain, delivery = compile_pipeline(SUBSCRIPTIONS[Tick], node, CLOCK, POOL), make_delivery(TICK)
+    chain, delivery = compile_pipeline(SUBSCRIPTIONS[Tick], node, CLOCK, POOL, send_nothing), make_delivery(TICK)
     begin = time.perf_counter()
     for _ in range(messages):
         await chain(Context("billing", delivery, TICK))
