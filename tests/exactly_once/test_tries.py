@@ -507,3 +507,27 @@ async def test_a_process_forked_in_a_handler_never_comes_back_into_the_bus(
     out, err = await asyncio.wait_for(child.communicate(), 2 * LONG)
     assert out.decode().splitlines() == [f"status {status}", "heard [0, 1, 2] 6"], err.decode()
     assert ("was forked in a handler" in err.decode()) == (status == 70)
+
+
+async def test_a_handler_that_cancels_its_own_task_holds_up_nobody() -> None:
+    asking, answering = nodes()
+    clock = FakeClock()
+    cancelled = 0
+
+    @answering.on(Asked, source="asking", order=fg.Serial())
+    async def answer(asked: Asked, ctx: fg.Context) -> None:
+        nonlocal cancelled
+        await ctx.db.execute(INSERT, (asked.n, "once"))
+        if asked.n == 1 and not cancelled:
+            cancelled += 1
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(0)
+
+    async with fg.Bus("memory:", nodes=[asking, answering], store="memory:", clock=clock) as bus:
+        await bus.publish_many([Asked(n=n) for n in range(3)], node="asking")
+        await clock.advance(30)
+        await bus.idle(timeout=LONG)
+        assert await notes(bus) == [(n, "once") for n in range(3)]
+        assert cancelled == 1

@@ -38,7 +38,7 @@ class Lanes:
         """Ready ones that are not taken together with others."""
         self._idle: list[asyncio.Future[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._closing = False
+        self.closing = False
         self.batch = 1
         """How many deliveries a lane takes at a time, at most."""
         self.at_work: dict[asyncio.Task[None], list[Delivery]] = {}
@@ -56,7 +56,7 @@ class Lanes:
 
     def submit(self, delivery: Delivery) -> None:
         """Take a delivery from the transport."""
-        if self._closing:
+        if self.closing:
             return
         key = delivery.key if self._by_key else None
         if key is not None:
@@ -82,7 +82,7 @@ class Lanes:
 
     def _lane_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if self._ready and not self._closing:
+        if self._ready and not self.closing:
             self._wake()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.critical("a lane died; its message will be redelivered", exc_info=error)
@@ -91,8 +91,8 @@ class Lanes:
         lane = asyncio.current_task()
         assert lane is not None
         runs = 0
-        while not self._closing:
-            while self._ready and not self._closing:
+        while not self.closing:
+            while self._ready and not self.closing:
                 taken = self._take()
                 again: list[Delivery] = []
                 self.at_work[lane] = taken
@@ -100,7 +100,7 @@ class Lanes:
                     again = await self._run(taken)
                 finally:
                     del self.at_work[lane]
-                    if again and not self._closing:
+                    if again and not self.closing:
                         self._alone.update(again)
                         self._ready.extendleft(reversed(again))
                         for _ in again:
@@ -113,7 +113,7 @@ class Lanes:
                 if runs == _RUNS_PER_TURN:
                     runs = 0
                     await asyncio.sleep(0)
-            if self._closing:
+            if self.closing:
                 return
             idle = asyncio.get_running_loop().create_future()
             self._idle.append(idle)
@@ -158,7 +158,7 @@ class Lanes:
         Returns how many batches were cancelled; `on_late` is told of each before it is.
         """
         late_batches = 0
-        self._closing = True
+        self.closing = True
         self._ready.clear()
         self._alone.clear()
         self._keys.clear()

@@ -152,6 +152,12 @@ class Worker:
             log.warning("%s: %s; it is delivered again", self.subscription, exc)
         except faults.Crash:
             await self._vanish()
+        except asyncio.CancelledError:
+            # Not by us: the handler cancelled the task that it runs in, or the loop is about to end.
+            if not self._lanes.closing:
+                log.warning("%s was cancelled from outside; its message is delivered again", self.subscription)
+                await self._put_off(deliveries)
+            raise
         except Exception:
             log.critical("%s: an error that nobody foresaw; the lane goes on", self.subscription, exc_info=True)
             await self._put_off(deliveries)
