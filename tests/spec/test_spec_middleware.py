@@ -688,3 +688,36 @@ async def test_what_was_recorded_through_the_outbox_is_sent_though_a_middleware_
         assert [letter.reason for letter in await bus.dead_letters("shop")] == ["permanent"]
         assert bus.alarms == {"dead-letter": 1}
     assert sorted(seen) == ["1", "2"]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("failure", [LookupError("no"), asyncio.CancelledError(), GeneratorExit()])
+async def test_a_middleware_that_fails_stops_nothing_of_what_was_recorded_through_the_outbox(
+    tmp_path: Path, failure: BaseException, when: str
+) -> None:
+    """Before the publish it is tried again; after it the message is sent, whatever the middleware says."""
+    shop, billing = fg.Node("shop"), fg.Node("billing")
+    calls: list[str] = []
+    seen: list[str] = []
+
+    async def fail(out: Any, call_next: Any) -> None:
+        calls.append(out.message.order_id)
+        if when == "before" and calls == ["1"]:
+            raise failure
+        await call_next()
+        if when == "after":
+            raise failure
+
+    shop.use_outgoing(fail)
+
+    @billing.on(OrderPlaced, source="shop", order=fg.Serial())
+    async def bill(order: OrderPlaced) -> None:
+        seen.append(order.order_id)
+
+    async with fg.Bus("memory:", nodes=[shop, billing], store=f"sqlite:{tmp_path}/shop.db") as bus:
+        with contextlib.closing(sqlite3.connect(tmp_path / "shop.db")) as connection, connection:
+            for order_id in ("1", "2"):
+                fg.outbox(connection, node="shop").publish(OrderPlaced(order_id=order_id))
+        await bus.idle(timeout=30)
+    assert seen == ["1", "2"]
+    assert calls == (["1", "1", "2"] if when == "before" else ["1", "2"])

@@ -25,7 +25,7 @@ import msgspec
 
 from faregate.bus.alarms import AlarmKind, Alarms
 from faregate.bus.attempts import Attempts, has_strays, is_pending, is_unresolved, signals, without_attempts
-from faregate.bus.verdict import describe_error, first_line
+from faregate.bus.verdict import describe_error, failure_of, first_line
 from faregate.errors import CommitUnknown, Permanent, StoreConflict, StoreUnavailable, Unroutable
 from faregate.message import Envelope
 from faregate.ports import faults
@@ -310,7 +310,9 @@ class Dispatcher:
                 if rows:
                     await self._publish(rows)
                 return
-            except Exception as exc:  # whatever it is, giving up here would lose messages
+            except BaseException as exc:  # whatever it is, giving up here would lose messages
+                if failure_of(exc) is None:
+                    raise
                 log.warning("%d outgoing messages wait %g s, then are sent again: %s", len(rows), pause, exc)
                 if waited >= _ALARM_AFTER and not alarmed:
                     alarmed = True
@@ -322,15 +324,17 @@ class Dispatcher:
 
     async def _publish_within(self, around: Around, row: OutboxRow) -> None:
         """Publish a row within the outgoing middlewares of its node; one that they hold back leaves the outbox."""
-        called = False
-        error: Exception | None = None
+        called = ended = False
+        error: BaseException | None = None
+        failure: BaseException | None = None
 
         async def publish() -> None:
-            nonlocal called, error
+            nonlocal called, ended, error
             called = True
             try:
                 rows = [row] if self._attempts is None else await self._prepare(self._attempts, [row])
                 error = await self._publish(rows) if rows else None
+                ended = True  # sent, or a dead letter
             except Exception as exc:
                 error = exc
             if error is not None:
@@ -338,14 +342,21 @@ class Dispatcher:
 
         try:
             await around(row.envelope, publish)
-        except Permanent as exc:
-            if row.seq in self._held and row.seq not in self._sent:
-                await self._bury(row, [(row.envelope, exc)])
+        except BaseException as exc:
+            failure = failure_of(exc)
+            if failure is None:
+                raise
+        if ended:
+            if failure is not None and failure is not error:
+                log.warning("%s was sent; an outgoing middleware failed after that: %s", row.envelope, failure)
             return
-        if not called:
+        cause = failure or error  # a middleware may keep the error for itself; but what is in the outbox is sent
+        if isinstance(cause, Permanent):
+            await self._bury(row, [(row.envelope, cause)])
+        elif cause is not None:
+            raise cause
+        elif not called:
             self._sent[row.seq] = None
-        elif error is not None and row.seq in self._held and row.seq not in self._sent:
-            raise error  # a middleware kept it for itself; but what is in the outbox is sent
 
     async def _publish(self, rows: list[OutboxRow]) -> Unroutable | None:
         """Returns the error of one that nobody takes; it is a dead letter by then."""
