@@ -1,5 +1,6 @@
 """Dead letters are exported before they are removed, and none is removed whose message could still run."""
 
+import os
 import stat
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -233,3 +234,13 @@ def bus(**options: Any) -> fg.Bus:
 def test_a_retention_that_means_nothing_is_refused(make: Any, says: str) -> None:
     with pytest.raises(fg.ConfigurationError, match=says):
         make()
+
+
+def test_an_export_is_on_the_disk_with_every_folder_that_was_made_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    file = tmp_path / "a" / "b" / "letters.jsonl"
+    append(file, ())
+    assert {tmp_path, tmp_path / "a", tmp_path / "a" / "b", file} == set(synced)

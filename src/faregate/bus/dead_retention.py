@@ -121,7 +121,7 @@ async def _remove(store: Store, letters: Sequence[DeadLetter]) -> int:
 
 def append(file: Path, letters: Sequence[DeadLetter], *, new: bool = False) -> None:
     """Put dead letters at the end of a file; they are on the disk when it returns. Blocks."""
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _make_folder(file.parent)
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | (os.O_EXCL if new else 0), 0o600)
     except FileExistsError:
@@ -134,8 +134,20 @@ def append(file: Path, letters: Sequence[DeadLetter], *, new: bool = False) -> N
         opened.write(b"".join(lines))
         opened.flush()
         os.fsync(descriptor)
-    folder = os.open(file.parent, os.O_RDONLY)
+    _sync(file.parent)
+
+
+def _make_folder(folder: Path) -> None:
+    """It, and those above it that are missing, are on the disk when it returns."""
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        _sync(folder.parent)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
