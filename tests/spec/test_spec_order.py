@@ -407,3 +407,26 @@ async def test_a_serial_subscription_still_waits_after_a_restart(store: bool, tm
         assert it.tries == [0]
         await until(clock, lambda: len(it.tries) >= 602)
     assert it.tries == [0, *range(601)]
+
+
+@pytest.mark.parametrize("store", [None, "memory:"])
+async def test_a_handler_that_cancels_its_own_lane_is_put_off_and_overtaken_by_nobody(store: str | None) -> None:
+    tries: list[int] = []
+    node, clock = fg.Node("worker"), fg.testing.FakeClock()
+
+    @node.on(Step, source="feeder", order=fg.Serial())
+    async def work(step: Step) -> None:
+        tries.append(step.number)
+        if step.number == 1 and tries.count(1) < 3:
+            lane = asyncio.current_task()
+            assert lane is not None
+            lane.cancel()
+            await asyncio.sleep(0)
+
+    more = {} if store is None else {"store": store}
+    async with fg.Bus("memory:", nodes=[fg.Node("feeder"), node], clock=clock, **more) as bus:
+        await bus.publish_many([Step(key="x", number=number) for number in range(4)], node="feeder")
+        await until(clock, lambda: len(tries) >= 6)
+        await bus.idle(timeout=LONG)
+        assert bus.outcomes()["handled"] == 4
+    assert [number for number in tries if number != 0] == [1, 1, 1, 2, 3]

@@ -117,6 +117,20 @@ async def test_a_pump_that_hands_nothing_out_is_named(monkeypatch: pytest.Monkey
         assert alarm.text.startswith("the pump of billing.Placed.shop hands out Placed")
 
 
+async def test_a_serial_subscription_that_waits_for_a_later_try_is_no_stall() -> None:
+    clock, billing, shop = FakeClock(), fg.Node("billing"), fg.Node("shop")
+
+    @billing.on(Placed, source="shop", order=fg.Serial(), retry=None, redeliver=fg.Redeliver(600.0))
+    async def bill(placed: Placed, ctx: fg.Context) -> None:
+        if not ctx.redeliveries:
+            raise LookupError("not now")
+
+    async with fg.Bus(MemoryTransport(clock=clock), nodes=[billing, shop], clock=clock) as bus:
+        await bus.publish_many([Placed(number=number) for number in range(3)], node="shop")
+        await clock.advance(500)
+        assert not bus.alarms
+
+
 async def test_an_intake_that_takes_nothing_in_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DurableBroker, "take_in_spool", lambda self: None)
     clock, shop = FakeClock(), fg.Node("shop")

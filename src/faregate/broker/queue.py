@@ -297,6 +297,7 @@ class Queue:
         if entry.redelivering:
             entry.redelivering = False
             self._redelivering -= 1
+            self.signal()
             if entry.key is not None and self._holders.get(entry.key) is entry:
                 self._expose(entry)
                 return
@@ -556,9 +557,7 @@ class Queue:
     def _pump(self) -> None:
         """Deliver round-robin until no consumer wants or nothing is left."""
         self._awake = False
-        consumers = self._consumers
-        if consumers and consumers[0].single_active:
-            consumers = deque([consumers[0]])
+        consumers = self._served()
         delivered = idle = 0
         while idle < len(consumers):
             if delivered == _DELIVERIES_PER_TURN:
@@ -567,7 +566,7 @@ class Queue:
             consumer = consumers[0]
             consumers.rotate(-1)
             entry = None
-            if consumer.credit > 0 and not consumer.paused and not (self._serial and self._redelivering):
+            if consumer.credit > 0 and not consumer.paused:
                 entry = self.acquire(consumer)
                 while entry is None and self._refill():
                     entry = self.acquire(consumer)
@@ -583,9 +582,17 @@ class Queue:
                 log.exception("%s: a consumer failed to take %s and is detached", self.name, entry.envelope)
                 self.detach(consumer)
 
+    def _served(self) -> deque[QueueConsumer]:
+        """The consumers that may get something now."""
+        if self._serial and self._redelivering:
+            return deque()
+        if self._consumers and self._consumers[0].single_active:
+            return deque([self._consumers[0]])
+        return self._consumers
+
     def occupations(self) -> Iterator[Occupation]:
         """What the pump could hand out now: an entry that a consumer with credit could have."""
-        wanted = any(each.credit > 0 and not each.paused and each.selector is None for each in self._consumers)
+        wanted = any(each.credit > 0 and not each.paused and each.selector is None for each in self._served())
         if wanted and (self._available_count or (self._backlog and not self._entries)):
             first = next((entry for entry in self._entries.values() if entry.state == AVAILABLE), None)
             what = "what waits in the journal" if first is None else str(first.envelope)

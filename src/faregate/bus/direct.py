@@ -8,8 +8,6 @@ A crash between the publishing and the settling runs the handler again; its outp
 window and the recipients' ledgers recognise them.
 """
 
-import asyncio
-
 from faregate.bus.context import Context, Settled
 from faregate.bus.forks import end_if_forked, generation
 from faregate.bus.receiver import Receiver
@@ -43,8 +41,6 @@ class Direct(Receiver):
         except BaseException as exc:
             failure = failure_of(exc)
             if failure is None:
-                if isinstance(exc, asyncio.CancelledError):
-                    await delivery.release()
                 raise
             outcome, error = await self._fail(delivery, ctx, failure), failure
         else:
@@ -67,5 +63,5 @@ class Direct(Receiver):
             await delivery.poison(verdict.reason, describe_error(exc))
             self._gave_up(delivery, verdict.reason, first_line(exc))
             return "dead"
-        await self._redeliver(delivery, verdict.delay, counted=verdict.counted)
+        await self.redeliver(delivery, verdict.delay, counted=verdict.counted)
         return "redelivered"

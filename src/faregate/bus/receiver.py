@@ -97,7 +97,7 @@ class Receiver(ABC):
         except StaleLock as exc:
             log.warning("%s: %s; it is delivered again", self.subscription, exc)
 
-    async def _redeliver(self, delivery: Delivery, delay: float, *, counted: bool) -> None:
+    async def redeliver(self, delivery: Delivery, delay: float, *, counted: bool) -> None:
         """It comes again later; in a serial subscription what is behind it waits for that."""
         await delivery.redeliver(delay, counted=counted)
         self.put_off = self._serial

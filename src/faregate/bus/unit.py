@@ -169,12 +169,12 @@ class Transactional(Receiver):
         """
         again: list[Delivery] = []
         while works:
+            if self._sends and not self.stopped:
+                await self._shared.dispatcher.room()
             if self.stopped:
                 for work in works:
                     await self.give_back(work.delivery, begun=work.tries > 0)
                 return again
-            if self._sends:
-                await self._shared.dispatcher.room()
             await self._once(works)
             for work in works:
                 if work.state != "failed":
@@ -494,7 +494,7 @@ class Transactional(Receiver):
                 await self._identity.fail(work)
             verdict = self._judge(work.delivery, work.ctx, work.error)
             if verdict.delay is not None:
-                await self._redeliver(work.delivery, verdict.delay, counted=verdict.counted)
+                await self.redeliver(work.delivery, verdict.delay, counted=verdict.counted)
             elif (end := await self._bury(work, verdict.reason)) == "dead":
                 if self._shared.gate is not None and work.attempt_id is not None:
                     await self._shared.gate.drop(work.message_id, work.attempt_id)
@@ -521,7 +521,7 @@ class Transactional(Receiver):
     async def _put_off(self, work: Work) -> None:
         """The store is away: come again later, without using up a try."""
         try:
-            await self._redeliver(work.delivery, _STORE_DOWN_SECONDS, counted=False)
+            await self.redeliver(work.delivery, _STORE_DOWN_SECONDS, counted=False)
         except StaleLock as exc:
             log.warning("%s: %s; it is delivered again", self.subscription, exc)
 

@@ -157,6 +157,7 @@ class Worker:
             if not self._lanes.closing:
                 log.warning("%s was cancelled from outside; its message is delivered again", self.subscription)
                 await self._put_off(deliveries)
+                await self._give_back_if_stopped([])
             raise
         except Exception:
             log.critical("%s: an error that nobody foresaw; the lane goes on", self.subscription, exc_info=True)
@@ -164,17 +165,21 @@ class Worker:
         finally:
             self._held.difference_update(delivery for delivery in deliveries if delivery not in again)
             self._lanes.batch = self._receiver.batch
-        if self._receiver.stopped:
+        return [] if await self._give_back_if_stopped(again) else again
+
+    async def _give_back_if_stopped(self, again: list[Delivery]) -> bool:
+        """Where nothing more may begin, all that was fetched goes back to its place."""
+        stopped = self._receiver.stopped
+        if stopped:
             self._receiver.put_off = False
             await self._give_back([*again, *self._lanes.take_back()])
-            return []
-        return again
+        return stopped
 
     async def _put_off(self, deliveries: list[Delivery]) -> None:
         """Have those come again that are not settled yet; no try of theirs is used up."""
         for delivery in deliveries:
             try:
-                await delivery.redeliver(_UNFORESEEN_SECONDS, counted=False)
+                await self._receiver.redeliver(delivery, _UNFORESEEN_SECONDS, counted=False)
             except StaleLock:
                 pass  # it is settled, or somebody else's
             except Exception as exc:  # the transport's own trouble: it delivers again what nobody settles
