@@ -59,12 +59,12 @@ def all_wait(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     waiting, all_of_them = 0, asyncio.Event()
     room = Dispatcher.room
 
-    async def counted(self: Dispatcher) -> None:
+    async def counted(self: Dispatcher, *unless: Any) -> None:
         nonlocal waiting
         waiting += 1
         if waiting == LANES:
             all_of_them.set()
-        await room(self)
+        await room(self, *unless)
         waiting -= 1
 
     monkeypatch.setattr(Dispatcher, "room", counted)
@@ -147,3 +147,41 @@ async def test_a_transaction_takes_no_further_message_when_enough_is_sent_in_it(
         assert bus.outcomes()["handled"] == CAUSES
     assert sum(sizes) == CAUSES * FAN
     assert max(sizes) == 30
+
+
+@pytest.mark.parametrize("how", ["pause", "stop"])
+async def test_who_waits_for_room_is_given_back_at_once_when_nothing_more_may_begin(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatching, "_MOST_WAITING", 1)
+    monkeypatch.setattr(Transactional, "batch", 1)
+    asking, answering = fg.Node("asking"), fg.Node("answering")
+    begun: list[int] = []
+    waits, waited = asyncio.Event(), asyncio.Event()
+    room = Dispatcher.room
+
+    async def seen(self: Dispatcher, *unless: Any) -> None:
+        waits.set()
+        await room(self, *unless)
+        waited.set()
+
+    monkeypatch.setattr(Dispatcher, "room", seen)
+
+    @answering.on(Asked, source="asking", order=fg.Serial())
+    async def answer(asked: Asked) -> Any:
+        begun.append(asked.n)
+        return Answered(n=asked.n, part=0)
+
+    transport = SlowTransport()
+    async with fg.Bus(transport, nodes=[asking, answering], store="memory:", drain_seconds=3600) as bus:
+        await bus.publish_many([Asked(n=n) for n in range(3)], node="asking")
+        await asyncio.wait_for(waits.wait(), LONG)
+        stopping = asyncio.create_task(bus.pause("answering", Asked) if how == "pause" else bus.stop())
+        await asyncio.wait_for(waited.wait(), LONG)
+        transport.open_gate.set()
+        await asyncio.wait_for(stopping, LONG)
+        assert begun == [0]
+        if how == "pause":
+            await bus.resume("answering", Asked)
+            await bus.idle(timeout=LONG)
+            assert begun == [0, 1, 2]

@@ -375,11 +375,14 @@ async def test_a_thread_that_a_plain_handler_left_behind_writes_nothing(url: str
         go_on.set()
         threads[0].join(LONG)
 
+    told: list[str] = []
     async with fg.Bus("memory:", nodes=[asking, answering], store=url) as bus:
+        bus.on_alarm(lambda alarm: told.append(threading.current_thread().name))
         await bus.publish(Asked(n=1), node="asking")
         await bus.idle(timeout=LONG)
         assert await notes(bus) == [(1, "try 2")]
         assert len(ends) == 1
+        assert told == ["MainThread"]
 
 
 @pytest.mark.parametrize("odd", [StopIteration(), SystemExit(3), GeneratorExit(), RuntimeError("\ud800")])

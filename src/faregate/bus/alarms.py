@@ -1,5 +1,6 @@
 """Alarms: what must never pass in silence. Each is logged as an error, counted by kind, and told to whoever asked."""
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
@@ -39,6 +40,9 @@ class Alarm(NamedTuple):
 
 
 class Alarms:
+    loop: asyncio.AbstractEventLoop | None = None
+    """Where callbacks are called, whichever thread an alarm comes from; None: where it comes from."""
+
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self._callbacks: list[Callable[[Alarm], None]] = []
@@ -49,8 +53,15 @@ class Alarms:
     def sound(self, kind: AlarmKind, node: str, message_id: str, text: str) -> None:
         self.counts[kind] += 1
         log.error("alarm %s at %s, message %s: %s", kind, node, message_id, text)
+        alarm = Alarm(kind, node, message_id, text)
+        if self.loop is None or asyncio._get_running_loop() is self.loop:
+            self._tell(alarm)
+        elif not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self._tell, alarm)
+
+    def _tell(self, alarm: Alarm) -> None:
         for callback in self._callbacks:
             try:
-                callback(Alarm(kind, node, message_id, text))
+                callback(alarm)
             except Exception:
                 log.exception("a callback for alarms failed")

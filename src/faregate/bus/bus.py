@@ -185,7 +185,7 @@ class Bus:
         """Open the transport, declare every subscription, then begin to consume."""
         if self._state != "new":
             raise ConfigurationError(f"this bus is {self._state}; make a new one to start again")
-        self._loop = asyncio.get_running_loop()
+        self._loop = self._alarms.loop = asyncio.get_running_loop()
         await self._open()
         try:
             await self._stores.start()

@@ -159,11 +159,15 @@ class Dispatcher:
             self.activity += 1
             self._wake.set()
 
-    async def room(self) -> None:
-        """Return once there is room for more that waits to be sent."""
-        while len(self._queue) >= _MOST_WAITING or self._bytes >= _MOST_WAITING_BYTES:
+    async def room(self, unless: Callable[[], bool] = lambda: False) -> None:
+        """Return once there is room for more that waits to be sent, or nobody wants it any more (see `look_again`)."""
+        while (len(self._queue) >= _MOST_WAITING or self._bytes >= _MOST_WAITING_BYTES) and not unless():
             self._changed.clear()
             await self._changed.wait()
+
+    def look_again(self) -> None:
+        """Whoever waits for room may want none any more."""
+        self._changed.set()
 
     # --- life ------------------------------------------------------------------------------------------------
 
@@ -358,9 +362,9 @@ class Dispatcher:
         elif not called:
             self._sent[row.seq] = None
 
-    async def _publish(self, rows: list[OutboxRow]) -> Unroutable | None:
-        """Returns the error of one that nobody takes; it is a dead letter by then."""
-        unroutable = None
+    async def _publish(self, rows: list[OutboxRow]) -> Permanent | None:
+        """Returns the error of one that will never be taken; it is a dead letter by then."""
+        refused = None
         if any(row.chosen for row in rows):
             rows = rows if self._attempts is not None else [without_attempts(row) for row in rows]
             envelopes = [signal for row in rows for signal in signals(row)]
@@ -370,15 +374,15 @@ class Dispatcher:
             await faults.hook("bus.before-publish")
         try:
             await self._transport.publish(envelopes)
-        except Unroutable:
-            unroutable = await self._publish_singly(rows)
+        except Permanent:
+            refused = await self._publish_singly(rows)
         else:
             self._sent.update(dict.fromkeys(row.seq for row in rows))
         if faults.hook is not None:
             await faults.hook("bus.after-publish")
         if self._attempts is not None:
             await self._keep_strays(rows)
-        return unroutable
+        return refused
 
     async def _prepare(self, attempts: Attempts, rows: list[OutboxRow]) -> list[OutboxRow]:
         """Resolve the recipients of each row, and see that those who want tokens have them. Rows keep their order; the
@@ -410,9 +414,9 @@ class Dispatcher:
         if self._attempts is not None:
             await self._attempts.discard_strays()
 
-    async def _publish_singly(self, rows: list[OutboxRow]) -> Unroutable | None:
+    async def _publish_singly(self, rows: list[OutboxRow]) -> Permanent | None:
         """Returns the last error of those that became dead letters."""
-        unroutable = None
+        last = None
         for row in rows:
             if row.seq in self._sent or row.seq not in self._held:
                 continue
@@ -420,14 +424,14 @@ class Dispatcher:
             for signal in signals(row):
                 try:
                     await self._transport.publish([signal])
-                except Unroutable as exc:
-                    unroutable = exc
+                except Permanent as exc:
+                    last = exc
                     refused.append((signal, exc))
             if refused:
                 await self._bury(row, refused)
             else:
                 self._sent[row.seq] = None
-        return unroutable
+        return last
 
     async def _bury(self, row: OutboxRow, refused: list[tuple[Envelope, Permanent]]) -> None:
         """Nobody takes these signals of a row, and the others are sent: a dead letter of the sending node, in the same

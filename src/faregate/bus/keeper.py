@@ -123,6 +123,9 @@ class Keeper:
             await self._later(delivery)
         except StaleLock:
             pass  # another consumer of the poison queue has it
+        except Exception:
+            log.exception("the dead letter of %s cannot be written now", letter)
+            await self._later(delivery)
         self.activity += 1
 
     async def _bury(self, transaction: Transaction, letter: DeadLetter) -> None:
@@ -153,6 +156,8 @@ class Keeper:
             await self._prune()
         except TRANSACTION_LOST as exc:
             log.warning("old ledger rows of %s are not removed this time: %s", self._node, exc)
+        except Exception:  # the next time may go better; nobody else would tell of it
+            log.exception("what is old of %s is not removed this time", self._node)
 
     def _now(self) -> float:
         """By which age is told: a wall clock that was set forward makes nothing older than it is. The floor, once

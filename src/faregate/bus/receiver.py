@@ -90,6 +90,10 @@ class Receiver(ABC):
         """Whether nothing more may begin."""
         return self.paused or self.put_off
 
+    def pause(self) -> None:
+        """Let nothing more begin."""
+        self.paused = True
+
     async def give_back(self, delivery: Delivery, *, begun: bool = False) -> None:
         """It goes back to its place."""
         try:

@@ -110,6 +110,10 @@ class Transactional(Receiver):
         running = (unit.current.delivery for unit in self._units if unit.current is not None)
         return next((delivery for delivery in running if delivery in deliveries), deliveries[0])
 
+    def pause(self) -> None:
+        super().pause()
+        self._shared.dispatcher.look_again()
+
     async def handle(self, deliveries: list[Delivery]) -> list[Delivery]:
         try:
             return await self._handle(deliveries)
@@ -169,8 +173,8 @@ class Transactional(Receiver):
         """
         again: list[Delivery] = []
         while works:
-            if self._sends and not self.stopped:
-                await self._shared.dispatcher.room()
+            if self._sends:
+                await self._shared.dispatcher.room(lambda: self.stopped)
             if self.stopped:
                 for work in works:
                     await self.give_back(work.delivery, begun=work.tries > 0)

@@ -77,6 +77,7 @@ class Worker:
             self._resumption.cancel()
         if self._consumer is not None:
             self._consumer.pause()
+            self._receiver.pause()
             left = await self._lanes.close(deadline, partial(self._tell_left, deadline))
             await self._consumer.close()
         if self._renewal is not None:
@@ -102,7 +103,7 @@ class Worker:
     async def pause(self, seconds: float | None) -> None:
         """Let nothing more begin: what was fetched goes back to its place at once, also out of a batch that runs."""
         self._forget_resumption()
-        self._receiver.paused = True
+        self._receiver.pause()
         if self._consumer is not None:
             self._consumer.pause()
         if seconds is not None:
