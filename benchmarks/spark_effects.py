@@ -80,7 +80,7 @@ def main() -> None:
     spark = start_spark(scratch, "spark-effects")
     source = scratch / "source"
     fill(source, args.messages)
-    take_views(source, billing, MAX_MESSAGE_BYTES, has_store=True, handover=False)
+    take_views(source, billing, MAX_MESSAGE_BYTES, has_store=True, handover=False, check=lambda begins: None)
     fg.spark.register(spark)
     runs = iter(range(1_000_000))
 

@@ -62,7 +62,7 @@ def main() -> None:
     spark = start_spark(scratch, "spark-stateless")
     source = scratch / "source"
     fill(source, args.messages)
-    take_views(source, stateless, MAX_MESSAGE_BYTES, has_store=False, handover=False)
+    take_views(source, stateless, MAX_MESSAGE_BYTES, has_store=False, handover=False, check=lambda begins: None)
     fg.spark.register(spark)
     runs = iter(range(1_000_000))
 
