@@ -12,4 +12,8 @@ class Child(subprocess.Popen[str]):
     ) -> None:
         if kind is not None:
             self.kill()
-        super().__exit__(kind, error, trace)
+        try:
+            super().__exit__(kind, error, trace)
+        except BaseException:  # the time limit came while this waited
+            self.kill()
+            raise

@@ -51,7 +51,7 @@ def test_a_thread_that_never_ends():
     thread.join()
 
 def test_a_child_that_never_ends():
-    with Child([sys.executable, "-c", "import time; time.sleep(600)"]):
+    with Child([sys.executable, "-c", "import time; time.sleep(600)", "{marker}"]):
         pass
 
 def test_the_next():
@@ -61,11 +61,20 @@ def test_the_next():
 
 def test_a_test_that_hangs_fails_by_its_name_and_the_next_one_runs(tmp_path: Path) -> None:
     file = tmp_path / "test_hanging.py"
-    file.write_text(HANGING)
+    file.write_text(HANGING.replace("{marker}", str(tmp_path)))
     ended = run_pytest("-c", "pyproject.toml", "--rootdir", ROOT, "-o", "timeout=1", file)
     for name in ("an_event_that_never_comes", "a_thread_that_never_ends", "a_child_that_never_ends"):
         assert f"::test_{name} - Failed: Timeout" in ended.stdout, ended.stdout
     assert "3 failed, 1 passed" in ended.stdout
+    left = [each for each in Path("/proc").glob("[0-9]*/cmdline") if f"\0{tmp_path}\0".encode() in read(each)]
+    assert left == [], "the child went on"
+
+
+def read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # it ended meanwhile
+        return b""
 
 
 def test_every_test_has_a_time_limit(pytestconfig: pytest.Config) -> None:
