@@ -99,6 +99,10 @@ class TryEnded(TransactionMisused):
     """A task or thread that a handler left behind used `ctx` after its try had ended; nothing of that happened."""
 
 
+class PipelineMisused(ConfigurationError):
+    """A middleware called `call_next` again while the handler was running, or returned while it was."""
+
+
 # --- retry later ------------------------------------------------------------------------------------------
 
 

@@ -64,6 +64,22 @@ def test_when_nothing_runs_and_nothing_ever_ran(tmp_path: Path) -> None:
         wait_for(process.stdout, "rang 2")
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("Tick", '{"number": 1}', "--delay", "1e300"),
+        ("Tick", '{"number": 1}', "--header", "a=\udcff"),
+        ("Stop", '{"why": "\udcff"}'),
+    ],
+    ids=["delay", "header", "body"],
+)
+def test_what_no_journal_can_take_is_one_clear_sentence(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "ticking.py").write_text(APP)
+    shown = publish(tmp_path, *arguments)
+    assert shown.returncode != 0
+    assert "Traceback" not in shown.stderr and shown.stderr.startswith("error: "), shown.stderr
+
+
 def test_what_expired_before_anything_ran_is_not_handled(tmp_path: Path) -> None:
     (tmp_path / "ticking.py").write_text(APP)
     refused = publish(tmp_path, "Tick", '{"number": 0}', "--expires", "0")

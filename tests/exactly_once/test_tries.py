@@ -534,3 +534,63 @@ async def test_a_handler_that_cancels_its_own_task_holds_up_nobody() -> None:
         await bus.idle(timeout=LONG)
         assert await notes(bus) == [(n, "once") for n in range(3)]
         assert cancelled == 1
+
+
+@pytest.mark.parametrize("how", ["returns early", "calls at once"])
+@pytest.mark.parametrize("with_store", [True, False])
+async def test_a_middleware_that_does_not_await_the_handler_keeps_nothing_of_it(
+    url: str, how: str, with_store: bool
+) -> None:
+    asking = fg.Node("asking")
+    answering = fg.Node("answering", schema=TABLE if with_store else None)
+    go_on, running = asyncio.Event(), asyncio.Event()
+    left: list[asyncio.Task[None]] = []
+    heard: list[str] = []
+
+    @answering.use
+    async def impatient(ctx: fg.Context, call_next: Any) -> None:
+        if how == "calls at once":
+            await asyncio.gather(call_next(), call_next())
+        else:
+            left.append(asyncio.create_task(call_next()))
+            await running.wait()
+
+    @answering.on(Asked, source="asking")
+    async def answer(asked: Asked, ctx: fg.Context) -> Answered:
+        if with_store:
+            await ctx.db.execute(INSERT, (asked.n, "written"))
+        running.set()
+        await go_on.wait()
+        return Answered(part="late")
+
+    @asking.on(Answered, source="answering")
+    async def hear(answered: Answered) -> None:
+        heard.append(answered.part)
+
+    async with fg.Bus("memory:", nodes=[asking, answering], store=url if with_store else None) as bus:
+        await bus.publish(Asked(n=1), node="asking")
+        await bus.idle(timeout=LONG)
+        go_on.set()
+        ends = await asyncio.gather(*left, return_exceptions=True)
+        assert all(isinstance(end, fg.TryEnded) for end in ends)
+        assert bus.outcomes()["dead"] == 1 and heard == []
+        if with_store:
+            [letter] = await bus.dead_letters()
+            assert letter.error.startswith("PipelineMisused")
+            assert await notes(bus) == []
+
+
+async def test_who_waits_for_a_bus_to_be_idle_is_told_when_it_is_stopped() -> None:
+    asking, answering = fg.Node("asking"), fg.Node("answering")
+
+    @answering.on(Asked, source="asking")
+    async def answer(asked: Asked) -> None:
+        raise RuntimeError("comes again in 10 s")
+
+    async with fg.Bus("memory:", nodes=[asking, answering]) as bus:
+        await bus.publish(Asked(n=1), node="asking")
+        waiting = asyncio.create_task(bus.idle())
+        await rest()
+        await bus.stop()
+        with pytest.raises(fg.ConfigurationError, match="stopped"):
+            await asyncio.wait_for(waiting, LONG)

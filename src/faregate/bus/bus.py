@@ -130,6 +130,8 @@ class Bus:
         if isinstance(self._transport, SpoolTransport):
             self._transport.on_unreadable = self._unreadable
         self._state = "new"
+        self._landings: set[asyncio.Future[None]] = set()
+        """Those that wait until nothing is in flight."""
         self.left_behind = 0
         """How many handlers had not finished when `stop` gave up waiting for them. A program that wants to end now must
         not wait for their threads or tasks."""
@@ -244,6 +246,8 @@ class Bus:
         self.left_behind = max(self.left_behind, sum(left))
         if self._state == "stopping":
             self._state = "stopped"
+            for landing in self._landings:
+                landing.cancel()
             if self._stalls is not None:
                 self._stalls.stop()
             await self._stores.stop(limit)
@@ -263,14 +267,24 @@ class Bus:
     async def idle(self, timeout: float | None = None) -> None:
         """Return once nothing is in flight and every outbox is empty.
 
-        A message that waits for redelivery is in flight; one scheduled for later is not. Raises `IdleTimeout`.
+        A message that waits for redelivery is in flight; one scheduled for later is not. Raises `IdleTimeout`, and
+        `ConfigurationError` when the bus is stopped meanwhile.
         """
         self._check_running()
+        landing = asyncio.ensure_future(self._landed())
+        self._landings.add(landing)
         try:
-            await asyncio.wait_for(self._landed(), timeout)
-        except TimeoutError:
+            await asyncio.wait({landing}, timeout=timeout)
+        finally:
+            self._landings.discard(landing)
+            landing.cancel()
+        if landing.done() and not landing.cancelled():
+            landing.result()
+        elif self._state != "running":
+            raise ConfigurationError(f"the bus is {self._state}: nothing more will land")
+        else:
             busy = ", ".join(f"{worker.subscription}" for worker in self._workers if worker.busy) or "no handler"
-            raise IdleTimeout(f"messages were still in flight after {timeout} s; running: {busy}") from None
+            raise IdleTimeout(f"messages were still in flight after {timeout} s; running: {busy}")
 
     async def _landed(self) -> None:
         while True:

@@ -38,6 +38,10 @@ class Context:
     """The envelopes of all that goes out, once they are recorded."""
     _try: Context | None = None
     """The try of the handler that counts: the last one, if it succeeded."""
+    _trying: Context | None = None
+    """The try at hand, while there is one."""
+    _detached = False
+    """Whether the middlewares returned while the handler was running."""
     _ended = False
     """Whether the try that it was made for is over."""
     _database: Database | None = None

@@ -22,7 +22,7 @@ from faregate.bus.signature import Signature
 from faregate.bus.subscription import Subscription
 from faregate.bus.verdict import failure_of
 from faregate.bus.work import NeedsTransaction
-from faregate.errors import ConfigurationError, Permanent, RetryAfter, Unavailable, WrongSignature
+from faregate.errors import ConfigurationError, Permanent, PipelineMisused, RetryAfter, Unavailable, WrongSignature
 from faregate.ports import faults
 from faregate.ports.clock import Clock
 
@@ -56,6 +56,8 @@ def compile_pipeline(
     step = _core(call, collect, subscription.retry, clock, shared=shared)
     for middleware in reversed(node.middlewares):
         step = _around(middleware, step, places)
+    if node.middlewares:
+        step = _awaited(step)
     if sends_in_scope(node):
         step = _then(step, send)
     for cls in reversed(places):
@@ -108,44 +110,76 @@ def _core(call: Call, collect: Collect, retry: Retry, clock: Clock, *, shared: b
             if work is not None:
                 await work.undo()
             ctx._try = None
+        if ctx._trying is not None:
+            raise PipelineMisused(
+                f"a middleware called call_next again while the handler of {ctx} was still running: await each call "
+                "before the next"
+            )
         own = ctx if not shared and not ctx._ended else ctx._for_try()
-        while True:
-            ctx._attempt = own._attempt = attempt
-            error: BaseException | None = None
-            try:
-                if faults.hook is not None:
-                    await faults.hook("bus.before-handler")
-                if work is not None and work.eager:
-                    await work.enter(own)
-                result = await call(own, own.message)
-                if result is not None:
-                    await collect(own, result)
-            except BaseException as exc:
-                error = exc
-            finally:
-                own._ended = True
-            if work is not None and work.interrupt is NeedsTransaction:
-                work.interrupt, work.eager = None, True
-                await work.undo()
-            elif work is not None and work.interrupt is not None:
-                raise work.interrupt from error
-            elif error is None:
-                ctx._try = own
-                return
-            else:
-                failure = failure_of(error)
-                if failure is None:
-                    raise error
-                if work is not None:
-                    await work.failed(failure)
-                if not here or attempt > retry.times or not is_retried(failure):
-                    raise failure
-                await clock.sleep(retry.wait(attempt))
-                attempt += 1
-            ctx._outputs = None if own is ctx else ctx._outputs
-            own = ctx._for_try()
+        try:
+            while True:
+                if ctx._detached:
+                    own._refuse()
+                ctx._trying = own
+                ctx._attempt = own._attempt = attempt
+                error: BaseException | None = None
+                try:
+                    if faults.hook is not None:
+                        await faults.hook("bus.before-handler")
+                    if work is not None and work.eager:
+                        await work.enter(own)
+                    result = await call(own, own.message)
+                    if result is not None:
+                        await collect(own, result)
+                except BaseException as exc:
+                    error = exc
+                finally:
+                    own._ended = True
+                if ctx._detached:
+                    own._refuse()
+                if work is not None and work.interrupt is NeedsTransaction:
+                    work.interrupt, work.eager = None, True
+                    await work.undo()
+                elif work is not None and work.interrupt is not None:
+                    raise work.interrupt from error
+                elif error is None:
+                    ctx._try = own
+                    return
+                else:
+                    failure = failure_of(error)
+                    if failure is None:
+                        raise error
+                    if work is not None:
+                        await work.failed(failure)
+                    if not here or attempt > retry.times or not is_retried(failure):
+                        raise failure
+                    await clock.sleep(retry.wait(attempt))
+                    attempt += 1
+                ctx._outputs = None if own is ctx else ctx._outputs
+                own = ctx._for_try()
+        finally:
+            ctx._trying = None
 
     return core
+
+
+def _awaited(step: Step) -> Step:
+    """The middlewares, which must not return while the handler that they called still runs: half of it would count."""
+
+    async def run(ctx: Context, again: Context | None = None) -> None:
+        try:
+            await step(ctx)
+        finally:
+            running = ctx._trying
+            if running is not None:
+                running._ended = ctx._detached = True
+        if running is not None:
+            raise PipelineMisused(
+                f"a middleware returned while the handler of {ctx} was still running: await call_next(), and put a "
+                "time limit around it with asyncio.timeout"
+            )
+
+    return run
 
 
 def _around(middleware: Signature, following: Step, places: Places) -> Step:

@@ -44,7 +44,7 @@ def publish(
     subscriptions = _find(bus, message)
     text = sys.stdin.read(_LONGEST_BODY) if body == "-" else body
     cls = subscriptions[0].message_type.cls
-    parsed = BodyReader(cls, limit=_LONGEST_BODY).read(Envelope(body=text.encode()))
+    parsed = BodyReader(cls, limit=_LONGEST_BODY).read(Envelope(body=text.encode(errors="surrogateescape")))
     options = {
         "idempotency_key": idempotency_key,
         "delay": delay,

@@ -14,6 +14,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from faregate.broker.journal.errors import Unwritable
 from faregate.broker.recent import Identity, identity_of
 from faregate.codec import is_altered
 from faregate.message import Envelope
@@ -173,6 +174,14 @@ def read_batch(body: memoryview) -> Any:
 def write_batch(batch: Any) -> Any:
     """The bytes of a record batch as they stand in a frame."""
     return batch.serialize()
+
+
+def write_envelopes(envelopes: Sequence[Envelope], topics: Sequence[int], offsets: Sequence[int], moment: int) -> Any:
+    """The bytes of messages as they stand in a frame. Raises `Unwritable`."""
+    try:
+        return write_batch(to_batch(envelopes, topics, offsets, moment))
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as exc:
+        raise Unwritable(f"a message cannot be written to the journal: {exc}") from exc
 
 
 def altered_offsets(batch: Any) -> list[int]:

@@ -17,12 +17,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 
 from faregate.broker.journal import frame as frames
-from faregate.broker.journal.columns import read_batch, to_batch, write_batch
+from faregate.broker.journal.columns import read_batch, write_envelopes
 from faregate.broker.journal.disk import Disk, File
-from faregate.broker.journal.errors import JournalCorrupt, JournalFailed, JournalFull, Unwritable
+from faregate.broker.journal.errors import JournalCorrupt, JournalFailed, JournalFull
 from faregate.broker.journal.frame import FRAME_BYTES, NO_BATCH, SEGMENT_BYTES, TRAILER_BYTES, Footer, SegmentHeader
 from faregate.broker.journal.high_water import HighWater, pack, read_high_water
 from faregate.broker.journal.layout import Layout
@@ -122,13 +121,10 @@ class Log:
         first = self.next_offset
         offsets = range(first, first + len(envelopes))
         moment = self._next_time()
-        try:
-            bodies = [
-                (write_batch(to_batch(envelopes[a:b], topics[a:b], offsets[a:b], moment)), envelopes[a:b])
-                for a, b in _pieces(envelopes)
-            ]
-        except (pa.ArrowException, ValueError, TypeError, OverflowError) as exc:
-            raise Unwritable(f"a message cannot be written to the journal: {exc}") from exc
+        bodies = [
+            (write_envelopes(envelopes[a:b], topics[a:b], offsets[a:b], moment), envelopes[a:b])
+            for a, b in _pieces(envelopes)
+        ]
         if any(body.size > frames.LONGEST_BODY for body, _ in bodies):
             raise MessageTooLarge(f"a message is over what a journal takes, {frames.LONGEST_BODY} bytes")
         mark = batch if batch is not None else (os.urandom(16) if len(bodies) > 1 else NO_BATCH)

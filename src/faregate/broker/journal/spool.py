@@ -20,7 +20,7 @@ import msgspec
 import pyarrow as pa
 
 from faregate.broker.journal import frame as frames
-from faregate.broker.journal.columns import read_batch, to_batch, to_envelopes, write_batch
+from faregate.broker.journal.columns import read_batch, to_envelopes, write_envelopes
 from faregate.broker.journal.disk import Disk
 from faregate.broker.journal.errors import JournalCorrupt
 from faregate.broker.journal.frame import FRAME_BYTES
@@ -52,7 +52,7 @@ def spool(layout: Layout, disk: Disk, envelopes: Sequence[Envelope], name: str |
     count = max(1, -(-len(envelopes) // _ROWS_PER_FRAME))
     for part in range(count):
         rows = envelopes[part * _ROWS_PER_FRAME : (part + 1) * _ROWS_PER_FRAME]
-        body = write_batch(to_batch(rows, [-1] * len(rows), range(len(rows)), 0))
+        body = write_envelopes(rows, [-1] * len(rows), range(len(rows)), 0)
         header, padding, previous = frames.pack_frame(
             body,
             kind=frames.MESSAGES,
