@@ -70,6 +70,15 @@ def test_operator_discard_consumes_everything(mode: Mode, limit: int) -> None:
 
 
 @limits
+def test_discard_meets_the_sending_of_a_replay(limit: int) -> None:
+    scenario = Scenario(
+        dies_first, "separate", operator=(replay_all, discard_all), crashes=1, without_attempts=True, deviations=2
+    )
+    guide = ["deliver a#0", "P0@tokens.discard", "operator 0", "crash P0", "P0'@store.choose_attempts", "operator 1"]
+    explored(scenario, limit, 2, guide=guide)
+
+
+@limits
 @in_every_mode
 def test_one_duplicate_inside_a_batch_does_not_fail_its_neighbours(mode: Mode, limit: int) -> None:
     def begin(world: World) -> None:

@@ -156,14 +156,14 @@ async def _carry_out(
     transaction: Transaction,
     letters: Sequence[DeadLetter],
     status: DeadStatus,
-    pending: dict[tuple[str, str], list[int]],
+    pending: dict[tuple[str, str], list[OutboxRow]],
 ) -> None:
     if status == "replayed":
         await transaction.send([_replay_row(letter) for letter in letters])
     else:
-        gone = [seq for letter in letters for seq in pending.get((letter.node, letter.publication_id), ())]
-        if gone:
-            await transaction.dispatched(gone)
+        rows = [row for letter in letters for row in pending.get((letter.node, letter.publication_id), ())]
+        if rows:  # as far as nobody has begun to send them meanwhile
+            await transaction.dispatched(sorted(await transaction.revise(rows)))
 
 
 def replayed(letter: DeadLetter) -> Envelope:
@@ -240,13 +240,13 @@ def _address(letter: DeadLetter) -> tuple[str, str]:
     return letter.node, letter.message_id
 
 
-async def _pending_replays(store: Store) -> dict[tuple[str, str], list[int]]:
-    """Replays that are asked for and not sent yet, by node and publication: a discard takes them back."""
-    rows: list[OutboxRow] = await store.undispatched(_MOST)
-    pending: dict[tuple[str, str], list[int]] = {}
-    for row in rows:
-        if row.envelope.replay:
-            pending.setdefault((row.node, row.envelope.publication_id), []).append(row.seq)
+async def _pending_replays(store: Store) -> dict[tuple[str, str], list[OutboxRow]]:
+    """Replays that are asked for and that nobody has begun to send, by node and publication: a discard takes them back.
+    One that has attempts goes on, or its tokens would stay for ever; its recipient finds that it is discarded."""
+    pending: dict[tuple[str, str], list[OutboxRow]] = {}
+    for row in await store.undispatched(_MOST):
+        if row.envelope.replay and not row.registered and set(row.chosen) <= {PENDING}:
+            pending.setdefault((row.node, row.envelope.publication_id), []).append(row)
     return pending
 
 
