@@ -57,16 +57,16 @@ def remove_before_publish() -> None:
 
 
 def ledger_row_in_a_commit_of_its_own() -> None:
-    begin = UnitOfWork.begin
+    open_ = UnitOfWork._open
 
     async def broken(self: UnitOfWork) -> None:
-        await begin(self)
+        await open_(self)
         assert self.transaction is not None
         await self.transaction.commit()
         self.transaction = self._store.transaction()
         await self.transaction.begin()
 
-    UnitOfWork.begin = broken  # type: ignore[method-assign]
+    UnitOfWork._open = broken  # type: ignore[method-assign]
 
 
 def no_memory() -> None:
