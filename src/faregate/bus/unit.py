@@ -441,6 +441,7 @@ class Transactional(Receiver):
 
         A dead letter that is there by now is resolved: of a replay, or of another copy that was given up meanwhile.
         """
+        await self._check_floor(transaction, done)
         await transaction.resolve(self._node, [work.message_id for work in done], self._clock.time())
         skipped = [work for work in done if work.row is not None and work.ctx is not None and not work.ctx._completed]
         if skipped:
@@ -460,6 +461,16 @@ class Transactional(Receiver):
         if sent:
             await transaction.note_sent(self._node, sent)
         return await self._shared.dispatcher.record(transaction, [row for work in done for row in work.outputs])
+
+    async def _check_floor(self, transaction: Transaction, done: list[Work]) -> None:
+        """A handler may run so long that another copy was handled and forgotten since the look-up. Nobody raises the
+        floor from here on without finding our ledger row."""
+        old = self._clock.time() - self._shared.young_seconds
+        asked = [work for work in done if work.row is not None and set_out_at(work.envelope) < old]
+        floor = await transaction.floor(self._node) if asked else None
+        for work in asked:
+            if floor is not None and set_out_at(work.envelope) < floor:
+                raise _below_floor(work, floor)
 
     async def _settle(self, work: Work) -> None:
         """It is decided: tell the transport. Its outgoing messages are on their way already."""

@@ -228,6 +228,10 @@ class Transaction(Protocol):
         """
         ...
 
+    async def floor(self, node: str) -> float | None:
+        """As `Store.floor`, as this transaction sees it."""
+        ...
+
     async def identify(self, node: str, handler: str, identity: str, at: float) -> bool:
         """Claim a business key for a handler; False when it is taken."""
         ...

@@ -244,6 +244,9 @@ async def the_floor_never_sinks(subject: StoreSubject) -> None:
             await tx.record("billing", [ledger(message_id, at=1.0)])
         assert await store.evict("billing", before, 10) == 1
     assert await store.floor("billing") == 10.0
+    async with committed(store) as tx:
+        assert await tx.floor("billing") == 10.0, "a transaction does not see the floor"
+        assert await tx.floor("shipping") is None
 
 
 @case

@@ -238,6 +238,10 @@ class PostgresTransaction:
             values = ([*message_ids], [*counts], [each.hex() for each in sent], node)
             self._waiting.append(SQL(_NOTE_SENT).format(*map(Literal, values)).as_string())
 
+    async def floor(self, node: str) -> float | None:
+        rows = await self._rows(QUERIES["floor"], (node,))
+        return rows[0][0] if rows else None
+
     async def identify(self, node: str, handler: str, identity: str, at: float) -> bool:
         return (await self._run(QUERIES["identify"], (node, handler, identity, at))).rowcount == 1
 

@@ -163,6 +163,10 @@ class SqliteTransaction:
     async def note_sent(self, node: str, rows: Sequence[Sent]) -> None:
         self._run_many(_NOTE_SENT, [(count, sent, node, id_bytes(message_id)) for message_id, count, sent in rows])
 
+    async def floor(self, node: str) -> float | None:
+        rows = self._fetch(QUERIES["floor"], (node,))
+        return rows[0][0] if rows else None
+
     async def identify(self, node: str, handler: str, identity: str, at: float) -> bool:
         return self._run(QUERIES["identify"], (node, handler, identity, at)).rowcount == 1
 
