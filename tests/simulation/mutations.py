@@ -97,6 +97,7 @@ def eviction_without_floor(patch: MonkeyPatch) -> None:
         return None
 
     patch.setattr(MemoryStore, "floor", mutant)
+    patch.setattr(SqliteTransaction, "floor", mutant)
 
 
 def dead_letter_writes_a_ledger_row(patch: MonkeyPatch) -> None:

@@ -318,7 +318,9 @@ class Transactional(Receiver):
                 if self.subscription.dedup != "off":
                     work.state, work.in_ledger = "duplicate", True
                     self._check_digest(work, found.digest)
-            elif found.state != "dead" or not work.envelope.replay:
+            elif found.state == "dead" and work.envelope.replay:
+                work.replayed = True
+            else:
                 work.state = "folded"
 
     async def _admit(self, works: list[Work]) -> None:
@@ -466,9 +468,10 @@ class Transactional(Receiver):
 
     async def _check_floor(self, transaction: Transaction, done: list[Work]) -> None:
         """A handler may run so long that another copy was handled and forgotten since the look-up. Nobody raises the
-        floor from here on without finding our ledger row."""
+        floor from here on without finding our ledger row. A replay may pass: by its dead letter it never was handled."""
         old = self._clock.time() - self._shared.young_seconds
-        asked = [work for work in done if work.row is not None and set_out_at(work.envelope) < old]
+        unknown = [work for work in done if work.row is not None and not work.replayed]
+        asked = [work for work in unknown if set_out_at(work.envelope) < old]
         floor = await transaction.floor(self._node) if asked else None
         for work in asked:
             if floor is not None and set_out_at(work.envelope) < floor:

@@ -116,6 +116,7 @@ class Work:
         "marks",
         "message_id",
         "outputs",
+        "replayed",
         "row",
         "scattered",
         "state",
@@ -142,6 +143,8 @@ class Work:
         self.state: State = "new"
         self.in_ledger = False
         """Whether the ledger knows it, as a duplicate."""
+        self.replayed = False
+        """Whether it is the replay of a dead letter that is still open."""
         self.error: BaseException | None = None
         self.outputs: list[OutboxRow] = []
         self.tries = 0
