@@ -468,7 +468,7 @@ class Transactional(Receiver):
 
     async def _check_floor(self, transaction: Transaction, done: list[Work]) -> None:
         """A handler may run so long that another copy was handled and forgotten since the look-up. Nobody raises the
-        floor from here on without finding our ledger row. A replay may pass: by its dead letter it never was handled."""
+        floor from here on without finding our ledger row. A replay may pass: by its letter it was not handled."""
         old = self._clock.time() - self._shared.young_seconds
         unknown = [work for work in done if work.row is not None and not work.replayed]
         asked = [work for work in unknown if set_out_at(work.envelope) < old]
