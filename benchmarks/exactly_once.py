@@ -33,9 +33,9 @@ from _harness import Contestant, Report, interleave, options
 
 import faregate as fg
 from faregate import ids
-from faregate.bus.subscription import Dedup
 from faregate.codec import CODECS
 from faregate.message import Envelope
+from faregate.node.subscription import Dedup
 from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import open_store
 from faregate.ports.store import Store, Transaction

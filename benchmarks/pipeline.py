@@ -27,13 +27,13 @@ from typing import Any
 from _harness import Contestant, Report, interleave, loop, options
 
 import faregate as fg
-from faregate.bus.alarms import Alarms
 from faregate.bus.bus import MAX_MESSAGE_BYTES
-from faregate.bus.context import Context
-from faregate.bus.direct import Direct
-from faregate.bus.pipeline import compile_pipeline
-from faregate.bus.sender import Sender
 from faregate.codec import CODECS, BodyWriter
+from faregate.core.alarms import Alarms
+from faregate.core.context import Context
+from faregate.core.direct import Direct
+from faregate.core.pipeline import compile_pipeline
+from faregate.core.sender import Sender
 from faregate.message import Envelope
 from faregate.ports.clock import SystemClock
 from faregate.transports.memory import MemoryTransport

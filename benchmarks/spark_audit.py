@@ -30,8 +30,8 @@ from faregate.broker.journal.settled import HANDLED
 from faregate.broker.journal.topology import Topology
 from faregate.message import Envelope
 from faregate.ports.queue import Binding
-from faregate.spark.audit_job import audit
-from faregate.spark.jobs_settled import RECORD, checksums
+from faregate.spark.jobs.audit import audit
+from faregate.spark.jobs.settlements import RECORD, checksums
 from faregate.stores.sqlite import SqliteStore
 
 TARGET = 0.87

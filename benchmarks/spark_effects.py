@@ -27,7 +27,7 @@ import faregate as fg
 from faregate.bus.bus import MAX_MESSAGE_BYTES
 from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import open_store
-from faregate.spark.run_views import take_views
+from faregate.spark.runs.views import take_views
 from faregate.testing.store_subjects import postgres_schema
 
 TARGET = 0.6

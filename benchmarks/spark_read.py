@@ -22,11 +22,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from faregate.spark.batch_reader import BatchReader
 from faregate.spark.options import parse_options
-from faregate.spark.ranges import TASK_MESSAGES
-from faregate.spark.reading import BATCH_ROWS
 from faregate.spark.schema import row_schema
+from faregate.spark.source.batch_reader import BatchReader
+from faregate.spark.source.ranges import TASK_MESSAGES
+from faregate.spark.source.reading import BATCH_ROWS
 
 TARGET = 0.5
 NEEDED = ("type", "body")

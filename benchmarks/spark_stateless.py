@@ -26,8 +26,8 @@ from _spark_session import start_spark
 
 import faregate as fg
 from faregate.bus.bus import MAX_MESSAGE_BYTES
-from faregate.spark.run_stateless_query import batch_counts
-from faregate.spark.run_views import take_views
+from faregate.spark.runs.stateless_query import batch_counts
+from faregate.spark.runs.views import take_views
 
 TARGET = 0.5
 _AT_ONCE = 5_000

@@ -53,7 +53,7 @@ SPARK_COMMANDS = [
     ["spark", "replay", "journal"],
     ["spark", "run", "app:node", "--journal", "journal", "--checkpoint", "checkpoint"],
 ]
-READ_STORE = f"from faregate.spark.jobs_store import open_stores; open_stores('{URL}')"
+READ_STORE = f"from faregate.spark.jobs.stores import open_stores; open_stores('{URL}')"
 CONNECTION = """
 class Connection:
     pass

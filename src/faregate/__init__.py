@@ -19,15 +19,12 @@ from faregate.broker.journal.errors import (
     OffsetGone,
     Unwritable,
 )
-from faregate.bus.alarms import Alarm
-from faregate.bus.boundary import AsyncOutbox, Outbox, outbox
 from faregate.bus.bus import Bus, SubscriptionCounts
-from faregate.bus.context import Context
-from faregate.bus.dead_retention import RetainDead
-from faregate.bus.node import Node
-from faregate.bus.outgoing import Outgoing, publish, send
-from faregate.bus.policy import ByKey, Parallel, Redeliver, Retry, Serial
+from faregate.bus.dead_letter_retention import RetainDead
+from faregate.bus.outbox import AsyncOutbox, Outbox, outbox
 from faregate.codec import Codec, register_codec
+from faregate.core.alarms import Alarm
+from faregate.core.context import Context
 from faregate.errors import (
     BareCommand,
     BatchDiffers,
@@ -76,6 +73,9 @@ from faregate.errors import (
     WrongSignature,
 )
 from faregate.message import Command, Envelope, Event, command, event
+from faregate.node.node import Node
+from faregate.node.outgoing import Outgoing, publish, send
+from faregate.node.policy import ByKey, Parallel, Redeliver, Retry, Serial
 from faregate.ports.queue import Poisoned
 from faregate.ports.store import DeadLetter
 

@@ -15,7 +15,7 @@ def __getattr__(name: str) -> Any:
     if name != "DefaultSource":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from faregate.spark.source import FaregateSource
+        from faregate.spark.format import FaregateSource
     except Exception as exc:
         logging.getLogger("faregate.spark").warning("format('faregate') is not available: %s", exc)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}: {exc}") from exc

@@ -6,7 +6,7 @@ from typing import Any
 from faregate.broker.consumer import QueueConsumer
 from faregate.broker.delivery import BrokerDelivery
 from faregate.broker.entry import STATE_NAMES, Entry
-from faregate.broker.flight import Flight
+from faregate.broker.in_flight import Flight
 from faregate.broker.queue import Queue
 from faregate.broker.schedule import Schedule
 from faregate.broker.selector import Selector

@@ -18,7 +18,8 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from faregate.broker.journal.reader import JournalReader
-from faregate.cli import app, spark_jobs
+from faregate.cli import app
+from faregate.cli.spark import jobs as spark_jobs
 from faregate.ids import message_id
 from tests.spark.jobs_rig import World, order
 from tests.spark.rig import spooled
@@ -122,7 +123,7 @@ def test_errors_of_any_kind_are_no_findings(faregate: Any, shop: World, monkeypa
     def broken(*arguments: object, **more: object) -> None:
         raise RuntimeError("the cluster is gone")
 
-    monkeypatch.setattr("faregate.spark.audit_job.audit", broken)
+    monkeypatch.setattr("faregate.spark.jobs.audit.audit", broken)
     done = faregate("audit", shop.journal)
     assert done.exit_code == 2
     assert "RuntimeError: the cluster is gone" in done.stderr

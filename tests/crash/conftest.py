@@ -4,7 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from faregate.bus import keeper, unit, verdict
+from faregate.bus import housekeeping as keeper
+from faregate.core import transactional as unit
+from faregate.core import verdict
 from faregate.errors import Unavailable
 from tests.crash.server import PrivatePostgres, private_postgres
 

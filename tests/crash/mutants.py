@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 from faregate.bus.attempts import Attempts, is_unresolved
 from faregate.bus.dispatcher import Dispatcher
-from faregate.bus.gate import TokenGate
-from faregate.bus.work import UnitOfWork, Work
+from faregate.core.claims import TokenGate
+from faregate.core.unit import UnitOfWork, Work
 from faregate.ports import faults
 from faregate.ports.store import OutboxRow
 from faregate.stores.sqlite import SqliteStore

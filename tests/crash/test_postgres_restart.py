@@ -11,7 +11,8 @@ import psycopg
 import pytest
 
 import faregate as fg
-from faregate.bus import attempts, keeper
+from faregate.bus import attempts
+from faregate.bus import housekeeping as keeper
 from faregate.ports import faults
 from tests.crash.killing import check
 from tests.crash.line import nodes, ordered

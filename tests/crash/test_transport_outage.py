@@ -99,7 +99,7 @@ async def test_order_per_key_holds_when_confirmations_of_commits_are_lost(
     line = Line(dedup, retry=None, redeliver=None)
     async with asyncio.timeout(LONG), fg.Bus("memory:", nodes=line.nodes, store="memory:") as bus:
         monkeypatch.setattr(SqliteTransaction, "commit", unconfirmed)
-        monkeypatch.setattr("faregate.bus.verdict._UNKNOWN_SECONDS", 0.01)
+        monkeypatch.setattr("faregate.core.verdict._UNKNOWN_SECONDS", 0.01)
         for number, step in enumerate(STEPS):
             await repeated(partial(bus.publish, step, node="shop", idempotency_key=str(number)))
             await rest()  # or the first hop would take them all in one commit

@@ -15,7 +15,8 @@ from collections import Counter
 import msgspec
 
 import faregate as fg
-from faregate.bus import attempts, keeper
+from faregate.bus import attempts
+from faregate.bus import housekeeping as keeper
 from faregate.ports import faults
 from tests.crash.line import nodes, ordered
 from tests.crash.mutants import MUTANTS

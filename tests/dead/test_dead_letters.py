@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 import faregate as fg
-from faregate.bus.dead import EDITED_FROM, DeadLetters
+from faregate.bus.dead_letters import EDITED_FROM, DeadLetters
 from faregate.ports.store import DeadFilter
 
 

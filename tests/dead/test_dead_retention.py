@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 import faregate as fg
-from faregate.bus import dead_retention
-from faregate.bus.dead_retention import append, export, pages, prune
+from faregate.bus import dead_letter_retention as dead_retention
+from faregate.bus.dead_letter_retention import append, export, pages, prune
 from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import open_store
 from faregate.ports.store import DeadFilter, Store

@@ -8,9 +8,9 @@ import pytest
 
 import faregate as fg
 from faregate.bus import dispatcher as dispatching
-from faregate.bus import unit as handling
 from faregate.bus.dispatcher import Dispatcher, Recorded
-from faregate.bus.unit import BATCH_LIMIT, Transactional
+from faregate.core import transactional as handling
+from faregate.core.transactional import BATCH_LIMIT, Transactional
 from faregate.message import Envelope
 from faregate.ports.store import OutboxRow, Transaction
 from faregate.testing.store_subjects import postgres_schema

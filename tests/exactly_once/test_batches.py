@@ -11,8 +11,8 @@ from uuid import UUID
 import pytest
 
 import faregate as fg
-from faregate.bus.unit import BATCH_LIMIT, Transactional
-from faregate.bus.work import UnitOfWork
+from faregate.core.transactional import BATCH_LIMIT, Transactional
+from faregate.core.unit import UnitOfWork
 from faregate.ports.store import Store
 from faregate.stores.sqlite import MemoryStore
 from faregate.testing.store_subjects import postgres_schema

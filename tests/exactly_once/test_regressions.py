@@ -14,12 +14,12 @@ import pytest
 import faregate as fg
 from faregate import ids
 from faregate.bus import dispatcher as dispatching
-from faregate.bus.alarms import Alarms
 from faregate.bus.attempts import Attempts
-from faregate.bus.dead import DeadLetters
-from faregate.bus.directory import Directory
+from faregate.bus.dead_letters import DeadLetters
 from faregate.bus.dispatcher import Dispatcher
-from faregate.bus.unit import BATCH_LIMIT, Transactional
+from faregate.bus.recipients import Directory
+from faregate.core.alarms import Alarms
+from faregate.core.transactional import BATCH_LIMIT, Transactional
 from faregate.errors import StoreConflict
 from faregate.message import Envelope
 from faregate.ports.clock import SystemClock

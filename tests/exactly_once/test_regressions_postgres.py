@@ -10,7 +10,7 @@ import pytest
 
 import faregate as fg
 from faregate import ids
-from faregate.bus.unit import BATCH_LIMIT, Transactional
+from faregate.core.transactional import BATCH_LIMIT, Transactional
 from faregate.errors import Unavailable
 from faregate.message import Envelope
 from faregate.ports.clock import SystemClock

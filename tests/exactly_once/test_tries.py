@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import faregate as fg
-from faregate.bus.unit import BATCH_LIMIT, Transactional
+from faregate.core.transactional import BATCH_LIMIT, Transactional
 from faregate.ports.store import Store
 from faregate.testing import FakeClock
 from faregate.testing.clock import rest

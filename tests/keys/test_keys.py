@@ -13,9 +13,9 @@ import pytest
 
 import faregate as fg
 from faregate.broker.journal.reader import JournalReader
-from faregate.bus.key import read_key
 from faregate.codec import CODECS
 from faregate.message import describe
+from faregate.node.key import read_key
 from faregate.testing.store_subjects import postgres_schema
 from tests.keys.bank import Booked, Transferred, bank, day_of, later, pair_of, two_of, world
 from tests.presence import address

@@ -10,11 +10,11 @@ from pytest import MonkeyPatch
 from faregate import ids
 from faregate.bus import attempts as attempts_module
 from faregate.bus.attempts import FENCE_SECONDS, Attempts
-from faregate.bus.context import Context
-from faregate.bus.gate import TokenGate
-from faregate.bus.keeper import Keeper
-from faregate.bus.unit import Transactional
-from faregate.bus.work import Spoiled, UnitOfWork, Work
+from faregate.bus.housekeeping import Keeper
+from faregate.core.claims import TokenGate
+from faregate.core.context import Context
+from faregate.core.transactional import Transactional
+from faregate.core.unit import Spoiled, UnitOfWork, Work
 from faregate.errors import StoreUnavailable
 from faregate.ports.store import LedgerRow
 from faregate.stores.sqlite import MemoryStore

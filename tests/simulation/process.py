@@ -11,18 +11,18 @@ from contextvars import Context, copy_context
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
 
-from faregate.bus.alarms import Alarms
 from faregate.bus.attempts import Attempts
-from faregate.bus.directory import Directory
 from faregate.bus.dispatcher import Dispatcher
-from faregate.bus.gate import TokenGate
-from faregate.bus.keeper import Keeper
-from faregate.bus.key import Key
-from faregate.bus.node_store import NodeStore
-from faregate.bus.sender import Sender
-from faregate.bus.unit import Transactional
+from faregate.bus.housekeeping import Keeper
+from faregate.bus.recipients import Directory
 from faregate.codec import BodyWriter, find_codec
+from faregate.core.alarms import Alarms
+from faregate.core.claims import TokenGate
+from faregate.core.node_store import NodeStore
+from faregate.core.sender import Sender
+from faregate.core.transactional import Transactional
 from faregate.errors import StaleLock
+from faregate.node.key import Key
 from tests.simulation.broker import SimDelivery, SimTransport
 from tests.simulation.loop import PROCESS
 from tests.simulation.ports import Port

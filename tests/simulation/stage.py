@@ -14,7 +14,7 @@ import msgspec
 
 import faregate as fg
 from faregate import ids
-from faregate.bus.directory import Directory, topic_for
+from faregate.bus.recipients import Directory, topic_for
 from faregate.message import Envelope
 from faregate.ports import faults
 from faregate.ports.store import DeadFilter, DeadLetter
@@ -120,9 +120,9 @@ class Stage:
         """Stores open, fault points armed, ids counted: schedules may run."""
         with ExitStack() as stack:
             stack.enter_context(running(self.loop))
-            for module in ("gate", "attempts"):
-                stack.enter_context(mock.patch(f"faregate.bus.{module}.uuid4", self._uuid))
-            stack.enter_context(mock.patch("faregate.bus.keeper._CLAIM_AGE", self.scenario.claim_age))
+            for module in ("core.claims", "bus.attempts"):
+                stack.enter_context(mock.patch(f"faregate.{module}.uuid4", self._uuid))
+            stack.enter_context(mock.patch("faregate.bus.housekeeping._CLAIM_AGE", self.scenario.claim_age))
             stack.enter_context(mock.patch.object(faults, "hook", self._hook))
             level = logging.root.manager.disable
             logging.disable(logging.CRITICAL)

@@ -8,9 +8,9 @@ Left out, with the reason:
 """
 
 from faregate import ids
-from faregate.bus.dead import DeadLetters
-from faregate.bus.outgoing import send
+from faregate.bus.dead_letters import DeadLetters
 from faregate.errors import Permanent
+from faregate.node.outgoing import send
 from tests.simulation.nodes import Bill
 from tests.simulation.process import SimProcess
 from tests.simulation.scenario import Mode, Scenario

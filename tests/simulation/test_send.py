@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 
-from faregate.bus.directory import Directory
-from faregate.bus.sealing import outbox_row
+from faregate.bus.recipients import Directory
+from faregate.core.sealing import outbox_row
 from tests.simulation.scenario import Mode, Scenario
 from tests.simulation.tiers import explored, in_every_mode, limits, with_tokens
 from tests.simulation.world import World

@@ -14,10 +14,12 @@ from pyspark.sql.datasource import DataSourceStreamWriter
 from pyspark.sql.types import StructType
 
 import faregate as fg
-from faregate.spark import run_node, run_outbox, sink
-from faregate.spark.commits import SinkCommits
-from faregate.spark.run_driver import Driver
-from faregate.spark.sink import StreamWriter
+from faregate.spark.runs import outbox as run_outbox
+from faregate.spark.runs import run as run_node
+from faregate.spark.runs.driver import Driver
+from faregate.spark.sink import writer as sink
+from faregate.spark.sink.commits import SinkCommits
+from faregate.spark.sink.writer import StreamWriter
 
 POINTS = ("never", "after-offset-log", "after-handlers", "in-dispatch", "before-commit-log")
 SINK_POINTS = ("before-the-spool", "after-the-spool", "after-the-record")

@@ -16,10 +16,10 @@ from faregate.broker.journal.layout import Layout
 from faregate.broker.journal.reader import JournalReader
 from faregate.errors import ConfigurationError
 from faregate.ids import message_id
-from faregate.spark.audit_result import COLUMNS
-from faregate.spark.jobs_deliveries import id_pairs, id_text
-from faregate.spark.jobs_settled import plan_journal, side_log
-from faregate.spark.jobs_store import open_stores
+from faregate.spark.jobs.audit_result import COLUMNS
+from faregate.spark.jobs.deliveries import id_pairs, id_text
+from faregate.spark.jobs.settlements import plan_journal, side_log
+from faregate.spark.jobs.stores import open_stores
 from tests.spark.jobs_rig import DEAD, HANDLED, ORDERS, SKIPPED, TWICE, OrderPlaced, World, build
 from tests.spark.rig import empty_journal, journal
 

@@ -13,7 +13,7 @@ from faregate.broker.journal.reader import JournalReader
 from faregate.ids import message_id, root_id
 from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import open_store
-from faregate.spark.audit_result import Audit
+from faregate.spark.jobs.audit_result import Audit
 from faregate.stores.sql.columns import unpack
 from tests.spark.audit_rig import ORDERS, REPLAYED, SKIPPED, TO_NOBODY, Office, alter_body, run_office
 from tests.spark.jobs_rig import OrderPlaced, order

@@ -15,11 +15,11 @@ from faregate.broker.journal.errors import JournalCorrupt, OffsetGone
 from faregate.broker.journal.layout import Layout
 from faregate.broker.journal.reader import JournalReader
 from faregate.errors import ConfigurationError
-from faregate.spark.batch_reader import BatchReader
+from faregate.spark.format import FaregateSource
 from faregate.spark.options import InvalidOption, Options
-from faregate.spark.ranges import OffsetRange
 from faregate.spark.schema import COLUMNS, check_schema, row_schema
-from faregate.spark.source import FaregateSource
+from faregate.spark.source.batch_reader import BatchReader
+from faregate.spark.source.ranges import OffsetRange
 from tests.spark.rig import SCHEMA, append, empty_journal, journal, note, options, truncate
 
 FULL = {

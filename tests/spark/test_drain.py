@@ -15,7 +15,7 @@ from faregate.message import Envelope
 from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import open_store
 from faregate.ports.store import DeadLetter
-from faregate.spark import drain_job
+from faregate.spark.jobs import drain as drain_job
 from tests.spark.jobs_rig import DEAD, World, build
 
 

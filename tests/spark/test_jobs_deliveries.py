@@ -11,8 +11,8 @@ from faregate.broker.journal.topology import Topology
 from faregate.ids import idempotent_id, message_id
 from faregate.message import Envelope
 from faregate.ports.queue import Binding, Poisoned
-from faregate.spark.jobs_deliveries import PASSED, UNSETTLED, id_text, read_deliveries, read_poison
-from faregate.spark.jobs_settled import plan_journal
+from faregate.spark.jobs.deliveries import PASSED, UNSETTLED, id_text, read_deliveries, read_poison
+from faregate.spark.jobs.settlements import plan_journal
 from tests.spark.rig import note
 
 QUEUE = "reader.Noted.author"

@@ -13,9 +13,9 @@ from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.spool import spool
 from faregate.ids import message_id
 from faregate.message import Envelope
-from faregate.spark.audit_result import COLUMNS
-from faregate.spark.jobs_settled import plan_journal
-from faregate.spark.jobs_store import open_stores, with_marks
+from faregate.spark.jobs.audit_result import COLUMNS
+from faregate.spark.jobs.settlements import plan_journal
+from faregate.spark.jobs.stores import open_stores, with_marks
 from tests.spark.jobs_rig import Noted, Stored, Tagged, World, glance, shelf
 
 EFFECTS = ["shelf:select message_id from shelved"]

@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 import faregate as fg
 from faregate.broker.journal.reader import JournalReader
 from faregate.ids import message_id, root_id
-from faregate.spark.audit_result import Audit, outbox_findings
-from faregate.spark.jobs_store import open_stores
+from faregate.spark.jobs.audit_result import Audit, outbox_findings
+from faregate.spark.jobs.stores import open_stores
 from faregate.testing.store_subjects import postgres_schema
 from tests.presence import address
 from tests.spark.jobs_rig import World, order

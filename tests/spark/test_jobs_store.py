@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from faregate.cli.spark_jobs import stores_of
+from faregate.cli.spark.jobs import stores_of
 from faregate.errors import FaregateError
 from faregate.ports.schemes import hide_password
-from faregate.spark.jobs_store import Database, open_stores
+from faregate.spark.jobs.stores import Database, open_stores
 
 URLS = [
     "postgresql://u:SECRET@127.0.0.1:1/db",

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from faregate.spark.options import InvalidOption, parse_options
-from faregate.spark.positions import EARLIEST, LATEST, AtTime, Positions
 from faregate.spark.schema import row_schema
+from faregate.spark.source.bounds import EARLIEST, LATEST, AtTime, Positions
 
 
 def test_the_defaults_lose_nothing() -> None:

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from faregate.spark.ranges import TASK_MESSAGES, OffsetRange, split
+from faregate.spark.source.ranges import TASK_MESSAGES, OffsetRange, split
 
 bounds = st.tuples(st.integers(0, 10**12), st.integers(0, 10 * TASK_MESSAGES))
 

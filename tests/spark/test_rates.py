@@ -9,10 +9,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 import faregate as fg
-from faregate.cli.spark_jobs import sparkline, stores_of
+from faregate.cli.spark.jobs import sparkline, stores_of
 from faregate.errors import ConfigurationError
-from faregate.spark.rates_chart import draw
-from faregate.spark.rates_job import window_seconds
+from faregate.spark.jobs.rates import window_seconds
+from faregate.spark.jobs.rates_chart import draw
 from tests.spark.jobs_rig import DEAD, HANDLED, ORDERS, SKIPPED, TWICE, build
 
 

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 import faregate as fg
 from faregate.broker.journal.reader import JournalReader
 from faregate.errors import ConfigurationError
-from faregate.spark.replay_job import FIRST_NUMBER, REPLAYED_FROM
+from faregate.spark.jobs.replay import FIRST_NUMBER, REPLAYED_FROM
 from tests.spark.jobs_rig import World, order
 from tests.spark.rig import spooled
 

@@ -22,12 +22,12 @@ from faregate.message import Envelope
 from faregate.ports import faults
 from faregate.ports.store import DeadFilter
 from faregate.ports.tokens import Token
-from faregate.spark import run_tasks
-from faregate.spark.run_engine import Engine
-from faregate.spark.run_records import Parked
-from faregate.spark.run_rows import WORK, Places
-from faregate.spark.run_spec import RunSpec, provide
-from faregate.spark.run_tasks import handle_partition
+from faregate.spark.runs import tasks as run_tasks
+from faregate.spark.runs.engine import Engine
+from faregate.spark.runs.records import Parked
+from faregate.spark.runs.rows import WORK, Places
+from faregate.spark.runs.spec import RunSpec, provide
+from faregate.spark.runs.tasks import handle_partition
 from faregate.testing.store_subjects import postgres_schema
 from tests.presence import address
 

@@ -14,7 +14,7 @@ from faregate.broker.journal.recovery import recover
 from faregate.errors import BelowFloor
 from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import open_store
-from faregate.spark.handover import HandedOver, hand_over
+from faregate.spark.runs.handover import HandedOver, hand_over
 from tests.spark import run_shop
 from tests.spark.jobs_rig import shelf
 from tests.spark.rig import Noted

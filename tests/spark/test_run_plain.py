@@ -15,10 +15,11 @@ from faregate import ids
 from faregate.broker.journal.columns import to_batch, to_envelopes
 from faregate.message import Envelope
 from faregate.ports.queue import Poisoned
-from faregate.spark import id_columns, run_stateless
-from faregate.spark.run_rows import Places
-from faregate.spark.run_spec import Begin, RunSpec, provide
-from faregate.spark.run_stateless import HandlerFailed, Task
+from faregate.spark import id_columns
+from faregate.spark.runs import stateless as run_stateless
+from faregate.spark.runs.rows import Places
+from faregate.spark.runs.spec import Begin, RunSpec, provide
+from faregate.spark.runs.stateless import HandlerFailed, Task
 
 
 class Asked(fg.Event):

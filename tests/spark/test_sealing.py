@@ -22,7 +22,7 @@ from faregate.errors import InvalidName, Unroutable
 from faregate.message import Envelope
 from faregate.ports.queue import Binding
 from faregate.spark.schema import COLUMNS
-from faregate.spark.sealing import WRITABLE, Sealer, UnfitColumns, UnfitValue, check_columns
+from faregate.spark.sink.publications import WRITABLE, Sealer, UnfitColumns, UnfitValue, check_columns
 
 
 def rows(**columns: Any) -> Any:

@@ -15,10 +15,10 @@ from pyspark.sql.types import StructType
 from faregate.broker.journal.errors import JournalCorrupt
 from faregate.broker.journal.layout import Layout
 from faregate.errors import FaregateError, MessageTooLarge
-from faregate.spark import staging
-from faregate.spark.commits import BatchDiffers, SinkCommits
 from faregate.spark.options import InvalidOption
-from faregate.spark.sink import BatchWriter, StagedMessage, StreamWriter
+from faregate.spark.sink import staging
+from faregate.spark.sink.commits import BatchDiffers, SinkCommits
+from faregate.spark.sink.writer import BatchWriter, StagedMessage, StreamWriter
 from tests.spark.rig import empty_journal, options, run_bus, spooled
 
 SCHEMA = StructType().add("type", "string").add("body", "string").add("source", "string")
@@ -164,11 +164,11 @@ def test_two_drivers_on_one_checkpoint_commit_once(path: Path, write: Write, mon
     move = staging.move_into_spool
 
     def overtaken(*arguments: Any) -> None:
-        monkeypatch.setattr("faregate.spark.sink.move_into_spool", move)
+        monkeypatch.setattr("faregate.spark.sink.writer.move_into_spool", move)
         commit(path, two)
         move(*arguments)
 
-    monkeypatch.setattr("faregate.spark.sink.move_into_spool", overtaken)
+    monkeypatch.setattr("faregate.spark.sink.writer.move_into_spool", overtaken)
     commit(path, one)
     assert run_bus(path) == ["1"]
 

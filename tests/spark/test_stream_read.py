@@ -16,7 +16,7 @@ from faregate.broker.journal.errors import OffsetGone
 from faregate.broker.journal.reader import JournalReader
 from faregate.errors import ConfigurationError
 from faregate.spark.options import InvalidOption
-from faregate.spark.stream_reader import StreamReader
+from faregate.spark.source.stream_reader import StreamReader
 from tests.spark.rig import SCHEMA, append, empty_journal, journal, note, options, truncate
 
 WAIT = 60

@@ -10,9 +10,9 @@ import pytest
 import faregate as fg
 from faregate.broker.durable import DurableBroker
 from faregate.broker.queue import Queue
-from faregate.bus.alarms import Alarms
 from faregate.bus.stalls import StallDetector
-from faregate.bus.unit import BATCH_LIMIT, Transactional
+from faregate.core.alarms import Alarms
+from faregate.core.transactional import BATCH_LIMIT, Transactional
 from faregate.ids import message_id
 from faregate.message import Envelope
 from faregate.testing.clock import FakeClock

@@ -17,9 +17,9 @@ import pytest
 import faregate as fg
 from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import describe_store, hide_password
-from faregate.spark.jobs_store import open_stores
-from faregate.spark.run_driver import Driver
-from faregate.spark.run_spec import RunSpec
+from faregate.spark.jobs.stores import open_stores
+from faregate.spark.runs.driver import Driver
+from faregate.spark.runs.spec import RunSpec
 from faregate.stores.postgres import PostgresStore
 
 PIECES = ("SeK", "r3t")

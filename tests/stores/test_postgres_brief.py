@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import psycopg
 import pytest
 
-from faregate.stores.postgres.brief import BriefConnection
+from faregate.stores.postgres.connection import BriefConnection
 from tests.presence import address
 
 pytestmark = pytest.mark.services

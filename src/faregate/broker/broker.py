@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from faregate.broker.consumer import QueueConsumer
 from faregate.broker.delivery import BrokerDelivery
 from faregate.broker.entry import Entry
-from faregate.broker.flight import Flight
+from faregate.broker.in_flight import Flight
 from faregate.broker.queue import Queue
 from faregate.broker.recent import DUPLICATE_WINDOW, RecentPublications
 from faregate.broker.schedule import Schedule

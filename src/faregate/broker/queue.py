@@ -25,7 +25,7 @@ from faregate.broker.backlog import Backlog
 from faregate.broker.consumer import QueueConsumer
 from faregate.broker.delivery import BrokerDelivery
 from faregate.broker.entry import ACQUIRED, ARCHIVED, AVAILABLE, SCHEDULED, WITHHELD, Entry, Line
-from faregate.broker.flight import Flight
+from faregate.broker.in_flight import Flight
 from faregate.broker.recorder import QueueState, Recorder, Returning
 from faregate.broker.schedule import Alarm, Schedule
 from faregate.broker.selector import Selector

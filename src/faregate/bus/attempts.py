@@ -20,8 +20,8 @@ from uuid import uuid4
 import msgspec
 
 from faregate import ids
-from faregate.bus.alarms import Alarms
-from faregate.bus.directory import Directory, topic_of
+from faregate.bus.recipients import Directory, topic_of
+from faregate.core.alarms import Alarms
 from faregate.message import Envelope
 from faregate.ports import faults
 from faregate.ports.clock import Clock

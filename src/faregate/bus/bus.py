@@ -8,27 +8,27 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from faregate.bus.alarms import Alarm, Alarms
-from faregate.bus.dead import DeadLetters
-from faregate.bus.dead_retention import RetainDead
-from faregate.bus.direct import Direct
-from faregate.bus.directory import topic_for
-from faregate.bus.key import Key
-from faregate.bus.node import Node
+from faregate.bus.dead_letter_retention import RetainDead
+from faregate.bus.dead_letters import DeadLetters
 from faregate.bus.node_stores import NodeStores
-from faregate.bus.outgoing import Outgoing, publish, send
-from faregate.bus.policy import check_count
-from faregate.bus.receiver import Receiver
-from faregate.bus.sealing import Keys
-from faregate.bus.sender import Sender
+from faregate.bus.recipients import topic_for
 from faregate.bus.stalls import StallDetector
-from faregate.bus.subscription import Subscription
-from faregate.bus.threads import HandlerThreads
-from faregate.bus.unit import Transactional
 from faregate.bus.worker import Worker
 from faregate.codec import BodyWriter, Codec, find_codec
+from faregate.core.alarms import Alarm, Alarms
+from faregate.core.direct import Direct
+from faregate.core.receiver import Receiver
+from faregate.core.sealing import Keys
+from faregate.core.sender import Sender
+from faregate.core.threads import HandlerThreads
+from faregate.core.transactional import Transactional
 from faregate.errors import ConfigurationError, IdleTimeout, WrongEventLoop, check_delay
 from faregate.message import Envelope, Kind, known
+from faregate.node.key import Key
+from faregate.node.node import Node
+from faregate.node.outgoing import Outgoing, publish, send
+from faregate.node.policy import check_count
+from faregate.node.subscription import Subscription
 from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.progress import Occupied
 from faregate.ports.queue import Poisoned, QueueTransport, SpoolTransport

@@ -23,9 +23,9 @@ from itertools import islice
 
 import msgspec
 
-from faregate.bus.alarms import AlarmKind, Alarms
 from faregate.bus.attempts import Attempts, has_strays, is_pending, is_unresolved, signals, without_attempts
-from faregate.bus.verdict import describe_error, failure_of, first_line
+from faregate.core.alarms import AlarmKind, Alarms
+from faregate.core.verdict import describe_error, failure_of, first_line
 from faregate.errors import CommitUnknown, Permanent, StoreConflict, StoreUnavailable, Unroutable
 from faregate.message import Envelope
 from faregate.ports import faults

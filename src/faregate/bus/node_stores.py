@@ -4,16 +4,16 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 
-from faregate.bus.alarms import Alarms
 from faregate.bus.attempts import Attempts
-from faregate.bus.dead_retention import RetainDead
-from faregate.bus.directory import Directory, topic_for
+from faregate.bus.dead_letter_retention import RetainDead
 from faregate.bus.dispatcher import Around, Dispatcher
-from faregate.bus.gate import TokenGate
-from faregate.bus.keeper import Keeper
-from faregate.bus.node import Node
-from faregate.bus.node_store import NodeStore
+from faregate.bus.housekeeping import Keeper
+from faregate.bus.recipients import Directory, topic_for
+from faregate.core.alarms import Alarms
+from faregate.core.claims import TokenGate
+from faregate.core.node_store import NodeStore
 from faregate.errors import ConfigurationError
+from faregate.node.node import Node
 from faregate.ports.clock import Clock
 from faregate.ports.progress import Occupation
 from faregate.ports.queue import QueueTransport

@@ -10,7 +10,7 @@ Rules kept here:
 
 from collections.abc import Sequence
 
-from faregate.bus.alarms import Alarms
+from faregate.core.alarms import Alarms
 from faregate.ports.clock import Clock, Timer
 from faregate.ports.progress import Occupied
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from faregate.bus.burial import message_id_of
 from faregate.bus.lanes import Lanes
-from faregate.bus.policy import ByKey
-from faregate.bus.receiver import Receiver
+from faregate.core.dead_letter import message_id_of
+from faregate.core.receiver import Receiver
 from faregate.errors import StaleLock
+from faregate.node.policy import ByKey
 from faregate.ports import faults
 from faregate.ports.clock import Clock, Timer
 from faregate.ports.progress import Occupation

@@ -7,11 +7,11 @@ import typer
 from faregate import __version__
 from faregate.cli.dead import dead
 from faregate.cli.demo import demo
-from faregate.cli.journal import journal
+from faregate.cli.journal.commands import journal
 from faregate.cli.output import fail
 from faregate.cli.publish import publish
 from faregate.cli.run import run
-from faregate.cli.spark import spark
+from faregate.cli.spark.commands import spark
 from faregate.cli.store import store
 from faregate.errors import FaregateError
 

@@ -17,10 +17,10 @@ from typing import Annotated, Any
 import typer
 
 from faregate.bus.bus import Bus
-from faregate.bus.dead import DeadLetters, Found
-from faregate.bus.dead_retention import DECIDED, Pruned, check_statuses, export, prune
+from faregate.bus.dead_letter_retention import DECIDED, Pruned, check_statuses, export, prune
+from faregate.bus.dead_letters import DeadLetters, Found
 from faregate.cli import dead_view
-from faregate.cli.journal_progress import counted
+from faregate.cli.journal.progress import counted
 from faregate.cli.loop import run_async
 from faregate.cli.output import console, errors, print_json
 from faregate.cli.targets import Target, find_stores, opened

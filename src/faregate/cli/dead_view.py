@@ -10,8 +10,8 @@ from typing import Any
 
 from rich.text import Text
 
-from faregate.bus.dead import body_of
-from faregate.cli.journal_progress import counted
+from faregate.bus.dead_letters import body_of
+from faregate.cli.journal.progress import counted
 from faregate.cli.output import console
 from faregate.errors import Undecodable
 from faregate.message import Envelope

@@ -8,13 +8,13 @@ import typer
 
 from faregate.broker.journal.errors import JournalNotFound
 from faregate.bus.bus import Bus
-from faregate.bus.subscription import Subscription
 from faregate.cli.load import load_bus
 from faregate.cli.loop import run_async
 from faregate.cli.output import console, print_json
 from faregate.codec import BodyReader
 from faregate.errors import ConfigurationError
 from faregate.message import Envelope
+from faregate.node.subscription import Subscription
 from faregate.plain import plain
 
 _LONGEST_BODY = 64 * 1024 * 1024

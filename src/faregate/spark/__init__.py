@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any
 from faregate.ports.extras import needs_extra
 
 with needs_extra("spark", "Spark"):
-    from faregate.spark.source import FaregateSource
+    from faregate.spark.format import FaregateSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from faregate.spark.audit_job import audit
-    from faregate.spark.drain_job import drain, letters
-    from faregate.spark.jobs_settled import settlements
-    from faregate.spark.jobs_store import store_table
-    from faregate.spark.rates_job import rates
-    from faregate.spark.replay_job import replay
-    from faregate.spark.run_node import Run, run
-    from faregate.spark.run_progress import RunProgress
+    from faregate.spark.jobs.audit import audit
+    from faregate.spark.jobs.drain import drain, letters
+    from faregate.spark.jobs.rates import rates
+    from faregate.spark.jobs.replay import replay
+    from faregate.spark.jobs.settlements import settlements
+    from faregate.spark.jobs.stores import store_table
+    from faregate.spark.runs.progress import RunProgress
+    from faregate.spark.runs.run import Run, run
 
 __all__ = [
     "FaregateSource",
@@ -45,16 +45,16 @@ __all__ = [
 ]
 
 _JOBS = {
-    "Run": "faregate.spark.run_node",
-    "RunProgress": "faregate.spark.run_progress",
-    "audit": "faregate.spark.audit_job",
-    "drain": "faregate.spark.drain_job",
-    "letters": "faregate.spark.drain_job",
-    "rates": "faregate.spark.rates_job",
-    "replay": "faregate.spark.replay_job",
-    "run": "faregate.spark.run_node",
-    "settlements": "faregate.spark.jobs_settled",
-    "store_table": "faregate.spark.jobs_store",
+    "Run": "faregate.spark.runs.run",
+    "RunProgress": "faregate.spark.runs.progress",
+    "audit": "faregate.spark.jobs.audit",
+    "drain": "faregate.spark.jobs.drain",
+    "letters": "faregate.spark.jobs.drain",
+    "rates": "faregate.spark.jobs.rates",
+    "replay": "faregate.spark.jobs.replay",
+    "run": "faregate.spark.runs.run",
+    "settlements": "faregate.spark.jobs.settlements",
+    "store_table": "faregate.spark.jobs.stores",
 }
 """Loaded on first use: a worker that only reads messages does not pay for them."""
 

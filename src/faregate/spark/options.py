@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from faregate.errors import InvalidName, InvalidOption
 from faregate.message import check_name
-from faregate.spark.positions import ALLOWED, EARLIEST, LATEST, MalformedPosition, Positions, parse_positions
+from faregate.spark.source.bounds import ALLOWED, EARLIEST, LATEST, MalformedPosition, Positions, parse_positions
 
 
 @dataclass(frozen=True, slots=True)

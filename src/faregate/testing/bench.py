@@ -13,11 +13,11 @@ from typing import Any, TypeVar, overload
 
 from faregate.broker import Broker
 from faregate.bus.bus import Bus, as_poisoned
-from faregate.bus.node import Node
-from faregate.bus.outgoing import Outgoing
 from faregate.codec import BodyReader
 from faregate.errors import ConfigurationError, FaregateError, Unroutable
 from faregate.message import Envelope, known
+from faregate.node.node import Node
+from faregate.node.outgoing import Outgoing
 from faregate.ports.clock import Clock
 from faregate.ports.queue import Poisoned, poison_queue
 from faregate.ports.store import DeadFilter, DeadLetter, DeadStatus

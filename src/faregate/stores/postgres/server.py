@@ -20,7 +20,7 @@ from faregate.errors import ConfigurationError, StoreUnavailable
 from faregate.ports.cancellation import finish
 from faregate.ports.clock import Clock
 from faregate.ports.schemes import hide_password
-from faregate.stores.postgres.brief import BriefConnection
+from faregate.stores.postgres.connection import BriefConnection
 from faregate.stores.postgres.faults import is_lost, raise_translated
 from faregate.stores.postgres.migrate import migrate
 from faregate.stores.postgres.rows import QUERIES

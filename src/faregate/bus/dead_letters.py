@@ -1,0 +1,271 @@
+"""Dead letters for people: look at them, and decide about them. Behind `bus.replay` and `faregate dead`.
+
+Rules kept here:
+- A decision is one commit: the letter's new status, and the outbox row that carries it out. Whoever dispatches the
+  outbox of that store sends it, now or when it starts.
+- A replay keeps the identity, so that a half-done one finishes instead of doubling. Its number tells it from earlier
+  replays, and it goes to the node that gave up, and to no other recipient. An output that nobody took is published
+  anew.
+- An edited message is a new one that names the original, which stays as it is: both can be seen.
+- What was discarded or handled since cannot be replayed.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from faregate import ids
+from faregate.bus.attempts import PENDING
+from faregate.codec import BodyReader, BodyWriter, JsonCodec
+from faregate.core.sealing import outbox_row
+from faregate.errors import ConfigurationError, DeadLetterClosed, DeadLetterNotFound, Unroutable
+from faregate.message import Envelope
+from faregate.ports.clock import Clock
+from faregate.ports.store import DeadFilter, DeadLetter, DeadStatus, OutboxRow, Store, Transaction
+
+EDITED_FROM = "faregate-edited-from"
+"""The header of an edited message: the message id of the original."""
+EDITED_BY = "faregate-edited-by"
+SHORTEST_PREFIX = 8
+_AT_ONCE = 200
+_MOST = 100_000
+_BODY_LIMIT = 1 << 30
+_DECIDABLE = ("open", "replayed")
+
+
+class Found(NamedTuple):
+    """A dead letter and the store that it is in."""
+
+    letter: DeadLetter
+    store: Store
+
+
+class DeadLetters:
+    """The dead letters of some stores, which are open."""
+
+    def __init__(self, stores: Iterable[Store], clock: Clock) -> None:
+        self.stores = list(stores)
+        self._clock = clock
+
+    async def letters(self, which: DeadFilter | None = None, limit: int = 1000) -> list[DeadLetter]:
+        """Those that fit, oldest last failure first."""
+        return [found.letter for found in await self.find(which or DeadFilter(), limit)]
+
+    async def find(self, which: DeadFilter, limit: int = _MOST) -> list[Found]:
+        found = [Found(letter, store) for store in self.stores for letter in await store.dead(which, limit)]
+        return sorted(found, key=lambda each: each.letter.last_failed_at)[:limit]
+
+    async def show(self, message_id: str, node: str | None = None) -> DeadLetter:
+        return (await self.one(message_id, node)).letter
+
+    async def one(self, message_id: str, node: str | None = None) -> Found:
+        """The letter with this message id, or with the only one that begins so.
+
+        Raises `DeadLetterNotFound`, and `ConfigurationError` for what could mean several.
+        """
+        wanted = message_id.strip().lower()
+        is_whole = _is_id(wanted)
+        if not is_whole and len(wanted) < SHORTEST_PREFIX:
+            raise ConfigurationError(
+                f"{message_id!r} is too short: give {SHORTEST_PREFIX} or more characters of the id"
+            )
+        found = await self.find(DeadFilter(node=node, message_id=wanted if is_whole else None))
+        fitting = [each for each in found if each.letter.message_id.startswith(wanted)]
+        if not fitting:
+            where = " and ".join(store.url for store in self.stores)
+            raise DeadLetterNotFound(f"there is no dead letter {message_id} in {where}")
+        if len(fitting) > 1:
+            some = ", ".join(each.letter.message_id for each in fitting[:3])
+            more = ", …" if len(fitting) > 3 else ""
+            raise ConfigurationError(
+                f"{message_id} is the beginning of {len(fitting)} ids: give more of it ({some}{more})"
+            )
+        return fitting[0]
+
+    # --- decisions -----------------------------------------------------------------------------------------
+
+    async def replay(self, message_ids: Sequence[str], by: str, node: str | None = None) -> list[DeadLetter]:
+        """Have these handled again: all of one store, or none. Returns the letters as they are then.
+
+        Raises `DeadLetterNotFound`, and `DeadLetterClosed` for one that was handled or discarded.
+        """
+        return await self._decide([await self.one(each, node) for each in message_ids], "replayed", by)
+
+    async def discard(self, message_ids: Sequence[str], by: str, node: str | None = None) -> list[DeadLetter]:
+        """Never handle these, nor any copy of them: all of one store, or none."""
+        return await self._decide([await self.one(each, node) for each in message_ids], "discarded", by)
+
+    async def decide_all(self, found: Sequence[Found], status: DeadStatus, by: str) -> list[DeadLetter]:
+        """The same for what a listing gave; what was decided otherwise meanwhile is left out."""
+        return await self._decide(found, status, by, only_decidable=True)
+
+    async def _decide(
+        self, found: Sequence[Found], status: DeadStatus, by: str, *, only_decidable: bool = False
+    ) -> list[DeadLetter]:
+        if not only_decidable:
+            for each in found:
+                _check_decidable(each.letter, status)
+        decided: list[DeadLetter] = []
+        for store in self.stores:
+            here = list({_address(each.letter): each.letter for each in found if each.store is store}.values())
+            step = _AT_ONCE if only_decidable else max(1, len(here))
+            for start in range(0, len(here), step):
+                decided += await self._decide_here(store, here[start : start + step], status, by, only_decidable)
+        return decided
+
+    async def _decide_here(
+        self, store: Store, letters: Sequence[DeadLetter], status: DeadStatus, by: str, only_decidable: bool
+    ) -> list[DeadLetter]:
+        pending = await _pending_replays(store) if status == "discarded" else {}
+        transaction = store.transaction()
+        changed: list[DeadLetter] = []
+        try:
+            await transaction.begin()
+            for letter in letters:
+                now = self._clock.time()
+                after = await transaction.mark_dead(letter.node, letter.message_id, status, by=by, at=now)
+                if after is not None:
+                    changed.append(after)
+                elif not only_decidable:
+                    raise _not_decidable(await _read_again(store, letter), status)
+            await _carry_out(transaction, changed, status, pending)
+            await transaction.commit()
+        finally:
+            await transaction.roll_back()
+        return changed
+
+    async def edit(self, message_id: str, body: str | bytes, by: str, node: str | None = None) -> Envelope:
+        """Send the message with another body, given as JSON, to the node that gave up; returns what is sent.
+
+        Editing the same letter to the same body again is the same publication.
+        """
+        letter, store = await self.one(message_id, node)
+        envelope = edited(letter, body, by, self._clock.time())
+        transaction = store.transaction()
+        try:
+            await transaction.begin()
+            await transaction.send([outbox_row(letter.node, envelope)])
+            await transaction.commit()
+        finally:
+            await transaction.roll_back()
+        return envelope
+
+
+async def _carry_out(
+    transaction: Transaction,
+    letters: Sequence[DeadLetter],
+    status: DeadStatus,
+    pending: dict[tuple[str, str], list[OutboxRow]],
+) -> None:
+    if status == "replayed":
+        await transaction.send([_replay_row(letter) for letter in letters])
+    else:
+        rows = [row for letter in letters for row in pending.get((letter.node, letter.publication_id), ())]
+        if rows:  # as far as nobody has begun to send them meanwhile
+            await transaction.dispatched(sorted(await transaction.revise(rows)))
+
+
+def replayed(letter: DeadLetter) -> Envelope:
+    """The message as it is sent for the letter's latest replay."""
+    return msgspec.structs.replace(
+        letter.envelope,
+        recipients=_recipients(letter),
+        replay=letter.replays,
+        attempt_id=None,
+        deliver_at=None,
+        expires_at=None,
+        redeliveries=0,
+    )
+
+
+def _replay_row(letter: DeadLetter) -> OutboxRow:
+    """The same in the outbox. A token is used once: whoever had one gets a new attempt."""
+    row = outbox_row(letter.node, replayed(letter))
+    wanting = 0 if letter.envelope.attempt_id is None else len(row.envelope.recipients)
+    return row._replace(chosen=(PENDING,) * wanting)
+
+
+def edited(letter: DeadLetter, body: str | bytes, by: str, now: float) -> Envelope:
+    """The message with another body, as a new one. Raises `ConfigurationError` for what is no JSON."""
+    try:
+        value = msgspec.json.decode(body)
+    except msgspec.DecodeError as exc:
+        raise ConfigurationError(f"the new body of {letter} is no JSON: {exc}") from exc
+    encoded, encoding, digest = BodyWriter(JsonCodec(), limit=_BODY_LIMIT).write(value)
+    # The body is part of this identity: a person edits, not a handler, and mends a mistake by editing once more.
+    publication_id = ids.publication_id(
+        correlation_id=letter.correlation_id,
+        node=letter.node,
+        causation_id=letter.message_id,
+        handler=EDITED_FROM,
+        type=letter.type,
+        slot=f"edit {letter.publication_id} {letter.replays} {digest.hex()}",
+    )
+    return msgspec.structs.replace(
+        letter.envelope,
+        publication_id=publication_id,
+        correlation_id=letter.correlation_id,
+        causation_id=letter.message_id,
+        recipients=_recipients(letter),
+        body=encoded,
+        content_type=JsonCodec.content_type,
+        content_encoding=encoding,
+        body_digest=digest,
+        payload_ref=None,
+        attempt_id=None,
+        sent_at=now,
+        deliver_at=None,
+        expires_at=None,
+        redeliveries=0,
+        replay=0,
+        headers={**letter.envelope.headers, EDITED_FROM: letter.message_id, EDITED_BY: by},
+    )
+
+
+def body_of(envelope: Envelope) -> Any:
+    """The body as plain values. Raises `Undecodable`."""
+    return BodyReader(object, limit=_BODY_LIMIT).read(envelope)
+
+
+def _recipients(letter: DeadLetter) -> tuple[str, ...]:
+    """An output that nobody took is its sender's letter: everybody who takes it now shall get it. Of signals with
+    tokens only those that were not taken: the others would get it twice."""
+    if letter.reason != Unroutable.reason:
+        return (letter.node,)
+    return () if letter.envelope.attempt_id is None else letter.envelope.recipients
+
+
+def _address(letter: DeadLetter) -> tuple[str, str]:
+    return letter.node, letter.message_id
+
+
+async def _pending_replays(store: Store) -> dict[tuple[str, str], list[OutboxRow]]:
+    """Replays that are asked for and that nobody has begun to send, by node and publication: a discard takes them back.
+    One that has attempts goes on, or its tokens would stay for ever; its recipient finds that it is discarded."""
+    pending: dict[tuple[str, str], list[OutboxRow]] = {}
+    for row in await store.undispatched(_MOST):
+        if row.envelope.replay and not row.registered and set(row.chosen) <= {PENDING}:
+            pending.setdefault((row.node, row.envelope.publication_id), []).append(row)
+    return pending
+
+
+async def _read_again(store: Store, letter: DeadLetter) -> DeadLetter:
+    found = await store.dead(DeadFilter(node=letter.node, message_id=letter.message_id), 1)
+    return found[0] if found else letter
+
+
+def _check_decidable(letter: DeadLetter, status: DeadStatus) -> None:
+    if letter.status not in _DECIDABLE:
+        raise _not_decidable(letter, status)
+
+
+def _not_decidable(letter: DeadLetter, status: DeadStatus) -> DeadLetterClosed:
+    who = f" by {letter.changed_by}" if letter.changed_by and letter.status == "discarded" else ""
+    what = "handled after all" if letter.status == "resolved" else f"{letter.status}{who}"
+    return DeadLetterClosed(f"the dead letter {letter} was {what}: it cannot be {status} any more")
+
+
+def _is_id(text: str) -> bool:
+    parts = text.split("-")
+    return [len(part) for part in parts] == [8, 4, 4, 4, 12] and set(text) <= set("0123456789abcdef-")

@@ -1,0 +1,193 @@
+"""Keeps a node's store in order: drains what the transport gave up on, and removes what the ledger need not remember.
+
+Rules kept here:
+- What the transport gives up on (expiry, too many deliveries) is in the table of dead letters before it leaves the
+  transport's poison queue.
+- Claims whose token is gone, and tokens of attempts that no signal carries, are swept up.
+- Ledger rows go by age, never before their outgoing messages are sent, and the floor rises in the same commit.
+- Dead letters go by age where the bus says so, exported first (`dead_retention.py`).
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from faregate.bus.dead_letter_retention import RetainDead, prune
+from faregate.core.dead_letter import dead_letter, message_id_of
+from faregate.core.node_store import NodeStore
+from faregate.core.unit import TRANSACTION_LOST
+from faregate.errors import QueueNotFound, StaleLock
+from faregate.ports.clock import Clock, Timer
+from faregate.ports.progress import Occupation
+from faregate.ports.queue import Consumer, Delivery, QueueTransport, poison_queue
+from faregate.ports.store import DeadFilter, DeadLetter, Transaction
+
+log = logging.getLogger("faregate.bus")
+
+_LONGEST_PERIOD, _SHORTEST_PERIOD = 60.0, 0.5
+_LONGEST_PRUNING_PERIOD = 3_600.0
+_ROWS_AT_A_TIME = 500
+"""Few, since SQLite works on the event loop's thread."""
+_STORE_DOWN_SECONDS = 10.0
+_REMOVING = "removes old rows"
+_CLAIM_AGE = 60.0
+"""A claim this old whose token is gone belongs to nobody who still works on it."""
+
+
+class Keeper:
+    def __init__(
+        self,
+        node: str,
+        shared: NodeStore,
+        transport: QueueTransport,
+        clock: Clock,
+        *,
+        retain_ledger: float,
+        retain_dead: RetainDead | None = None,
+    ) -> None:
+        self._node = node
+        self._shared = shared
+        self._transport = transport
+        self._clock = clock
+        self._offset = clock.time() - clock.monotonic()
+        self._retain = retain_ledger
+        self._retain_dead = retain_dead
+        self._prune_at = 0.0
+        self._period = min(_LONGEST_PERIOD, max(_SHORTEST_PERIOD, retain_ledger / 10))
+        self._consumer: Consumer | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: Timer | None = None
+        self._stopping = False
+        self.activity = 0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._tasks)
+
+    def occupations(self) -> Iterator[Occupation]:
+        for task in self._tasks:
+            yield Occupation(task, self._node, "", f"the keeper of {self._node} {task.get_name()}")
+
+    async def start(self) -> None:
+        try:
+            self._consumer = await self._transport.consume(poison_queue(self._node), self._take, prefetch=100)
+        except QueueNotFound:
+            pass  # a node without subscriptions has nothing that could be given up on
+        await self._evict_some()
+        self._background(self._evict(), _REMOVING)
+        self._timer = self._clock.call_later(self._period, self._evict_soon)
+
+    async def stop(self) -> None:
+        self._stopping = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._consumer is not None:
+            self._consumer.pause()
+        await self.drained()
+        if self._consumer is not None:
+            await self._consumer.close()
+
+    async def drained(self) -> None:
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _background(self, work: Coroutine[Any, Any, None], doing: str) -> None:
+        task = asyncio.create_task(work, name=doing)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- what the transport gave up on -----------------------------------------------------------------------
+
+    def _take(self, delivery: Delivery) -> None:
+        self._background(self._drain(delivery), f"puts {delivery.envelope} among the dead letters")
+
+    async def _drain(self, delivery: Delivery) -> None:
+        envelope, record = delivery.envelope, delivery.poisoned
+        message_id = message_id_of(envelope, self._node)
+        reason, error = (record.reason, record.error) if record is not None else ("failed", "")
+        letter = dead_letter(self._node, message_id, delivery, reason, error, self._clock.time())
+        if record is not None:
+            letter.queue, letter.tries, letter.redeliveries = record.queue, record.tries, record.redeliveries
+            letter.first_failed_at = letter.last_failed_at = record.at
+        try:
+            known = await self._shared.store.known(self._node, [message_id])
+            if message_id not in known or known[message_id].state != "handled":
+                await self._shared.commit(lambda transaction: self._bury(transaction, letter))
+            if self._shared.gate is not None and envelope.attempt_id is not None:
+                await self._shared.gate.drop(message_id, envelope.attempt_id)
+            await delivery.settle("handled")
+        except TRANSACTION_LOST as exc:
+            log.warning("the dead letter of %s cannot be written now: %s", letter, exc)
+            await self._later(delivery)
+        except StaleLock:
+            pass  # another consumer of the poison queue has it
+        except Exception:
+            log.exception("the dead letter of %s cannot be written now", letter)
+            await self._later(delivery)
+        self.activity += 1
+
+    async def _bury(self, transaction: Transaction, letter: DeadLetter) -> None:
+        """The dead letter, and with it its token, where that is in the same database."""
+        await transaction.bury(letter)
+        if self._shared.gate is None and letter.envelope.attempt_id is not None:
+            await transaction.consume_tokens([letter.envelope.attempt_id])
+
+    async def _later(self, delivery: Delivery) -> None:
+        try:
+            await delivery.redeliver(_STORE_DOWN_SECONDS, counted=False)
+        except StaleLock:
+            pass  # another consumer of the poison queue has it
+
+    # --- retention -------------------------------------------------------------------------------------------
+
+    def _evict_soon(self) -> None:
+        self._background(self._evict(), _REMOVING)
+        self._timer = self._clock.call_later(self._period, self._evict_soon)
+
+    async def _evict(self) -> None:
+        try:
+            evicted = _ROWS_AT_A_TIME
+            while evicted == _ROWS_AT_A_TIME and not self._stopping:
+                evicted = await self._evict_some()
+                await asyncio.sleep(0)
+            await self._sweep()
+            await self._prune()
+        except TRANSACTION_LOST as exc:
+            log.warning("old ledger rows of %s are not removed this time: %s", self._node, exc)
+        except Exception:  # the next time may go better; nobody else would tell of it
+            log.exception("what is old of %s is not removed this time", self._node)
+
+    def _now(self) -> float:
+        """By which age is told: a wall clock that was set forward makes nothing older than it is. The floor, once
+        raised, does not sink again, and would refuse everything that is sent after the clock was set right."""
+        return min(self._clock.time(), self._offset + self._clock.monotonic())
+
+    async def _evict_some(self) -> int:
+        """Remove a few old rows; how many."""
+        return await self._shared.store.evict(self._node, self._now() - self._retain, _ROWS_AT_A_TIME)
+
+    async def _prune(self) -> None:
+        """Export and remove old dead letters, now and then: it looks through all of them."""
+        wanted, now = self._retain_dead, self._now()
+        if wanted is None or now < self._prune_at:
+            return
+        self._prune_at = now + min(_LONGEST_PRUNING_PERIOD, wanted.seconds / 10)
+        file = wanted.export / f"{self._node}-{datetime.fromtimestamp(now, UTC):%Y-%m}.jsonl"
+        try:
+            for status in wanted.status:
+                which = DeadFilter(node=self._node, status=status, before=now - wanted.seconds)
+                removed = (await prune(self._shared.store, which, file)).removed
+                if removed:
+                    log.info("%d %s dead letters of %s are removed; they are in %s", removed, status, self._node, file)
+        except OSError as exc:
+            log.error("old dead letters of %s stay, since they cannot be exported to %s: %s", self._node, file, exc)
+
+    # --- tokens ----------------------------------------------------------------------------------------------
+
+    async def _sweep(self) -> None:
+        """Claims without a token, and tokens without a signal, go: nothing of a message stays behind."""
+        if self._shared.gate is not None:
+            await self._shared.gate.sweep(self._now() - _CLAIM_AGE)
+        await self._shared.dispatcher.discard_strays()

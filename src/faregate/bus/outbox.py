@@ -1,0 +1,232 @@
+"""The boundary: `fg.outbox(connection)` publishes within a transaction of the user's own, for example a web request's.
+
+    with connection:                                    # sqlite3, psycopg, or SQLAlchemy on one of them
+        connection.execute("insert into orders …")
+        fg.outbox(connection, node="shop").publish(OrderPlaced(…), idempotency_key=key)
+
+Rules kept here:
+- One row in the outbox of the node's store, on the user's connection. Nothing is begun, committed or rolled back here:
+  who commits the order commits its event. On a connection in autocommit the row is committed by itself.
+- The id is the one that `bus.publish` gives. A repetition with the same key is a row of its own; the broker and the
+  recipients' ledgers recognise it. (Leaving it out here would lose it when the first one is rolled back.)
+- No driver is imported: a connection is known by the module and the name of its class.
+"""
+
+from collections.abc import Awaitable, Mapping
+from datetime import datetime, timedelta
+from time import time
+from typing import Any, NamedTuple, Protocol, overload
+
+from faregate.bus.bus import MAX_MESSAGE_BYTES
+from faregate.codec import BodyWriter, Codec, find_codec
+from faregate.core.sealing import Sealer
+from faregate.errors import ConfigurationError
+from faregate.message import check_name
+from faregate.node.node import Node
+from faregate.node.outgoing import Outgoing, publish, send
+from faregate.ports.schemes import open_insertion
+from faregate.ports.store import FROM_OUTSIDE
+
+_KNOWN = "a connection of sqlite3, aiosqlite or psycopg 3, or SQLAlchemy's Connection or Session on one of these"
+
+
+class Kind(NamedTuple):
+    """What a class of connections is to us."""
+
+    scheme: str | None
+    """The store that it leads to; None where its dialect tells (SQLAlchemy)."""
+    is_async: bool = False
+    has_session: bool = False
+    """Whether it is a session, which has its connection behind `connection()`."""
+
+
+_KINDS = {
+    ("sqlite3", "Connection"): Kind("sqlite"),
+    ("aiosqlite", "Connection"): Kind("sqlite", is_async=True),
+    ("psycopg", "Connection"): Kind("postgresql"),
+    ("psycopg", "AsyncConnection"): Kind("postgresql", is_async=True),
+    ("sqlalchemy", "Connection"): Kind(None),
+    ("sqlalchemy", "Session"): Kind(None, has_session=True),
+    ("sqlalchemy", "scoped_session"): Kind(None, has_session=True),
+    ("sqlalchemy", "AsyncConnection"): Kind(None, is_async=True),
+    ("sqlalchemy", "AsyncSession"): Kind(None, is_async=True, has_session=True),
+    ("sqlalchemy", "async_scoped_session"): Kind(None, is_async=True, has_session=True),
+}
+_DIALECTS = {"pysqlite": "sqlite", "aiosqlite": "sqlite", "psycopg": "postgresql", "psycopg_async": "postgresql"}
+"""SQLAlchemy's drivers, and the stores whose statements they can run."""
+
+
+class AsyncConnection(Protocol):
+    """What is awaited: aiosqlite, psycopg's and SQLAlchemy's asyncio connections."""
+
+    def execute(self, *args: Any, **kwargs: Any) -> Awaitable[Any]: ...
+
+
+@overload
+def outbox(
+    connection: AsyncConnection, node: str | Node | None = None, *, codec: str | Codec = "json"
+) -> "AsyncOutbox": ...
+@overload
+def outbox(connection: Any, node: str | Node | None = None, *, codec: str | Codec = "json") -> "Outbox": ...
+def outbox(connection: Any, node: str | Node | None = None, *, codec: str | Codec = "json") -> "Outbox | AsyncOutbox":
+    """Publish within the transaction that is open on a connection to the database of `node`'s store. `codec` is what
+    messages are written with, as for a bus.
+
+    Raises `ConfigurationError` for what is no connection that it knows, and, when publishing, for a database without
+    Faregate's tables.
+    """
+    kind, writer = _kind(connection), BodyWriter(find_codec(codec), limit=MAX_MESSAGE_BYTES)
+    return AsyncOutbox(connection, kind, node, writer) if kind.is_async else Outbox(connection, kind, node, writer)
+
+
+class _Writing:
+    def __init__(self, connection: Any, kind: Kind, node: str | Node | None, writer: BodyWriter) -> None:
+        self._connection = connection
+        self._kind = kind
+        self._node = None if node is None else _name(node)
+        self._writer = writer
+
+    def _insertion(
+        self, out: Outgoing, node: str | Node | None, key: str | None, scheme: str
+    ) -> tuple[str, str, tuple[Any, ...]]:
+        """The publication's id, the statement, its parameters."""
+        name = self._node if node is None else _name(node)
+        if name is None:
+            raise ConfigurationError("say which node publishes: fg.outbox(connection, node='shop')")
+        if key is not None and (not isinstance(key, str) or not key):
+            raise ConfigurationError(f"idempotency_key must be a non-empty text; got {key!r}")
+        sealer = Sealer(name, self._writer, {})
+        envelope = sealer.seal_root(out, key, time())
+        row = sealer.outbox_row(envelope, None, FROM_OUTSIDE)
+        return envelope.publication_id, *open_insertion(scheme).insertion(row)
+
+
+class Outbox(_Writing):
+    """Made by `fg.outbox` for a blocking connection."""
+
+    def publish(
+        self,
+        event: Any,
+        *,
+        node: str | Node | None = None,
+        idempotency_key: str | None = None,
+        delay: float | timedelta | None = None,
+        at: float | datetime | None = None,
+        headers: Mapping[str, str] | None = None,
+        expires: float | timedelta | None = None,
+    ) -> str:
+        """Record an event in the open transaction; returns its publication id. It is sent after the commit."""
+        out = publish(event, delay=delay, at=at, headers=headers, expires=expires)
+        return self._put(out, node, idempotency_key)
+
+    def send(
+        self,
+        command: Any,
+        *,
+        to: str | Node,
+        node: str | Node | None = None,
+        idempotency_key: str | None = None,
+        delay: float | timedelta | None = None,
+        at: float | datetime | None = None,
+        headers: Mapping[str, str] | None = None,
+        expires: float | timedelta | None = None,
+    ) -> str:
+        """Record a command in the same way. One that nobody handles becomes a dead letter when it is sent."""
+        out = send(command, to=_name(to), delay=delay, at=at, headers=headers, expires=expires)
+        return self._put(out, node, idempotency_key)
+
+    def _put(self, out: Outgoing, node: str | Node | None, key: str | None) -> str:
+        connection = self._connection.connection() if self._kind.has_session else self._connection
+        scheme = self._kind.scheme or _scheme(connection)
+        publication_id, sql, values = self._insertion(out, node, key, scheme)
+        try:
+            _execute(connection, self._kind)(sql, values)
+        except Exception as exc:
+            _raise_if_no_store(exc, scheme)
+            raise
+        return publication_id
+
+
+class AsyncOutbox(_Writing):
+    """Made by `fg.outbox` for a connection that is awaited."""
+
+    async def publish(
+        self,
+        event: Any,
+        *,
+        node: str | Node | None = None,
+        idempotency_key: str | None = None,
+        delay: float | timedelta | None = None,
+        at: float | datetime | None = None,
+        headers: Mapping[str, str] | None = None,
+        expires: float | timedelta | None = None,
+    ) -> str:
+        """Record an event in the open transaction; returns its publication id. It is sent after the commit."""
+        out = publish(event, delay=delay, at=at, headers=headers, expires=expires)
+        return await self._put(out, node, idempotency_key)
+
+    async def send(
+        self,
+        command: Any,
+        *,
+        to: str | Node,
+        node: str | Node | None = None,
+        idempotency_key: str | None = None,
+        delay: float | timedelta | None = None,
+        at: float | datetime | None = None,
+        headers: Mapping[str, str] | None = None,
+        expires: float | timedelta | None = None,
+    ) -> str:
+        """Record a command in the same way. One that nobody handles becomes a dead letter when it is sent."""
+        out = send(command, to=_name(to), delay=delay, at=at, headers=headers, expires=expires)
+        return await self._put(out, node, idempotency_key)
+
+    async def _put(self, out: Outgoing, node: str | Node | None, key: str | None) -> str:
+        connection = await self._connection.connection() if self._kind.has_session else self._connection
+        scheme = self._kind.scheme or _scheme(connection)
+        publication_id, sql, values = self._insertion(out, node, key, scheme)
+        try:
+            await _execute(connection, self._kind)(sql, values)
+        except Exception as exc:
+            _raise_if_no_store(exc, scheme)
+            raise
+        return publication_id
+
+
+def _execute(connection: Any, kind: Kind) -> Any:
+    """SQLAlchemy begins its transaction with a statement that it knows of, so it has to be told of this one."""
+    return connection.exec_driver_sql if kind.scheme is None else connection.execute
+
+
+def _kind(connection: Any) -> Kind:
+    for cls in type(connection).__mro__:
+        kind = _KINDS.get((cls.__module__.partition(".")[0], cls.__name__))
+        if kind is not None:
+            return kind
+    found = f"{type(connection).__module__}.{type(connection).__qualname__}"
+    raise ConfigurationError(f"fg.outbox takes an open connection: {_KNOWN}; got {connection!r} ({found})")
+
+
+def _scheme(connection: Any) -> str:
+    dialect = connection.dialect
+    scheme = _DIALECTS.get(dialect.driver)
+    if scheme is None:
+        raise ConfigurationError(
+            f"fg.outbox cannot use SQLAlchemy's {dialect.name}+{dialect.driver}: it takes {_KNOWN}, "
+            "for example create_engine('postgresql+psycopg://…')"
+        )
+    return scheme
+
+
+def _raise_if_no_store(exc: Exception, scheme: str) -> None:
+    """Tell a database without our tables from everything else that a driver may complain about."""
+    if open_insertion(scheme).lacks_tables(getattr(exc, "orig", None) or exc):
+        url = "sqlite:PATH" if scheme == "sqlite" else "postgresql://…"
+        raise ConfigurationError(
+            "this database is not a store of Faregate yet: start a bus that has it as a store= once, or run "
+            f"`faregate store migrate {url}`"
+        ) from exc
+
+
+def _name(node: str | Node) -> str:
+    return node.name if isinstance(node, Node) else check_name(node, "the node")

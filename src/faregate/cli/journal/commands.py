@@ -1,0 +1,202 @@
+"""`faregate journal`: look at a journal, check and repair it, export it, back it up.
+
+What needs pyarrow is imported by the command that uses it: the rest of the command line starts without it.
+"""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from faregate.cli.journal.progress import AsJson, JournalPath, counted, folder_of, plain_errors, progress, size_text
+from faregate.cli.output import console, print_json
+from faregate.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from faregate.broker.journal.reader import JournalReader
+
+journal = typer.Typer(no_args_is_help=True, help="Look at a journal, check and repair it, export it, back it up.")
+
+Types = Annotated[list[str] | None, typer.Option("--type", help="Only messages of this type; may be repeated.")]
+
+
+@journal.command()
+def info(path: JournalPath, as_json: AsJson = False) -> None:
+    """Show what a journal holds: offsets, messages, what waits in its queues, and who reads and writes it.
+
+    Changes nothing, and works beside a running bus.
+    """
+    from faregate.cli.journal import info as journal_info
+
+    with plain_errors():
+        told = journal_info.describe(folder_of(path))
+    if as_json:
+        print_json(told)
+    else:
+        journal_info.show(told)
+
+
+@journal.command()
+def verify(path: JournalPath, as_json: AsJson = False) -> None:
+    """Read every byte of a journal and list what is damaged. Exits with 1 when anything is.
+
+    Changes nothing. Beside a running bus everything that is confirmed is checked.
+    """
+    from faregate.broker.journal.inspect import inspect
+    from faregate.cli.journal import findings as journal_findings
+
+    root = folder_of(path)
+    with plain_errors(), progress("verifying") as tell:
+        found = inspect(root, progress=tell)
+    if as_json:
+        print_json(journal_findings.report(root, found))
+    else:
+        journal_findings.show_verdict(root, found)
+    if found.problems:
+        raise typer.Exit(1)
+
+
+@journal.command()
+def repair(
+    path: JournalPath,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; otherwise only say what would be done.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Set a damaged journal right, and say exactly which offsets are lost. Nothing is deleted.
+
+    What is damaged goes to the folder quarantine/ within the journal; what is sound stays, with its offsets. Without
+    --yes nothing is changed. No bus may run on the journal. Exits with 1 while there is anything left to repair.
+    """
+    from faregate.broker.journal import inspect
+    from faregate.cli.journal import findings as journal_findings
+
+    root = folder_of(path)
+    with plain_errors(), progress("looking") as tell:
+        before, after = inspect.repair(root, act=yes, progress=tell)
+    left = after if after is not None else before
+    is_done = not left.problems and not left.steps
+    if as_json:
+        steps = [step.what for step in before.steps]
+        told = journal_findings.report(root, before)
+        print_json({**told, "steps": steps, "repaired": after is not None, "sound": is_done})
+    else:
+        journal_findings.show_repair(root, before, after)
+    if not is_done:
+        raise typer.Exit(1)
+
+
+@journal.command()
+def tail(
+    path: JournalPath,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
+    count: Annotated[int, typer.Option("-n", min=0, max=1_000_000, help="How many messages to begin with.")] = 20,
+    types: Types = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print each message as a line of JSON.")] = False,
+) -> None:
+    """Show the last messages of a journal: offset, time (UTC), type, source, key, publication id, and how they begin.
+
+    Changes nothing, and works beside a running bus.
+    """
+    from faregate.broker.journal.reader import JournalReader
+    from faregate.cli.journal.tail import tail_journal
+
+    with plain_errors():
+        try:
+            tail_journal(JournalReader(folder_of(path)), count, types or [], follow=follow, as_json=as_json)
+        except KeyboardInterrupt:
+            raise typer.Exit from None
+
+
+@journal.command()
+def export(
+    path: JournalPath,
+    out: Annotated[Path, typer.Argument(help="The file to write.", metavar="OUT.parquet")],
+    start: Annotated[str | None, typer.Option(help="First offset, or a time like 2026-05-01T12:00 (UTC).")] = None,
+    end: Annotated[str | None, typer.Option(help="Offset or time to stop before.")] = None,
+    types: Types = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write messages to a Parquet file: all of them, or a stretch, or some types.
+
+    Works beside a running bus. The file is there as a whole or not at all.
+    """
+    from faregate.broker.journal.export import export_parquet
+    from faregate.broker.journal.reader import JournalReader
+
+    with plain_errors(), progress("exporting", in_bytes=False) as tell:
+        reader = JournalReader(folder_of(path))
+        written = export_parquet(
+            reader,
+            out,
+            start=_offset(reader, start, "--start"),
+            end=_offset(reader, end, "--end"),
+            types=types or [],
+            overwrite=force,
+            progress=tell,
+        )
+    if as_json:
+        print_json({"file": str(out), **written._asdict()})
+    else:
+        console.print(
+            f"wrote {counted(written.rows, 'message')} to {out} ({size_text(written.bytes)})",
+            markup=False,
+            soft_wrap=True,
+        )
+
+
+@journal.command()
+def backup(
+    path: JournalPath,
+    target: Annotated[Path, typer.Argument(help="An empty or new folder.", metavar="TARGET")],
+    as_json: AsJson = False,
+) -> None:
+    """Copy a journal, also beside a running bus, and check the copy.
+
+    Everything that was confirmed before is in the copy. Messages that were handled while it was made may be handled
+    again when the copy is used. The copy is a journal itself. quarantine/ is not copied.
+    """
+    _copy(folder_of(path), folder_of(target), "backed up", as_json)
+
+
+@journal.command()
+def restore(
+    source: Annotated[Path, typer.Argument(help="The backup.", metavar="SOURCE")],
+    target: Annotated[Path, typer.Argument(help="An empty or new folder.", metavar="TARGET")],
+    as_json: AsJson = False,
+) -> None:
+    """Make a journal from a backup, in an empty or new folder, and check it."""
+    _copy(folder_of(source), folder_of(target), "restored", as_json)
+
+
+def _copy(source: Path, target: Path, done: str, as_json: bool) -> None:
+    from faregate.broker.journal.backup import copy_journal
+    from faregate.cli.journal import findings as journal_findings
+
+    with plain_errors(), progress("copying") as copying, progress("verifying") as checking:
+        found = copy_journal(source, target, copying=copying, checking=checking)
+    if as_json:
+        print_json({"source": str(source), "target": str(target), **journal_findings.report(target, found)})
+    else:
+        console.print(
+            f"{done} {counted(found.checked['messages'], 'message')} (the next offset is {found.end:,}) to {target}, "
+            f"{size_text(found.checked['bytes'])}; the copy was read again and is sound",
+            markup=False,
+            soft_wrap=True,
+        )
+
+
+def _offset(reader: "JournalReader", text: str | None, option: str) -> int | None:
+    """An offset as it is, a time as the first offset appended then or later."""
+    if text is None:
+        return None
+    if text.isdecimal():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigurationError(
+            f"{option} takes an offset or a time, for example 1200 or 2026-05-01T12:00; got {text!r}"
+        ) from None
+    return reader.offset_at((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())

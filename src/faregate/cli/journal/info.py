@@ -1,0 +1,205 @@
+"""`faregate journal info`: what a journal holds, without changing anything and beside a running writer."""
+
+import time
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from faregate.broker.journal import frame as frames
+from faregate.broker.journal.columns import read_batch
+from faregate.broker.journal.disk import RealDisk
+from faregate.broker.journal.errors import JournalCorrupt, OffsetGone
+from faregate.broker.journal.frame import Footer
+from faregate.broker.journal.high_water import HighWater
+from faregate.broker.journal.lock import lock_holder
+from faregate.broker.journal.log import Segment
+from faregate.broker.journal.reader import JournalReader
+from faregate.broker.journal.recovery import Found, Single, recover
+from faregate.broker.journal.spool import waiting
+from faregate.cli.journal.progress import counted, size_text
+from faregate.cli.output import console
+from faregate.plain import plain
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Everything that `info` says. What cannot be found out because of damage is told under `trouble`."""
+    reader = JournalReader(path)
+    layout, disk = reader.layout, RealDisk()
+    mark = reader.high_water()
+    trouble: list[str] = []
+    segments, types, times, compacted = _segments(reader, mark, trouble)
+    found: dict[int, Found] = {}
+    topology = reader.topology()
+    earliest: int | None = None
+    readers: list[dict[str, Any]] = []
+    try:
+        earliest = reader.earliest()
+        readers = [
+            {"name": position.name, "offset": position.offset, "lag": max(0, mark.offset - position.offset)}
+            for position in reader.positions()
+        ]
+        found = recover(layout, disk, reader, topology)
+    except (JournalCorrupt, OffsetGone) as exc:
+        trouble.append(f"what waits cannot be told: {exc}")
+    queues = [
+        {
+            "queue": queue.name,
+            "node": queue.node,
+            **_waiting(found.get(queue.number, Found()), time.time()),
+            "poison": queue.is_poison,
+        }
+        for queue in topology.queues
+    ]
+    return {
+        "path": str(layout.root),
+        "id": reader.meta.id,
+        "version": reader.meta.version,
+        "writer": _process(lock_holder(layout.root)),
+        "earliest": earliest,
+        "latest": mark.offset,
+        "first_time": _iso(times[0]) if times else None,
+        "last_time": _iso(times[1]) if times else None,
+        "segments": {
+            "count": len(segments),
+            "bytes": sum(size for _, size in segments),
+            "sealed": sum(footer is not None for footer, _ in segments),
+            "compacted": sum(footer is not None and footer.compacted for footer, _ in segments),
+            "compacted_messages": compacted,
+        },
+        "types": dict(sorted(types.items(), key=lambda item: (-item[1], item[0]))),
+        "queues": queues,
+        "readers": readers,
+        "spool": len(waiting(layout, disk)),
+        "foreign": [str(path.relative_to(layout.root)) for path in layout.foreign_files(disk)],
+        "quarantine": len(disk.list(layout.quarantine)),
+        "trouble": trouble,
+    }
+
+
+def _waiting(found: Found, now: float) -> dict[str, int]:
+    due = [piece.entry.due for piece in found.pieces if isinstance(piece, Single)]
+    return {"waiting": found.count(), "later": sum(moment is not None and moment > now for moment in due)}
+
+
+def _process(holder: str | None) -> int | str | None:
+    return int(holder) if holder is not None and holder.isdecimal() else holder
+
+
+def _segments(
+    reader: JournalReader, mark: HighWater, trouble: list[str]
+) -> tuple[list[tuple[Footer | None, int]], Counter[str], tuple[int, int] | None, int]:
+    """Footers and sizes, messages per type, the time range, and how many messages compacted segments hold."""
+    layout, disk = reader.layout, RealDisk()
+    segments: list[tuple[Footer | None, int]] = []
+    types: Counter[str] = Counter()
+    times: list[int] = []
+    compacted = 0
+    for base in layout.segment_bases(disk):
+        if base > mark.segment:
+            break
+        try:
+            size = disk.size(layout.segment(base))
+            footer = reader.footer(base)
+            if footer is None:
+                footer_like = _count(reader, base)
+                types.update(footer_like.types)
+            else:
+                footer_like = footer
+                types.update(footer.types)
+                compacted += footer.messages if footer.compacted else 0
+        except (FileNotFoundError, OffsetGone):
+            continue  # retention has taken it
+        except JournalCorrupt as exc:
+            trouble.append(str(exc))
+            segments.append((None, size))
+            continue
+        segments.append((footer, size))
+        if footer_like.messages or footer_like.poison:
+            times += [footer_like.first_time, footer_like.last_time]
+    return segments, types, (min(times), max(times)) if times else None, compacted
+
+
+def _count(reader: JournalReader, base: int) -> Footer:
+    """What the footer of the segment that is written to would say now."""
+    segment: Segment | None = None
+    header = frames.SegmentHeader(frames.VERSION, 0, base, 0, 0)
+    segment = Segment(header, None, 0)  # type: ignore[arg-type]  # it is only counted, never written
+    for frame, body in reader.segment_frames(base):
+        segment.count(frame, read_batch(body) if frame.kind == frames.MESSAGES else None)
+    return segment.footer(0, 0)
+
+
+def _iso(moment: int) -> str:
+    return datetime.fromtimestamp(moment / 1_000_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+# --- for people --------------------------------------------------------------------------------------------------
+
+
+def show(told: dict[str, Any]) -> None:
+    console.print(Text.assemble((told["path"], "bold"), f"   journal {told['id']}, format {told['version']}"))
+    facts = Table.grid(padding=(0, 3))
+    facts.add_column(style="dim")
+    facts.add_column()
+    writer = told["writer"]
+    facts.add_row("writer", Text(f"process {writer}", style="green") if writer is not None else "nobody")
+    facts.add_row("offsets", _offsets(told))
+    if told["first_time"] is not None:
+        facts.add_row("times", f"{told['first_time']} to {told['last_time']}")
+    segments = told["segments"]
+    kinds = f"{segments['sealed']:,} sealed" + (
+        f", {segments['compacted']:,} compacted" if segments["compacted"] else ""
+    )
+    facts.add_row("segments", f"{segments['count']:,} ({kinds}), {size_text(segments['bytes'])}")
+    if told["spool"]:
+        facts.add_row("spool", f"{counted(told['spool'], 'batch', 'batches')} waiting")
+    if told["quarantine"]:
+        facts.add_row("quarantine", counted(told["quarantine"], "file"))
+    console.print(facts)
+    _show_table(("messages of type", "count"), [(plain(name), f"{count:,}") for name, count in told["types"].items()])
+    if segments["compacted_messages"]:
+        console.print(f"and {counted(segments['compacted_messages'], 'message')} in compacted segments", style="dim")
+    _show_table(
+        ("queue", "waiting", "of these later"),
+        [
+            (q["queue"], f"{q['waiting']:,}", f"{q['later']:,}" if q["later"] else "")
+            for q in told["queues"]
+            if not q["poison"]
+        ],
+    )
+    _show_table(
+        ("given up at", "messages"),
+        [(q["node"], Text(f"{q['waiting']:,}", style="red")) for q in told["queues"] if q["poison"] and q["waiting"]],
+    )
+    _show_table(
+        ("reader", "next offset", "behind"),
+        [(reader["name"], f"{reader['offset']:,}", f"{reader['lag']:,}") for reader in told["readers"]],
+    )
+    for name in told["foreign"]:
+        console.print(f"{name} does not belong to the journal and is left alone", style="yellow", markup=False)
+    for text in told["trouble"]:
+        console.print(plain(text), style="red", markup=False, soft_wrap=True)
+
+
+def _offsets(told: dict[str, Any]) -> str:
+    if told["earliest"] is None or told["earliest"] >= told["latest"]:
+        return (
+            f"none yet; the next is {told['latest']:,}" if told["earliest"] is not None else f"up to {told['latest']:,}"
+        )
+    return f"{told['earliest']:,} to {told['latest'] - 1:,}"
+
+
+def _show_table(headings: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
+    if not rows:
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+    console.print(table)

@@ -1,0 +1,317 @@
+"""`faregate spark audit|rates|drain|replay`: the jobs, for people and for programs.
+
+Rules kept here:
+- What can be refused without Spark is refused before a session is started.
+- `audit` leaves with 0 when it holds, 1 when it does not, 2 when it could not be told: a program must not take the
+  last for either of the others.
+- Times are UTC, whatever the zone of this machine.
+"""
+
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from faregate.cli.journal.progress import AsJson, JournalPath, counted, plain_errors, progress
+from faregate.cli.output import console, fail, print_json
+from faregate.cli.spark.session import LOCAL, Master, import_spark, session, watched
+from faregate.errors import ConfigurationError, FaregateError
+from faregate.plain import plain
+from faregate.ports.schemes import hide_password
+
+_SHOWN = 20
+_WRONG = ("missing", "double", "out_of_order", "not_sent", "altered", "unpublished")
+_ALWAYS = ("published", "handled", "in_flight", "missing", "double", "out_of_order")
+_BARS = " ▁▂▃▄▅▆▇█"
+
+Stores = Annotated[
+    list[str],
+    typer.Option("--store", help="The store, sqlite:PATH or postgresql://…; or NODE=URL, once for each node."),
+]
+
+
+def stores_of(given: list[str]) -> str | dict[str, str] | None:
+    """One URL for all nodes, or a mapping. Raises `ConfigurationError`."""
+    pairs = {}
+    for each in given:
+        node, equals, url = each.partition("=")
+        if not equals or ":" in node:
+            if len(given) > 1:
+                shown = hide_password(each)
+                raise ConfigurationError(f"--store {shown} does not say whose it is: write NODE={shown}")
+            return each
+        pairs[node] = url
+    return pairs or None
+
+
+def audit(
+    path: JournalPath,
+    store: Stores = [],  # noqa: B006 - typer reads it
+    effects: Annotated[
+        list[str],
+        typer.Option(help="NODE:SELECT message_id FROM …, the ids in business data; NODE?: when not all have one."),
+    ] = [],  # noqa: B006
+    at_rest: Annotated[bool, typer.Option("--at-rest", help="Nothing may be in flight.")] = False,
+    unordered: Annotated[list[str], typer.Option(help="A queue or node whose order is not promised.")] = [],  # noqa: B006
+    limit: Annotated[int, typer.Option(min=1, help="How many findings are listed.")] = 1000,
+    master: Master = LOCAL,
+    as_json: AsJson = False,
+) -> None:
+    """Check that every recipient of every message handled it once, in order, or that it is known where it is.
+
+    Leaves with status 0 when it holds, 1 when it does not, and 2 when it could not be audited.
+    """
+    with _not_audited(as_json):
+        stores = stores_of(store)
+        with plain_errors():
+            import_spark()
+            from faregate.spark.jobs.audit import audit as run
+            from faregate.spark.jobs.audit import prepare
+
+            prepare(path, stores, effects, unordered)
+        with session(master, "audit") as spark, plain_errors(), watched(spark, "audit"):
+            found = run(
+                spark,
+                journal=path,
+                store=stores,
+                effects=effects,
+                at_rest=at_rest,
+                unordered=unordered,
+                limit=limit,
+            )
+            listed = [row.asDict() for row in found.findings.collect()]
+    if as_json:
+        report = {"ok": found.ok, "table": found.table, "summary": found.summary, "notes": found.notes}
+        print_json({**report, "findings": listed})
+    else:
+        _show_audit(found, listed)
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _not_audited(as_json: bool) -> Iterator[None]:
+    """Whatever is raised in here is no finding."""
+    try:
+        yield
+    except FaregateError as exc:
+        fail(exc, as_json=as_json)
+        raise typer.Exit(2) from exc
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except Exception as exc:
+        traceback.print_exc(file=sys.stderr)
+        raise typer.Exit(2) from exc
+
+
+def _show_audit(found: Any, listed: list[dict[str, Any]]) -> None:
+    # What is zero everywhere is only noise, unless it is the very question.
+    names = [name for name in found.summary if name in found.table[0] and (name in _ALWAYS or found.summary[name])]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("RECIPIENT", no_wrap=True)
+    for name in names:
+        table.add_column(name.replace("_", " ").upper(), justify="right")
+    for row in found.table:
+        wrong = any(row[name] for name in _WRONG)
+        table.add_row(plain(row["node"]), *(f"{row[name]:,}" for name in names), style="red" if wrong else None)
+    console.print(table)
+    summary = found.summary
+    for note in found.notes:
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
+    for each in listed[:_SHOWN]:
+        about = f"; message {each['message_id']}" if each["message_id"] is not None else ""
+        told = f"{each['kind']}: {each['text']}{about}"
+        at = f", publication {each['publication_id']}, offset {each['offset']}" if each["offset"] is not None else ""
+        console.print(plain(told + at), markup=False, soft_wrap=True, style="red")
+    if summary["findings"] > _SHOWN:
+        console.print(f"… {summary['findings'] - _SHOWN:,} more: --json lists up to --limit", markup=False)
+    span = f"offsets {summary['from_offset']:,} to {summary['to_offset'] - 1:,}"
+    if found.ok:
+        console.print(f"[bold green]it holds[/] for {counted(summary['published'], 'message')}, {span}")
+    else:
+        console.print(f"[bold red]it does not hold[/]: {counted(summary['findings'], 'finding')}, {span}")
+
+
+def rates(
+    path: JournalPath,
+    store: Stores = [],  # noqa: B006
+    window: Annotated[str, typer.Option(help="The length of a window: 10s, 5m, 1h, 1d.")] = "10s",
+    chart: Annotated[Path | None, typer.Option(help="Draw an HTML page of it here.")] = None,
+    master: Master = LOCAL,
+    as_json: AsJson = False,
+) -> None:
+    """Show throughput, errors and latency over time, per node and type. Times are UTC."""
+    stores = stores_of(store)
+    with plain_errors():
+        import_spark()
+        from faregate.spark.jobs.rates import rates as run
+        from faregate.spark.jobs.rates import window_seconds
+        from faregate.spark.jobs.rates_chart import draw
+        from faregate.spark.jobs.settlements import plan_journal
+        from faregate.spark.jobs.stores import open_stores
+
+        window_seconds(window)
+        plan_journal(path)
+        open_stores(stores)
+    with session(master, "rates") as spark, plain_errors():
+        with watched(spark, "rates"):
+            rows = _in_utc(run(spark, journal=path, store=stores, window=window))
+        if chart is not None:
+            chart.write_text(draw(rows, window_seconds(window), str(path)), encoding="utf-8")
+    if as_json:
+        print_json([{**row, "from": _iso(row["from"]), "to": _iso(row["to"])} for row in rows])
+        return
+    if not rows:
+        console.print(f"nothing has ended in {path} yet", markup=False)
+    else:
+        _show_rates(rows, window_seconds(window))
+    if chart is not None:
+        console.print(f"drawn to {chart}", markup=False, soft_wrap=True)
+
+
+def _in_utc(frame: Any) -> list[dict[str, Any]]:
+    """Rows with their times in UTC: Spark's own are in the zone of this machine, and do not say so."""
+    from pyspark.sql import functions
+
+    found = []
+    for row in frame.withColumns({name: functions.unix_micros(name) for name in ("from", "to")}).collect():
+        times = {name: datetime.fromtimestamp(row[name] / 1e6, UTC) for name in ("from", "to")}
+        found.append({**row.asDict(), **times})
+    return found
+
+
+def _iso(moment: datetime) -> str:
+    return moment.isoformat().replace("+00:00", "Z")
+
+
+def _show_rates(rows: list[dict[str, Any]], seconds: float) -> None:
+    first, last = rows[0]["from"], rows[-1]["from"]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("NODE", "TYPE", "OVER TIME"):
+        table.add_column(name, no_wrap=True)
+    for name in ("ENDED", "PEAK/S", "DEAD", "AGAIN", "P50", "P95", "P99"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for node, kind in sorted({(row["node"], row["type"]) for row in rows}):
+        own = [row for row in rows if (row["node"], row["type"]) == (node, kind)]
+        by_time = {round((row["from"] - first).total_seconds() / seconds): row["per_second"] for row in own}
+        ended, dead, back = (sum(row[name] for row in own) for name in ("ended", "dead", "redelivered"))
+        worst = [
+            max((row[name] for row in own if row[name] is not None), default=None) for name in ("p50", "p95", "p99")
+        ]
+        span = round((last - first).total_seconds() / seconds) + 1
+        table.add_row(
+            plain(node),
+            plain(kind),
+            sparkline([by_time.get(place, 0.0) for place in range(span)]),
+            f"{ended:,}",
+            f"{max(by_time.values()):,.1f}",
+            f"{dead:,}",
+            f"{back:,}",
+            *("–" if value is None else _duration(value) for value in worst),
+        )
+    console.print(table)
+    span = f"{first:%Y-%m-%d %H:%M:%S} to {rows[-1]['to']:%Y-%m-%d %H:%M:%S} UTC"
+    console.print(f"{span}; AGAIN: deliveries that went back; P50 to P99: of the worst window", soft_wrap=True)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds * 1000:,.0f} ms" if seconds < 1 else f"{seconds:,.1f} s"
+
+
+def sparkline(values: list[float], width: int = 24) -> str:
+    """The highest of each stretch, in as many characters as fit."""
+    step = max(1, -(-len(values) // width))
+    peaks = [max(values[at : at + step]) for at in range(0, len(values), step)]
+    top = max(peaks) or 1.0
+    return "".join(_BARS[0 if not peak else max(1, round(peak / top * (len(_BARS) - 1)))] for peak in peaks)
+
+
+def drain(
+    to: Annotated[Path, typer.Argument(help="The folder of the Parquet table.", metavar="TO")],
+    store: Stores,
+    master: Master = LOCAL,
+    as_json: AsJson = False,
+) -> None:
+    """Add the dead letters of stores to a Parquet table, by node and date. Repeating it adds only what is new."""
+    stores = stores_of(store)
+    with plain_errors():
+        import_spark()
+        from faregate.spark.jobs.drain import drain as run
+        from faregate.spark.jobs.stores import open_stores
+
+        open_stores(stores)
+    with session(master, "drain") as spark, plain_errors(), watched(spark, "drain"):
+        counts = run(spark, store=stores, to=to).counts
+    if as_json:
+        print_json({**counts, "to": str(to)})
+        return
+    told = f"{counted(counts['found'], 'dead letter')}: {counts['new']:,} new, {counts['changed']:,} changed since"
+    console.print(f"{told}, {counts['unchanged']:,} there already, in {to}", markup=False, soft_wrap=True)
+
+
+def replay(
+    path: JournalPath,
+    start: Annotated[str, typer.Option("--from", help="An offset, or a time: 2026-11-15T09:00:00Z.")] = "earliest",
+    end: Annotated[str, typer.Option("--to", help="The same, not included.")] = "latest",
+    types: Annotated[list[str], typer.Option("--type", help="Only this type.")] = [],  # noqa: B006
+    nodes: Annotated[list[str], typer.Option("--node", help="Only what this node published.")] = [],  # noqa: B006
+    recipients: Annotated[
+        list[str], typer.Option("--recipient", help="To this node instead of those that got it.")
+    ] = [],  # noqa: B006
+    identity: Annotated[
+        str, typer.Option(help="same: ledgers recognise what was handled; new: it runs again.")
+    ] = "same",
+    name: Annotated[
+        str | None, typer.Option(help="Repeating the same replay under this name repeats nothing; it needs --to.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, max=100_000, help="Messages in one spool file.")] = 10_000,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; without this it is only counted.")] = False,
+    master: Master = LOCAL,
+    as_json: AsJson = False,
+) -> None:
+    """Put a range of messages on the bus again, through the journal's spool. Counts first; --yes does it."""
+    with plain_errors():
+        import_spark()
+        from faregate.spark.jobs.replay import replay as run
+        from faregate.spark.jobs.settlements import plan_journal
+
+        plan_journal(path)
+    with session(master, "replay") as spark, plain_errors(), progress("replay", in_bytes=False) as told:
+        found = run(
+            spark,
+            journal=path,
+            start=start,
+            end=end,
+            types=types,
+            nodes=nodes,
+            recipients=recipients,
+            identity=identity,  # type: ignore[arg-type]
+            name=name,
+            batch=batch,
+            dry_run=not yes,
+            progress=told,
+        )
+        kinds = [row.asDict() for row in found.messages.groupBy("type", "source").count().orderBy("type").collect()]
+    if as_json:
+        print_json({**found.counts, "name": found.name, "done": yes, "types": kinds})
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in ("TYPE", "PUBLISHED BY"):
+        table.add_column(head)
+    table.add_column("MESSAGES", justify="right")
+    for row in kinds:
+        table.add_row(plain(row["type"]), plain(row["source"]), f"{row['count']:,}")
+    console.print(table)
+    counts = found.counts
+    what = f"{counted(counts['messages'], 'message')} from offset {counts['from_offset']:,} on, {identity} identity"
+    if yes:
+        files = counted(counts["batches"], "batch", "batches")
+        console.print(f"replayed: {what}, in {files} of the spool, as {found.name}", markup=False, soft_wrap=True)
+    else:
+        console.print(f"would replay {what}; --yes does it", markup=False, soft_wrap=True)

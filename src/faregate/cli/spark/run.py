@@ -1,0 +1,133 @@
+"""`faregate spark run` and `faregate spark handover`: a node on Spark, and which engine may have it."""
+
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from faregate.bus.bus import MAX_MESSAGE_BYTES, RETAIN_LEDGER
+from faregate.cli.load import load_bus
+from faregate.cli.output import console, errors, print_json
+from faregate.cli.spark.session import Master, session
+from faregate.errors import ConfigurationError
+from faregate.transports.journal import JournalTransport
+
+if TYPE_CHECKING:
+    from faregate.spark.runs.progress import RunProgress
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print as JSON, a line for each batch.")]
+_LOOK_SECONDS = 1.0
+
+
+def run(
+    target: Annotated[str, typer.Argument(help="The node, as module:attribute.", metavar="MODULE:NODE")],
+    journal: Annotated[Path, typer.Option(help="The journal's folder.")],
+    checkpoint: Annotated[str, typer.Option(help="Where Spark keeps how far it has come.")],
+    store: Annotated[
+        str | None, typer.Option(help="The node's store, sqlite:PATH or postgresql://…; none: no effects, no store.")
+    ] = None,
+    trigger: Annotated[str, typer.Option(help="available-now, or how often to look: 5s, 500ms.")] = "available-now",
+    max_messages: Annotated[int, typer.Option(min=1, help="At most so many messages a batch.")] = 200_000,
+    handover: Annotated[
+        bool, typer.Option("--handover", help="Take subscriptions over from their queues; the bus must be stopped.")
+    ] = False,
+    start: Annotated[
+        int | None, typer.Option(min=0, help="The offset at which a handler begins that has not run on Spark yet.")
+    ] = None,
+    retain_ledger: Annotated[
+        float, typer.Option(help="For how many seconds the ledger remembers messages; as on the bus.")
+    ] = RETAIN_LEDGER,
+    codec: Annotated[str, typer.Option(help="How messages are sent: json, msgpack, or a content type.")] = "json",
+    max_message_bytes: Annotated[
+        int, typer.Option(min=1, help="The longest body that is read or sent; as on the bus.")
+    ] = MAX_MESSAGE_BYTES,
+    master: Master = "local[2]",
+    as_json: AsJson = False,
+) -> None:
+    """Run a node's handlers on Spark, from the log of a journal. Ctrl-C finishes the batch at hand and ends."""
+    with session(master, "run", keep_log=True) as spark:
+        from faregate.spark.runs.run import run as begin
+
+        total: dict[str, int] = {}
+        asked = threading.Event()
+        previous = {number: signal.signal(number, _stopper(asked)) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            handle = begin(
+                target,
+                spark,
+                source=journal,
+                store=store,
+                checkpoint=checkpoint,
+                trigger=trigger,
+                max_messages_per_trigger=max_messages,
+                handover=handover,
+                start=start,
+                retain_ledger=retain_ledger,
+                codec=codec,
+                max_message_bytes=max_message_bytes,
+                on_progress=lambda progress: _show(progress, total, as_json),
+            )
+            while not asked.is_set() and not handle.await_termination(_LOOK_SECONDS):
+                pass
+            handle.stop()
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+    if as_json:
+        print_json({"node": target, "outcomes": total})
+    else:
+        said = ", ".join(f"{count} {outcome}" for outcome, count in total.items()) or "nothing to do"
+        console.print(f"{target}: {said}", markup=False)
+
+
+def _stopper(asked: threading.Event) -> Any:
+    def stop(number: int, frame: object) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+        errors.print("finishing the batch at hand; press Ctrl-C again to stop at once")
+
+    return stop
+
+
+def _show(progress: "RunProgress", total: dict[str, int], as_json: bool) -> None:
+    for outcome, count in progress.outcomes.items():
+        total[outcome] = total.get(outcome, 0) + count
+    if as_json:
+        print_json(progress._asdict())
+    elif progress.outcomes or progress.sent:
+        name = "parked" if progress.batch is None else f"batch {progress.batch}"
+        said = ", ".join(f"{count} {outcome}" for outcome, count in progress.outcomes.items())
+        errors.print(f"{name}: {said}; {progress.sent} sent, up to {progress.low_water}, {progress.seconds:.1f} s")
+
+
+def handover(
+    target: Annotated[str, typer.Argument(help="The bus, as module:attribute.", metavar="MODULE:BUS")],
+    node: Annotated[str, typer.Argument(help="The node to hand over.", metavar="NODE")],
+    to: Annotated[Literal["log", "queue"], typer.Option("--to", help="log: Spark takes it. queue: the bus does.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """Let Spark (log) or the bus (queue) consume a node. The bus must be stopped meanwhile."""
+    bus = load_bus(target)
+    found = bus.nodes.get(node)
+    if found is None:
+        raise ConfigurationError(f"there is no node {node!r} on this bus; its nodes are: {', '.join(bus.nodes)}")
+    transport = bus.transport
+    if not isinstance(transport, JournalTransport):
+        raise ConfigurationError(f"{bus.url} has no log: only a journal can be handed over")
+    from faregate.spark.runs.handover import hand_over
+
+    done = hand_over(found, transport.path, bus.store_of(node), to)
+    if as_json:
+        print_json({"node": node, "subscriptions": [each._asdict() for each in done]})
+        return
+    for each in done:
+        what = "now read from" if each.changed else "already read from"
+        console.print(
+            f"{each.queue}: {what} the {each.view}, offset {each.offset} on (epoch {each.epoch})", markup=False
+        )
+
+
+__all__ = ["handover", "run"]

@@ -1,0 +1,115 @@
+"""The receiving side of tokens, where the token store is another database than the node's.
+
+    R1  load our claim on the message: NEW -> R4 with its claim id; DONE -> finish
+    R2  none: the token is gone -> a duplicate
+    R3  insert the claim, NEW, with a fresh id                                     own commit; conflict -> R1
+    R4  claim the token for it: ours -> run; gone -> drop the claim, a duplicate; another's -> later, with an alarm
+    R5  handler's writes, outgoing messages, and the claim NEW -> DONE              one transaction, only while NEW
+    D   the outgoing messages are sent (see `attempts.py`)
+    G   delete the token, then the claim                                          each only if the claim id is ours
+    A   settle
+
+The claim is looked up before the token: whoever finds none of both is a duplicate, whatever it raced with. A crash
+after any step leaves the delivery unsettled, and the next copy goes on from what is recorded.
+"""
+
+from typing import Literal
+from uuid import uuid4
+
+from faregate.bus.dispatcher import Dispatcher
+from faregate.core.alarms import Alarms
+from faregate.core.unit import Work
+from faregate.errors import StoreConflict
+from faregate.ports import faults
+from faregate.ports.clock import Clock
+from faregate.ports.store import Store, Transaction
+from faregate.ports.tokens import TokenStore
+
+Admission = Literal["run", "done", "duplicate", "taken"]
+
+
+class ClaimLost(StoreConflict):
+    """Another run of the message finished it, or dropped the claim, before this one could commit."""
+
+
+class TokenGate:
+    def __init__(
+        self, node: str, store: Store, tokens: TokenStore, dispatcher: Dispatcher, alarms: Alarms, clock: Clock
+    ) -> None:
+        self._node = node
+        self._store = store
+        self._tokens = tokens
+        self._dispatcher = dispatcher
+        self._alarms = alarms
+        self._clock = clock
+
+    async def admit(self, work: Work, attempt_id: str) -> Admission:
+        """R1 to R4. With `run`, `work.claim_id` is the claim to commit with; with `done`, the claim to finish."""
+        while True:
+            record = await self._store.claim_record(self._node, work.message_id)
+            if record is None:
+                if await self._tokens.read(attempt_id) is None:
+                    return "duplicate"
+                claim_id = str(uuid4())
+                inserted = await self._store.insert_claim(
+                    self._node, work.message_id, claim_id, attempt_id, self._clock.time()
+                )
+                if faults.hook is not None:
+                    await faults.hook("tokens.claim-recorded")
+                if not inserted:
+                    continue
+            else:
+                claim_id, attempt_id = record.claim_id, record.attempt_id
+            work.claim_id, work.claimed_attempt = claim_id, attempt_id
+            if record is not None and record.state == "DONE":
+                return "done"
+            claim = await self._tokens.claim(attempt_id, claim_id)
+            if faults.hook is not None:
+                await faults.hook("tokens.claimed")
+            if claim == "claimed":
+                return "run"
+            if claim == "missing":
+                await self._store.delete_claim(self._node, work.message_id, claim_id, only_new=True)
+                return "duplicate"
+            text = (
+                f"the token of {work.envelope} is claimed by a record that this node does not have; it is tried again"
+            )
+            self._alarms.sound("foreign-claim", self._node, work.message_id, text)
+            return "taken"
+
+    async def commit(self, transaction: Transaction, work: Work) -> None:
+        """R5, within the transaction of the effects. Raises `ClaimLost`: then nothing may be committed."""
+        assert work.claim_id is not None
+        if not await transaction.finish_claim(self._node, work.message_id, work.claim_id):
+            raise ClaimLost(f"the claim on {work.envelope} at {self._node} is no longer ours")
+
+    async def finish(self, work: Work) -> None:
+        """D and G: see that everything is sent, then forget the message."""
+        await self._dispatcher.dispatch(await self._store.outbox_rows_of(self._node, work.message_id))
+        await self.release(work)
+
+    async def release(self, work: Work) -> None:
+        """G: the token first. The other way round, a late copy would find a token and no claim."""
+        if work.claim_id is None or work.claimed_attempt is None:
+            return
+        await self._tokens.delete(work.claimed_attempt, work.claim_id)
+        if faults.hook is not None:
+            await faults.hook("tokens.deleted")
+        await self._store.delete_claim(self._node, work.message_id, work.claim_id, only_new=False)
+        if faults.hook is not None:
+            await faults.hook("tokens.forgotten")
+
+    async def drop(self, message_id: str, attempt_id: str) -> None:
+        """The message is not to be handled: a dead letter has it, or the ledger. Its token goes, whoever claimed it."""
+        record = await self._store.claim_record(self._node, message_id)
+        await self._tokens.discard([attempt_id])
+        if record is not None:
+            await self._store.delete_claim(self._node, message_id, record.claim_id, only_new=False)
+
+    async def sweep(self, before: float, limit: int = 500) -> int:
+        """Delete claims whose token is gone: whoever made them came too late, or died just before the end."""
+        swept = 0
+        for record in await self._store.claim_records(before, limit):
+            if record.node == self._node and await self._tokens.read(record.attempt_id) is None:
+                swept += await self._store.delete_claim(record.node, record.message_id, record.claim_id, only_new=False)
+        return swept

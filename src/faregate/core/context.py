@@ -1,0 +1,244 @@
+"""What a handler and its middlewares see of the message they work on. Read-only for both."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+from faregate.core.database import BlockingDatabase, Database
+from faregate.errors import ConfigurationError, TryEnded, WrongEventLoop
+from faregate.ids import message_id
+from faregate.message import Envelope
+from faregate.node.outgoing import RECORDED, Outgoing, Recorded, publish, send
+from faregate.plain import plain
+from faregate.ports.queue import Delivery
+
+if TYPE_CHECKING:
+    from faregate.core.unit import Work
+
+Settled = Literal["handled", "skipped", "duplicate", "redelivered", "dead", "lost"]
+"""How a delivery ended; `duplicate`: it had been handled before; `lost`: its lock had expired, so the message is
+someone else's now."""
+
+
+class Context:
+    # One is made for every message, so it sets only what differs; the rest are defaults of the class.
+    error: BaseException | None = None
+    """What went wrong, for middlewares that run after the core."""
+    _message_id: str | None = None
+    _attempt = 0
+    """The try at hand; before the handler runs, how many tries there were."""
+    _outcome: Settled | None = None
+    _outputs: list[Outgoing] | None = None
+    """What was recorded through this context; `_sent` is all that goes out."""
+    _sealed: list[Envelope] | None = None
+    """The envelopes of all that goes out, once they are recorded."""
+    _try: Context | None = None
+    """The try of the handler that counts: the last one, if it succeeded."""
+    _trying: Context | None = None
+    """The try at hand, while there is one."""
+    _detached = False
+    """Whether the middlewares returned while the handler was running."""
+    _ended = False
+    """Whether the try that it was made for is over."""
+    _database: Database | None = None
+    _resources: tuple[Any, ...] = ()
+    """What the node provides to this message, in the order in which the pipeline was compiled."""
+    _work: Work | None = None
+    """Its part in a unit of work; None for a node without a store."""
+    _left_behind: Callable[[Context], None] | None = None
+    """Told when it is used after its end."""
+
+    def __init__(self, node: str, delivery: Delivery, message: Any) -> None:
+        self._node = node
+        self._delivery = delivery
+        self.message = message
+        """The decoded message."""
+
+    def _for_try(self) -> Context:
+        """The same message for one try of its handler, which ends with that try: what the try leaves behind holds on to
+        this one, and cannot reach the next."""
+        new = object.__new__(Context)
+        new.__dict__.update(self.__dict__)
+        new._outputs = new._database = new._try = None
+        new._ended = False
+        return new
+
+    def _refuse(self) -> NoReturn:
+        """It is used after its end."""
+        if self._left_behind is not None:
+            self._left_behind(self)
+        raise TryEnded(
+            f"ctx was used after the try of {self} had ended: nothing of that happens. Await everything that the "
+            "handler starts before it returns or raises (asyncio.TaskGroup does so, asyncio.gather does not)"
+        )
+
+    @property
+    def _completed(self) -> bool:
+        """Whether the handler ran and succeeded; else a middleware did not call it."""
+        return self._try is not None
+
+    def _sent(self) -> list[Outgoing]:
+        """What the handler's last try sends, behind what middlewares do."""
+        own = self._outputs or []
+        tried = self._try
+        return own if tried is None or tried is self else own + (tried._outputs or [])
+
+    @property
+    def _envelope(self) -> Envelope:
+        return self._delivery.envelope
+
+    # --- identity -----------------------------------------------------------------------------------------
+
+    @property
+    def node(self) -> str:
+        return self._node
+
+    @property
+    def message_id(self) -> str:
+        """What this node deduplicates the message by."""
+        if self._message_id is None:
+            self._message_id = message_id(self._envelope.publication_id, self._node)
+        return self._message_id
+
+    @property
+    def publication_id(self) -> str:
+        return self._envelope.publication_id
+
+    @property
+    def correlation_id(self) -> str:
+        """The root of the saga this message belongs to."""
+        return self._envelope.correlation_id or self._envelope.publication_id
+
+    @property
+    def causation_id(self) -> str | None:
+        """The message whose handling published this one; None for a root."""
+        return self._envelope.causation_id
+
+    @property
+    def marker(self) -> int:
+        """The depth in the saga, 0 for a root."""
+        return self._envelope.marker
+
+    @property
+    def type(self) -> str:
+        return self._envelope.type
+
+    @property
+    def source(self) -> str:
+        return self._envelope.source
+
+    @property
+    def key(self) -> str | None:
+        return self._delivery.key
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return MappingProxyType(self._envelope.headers)
+
+    @property
+    def sent_at(self) -> float:
+        """Seconds since the epoch."""
+        return self._envelope.sent_at
+
+    @property
+    def envelope(self) -> Envelope:
+        return self._envelope
+
+    # --- how often ----------------------------------------------------------------------------------------
+
+    @property
+    def attempt(self) -> int:
+        """The try within this delivery, from 1 on."""
+        return self._attempt
+
+    @property
+    def redeliveries(self) -> int:
+        """Delayed redeliveries so far."""
+        return self._delivery.redeliveries
+
+    @property
+    def redelivered(self) -> bool:
+        """Whether this message was delivered before, for whatever reason."""
+        return self._delivery.redelivered
+
+    @property
+    def outcome(self) -> Settled | None:
+        """How the message ended; known to `after` middlewares only."""
+        return self._outcome
+
+    # --- doing --------------------------------------------------------------------------------------------
+
+    @property
+    def db(self) -> Any:
+        """The node's database, inside the unit of work: awaited in `async def` (a `Database`), called plainly in `def`
+        (a `BlockingDatabase`). Which of the two it is a type checker cannot know.
+
+        What is written commits together with the ledger and the outgoing messages, or not at all.
+        """
+        if self._ended:
+            self._refuse()
+        if self._work is None:
+            raise ConfigurationError(
+                f"node {self._node!r} has no store, so there is no ctx.db: give the bus one, "
+                "fg.Bus(…, store='sqlite:./shop.db')"
+            )
+        # Which of the two depends on who asks: a thread has no running event loop.
+        running = asyncio._get_running_loop()
+        if running is None:
+            return BlockingDatabase(self, self._work)
+        if self._work.unit is not None and running is not self._work.unit.loop:
+            raise WrongEventLoop(
+                f"ctx.db of {self} was used on another event loop than the bus runs on: in a thread call it plainly, "
+                "without a loop of its own, or hand it over with asyncio.run_coroutine_threadsafe"
+            )
+        if self._database is None:
+            self._database = Database(self, self._work)
+        return self._database
+
+    def publish(
+        self,
+        event: Any,
+        *,
+        id_key: str | None = None,
+        delay: float | timedelta | None = None,
+        at: float | datetime | None = None,
+        headers: Mapping[str, str] | None = None,
+        expires: float | timedelta | None = None,
+    ) -> Recorded:
+        """Record an event to be published when the handler has succeeded."""
+        self._send(publish(event, id_key=id_key, delay=delay, at=at, headers=headers, expires=expires))
+        return RECORDED
+
+    def send(
+        self,
+        command: Any,
+        *,
+        to: str,
+        id_key: str | None = None,
+        delay: float | timedelta | None = None,
+        at: float | datetime | None = None,
+        headers: Mapping[str, str] | None = None,
+        expires: float | timedelta | None = None,
+    ) -> Recorded:
+        """Record a command to be sent when the handler has succeeded."""
+        self._send(send(command, to=to, id_key=id_key, delay=delay, at=at, headers=headers, expires=expires))
+        return RECORDED
+
+    def _send(self, outgoing: Outgoing) -> None:
+        if self._ended:
+            self._refuse()
+        if self._outputs is None:
+            self._outputs = []
+        self._outputs.append(outgoing)
+
+    def __str__(self) -> str:
+        """How logs and errors name the work at hand."""
+        key = f" key {self.key}" if self.key is not None else ""
+        return plain(
+            f"{self._envelope.type} {self.message_id} at {self._node} "
+            f"(from {self._envelope.source}, correlation {self.correlation_id}{key})"
+        )

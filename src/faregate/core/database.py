@@ -1,0 +1,118 @@
+"""`ctx.db`: the node's database as a handler sees it, inside the unit of work.
+
+Rules kept here:
+- The transaction opens at the first statement, so a handler that waits for something else first holds no lock.
+- The handler cannot end it: its writes, the ledger and the outbox are one commit, and that is not its own.
+- With the try that it was made for it ends: what a handler left behind finds `TryEnded`, and writes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from faregate.core.forks import end_if_forked
+from faregate.errors import TransactionMisused
+
+if TYPE_CHECKING:
+    from faregate.core.context import Context
+    from faregate.core.unit import Work
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+
+
+def _not_yours(what: str) -> NoReturn:
+    raise TransactionMisused(
+        f"a handler must not {what} the transaction: its writes, the ledger row and the outgoing messages are "
+        "committed together, by Faregate, when the handler has succeeded. Raise an exception to have them rolled back"
+    )
+
+
+class Database:
+    """For `async def` handlers. `?` stands for a parameter on every store, `??` for a question mark."""
+
+    __slots__ = ("_ctx", "_work")
+
+    def __init__(self, ctx: Context, work: Work) -> None:
+        self._ctx = ctx
+        self._work = work
+
+    async def execute(self, sql: str, parameters: Sequence[Any] = ()) -> int:
+        """Run a statement; how many rows it changed."""
+        changed: int = await self._work.run(self._ctx, "execute", sql, parameters)
+        return changed
+
+    async def executemany(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
+        """Run a statement once for each row of parameters; how many rows it changed in all."""
+        changed: int = await self._work.run(self._ctx, "executemany", sql, rows)
+        return changed
+
+    async def fetchone(self, sql: str, parameters: Sequence[Any] = ()) -> Row | None:
+        """The first row of the result, or None."""
+        row: Row | None = await self._work.run(self._ctx, "fetchone", sql, parameters)
+        return row
+
+    async def fetchall(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        rows: list[Row] = await self._work.run(self._ctx, "fetchall", sql, parameters)
+        return rows
+
+    @property
+    def raw(self) -> Any:
+        """The driver's connection: `sqlite3.Connection` or `psycopg.AsyncConnection`. A message whose handler asks for
+        it has its transaction for itself."""
+        return self._work.raw(self._ctx)
+
+    def commit(self) -> NoReturn:
+        _not_yours("commit")
+
+    def rollback(self) -> NoReturn:
+        _not_yours("roll back")
+
+    def close(self) -> NoReturn:
+        _not_yours("close")
+
+
+class BlockingDatabase:
+    """For `def` handlers, which run in a thread: the same, called plainly."""
+
+    __slots__ = ("_ctx", "_database", "_work")
+
+    def __init__(self, ctx: Context, work: Work) -> None:
+        self._ctx = ctx
+        self._work = work
+        self._database = Database(ctx, work)
+
+    def _wait(self, start: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        unit = self._work.unit
+        if self._ctx._ended or unit is None:
+            self._ctx._refuse()
+        end_if_forked(unit.generation)  # a forked child has no running loop, and looks like a thread
+        return asyncio.run_coroutine_threadsafe(start(*args), unit.loop).result()
+
+    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> int:
+        return self._wait(self._database.execute, sql, parameters)
+
+    def executemany(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
+        return self._wait(self._database.executemany, sql, rows)
+
+    def fetchone(self, sql: str, parameters: Sequence[Any] = ()) -> Row | None:
+        return self._wait(self._database.fetchone, sql, parameters)
+
+    def fetchall(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        return self._wait(self._database.fetchall, sql, parameters)
+
+    @property
+    def raw(self) -> Any:
+        self._wait(self._work.enter, self._ctx)
+        return self._database.raw
+
+    def commit(self) -> NoReturn:
+        _not_yours("commit")
+
+    def rollback(self) -> NoReturn:
+        _not_yours("roll back")
+
+    def close(self) -> NoReturn:
+        _not_yours("close")

@@ -1,0 +1,115 @@
+"""Compiles a handler into a function to call, and one that turns what it gives back into outputs.
+
+decode -> handle -> interpret: what the handler returns or yields is either a message, recorded to be sent, or an
+effect, executed by the node's interpreter for its class within the same unit of work.
+"""
+
+import asyncio
+import contextvars
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import Executor
+from typing import Any
+
+from faregate.core.context import Context
+from faregate.core.unit import drop_mark
+from faregate.errors import UninterpretedEffect
+from faregate.node.outgoing import as_outgoing
+from faregate.node.signature import Signature
+
+Call = Callable[[Context, Any], Any]
+"""(context, first argument) -> an awaitable of the result"""
+Collect = Callable[[Context, Any], Awaitable[None]]
+Places = Mapping[type, int]
+"""Where in `ctx._resources` each provided type stands."""
+
+
+def compile_call(handler: Signature, collect: Collect, places: Places, pool: Executor) -> Call:
+    """The handler's call. An async generator is exhausted, and what it yields collected on the way."""
+    call = _caller(handler, places, pool)
+    if handler.shape != "async generator":
+        return call
+
+    async def exhaust(ctx: Context, first: Any) -> None:
+        async for item in call(ctx, first):
+            await collect(ctx, item)
+
+    return exhaust
+
+
+def fill(signature: Signature, places: Places) -> Callable[[Context], list[Any]]:
+    """What to pass for the parameters behind the fixed ones."""
+    slots = [None if slot is Context else places[slot] for slot in signature.extra]
+    return lambda ctx: [ctx if slot is None else ctx._resources[slot] for slot in slots]
+
+
+def _caller(signature: Signature, places: Places, pool: Executor) -> Call:
+    """A function of (ctx, first argument) that fills the other parameters.
+
+    Its result is awaited, or iterated for an async generator. Plain functions run in a thread, so that blocking
+    code does not hold the event loop; a generator is exhausted there too. The usual signatures have a way of their own.
+    """
+    function, extra = signature.function, signature.extra
+    bound: Call
+    if not extra:
+        bound = lambda ctx, first: function(first)  # noqa: E731
+    elif extra == (Context,):
+        bound = lambda ctx, first: function(first, ctx)  # noqa: E731
+    elif len(extra) == 1:
+        place = places[extra[0]]
+        bound = lambda ctx, first: function(first, ctx._resources[place])  # noqa: E731
+    else:
+        rest = fill(signature, places)
+        bound = lambda ctx, first: function(first, *rest(ctx))  # noqa: E731
+    if not signature.in_thread:
+        return bound
+    exhaust = signature.shape == "generator"
+
+    def run(ctx: Context, first: Any) -> Any:
+        try:
+            result = bound(ctx, first)
+            return list(result) if exhaust else result
+        except (StopIteration, GeneratorExit) as exc:  # these cannot be handed to who awaits them
+            raise RuntimeError(f"the handler of {ctx} raised {type(exc).__name__}") from exc
+        finally:
+            drop_mark()
+
+    def in_thread(ctx: Context, first: Any) -> Awaitable[Any]:
+        context = contextvars.copy_context()
+        return asyncio.get_running_loop().run_in_executor(pool, context.run, run, ctx, first)
+
+    return in_thread
+
+
+def compile_collect(interpreters: Mapping[type, Signature], places: Places, pool: Executor) -> Collect:
+    """What becomes of a handler's result."""
+    interpret = {cls: _caller(signature, places, pool) for cls, signature in interpreters.items()}
+    generating = {cls for cls, signature in interpreters.items() if signature.shape == "async generator"}
+
+    async def collect(ctx: Context, result: Any) -> None:
+        if result is None:
+            return
+        outgoing = as_outgoing(result)
+        if outgoing is not None:
+            ctx._send(outgoing)
+        elif isinstance(result, list | tuple | Iterator) and type(result) not in interpret:
+            for item in result:
+                await collect(ctx, item)
+        else:
+            await execute(ctx, result)
+
+    async def execute(ctx: Context, effect: Any) -> None:
+        cls = type(effect)
+        call = interpret.get(cls)
+        if call is None:
+            raise UninterpretedEffect(
+                f"the handler of {ctx.type} at {ctx.node} returned a {cls.__name__}, which is neither a message nor "
+                f"an effect: declare it with @fg.event, wrap it in fg.publish(…), or register a function with "
+                f"@node.interprets({cls.__name__})"
+            )
+        if cls in generating:
+            async for item in call(ctx, effect):
+                await collect(ctx, item)
+        else:
+            await collect(ctx, await call(ctx, effect))
+
+    return collect

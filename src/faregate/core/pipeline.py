@@ -1,0 +1,252 @@
+"""The incoming pipeline of one subscription, compiled once:
+
+    resources -> `use` middlewares -> core (in-memory retries around the handler)
+
+What follows the core (commit or publish the outputs, settle, or redeliver and give up, then the `after` middlewares)
+stands in `unit.py` for nodes with a store and in `direct.py` for others. Each step is a plain function that returns
+the next awaitable, so a message costs one coroutine per middleware and one for the core, and nothing is looked up.
+
+A step takes the context twice so that a middleware may write `await call_next()` or `await call_next(ctx)`.
+"""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from concurrent.futures import Executor
+from types import MethodType
+from typing import Any
+
+from faregate.core.context import Context
+from faregate.core.handler import Call, Collect, Places, compile_call, compile_collect, fill
+from faregate.core.unit import NeedsTransaction
+from faregate.core.verdict import failure_of
+from faregate.errors import ConfigurationError, Permanent, PipelineMisused, RetryAfter, Unavailable, WrongSignature
+from faregate.node.node import Node
+from faregate.node.policy import Retry
+from faregate.node.signature import Signature
+from faregate.node.subscription import Subscription
+from faregate.ports import faults
+from faregate.ports.clock import Clock
+
+Step = Callable[..., Awaitable[None]]
+
+_NOT_RETRIED = (Permanent, ConfigurationError, RetryAfter, Unavailable)
+
+
+def is_retried(exc: BaseException) -> bool:
+    """Whether the same again, moments later, may help."""
+    return not isinstance(exc, _NOT_RETRIED) and not hasattr(exc, "retry_after")
+
+
+def resource_places(subscription: Subscription, node: Node) -> dict[type, int]:
+    """What one message of the subscription is provided with, in the order in which it is made."""
+    users = [subscription.handler, *node.middlewares, *node.outgoing_middlewares, *node.interpreters.values()]
+    return {cls: place for place, cls in enumerate(needed(users, node))}
+
+
+def compile_pipeline(
+    subscription: Subscription, node: Node, clock: Clock, pool: Executor, send: Callable[[Context], Awaitable[None]]
+) -> Step:
+    """The chain that a context goes through; it raises what the last try raised.
+
+    `send` is called at its end, within the resources, if they are needed for that.
+    """
+    places = resource_places(subscription, node)
+    collect = compile_collect(node.interpreters, places, pool)
+    call = compile_call(subscription.handler, collect, places, pool)
+    shared = bool(places or node.middlewares or node.outgoing_middlewares)
+    step = _core(call, collect, subscription.retry, clock, shared=shared)
+    for middleware in reversed(node.middlewares):
+        step = _around(middleware, step, places)
+    if node.middlewares:
+        step = _awaited(step)
+    if sends_in_scope(node):
+        step = _then(step, send)
+    for cls in reversed(places):
+        step = provide(cls, node.providers[cls], step, places)
+    return step
+
+
+def sends_in_scope(node: Node) -> bool:
+    """Whether what a handler sends goes out while the resources of its message are open."""
+    return any(middleware.resources for middleware in node.outgoing_middlewares)
+
+
+def _then(step: Step, send: Callable[[Context], Awaitable[None]]) -> Step:
+    async def run(ctx: Context, again: Context | None = None) -> None:
+        await step(ctx)
+        if ctx._completed:
+            await send(ctx)
+
+    return run
+
+
+def compile_after(node: Node) -> Step | None:
+    """The `after` middlewares, or None when there are none."""
+    if not node.after_middlewares:
+        return None
+    step: Step = _end
+    for middleware in reversed(node.after_middlewares):
+        if middleware.resources:
+            raise WrongSignature(
+                f"a middleware of node {node.name!r} that runs after the core takes (ctx, call_next) only: "
+                "the message's resources are released by then"
+            )
+        step = _around(middleware, step, {})
+    return step
+
+
+async def _end(ctx: Context, again: Context | None = None) -> None:
+    pass
+
+
+def _core(call: Call, collect: Collect, retry: Retry, clock: Clock, *, shared: bool) -> Step:
+    """The tries. `shared`: others than the handler have the context too, so that it cannot end with a try."""
+
+    async def core(ctx: Context, again: Context | None = None) -> None:
+        attempt = ctx._attempt + 1
+        work = ctx._work
+        # What a middleware wrote is undone with a failed try; then all of it has to run again, not the handler alone.
+        here = work is None or (work.may_wait and not work.entered)
+        if ctx._try is not None:  # an earlier run of the handler, which no longer counts
+            if work is not None:
+                await work.undo()
+            ctx._try = None
+        if ctx._trying is not None:
+            raise PipelineMisused(
+                f"a middleware called call_next again while the handler of {ctx} was still running: await each call "
+                "before the next"
+            )
+        own = ctx if not shared and not ctx._ended else ctx._for_try()
+        try:
+            while True:
+                if ctx._detached:
+                    own._refuse()
+                ctx._trying = own
+                ctx._attempt = own._attempt = attempt
+                error: BaseException | None = None
+                try:
+                    if faults.hook is not None:
+                        await faults.hook("bus.before-handler")
+                    if work is not None and work.eager:
+                        await work.enter(own)
+                    result = await call(own, own.message)
+                    if result is not None:
+                        await collect(own, result)
+                except BaseException as exc:
+                    error = exc
+                finally:
+                    own._ended = True
+                if ctx._detached:
+                    own._refuse()
+                if work is not None and work.interrupt is NeedsTransaction:
+                    work.interrupt, work.eager = None, True
+                    await work.undo()
+                elif work is not None and work.interrupt is not None:
+                    raise work.interrupt from error
+                elif error is None:
+                    ctx._try = own
+                    return
+                else:
+                    failure = failure_of(error)
+                    if failure is None:
+                        raise error
+                    if work is not None:
+                        await work.failed(failure)
+                    if not here or attempt > retry.times or not is_retried(failure):
+                        raise failure
+                    await clock.sleep(retry.wait(attempt))
+                    attempt += 1
+                ctx._outputs = None if own is ctx else ctx._outputs
+                own = ctx._for_try()
+        finally:
+            ctx._trying = None
+
+    return core
+
+
+def _awaited(step: Step) -> Step:
+    """The middlewares, which must not return while the handler that they called still runs: half of it would count."""
+
+    async def run(ctx: Context, again: Context | None = None) -> None:
+        try:
+            await step(ctx)
+        finally:
+            running = ctx._trying
+            if running is not None:
+                running._ended = ctx._detached = True
+        if running is not None:
+            raise PipelineMisused(
+                f"a middleware returned while the handler of {ctx} was still running: await call_next(), and put a "
+                "time limit around it with asyncio.timeout"
+            )
+
+    return run
+
+
+def _around(middleware: Signature, following: Step, places: Places) -> Step:
+    """A bound method is the cheapest thing that remembers one argument."""
+    function = middleware.function
+    if not middleware.extra:
+        return lambda ctx, again=None: function(ctx, MethodType(following, ctx))
+    rest = fill(middleware, places)
+    return lambda ctx, again=None: function(ctx, MethodType(following, ctx), *rest(ctx))
+
+
+def needed(users: Sequence[Signature], node: Node) -> list[type]:
+    """The resources that the pipeline uses, each behind the ones it is made from."""
+    order: list[type] = []
+
+    def need(cls: type, path: tuple[type, ...]) -> None:
+        if cls in order:
+            return
+        if cls in path:
+            names = " -> ".join(step.__name__ for step in (*path, cls))
+            raise ConfigurationError(f"node {node.name!r} provides resources that need each other: {names}")
+        provider = node.providers.get(cls)
+        if provider is None:
+            raise WrongSignature(
+                f"node {node.name!r} asks for a {cls.__name__} in a parameter but provides none: "
+                f"add an async generator with @{node.name}.provides that yields it"
+            )
+        for other in provider.resources:
+            need(other, (*path, cls))
+        order.append(cls)
+
+    for user in users:
+        for cls in user.resources:
+            need(cls, ())
+    return order
+
+
+def provide(cls: type, provider: Signature, following: Step, places: Places) -> Step:
+    function = provider.function
+    rest = fill(provider, places) if provider.extra else None
+
+    async def provide(ctx: Context, again: Context | None = None) -> None:
+        generator = function() if rest is None else function(*rest(ctx))
+        ctx._resources += (await anext(generator),)
+        try:
+            await following(ctx)
+        except BaseException as exc:
+            await _throw(generator, exc)
+            raise
+        if await anext(generator, _RELEASED) is not _RELEASED:
+            await generator.aclose()
+            raise ConfigurationError(f"the provider of {cls.__name__} yields more than once")
+
+    return provide
+
+
+_RELEASED = object()
+
+
+async def _throw(generator: AsyncGenerator[Any, None], exc: BaseException) -> None:
+    """Let the provider clean up after a failure. It cannot hide the failure; it may replace it with its own."""
+    try:
+        await generator.athrow(exc)
+    except StopAsyncIteration:
+        return
+    except BaseException as raised:
+        if raised is not exc:
+            raise
+    else:
+        await generator.aclose()

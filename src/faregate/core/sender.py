@@ -1,0 +1,197 @@
+"""The outgoing side of one node: the ids of what it sends, and the publish itself, within its outgoing middlewares."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from faregate import ids
+from faregate.codec import BodyReader, BodyWriter
+from faregate.core.alarms import Alarms
+from faregate.core.context import Context
+from faregate.core.outgoing_middlewares import Chain, Last, OutgoingContext, compile_own_scope, send_together
+from faregate.core.sealing import Keys, Sealer
+from faregate.errors import ConfigurationError, DuplicateIdKey, Undecodable, Unroutable
+from faregate.message import Envelope, Kind
+from faregate.node.node import Node
+from faregate.node.outgoing import Outgoing
+from faregate.ports import faults
+from faregate.ports.clock import Clock
+from faregate.ports.queue import QueueTransport
+
+if TYPE_CHECKING:
+    from faregate.bus.recipients import Directory
+    from faregate.core.node_store import NodeStore
+
+Publish = Callable[[Sequence[Envelope]], Awaitable[None]]
+
+
+class Sender(Sealer):
+    """Seals messages of one node into envelopes and hands them to the transport."""
+
+    def __init__(
+        self,
+        node: Node,
+        transport: QueueTransport,
+        writer: BodyWriter,
+        clock: Clock,
+        keys: Keys,
+        alarms: Alarms,
+        classes: Mapping[tuple[Kind, str], type] | None = None,
+    ) -> None:
+        super().__init__(node.name, writer, keys)
+        self._transport = transport
+        self._clock = clock
+        self._alarms = alarms
+        self._chain = compile_own_scope(node)
+        """The outgoing middlewares, for what is sent outside of handlers."""
+        self._classes = classes or {}
+        self._store: NodeStore | None = None
+        self._directory: Directory | None = None
+
+    def use_store(self, store: NodeStore | None, directory: Directory | None) -> None:
+        """Where this node keeps what must not be lost, and who wants tokens."""
+        self._store = store
+        self._directory = directory
+
+    async def publish(self, outgoing: Outgoing, idempotency_key: str | None, through: Publish | None = None) -> str:
+        """Publish a root: a message that no handler caused. Returns its publication id.
+
+        `through` is what takes the envelope instead of the transport's own publish.
+        """
+        envelope = self.seal_root(outgoing, idempotency_key, self._clock.time())
+        if self._chain is None:
+            await self._publish_root(envelope, through)
+        else:
+            out = OutgoingContext(envelope, outgoing.message, None)
+            await self._chain(out, partial(self._publish_root, envelope, through))
+        return envelope.publication_id
+
+    async def _publish_root(self, envelope: Envelope, through: Publish | None) -> None:
+        if faults.hook is not None:
+            await faults.hook("bus.before-publish")
+        if through is not None:
+            await through((envelope,))
+        elif self._directory is None:
+            await self._transport.publish((envelope,))
+        else:
+            await self._publish_roots(self._directory, (envelope,))
+        if faults.hook is not None:
+            await faults.hook("bus.after-publish")
+
+    async def publish_many(self, outgoing: Sequence[Outgoing]) -> list[str]:
+        """Publish roots together: all or none."""
+        now = self._clock.time()
+        sealed = [self.seal_root(out, None, now) for out in outgoing]
+        if self._chain is None or not sealed:
+            await self._publish_all(sealed)
+        else:
+            pairs = zip(outgoing, sealed, strict=True)
+            outs = [OutgoingContext(envelope, out.message, None) for out, envelope in pairs]
+            await send_together(self._chain, outs, self._publish_all)
+        return [envelope.publication_id for envelope in sealed]
+
+    async def _publish_all(self, envelopes: list[Envelope]) -> Mapping[str, Exception]:
+        if self._directory is None:
+            await self._hand_over(envelopes)
+        elif envelopes:
+            await self._publish_roots(self._directory, envelopes)
+        return {}
+
+    def seal_outputs(self, ctx: Context, handler: str) -> Iterator[tuple[Outgoing, Envelope]]:
+        """What a handler sends, in its envelopes: the same for every run of it on the same message."""
+        used: set[tuple[str, str]] = set()
+        now = self._clock.time()
+        for ordinal, out in enumerate(ctx._sent()):
+            wire = out.message_type.wire
+            if out.id_key is not None:
+                if (wire, out.id_key) in used:
+                    raise DuplicateIdKey(
+                        f"{handler!r} sends two messages of type {wire} with the id_key {out.id_key!r}: "
+                        "give each its own"
+                    )
+                used.add((wire, out.id_key))
+            publication_id = ids.publication_id(
+                correlation_id=ctx.correlation_id,
+                node=self._node,
+                causation_id=ctx.message_id,
+                handler=handler,
+                type=wire,
+                slot=ordinal if out.id_key is None else out.id_key,
+            )
+            yield out, self._seal(out, publication_id, ctx.correlation_id, ctx.message_id, ctx.marker + 1, now)
+
+    async def record_outputs(self, ctx: Context, handler: str, chain: Chain | None) -> list[Envelope]:
+        """The envelopes of what a handler sends, as far as the middlewares let them through."""
+        if chain is None:
+            return [envelope for _, envelope in self.seal_outputs(ctx, handler)]
+        passed: dict[str, Envelope] = {}
+
+        async def pass_on(envelope: Envelope) -> None:
+            passed[envelope.publication_id] = envelope
+
+        for out, envelope in self.seal_outputs(ctx, handler):
+            await chain(OutgoingContext(envelope, out.message, ctx), partial(pass_on, envelope))
+        return list(passed.values())
+
+    async def publish_outputs(self, ctx: Context, handler: str, chain: Chain | None) -> None:
+        """Publish what a handler sends, together."""
+        sealed = list(self.seal_outputs(ctx, handler))
+        if chain is None or not sealed:
+            await self._publish_or_bury([envelope for _, envelope in sealed])
+        else:
+            outs = [OutgoingContext(envelope, out.message, ctx) for out, envelope in sealed]
+            await send_together(chain, outs, self._publish_or_bury)
+
+    async def publish_recorded(self, envelope: Envelope, publish: Last) -> None:
+        """Send what somebody recorded through `fg.outbox` without this node at hand, within its middlewares."""
+        if self._chain is None:
+            await publish()
+        else:
+            await self._chain(OutgoingContext(envelope, self._message_of(envelope), None), publish)
+
+    def _message_of(self, envelope: Envelope) -> Any:
+        """The message, if this bus knows its class; None for one that another node means by that name."""
+        cls = self._classes.get((envelope.kind, envelope.type))
+        try:
+            return None if cls is None else BodyReader(cls, limit=self._writer.limit).read(envelope)
+        except Undecodable:
+            return None
+
+    async def _publish_roots(self, directory: Directory, envelopes: Sequence[Envelope]) -> None:
+        """Publish where some recipients may want tokens: then through the outbox, which makes them."""
+        lists = await directory.resolve(envelopes)
+        if not any("tokens" in recipients.modes.values() for recipients in lists.values()):
+            await self._transport.publish(envelopes)
+            return
+        if self._store is None:
+            raise ConfigurationError(
+                f"node {self._node!r} publishes to a node that deduplicates by tokens, and has no store to send from: "
+                "give it one, fg.Bus(…, store=…)"
+            )
+        await self._store.publish([self.outbox_row(envelope, None, place) for place, envelope in enumerate(envelopes)])
+
+    async def _publish_or_bury(self, envelopes: list[Envelope]) -> Mapping[str, Exception]:
+        """Publish what a handler sends. An output that no queue takes becomes a dead letter of its own."""
+        errors: dict[str, Exception] = {}
+        try:
+            await self._hand_over(envelopes)
+        except Unroutable:
+            for envelope in envelopes:
+                try:
+                    await self._transport.publish([envelope])
+                except Unroutable as exc:
+                    errors[envelope.publication_id] = exc
+                    await self._transport.poison(self._node, envelope, exc.reason, f"Unroutable: {exc}")
+                    self._alarms.sound("unroutable", self._node, envelope.publication_id, str(exc))
+        return errors
+
+    async def _hand_over(self, envelopes: list[Envelope]) -> None:
+        if not envelopes:
+            return
+        if faults.hook is not None:
+            await faults.hook("bus.before-publish")
+        await self._transport.publish(envelopes)
+        if faults.hook is not None:
+            await faults.hook("bus.after-publish")

@@ -1,0 +1,219 @@
+"""A node: a logical service and everything it declares. No I/O happens here; mistakes are found here."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+from faregate.codec import BodyReader
+from faregate.core.context import Context
+from faregate.errors import (
+    ConfigurationError,
+    HandlerConflict,
+    UnknownKey,
+    UnknownMessage,
+    WrongSignature,
+    check_expires,
+)
+from faregate.message import Kind, MessageType, check_name, describe, known
+from faregate.node.key import Key, KeySource, read_key
+from faregate.node.policy import (
+    DEFAULT_REDELIVER,
+    DEFAULT_RETRY,
+    ByKey,
+    Order,
+    Parallel,
+    Redeliver,
+    Retry,
+    Serial,
+    check_count,
+)
+from faregate.node.signature import Signature, check_handler, declaring_frame, read_signature, yielded_type
+from faregate.node.subscription import Claim, Dedup, Subscription
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Node:
+    """Declares subscriptions, middlewares, interpreters and resources of one logical service.
+
+    `schema` is SQL that the node's store runs at start.
+    """
+
+    def __init__(self, name: str, *, schema: str | None = None) -> None:
+        self.name = check_name(name, "the node")
+        self.schema = schema
+        self.subscriptions: dict[tuple[str, str | None], Subscription] = {}
+        self.interpreters: dict[type, Signature] = {}
+        self.providers: dict[type, Signature] = {}
+        self.middlewares: list[Signature] = []
+        self.after_middlewares: list[Signature] = []
+        self.outgoing_middlewares: list[Signature] = []
+
+    def __repr__(self) -> str:
+        return f"<node {self.name}: {len(self.subscriptions)} subscriptions>"
+
+    def on(
+        self,
+        cls: type,
+        *,
+        source: "str | Node | None" = None,
+        key: KeySource | None = None,
+        order: Order | None = None,
+        prefetch: int | None = None,
+        retry: Retry | None = DEFAULT_RETRY,
+        redeliver: Redeliver | None = DEFAULT_REDELIVER,
+        dedup: Dedup = "ledger",
+        identity: KeySource | None = None,
+        claim: Claim | None = None,
+        expires: float | timedelta | None = None,
+        name: str | None = None,
+    ) -> Callable[[F], F]:
+        """Subscribe a handler: to an event from the node `source`, or, without one, to a command sent here.
+
+        `key` is a field, a tuple of fields or a function of the message: messages with the same value are handled in
+        order. `dedup` is how repetitions are recognised, `identity`, given like `key`, tells what is handled once only,
+        whatever message brings it, and `claim` says when that value is claimed: in the "transaction" of the effect, or,
+        for effects outside the store, "eager" or "lazy". `prefetch` bounds what is fetched ahead, `expires` is how many
+        seconds a message may wait for its handler, from when it set out. Raises a `ConfigurationError` that says what
+        to change.
+        """
+        message_type, source_name = self._message_type(cls, source)
+        _check_decodable(message_type)
+        by = None if key is None else read_key(key, message_type, "key")
+        business_key = None if identity is None else read_key(identity, message_type, "identity")
+        chosen = _check_order(order, by, f"node {self.name!r}, {message_type.wire}")
+        if dedup not in ("ledger", "tokens", "off"):
+            raise ConfigurationError(f"dedup is 'ledger', 'tokens' or 'off'; got {dedup!r}")
+        if claim not in (None, "transaction", "eager", "lazy"):
+            raise ConfigurationError(f"claim is 'transaction', 'eager' or 'lazy'; got {claim!r}")
+        if claim is not None and identity is None:
+            raise ConfigurationError(f"claim={claim!r} needs identity='the field that holds the business key'")
+        for value, wanted, option in ((retry, Retry, "retry"), (redeliver, Redeliver, "redeliver")):
+            if value is not None and not isinstance(value, wanted):
+                raise ConfigurationError(f"{option} must be an fg.{wanted.__name__} or None; got {value!r}")
+        if prefetch is not None:
+            check_count(prefetch, "prefetch")
+        seconds = None if expires is None else check_expires(expires)
+        frame = declaring_frame()
+
+        def declare(function: F) -> F:
+            what = f"the handler {_name_of(function)!r} of node {self.name!r}"
+            handler = read_signature(function, what, 1, frame)
+            check_handler(handler, cls, what)
+            address = (message_type.wire, source_name)
+            if address in self.subscriptions:
+                other = self.subscriptions[address]
+                raise HandlerConflict(
+                    f"node {self.name!r} handles {message_type.wire}"
+                    f"{f' from {source_name}' if source_name else ''} already, in {other.name!r}: "
+                    "one handler each; do both things in one, or make another node"
+                )
+            self.subscriptions[address] = Subscription(
+                node=self.name,
+                name=check_name(name or _name_of(function), f"{what}: its name (set name=)"),
+                message_type=message_type,
+                source=source_name,
+                handler=handler,
+                key=by,
+                order=chosen,
+                prefetch=prefetch,
+                retry=retry or Retry(0),
+                redeliver=redeliver or Redeliver(),
+                dedup=dedup,
+                identity=business_key,
+                claim=claim or "transaction",
+                expires=seconds,
+            )
+            return function
+
+        return declare
+
+    def interprets(self, cls: type) -> Callable[[F], F]:
+        """Register the function that executes an effect of this class: `async def write(effect, ctx)`."""
+        if not isinstance(cls, type) or known(cls) is not None:
+            raise ConfigurationError(
+                f"an effect is an instance of a class that is no message; {cls!r} cannot be interpreted"
+            )
+        frame = declaring_frame()
+
+        def declare(function: F) -> F:
+            if cls in self.interpreters:
+                raise HandlerConflict(f"node {self.name!r} interprets {cls.__name__} already: one function each")
+            what = f"the interpreter {_name_of(function)!r} of node {self.name!r}"
+            self.interpreters[cls] = read_signature(function, what, 1, frame)
+            return function
+
+        return declare
+
+    def provides(self, function: F) -> F:
+        """Register an async generator that gives a resource to the handlers and middlewares of one message."""
+        what = f"the provider {_name_of(function)!r} of node {self.name!r}"
+        signature = read_signature(function, what, 0, declaring_frame())
+        cls = yielded_type(signature, what)
+        if cls in self.providers:
+            raise HandlerConflict(f"node {self.name!r} provides {cls.__name__} already: one provider each")
+        self.providers[cls] = signature
+        return function
+
+    def use(self, middleware: F, *, after: bool = False) -> F:
+        """Add `async def mw(ctx, call_next)` around the core, or after it, in order of declaration."""
+        signature = self._middleware(middleware, declaring_frame(), "middleware")
+        (self.after_middlewares if after else self.middlewares).append(signature)
+        return middleware
+
+    def use_outgoing(self, middleware: F) -> F:
+        """Add `async def mw(out, call_next)` around everything this node publishes or sends; it may take resources."""
+        signature = self._middleware(middleware, declaring_frame(), "outgoing middleware")
+        if Context in signature.extra:
+            raise WrongSignature(
+                "an outgoing middleware takes (out, call_next) and resources of the node; the context of the handler "
+                "that sends is out.cause"
+            )
+        self.outgoing_middlewares.append(signature)
+        return middleware
+
+    def _middleware(self, function: Callable[..., Any], frame: Any, what: str) -> Signature:
+        what = f"the {what} {_name_of(function)!r} of node {self.name!r}"
+        signature = read_signature(function, what, 2, frame)
+        if signature.shape != "coroutine":
+            raise WrongSignature(f"{what} must be an 'async def' function with the parameters (ctx, call_next)")
+        return signature
+
+    def _message_type(self, cls: type, source: "str | Node | None") -> tuple[MessageType, str | None]:
+        declared = known(cls) if isinstance(cls, type) else None
+        kind: Kind = "command" if source is None else "event"
+        if declared is not None and declared.declared:
+            kind = declared.kind
+        message_type = describe(cls, kind)
+        if kind == "event" and source is None:
+            raise UnknownMessage(
+                f"{message_type.wire} is an event: say which node publishes it, on({cls.__name__}, source='…')"
+            )
+        if kind == "command" and source is not None:
+            raise UnknownMessage(
+                f"{message_type.wire} is a command, which may come from any node: subscribe without source="
+            )
+        if isinstance(source, Node):
+            source = source.name
+        return message_type, None if source is None else check_name(source, "the source node")
+
+
+def _check_order(order: Order | None, key: Key | None, where: str) -> Order:
+    if order is None:
+        return Parallel() if key is None else ByKey()
+    if not isinstance(order, Serial | Parallel | ByKey):
+        raise ConfigurationError(f"{where}: order must be fg.Serial(), fg.Parallel(n) or fg.ByKey(lanes=n)")
+    if isinstance(order, ByKey) and key is None:
+        raise UnknownKey(f"{where}: order=fg.ByKey() needs key='the field whose values are handled in order'")
+    return order
+
+
+def _check_decodable(message_type: MessageType) -> None:
+    try:
+        BodyReader(message_type.cls, limit=0)
+    except TypeError as exc:
+        raise UnknownMessage(f"{message_type.cls.__name__} has a field that cannot be decoded: {exc}") from exc
+
+
+def _name_of(function: object) -> str:
+    return cast(str, getattr(function, "__name__", type(function).__name__))

@@ -1,0 +1,59 @@
+"""A subscription: node X handles type T, from node S (events) or addressed to it (commands), in this way."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from faregate.message import MessageType
+from faregate.node.key import Key
+from faregate.node.policy import ByKey, Order, Redeliver, Retry, Serial
+from faregate.node.signature import Signature
+from faregate.ports.queue import Binding
+
+SPARE_DELIVERIES = 20
+"""Started deliveries beyond the redelivery policy after which a message counts as what kills its process."""
+
+Dedup = Literal["ledger", "tokens", "off"]
+Claim = Literal["transaction", "eager", "lazy"]
+"""When the business key of a message is claimed (see `identity.py`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    node: str
+    name: str
+    message_type: MessageType
+    source: str | None
+    handler: Signature
+    key: Key | None
+    order: Order
+    prefetch: int | None
+    retry: Retry
+    redeliver: Redeliver
+    dedup: Dedup
+    identity: Key | None
+    claim: Claim
+    expires: float | None
+
+    def __str__(self) -> str:
+        origin = f" from {self.source}" if self.source else ""
+        return f"{self.name} at {self.node} ({self.message_type.wire}{origin})"
+
+    @property
+    def by_key(self) -> bool:
+        """Whether its messages are handled in the order of their keys."""
+        return isinstance(self.order, ByKey) and self.key is not None
+
+    def binding(self, limit: int) -> Binding:
+        """What this subscription asks of a transport; `limit` bounds the bodies that are read for their key."""
+        return Binding(
+            node=self.node,
+            type=self.message_type.wire,
+            kind=self.message_type.kind,
+            source=self.source,
+            key_of=self.key.reader(self.message_type.cls, limit) if self.key is not None and self.by_key else None,
+            strict=not isinstance(self.order, ByKey) or self.order.strict,
+            serial=isinstance(self.order, Serial),
+            max_deliveries=len(self.redeliver.delays) + SPARE_DELIVERIES,
+            expires=self.expires,
+            remembers=self.dedup,
+        )

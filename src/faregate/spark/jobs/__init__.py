@@ -1,0 +1,1 @@
+"""Jobs on the log and the stores: audit, rates, drain, replay."""

@@ -1,0 +1,193 @@
+"""All that is known of messages, as rows of numbers: what the audit groups by (node, message id).
+
+    kind  0, 1, 2, 3, 6     a copy in the journal: waiting, handled, skipped, dead, duplicate (the side log's codes)
+          9                 a copy that a reader of the log has dealt with
+          10, 11            a ledger row: handled, skipped
+          20, 21, 22, 23    a dead letter: open, replayed, discarded, resolved
+          24                given up on without a store: it is in the journal
+          30                parked
+          40                an effect in business data
+          50                what its handler sent
+          60                a body in the log that is not the one its digest was made of; its node is -1
+
+Rules kept here:
+- Every column has a fixed width, so that grouping millions of rows needs no objects.
+- A node is its place in the list of those that the journal knows; rows of other nodes are left out.
+- Ledger rows are in the order in which they were committed (`written`), by no clock: SQLite numbers them; PostgreSQL
+  knows the transaction of each, and those of one transaction are equal.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from faregate.broker.journal.columns import altered_offsets
+from faregate.broker.journal.reader import JournalReader
+from faregate.errors import ConfigurationError
+from faregate.spark.jobs.deliveries import FIELDS, digest_longs, id_pairs, read_deliveries, read_poison
+from faregate.spark.jobs.settlements import JournalPlan, SegmentPlan, by_task
+from faregate.spark.jobs.stores import Database, Reading, id_of, readings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+LEDGER, LEDGER_SKIPPED, OPEN, REPLAYED, DISCARDED, RESOLVED, POISON, PARKED, EFFECT = 10, 11, 20, 21, 22, 23, 24, 30, 40
+OUTPUTS, ALTERED, NOBODY = 50, 60, -1
+_DEAD = {"open": OPEN, "replayed": REPLAYED, "discarded": DISCARDED, "resolved": RESOLVED}
+
+STORED = (
+    "node int, hi long, lo long, kind int, key string, position long, written long, at double, digest long, sent int, "
+    "sent_hi long, sent_lo long"
+)
+_COPIES = pa.schema(
+    [
+        ("node", pa.int32()),
+        ("hi", pa.int64()),
+        ("lo", pa.int64()),
+        ("kind", pa.int32()),
+        ("queue", pa.int32()),
+        ("offset", pa.int64()),
+        ("appended", pa.float64()),
+        ("token", pa.bool_()),
+        ("delayed", pa.bool_()),
+        ("digest", pa.int64()),
+        ("runs", pa.int32()),
+    ]
+)
+"""`FIELDS` as Arrow has them."""
+_NO_IDS = bytes(16)
+_WRITTEN = {True: "seq", False: "-age(xmin)::bigint"}
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """A query for the message ids in a node's business data."""
+
+    node: str
+    database: Database
+    sql: str
+    complete: bool
+    """Whether each handled message of a type that has effects there must have one."""
+
+
+def parse_effects(given: Sequence[str], databases: Sequence[Database], nodes: Sequence[str]) -> tuple[Effects, ...]:
+    """`NODE:SQL`; `NODE?:SQL` when not every message has one. Raises `ConfigurationError`, also for a bad query."""
+    found = []
+    for text in given:
+        head, colon, sql = text.partition(":")
+        node, optional = head.strip().removesuffix("?"), head.strip().endswith("?")
+        if not colon or not sql.strip() or not node.replace("-", "").replace("_", "").isalnum():
+            if len(nodes) != 1:
+                raise ConfigurationError(
+                    f"effects {text!r} do not name their node: write NODE:SELECT …, with one of {', '.join(nodes)}"
+                )
+            node, optional, sql = nodes[0], False, text
+        if node not in nodes:
+            raise ConfigurationError(
+                f"effects {text!r}: no node {node!r} gets messages of this journal; those that do: {', '.join(nodes)}"
+            )
+        database = next((each for each in databases if each.holds(node)), None)
+        if database is None:
+            raise ConfigurationError(f"effects {text!r}: no store is given for the node {node}")
+        for row in database.fetch(f"select * from ({sql.strip().rstrip(';')}) as effects limit 1"):
+            id_of(row[0])
+        found.append(Effects(node, database, sql.strip().rstrip(";"), not optional))
+    return tuple(found)
+
+
+def deliveries(spark: "SparkSession", plan: JournalPlan) -> "DataFrame":
+    """The copies in the journal, and the bodies there that were altered: `FIELDS`."""
+
+    def read(segment: SegmentPlan) -> Iterator[Any]:
+        yield from read_deliveries(plan, segment)
+        for batch in JournalReader(plan.path).batches(segment.start, segment.end):
+            if offsets := altered_offsets(batch):
+                rows = [{"node": NOBODY, "hi": at, "lo": 0, "kind": ALTERED, "offset": at} for at in offsets]
+                yield pa.RecordBatch.from_pylist(rows, _COPIES)
+
+    return by_task(spark, plan.segments, read, FIELDS)
+
+
+def given_up(spark: "SparkSession", plan: JournalPlan) -> "DataFrame":
+    """What the journal knows of messages given up on without a store: `STORED`. One task: there are few."""
+    places = {node: index for index, node in enumerate(plan.nodes)}
+
+    def read(_: int) -> Iterator[Any]:
+        for rows in read_poison(plan):
+            own = [row for row in rows if row[0] in places]
+            if own:
+                yield _batch("poison", own, places)
+
+    return by_task(spark, [0], read, STORED)
+
+
+def stored(
+    spark: "SparkSession",
+    databases: Sequence[Database],
+    effects: Sequence[Effects],
+    nodes: Sequence[str],
+    tables: Sequence[str] = ("ledger", "dead", "parked"),
+) -> "DataFrame":
+    """What the stores know: `STORED`."""
+    places = {node: index for index, node in enumerate(nodes)}
+    tasks: list[tuple[str, str | None, Reading]] = []
+    for database in databases:
+        counted = "sent, sent_ids" if database.counts_sent() else "null, null"
+        columns = {
+            "ledger": f"node, message_id, handled_at, key, position, outcome, {_WRITTEN[database.is_sqlite]}, digest, "
+            + counted,
+            "dead": "node, message_id, last_failed_at, status",
+            "parked": "node, message_id, due_at",
+        }
+        for kind in tables:
+            tasks += [(kind, None, each) for each in readings([database], columns[kind], f"faregate_{kind}")]
+    tasks += [("effects", each.node, Reading(each.database, each.sql)) for each in effects]
+
+    def read(task: tuple[str, str | None, Reading]) -> Iterator[Any]:
+        kind, node, reading = task
+        for rows in reading.database.stream(reading.sql, reading.values):
+            if node is not None:
+                rows = [(node, row[0], None) for row in rows]
+            own = [row for row in rows if row[0] in places and reading.database.holds(row[0])]
+            if own:
+                yield _batch(kind, own, places)
+
+    return by_task(spark, tasks, read, STORED)
+
+
+def _batch(kind: str, rows: list[tuple[Any, ...]], places: dict[str, int]) -> Any:
+    columns = list(zip(*rows, strict=True))
+    count = len(rows)
+    hi, lo = id_pairs([each if type(each) is bytes and len(each) == 16 else id_of(each) for each in columns[1]])
+    keys: Any = pa.nulls(count, pa.string())
+    positions: Any = pa.nulls(count, pa.int64())
+    written = digests = sent_hi = sent_lo = pa.nulls(count, pa.int64())
+    sent: Any = pa.nulls(count, pa.int32())
+    if kind == "ledger":
+        keys, positions = pa.array(columns[3], pa.string()), pa.array(columns[4], pa.int64())
+        kinds = [LEDGER_SKIPPED if outcome == "skipped" else LEDGER for outcome in columns[5]]
+        written = pa.array(columns[6], pa.int64())
+        digests, sent = digest_longs(pa.array(columns[7], pa.binary())), pa.array(columns[8], pa.int32())
+        sent_hi, sent_lo = (pa.array(each) for each in id_pairs([ids or _NO_IDS for ids in columns[9]]))
+    elif kind == "dead":
+        kinds = [_DEAD[status] for status in columns[3]]
+    else:
+        kinds = [{"poison": POISON, "parked": PARKED, "effects": EFFECT}[kind]] * count
+    arrays = [
+        pa.array(np.fromiter((places[node] for node in columns[0]), np.int32, count)),
+        pa.array(hi),
+        pa.array(lo),
+        pa.array(kinds, pa.int32()),
+        keys,
+        positions,
+        written,
+        pa.array(columns[2], pa.float64()),
+        digests,
+        sent,
+        sent_hi,
+        sent_lo,
+    ]
+    return pa.RecordBatch.from_arrays(arrays, names=[field.split()[0] for field in STORED.split(", ")])

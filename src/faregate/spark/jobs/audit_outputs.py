@@ -1,0 +1,127 @@
+"""What handlers sent, and whether it arrived: the publications that each message caused.
+
+    outbox -> (spool) -> log          or, when nobody takes it, a dead letter of the sender
+
+Rules kept here:
+- They are looked for in that direction, so that one that moves meanwhile is found at least once; where it is found
+  twice it counts once.
+- A message that a replay has published under a new identity was not sent by a handler.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as F
+
+from faregate.broker.journal.disk import RealDisk
+from faregate.broker.journal.errors import JournalCorrupt
+from faregate.broker.journal.layout import Layout
+from faregate.broker.journal.reader import JournalReader
+from faregate.broker.journal.spool import read_spooled, waiting
+from faregate.message import Envelope
+from faregate.spark.jobs.deliveries import id_pairs
+from faregate.spark.jobs.replay import REPLAYED_FROM
+from faregate.spark.jobs.settlements import JournalPlan, SegmentPlan, by_task, plan_journal
+from faregate.spark.jobs.stores import Database
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+OUTPUTS = "node int, hi long, lo long, out_hi long, out_lo long"
+"""The sender, the message that it handled, and what that caused."""
+_unpack = msgspec.msgpack.Decoder(Envelope).decode
+_UNROUTABLE = {
+    True: "lower(hex(message_id)) = replace(publication_id, '-', '')",
+    False: "message_id::text = publication_id",
+}
+
+
+def outputs(spark: "SparkSession", plan: JournalPlan, databases: Sequence[Database]) -> "DataFrame":
+    """By (node, message id): `outs`, how many publications it caused, and their ids combined by exclusive or."""
+    places = {node: place for place, node in enumerate(plan.nodes)}
+    found = [*_in_stores(databases), *_in_spool(plan)]
+    later = plan_journal(plan.path)  # behind the outbox: what has left it by now is in the log
+    rows = by_task(spark, later.segments, lambda segment: _in_log(plan, segment), OUTPUTS)
+    if found:
+        rows = rows.unionByName(spark.createDataFrame(list(_rows(found, places)), OUTPUTS))
+    return (
+        rows.repartition("node", "hi", "lo")
+        .dropDuplicates()
+        .groupBy("node", "hi", "lo")
+        .agg(
+            F.count("*").alias("outs"),
+            F.bit_xor("out_hi").alias("out_hi"),
+            F.bit_xor("out_lo").alias("out_lo"),
+        )
+    )
+
+
+def _in_log(plan: JournalPlan, segment: SegmentPlan) -> Iterator[Any]:
+    nodes = pa.array(plan.nodes, pa.string())
+    for batch in JournalReader(plan.path).batches(segment.start, segment.end):
+        places = pc.index_in(batch.column("source"), value_set=nodes)
+        caused = pc.and_(pc.is_valid(batch.column("causation_id")), pc.is_valid(places))
+        rows = batch.filter(pc.and_(caused, pc.invert(_replayed(batch.column("headers")))))
+        if not rows.num_rows:
+            continue
+        causes = _ids(rows.column("causation_id").to_pylist())
+        made = _ids(rows.column("publication_id").to_pylist())
+        sound = [place for place, pair in enumerate(zip(causes, made, strict=True)) if None not in pair]
+        columns = [pc.index_in(rows.column("source"), value_set=nodes).take(pa.array(sound, pa.int64()))]
+        for ids in (causes, made):
+            columns += [pa.array(each) for each in id_pairs([ids[place] or b"" for place in sound])]
+        yield pa.RecordBatch.from_arrays(columns, names=[field.split()[0] for field in OUTPUTS.split(", ")])
+
+
+def _replayed(headers: Any) -> Any:
+    """Which rows a replay has made of others."""
+    marked = np.zeros(len(headers), bool)
+    if pc.any(pc.equal(headers.keys, REPLAYED_FROM)).as_py():
+        marked[:] = [any(name == REPLAYED_FROM for name, _ in pairs or ()) for pairs in headers.to_pylist()]
+    return pa.array(marked)
+
+
+def _ids(texts: Sequence[str | None]) -> list[bytes | None]:
+    """UUIDs as 16 bytes; None for what a foreign sender made up."""
+    found: list[bytes | None] = []
+    for text in texts:
+        try:
+            digits = bytes.fromhex((text or "").replace("-", ""))
+        except ValueError:
+            digits = b""
+        found.append(digits if len(digits) == 16 else None)
+    return found
+
+
+def _in_stores(databases: Sequence[Database]) -> Iterator[Envelope]:
+    """What waits in an outbox, and, read behind it, what left it for the dead letters."""
+    for database in databases:
+        waits = "select node, envelope from faregate_outbox where dispatched_at is null and message_id is not null"
+        dead = f"select node, envelope from faregate_dead where {_UNROUTABLE[database.is_sqlite]}"
+        for sql in (waits, dead):
+            for rows in database.stream(sql):
+                yield from (_unpack(packed) for node, packed in rows if database.holds(node))
+
+
+def _in_spool(plan: JournalPlan) -> Iterator[Envelope]:
+    layout, disk = Layout(plan.path), RealDisk()
+    for path in waiting(layout, disk):
+        try:
+            yield from read_spooled(path, disk).envelopes
+        except (OSError, JournalCorrupt):
+            continue  # it is in the log by now; or nobody can tell what is in it
+
+
+def _rows(envelopes: Sequence[Envelope], places: dict[str, int]) -> Iterator[tuple[int, int, int, int, int]]:
+    for envelope in envelopes:
+        cause, made = _ids([envelope.causation_id, envelope.publication_id])
+        if envelope.source in places and cause is not None and made is not None:
+            yield (places[envelope.source], *_pair(cause), *_pair(made))
+
+
+def _pair(value: bytes) -> tuple[int, int]:
+    return int.from_bytes(value[:8], "big", signed=True), int.from_bytes(value[8:], "big", signed=True)

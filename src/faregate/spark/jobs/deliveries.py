@@ -1,0 +1,238 @@
+"""What each recipient of each publication got, and what became of it: journal and side logs, joined where they lie.
+
+Rules kept here:
+- A segment's side log speaks of that segment's offsets alone, so the join needs no shuffle: one task per segment.
+- Only what went to somebody counts: a row that nobody took (topic -1) names recipients that never got it. A reader of
+  the log takes what fits its subscription, also from before its node was known.
+- A reader of the log settles nothing: what it has read past is told apart from what waits.
+- Numbers instead of texts: a node is its place in a list, a message id two longs. What follows groups millions of them.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from faregate import ids
+from faregate.broker.journal import settled
+from faregate.broker.journal.columns import to_envelopes
+from faregate.broker.journal.reader import JournalReader
+from faregate.message import Envelope
+from faregate.ports.queue import Poisoned
+from faregate.spark.jobs.settlements import HandedOver, JournalPlan, SegmentPlan, side_log
+
+FIELDS = (
+    "node int, hi long, lo long, kind int, queue int, offset long, appended double, token boolean, delayed boolean, "
+    "digest long, runs int"
+)
+"""`digest`: the first eight bytes of the body's. `runs`: how often a handler started on it, as far as one knows."""
+UNSETTLED = 0
+PASSED = 9
+"""Instead of unsettled: a reader of the log has dealt with it."""
+_ENDED = (settled.HANDLED, settled.SKIPPED, settled.DEAD, settled.DUPLICATE)
+
+
+class Settled:
+    """The end of each message of a segment at each node, found by (offset, node)."""
+
+    def __init__(self, plan: JournalPlan, segment: SegmentPlan) -> None:
+        self._nodes = plan.nodes
+        self._base = segment.base
+        numbers = {number: self._nodes.index(node) for number, _, node, _ in plan.queues}
+        records = side_log(plan.path, segment)
+        records = records[np.isin(records["queue"], list(numbers))]
+        ended = records[np.isin(records["outcome"], _ENDED)]
+        node_of = np.full(max(numbers, default=0) + 1, -1, np.int64)
+        node_of[list(numbers)] = list(numbers.values())
+        keys = self.key(ended["offset"].astype("i8"), node_of[ended["queue"]])
+        # Handled and later found to be a duplicate (its settling was lost) is handled: the lowest code counts.
+        order = np.lexsort((ended["outcome"], keys))
+        keys, self._first = np.unique(keys[order], return_index=True)
+        self._keys = keys
+        self.outcomes = ended["outcome"][order][self._first].astype("i4")
+        self.times = ended["time"][order][self._first]
+        back = records[records["outcome"] == settled.REDELIVER]
+        back_keys = self.key(back["offset"].astype("i8"), node_of[back["queue"]])
+        self._back_keys, self._back_counts = np.unique(back_keys, return_counts=True)
+
+        all_keys = self.key(records["offset"].astype("i8"), node_of[records["queue"]])
+        order = np.lexsort((-records["tries"].astype("i4"), all_keys))
+        self._run_keys, first = np.unique(all_keys[order], return_index=True)
+        self._runs = records["tries"].astype("i4")[order][first]
+
+    def key(self, offsets: Any, nodes: Any) -> Any:
+        return (offsets - self._base) * (len(self._nodes) + 1) + nodes
+
+    def look_up(self, offsets: Any, nodes: Any) -> tuple[Any, Any]:
+        """Outcome (0: none) and time (NaN: none) of each."""
+        outcomes = np.zeros(len(offsets), np.int32)
+        times = np.full(len(offsets), np.nan)
+        if len(self._keys):
+            wanted = self.key(offsets, nodes)
+            at = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
+            found = self._keys[at] == wanted
+            outcomes[found] = self.outcomes[at[found]]
+            times[found] = self.times[at[found]]
+        return outcomes, times
+
+    def redelivered(self, offsets: Any, nodes: Any) -> Any:
+        """How often each went back."""
+        return self._numbers(self._back_keys, self._back_counts, offsets, nodes)
+
+    def started(self, offsets: Any, nodes: Any) -> Any:
+        """How often a handler started on each."""
+        return self._numbers(self._run_keys, self._runs, offsets, nodes)
+
+    def _numbers(self, keys: Any, values: Any, offsets: Any, nodes: Any) -> Any:
+        numbers = np.zeros(len(offsets), np.int32)
+        if len(keys):
+            wanted = self.key(offsets, nodes)
+            at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+            found = keys[at] == wanted
+            numbers[found] = values[at[found]]
+        return numbers
+
+
+def exploded(plan: JournalPlan, segment: SegmentPlan) -> Iterator[tuple[Any, Any, Any, Any]]:
+    """Batches of a segment's messages, and for each recipient the row it is of, its node's place and its queue."""
+    nodes = pa.array(plan.nodes, pa.string())
+    readers = [(plan.nodes.index(each.node), each) for each in plan.handed_over if each.reads_log]
+    queues = Queues(plan)
+    for batch in JournalReader(plan.path).batches(segment.start, segment.end):
+        recipients = batch.column("recipients")
+        named = pc.list_parent_indices(recipients).to_numpy()
+        named_places = pc.fill_null(pc.index_in(pc.list_flatten(recipients), value_set=nodes), -1).to_numpy()
+        sent = (batch.column("topic").to_numpy()[named] >= 0) & (named_places >= 0)
+        rows, places = named[sent], named_places[sent]
+        numbers = queues.numbers(batch, rows, places)
+        for place, reader in readers:
+            more = _taken_from_log(batch, reader, named[named_places == place], rows[numbers == reader.queue])
+            rows = np.concatenate((rows, more))
+            places = np.concatenate((places, np.full(len(more), place, places.dtype)))
+            numbers = np.concatenate((numbers, np.full(len(more), reader.queue, numbers.dtype)))
+        if len(rows):
+            yield batch, rows, places, numbers
+
+
+def _taken_from_log(batch: Any, reader: HandedOver, named: Any, counted: Any) -> Any:
+    """The rows that a reader of the log takes, and that its queue's topic does not lead to it."""
+    offsets = batch.column("offset").to_numpy()
+    address = batch.column("source" if reader.kind == "event" else "destination")
+    early = (offsets < reader.history) & pc.equal(pc.fill_null(batch.column("replay"), 0), 0).to_numpy(
+        zero_copy_only=False
+    )
+    early[named] = True
+    early[counted] = False
+    early &= offsets >= reader.begin
+    if early.any():
+        for column, value in ((batch.column("type"), reader.type), (batch.column("kind"), reader.kind)):
+            early &= pc.fill_null(pc.equal(column, value), fill_value=False).to_numpy(zero_copy_only=False)
+        early &= pc.fill_null(pc.equal(address, reader.address), fill_value=False).to_numpy(zero_copy_only=False)
+    return np.flatnonzero(early)
+
+
+def read_deliveries(plan: JournalPlan, segment: SegmentPlan) -> Iterator[Any]:
+    """One row per recipient and copy: `FIELDS`."""
+    ends = Settled(plan, segment)
+    read = np.zeros(max((number for number, *_ in plan.queues), default=0) + 2, np.int64)  # the last is for queue -1
+    for each in plan.handed_over:
+        read[each.queue] = each.read
+    for batch, rows, places, queues in exploded(plan, segment):
+        offsets = batch.column("offset").to_numpy()[rows]
+        outcomes, _ = ends.look_up(offsets, places)
+        outcomes[(outcomes == UNSETTLED) & (offsets < read[queues])] = PASSED
+        hi, lo = id_pairs(message_ids(batch, rows, places, plan.nodes))
+        columns = [
+            pa.array(places.astype("i4")),
+            pa.array(hi),
+            pa.array(lo),
+            pa.array(outcomes),
+            pa.array(queues),
+            pa.array(offsets),
+            pa.array((batch.column("time").cast(pa.int64()).to_numpy() / 1e6)[rows]),
+            pc.is_valid(batch.column("attempt_id")).take(pa.array(rows)),
+            pc.is_valid(batch.column("deliver_at")).take(pa.array(rows)),
+            digest_longs(batch.column("body_digest")).take(pa.array(rows)),
+            pa.array(np.maximum(1, ends.started(offsets, places))),
+        ]
+        yield pa.RecordBatch.from_arrays(columns, names=[field.split()[0] for field in FIELDS.split(", ")])
+
+
+def digest_longs(digests: Any) -> Any:
+    """The first eight bytes of each, as a long; null for what is none."""
+    return pa.array([_long(each) for each in digests.to_pylist()], pa.int64())
+
+
+def _long(digest: bytes | None) -> int | None:
+    return int.from_bytes(digest[:8], "big", signed=True) if digest is not None and len(digest) >= 8 else None
+
+
+class Queues:
+    """The queue that a row of a topic has at a node."""
+
+    def __init__(self, plan: JournalPlan) -> None:
+        topology = JournalReader(plan.path).topology()
+        place = {node: index for index, node in enumerate(plan.nodes)}
+        at_node = {number: place[node] for number, _, node, _ in plan.queues}
+        self._table = np.full((len(topology.topics) + 1, len(plan.nodes) + 1), -1, np.int32)
+        for topic in topology.topics:
+            for number in topic.queues:
+                if number in at_node:
+                    self._table[topic.number, at_node[number]] = number
+
+    def numbers(self, batch: Any, rows: Any, places: Any) -> Any:
+        return self._table[batch.column("topic").to_numpy()[rows], places]
+
+
+def read_poison(plan: JournalPlan) -> Iterator[list[tuple[str, bytes, float]]]:
+    """Node, message id and time of what was given up on into the journal itself, for want of a store."""
+    for _, body in JournalReader(plan.path).poison_frames(plan.earliest):
+        records = msgspec.msgpack.decode(body, type=list[Poisoned])
+        yield [(each.node, id_digits(_known_by(each.envelope, each.node)), each.at) for each in records]
+
+
+def _known_by(envelope: Envelope, node: str) -> str:
+    """What a node knows a message by; one without an identity is known by its content."""
+    if envelope.publication_id:
+        return ids.message_id(envelope.publication_id, node)
+    return ids.idempotent_id(node, envelope.type, envelope.body.hex())
+
+
+def message_ids(batch: Any, rows: Any, places: Any, nodes: Sequence[str]) -> list[bytes]:
+    texts = batch.column("publication_id").to_pylist()
+    derive = [ids.message_ids(node) for node in nodes]
+    made = []
+    for row, place in zip(rows.tolist(), places.tolist(), strict=True):
+        text = texts[row]
+        if text:
+            made.append(id_digits(derive[place](text)))
+        else:
+            [envelope] = to_envelopes(batch.slice(row, 1))
+            made.append(id_digits(_known_by(envelope, nodes[place])))
+    return made
+
+
+def id_digits(text: str) -> bytes:
+    return bytes.fromhex(text.replace("-", ""))
+
+
+def id_pairs(ids: Sequence[bytes]) -> tuple[Any, Any]:
+    """Ids of 16 bytes as two arrays of longs."""
+    pairs = np.frombuffer(b"".join(ids), ">i8").reshape(-1, 2).astype("i8")
+    return np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])
+
+
+def id_text(hi: int, lo: int) -> str:
+    digits = f"{hi & 0xFFFFFFFFFFFFFFFF:016x}{lo & 0xFFFFFFFFFFFFFFFF:016x}"
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+def publications(path: Path, offsets: Sequence[int]) -> dict[int, tuple[str, str, str]]:
+    """Publication id, type and source of the messages at some offsets."""
+    wanted = sorted(set(offsets))
+    found = JournalReader(path).load(wanted)
+    return {at: (each.publication_id, each.type, each.source) for at, each in zip(wanted, found, strict=True)}

@@ -1,0 +1,259 @@
+"""Replay: a filtered range of the log back onto the bus, through the journal's spool.
+
+Rules kept here:
+- `identity="same"`: the same publications, under a replay number that no copy had, so that the broker's window lets
+  them pass. A ledger recognises what was handled (a duplicate), what was given up on runs again. Without a ledger it
+  all runs again: messages with tokens are refused, since nothing would recognise them.
+- `identity="new"`: new publications, derived from the original and the replay's name, that say in a header what they
+  were. They are handled as any other.
+- Each goes to those it went to, or to `recipients`, and at once: delays and expiries are over.
+- Bounded batches, each a spool file named after the replay and after what it replays: repeating a replay of one name
+  repeats nothing, and another range or choice under that name is another replay.
+- A named replay has an end that stays: what it sends would otherwise be part of it when it is repeated.
+- Replay numbers start at a million: those of dead letters (docs/dead-letters.md) count from one and never meet them.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as F
+
+from faregate import ids
+from faregate.broker.journal.columns import to_envelopes
+from faregate.broker.journal.disk import RealDisk
+from faregate.broker.journal.layout import Layout
+from faregate.broker.journal.reader import JournalReader
+from faregate.broker.journal.spool import spool
+from faregate.errors import ConfigurationError
+from faregate.message import Envelope
+from faregate.spark.jobs.settlements import JournalPlan, SegmentPlan, by_task, plan_journal
+from faregate.spark.source.bounds import ALLOWED, AtTime, MalformedPosition, parse_positions, resolve
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+REPLAYED_FROM = "faregate-replayed-from"
+"""The header of a message under a new identity: the publication id of the original."""
+FIRST_NUMBER = 1_000_000
+MOST_IN_A_BATCH = 100_000
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,60}")
+_LISTED = "offset long, publication_id string, type string, source string, recipients array<string>, token boolean"
+Identity = Literal["same", "new"]
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a replay did, or would do."""
+
+    counts: dict[str, int]
+    """messages, batches, number (the replay number, 0 under a new identity), from_offset, to_offset."""
+    name: str
+    messages: "DataFrame"
+    """offset, publication_id, type, source, recipients, token: what fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which messages are meant. Plain values: it travels to tasks."""
+
+    types: tuple[str, ...]
+    nodes: tuple[str, ...]
+    recipients: tuple[str, ...]
+
+    def filtered(self, batch: Any) -> Any:
+        mask = None if self.recipients else pc.greater_equal(batch.column("topic"), 0)
+        for column, values in (("type", self.types), ("source", self.nodes)):
+            if values:
+                fits = pc.is_in(batch.column(column), value_set=pa.array(values, pa.string()))
+                mask = fits if mask is None else pc.and_(mask, fits)
+        return batch if mask is None else batch.filter(mask)
+
+
+def replay(
+    spark: "SparkSession",
+    *,
+    journal: str | Path,
+    start: int | str = "earliest",
+    end: int | str = "latest",
+    types: Sequence[str] = (),
+    nodes: Sequence[str] = (),
+    recipients: Sequence[str] = (),
+    identity: Identity = "same",
+    name: str | None = None,
+    batch: int = 10_000,
+    dry_run: bool = False,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Replayed:
+    """Put the messages from `start` up to `end` (offsets, or times as in `startingOffsets`) on the bus again.
+
+    `types`, `nodes` (who published) choose; `recipients` says who gets them instead of those who did, also a node that
+    was not there then. `dry_run` counts only. Durable when it returns; delivered by the process that runs the nodes.
+    `name`: repeating the same replay under it repeats nothing; it needs an `end` that stays. `batch`: messages in one
+    spool file. Raises `ConfigurationError`, `JournalNotFound` and their like.
+    """
+    if not 1 <= batch <= MOST_IN_A_BATCH:
+        raise ConfigurationError(f"batch={batch} is no size of a batch: use 1 to {MOST_IN_A_BATCH:,} messages")
+    plan, choice = _plan(journal, start, end, types, nodes, recipients, identity)
+    chosen_name = name or ids.root_id()
+    if not _NAME.fullmatch(chosen_name):
+        raise ConfigurationError(f"the replay's name {name!r} is none: use 1 to 60 letters, digits, '_' or '-'")
+    bounds = (plan.segments[0].start, plan.segments[-1].end) if plan.segments else (plan.latest, plan.latest)
+    if name is not None:
+        _check_end(end, plan)
+    listed = by_task(spark, plan.segments, lambda segment: _listed(plan, segment, choice), _LISTED)
+    counted = listed.agg(F.count("*").alias("n"), F.sum(F.col("token").cast("long")).alias("t")).collect()[0]
+    total, tokens = counted["n"], counted["t"] or 0
+    if tokens and identity == "same":
+        raise ConfigurationError(
+            f"{tokens} of the {total} messages were sent with tokens (dedup='tokens'): nothing remembers that they "
+            "were handled, and under the same identity they would run again. Leave them out by types, or use a new "
+            "identity"
+        )
+    number = _number(spark, plan) if identity == "same" else 0
+    counts = {"messages": total, "batches": 0, "number": number, "from_offset": bounds[0], "to_offset": bounds[1]}
+    if not dry_run:
+        made = _renumbered(plan, choice, number) if identity == "same" else _renamed(plan, choice, chosen_name)
+        told = repr((bounds, choice, identity, batch)).encode()
+        stem = f"replay-{chosen_name}-{sha256(told).hexdigest()[:16]}"
+        done = 0
+        for place, piece in enumerate(_pieces(made, batch)):
+            spool(Layout(plan.path), RealDisk(), piece, f"{stem}-{place:08d}")
+            done += len(piece)
+            counts["batches"] += 1
+            progress(done, total)
+    return Replayed(counts, chosen_name, listed.drop("token"))
+
+
+def _check_end(end: int | str, plan: JournalPlan) -> None:
+    """Raises `ConfigurationError` for an end that is another one once the log has grown."""
+    position = parse_positions(str(end)).of("0")
+    if isinstance(position, AtTime):
+        moves = position.seconds > time.time()
+    else:
+        moves = position == "latest" or (isinstance(position, int) and position > plan.latest)
+    if moves:
+        raise ConfigurationError(
+            f"the replay has a name, and its end {end!r} moves as the log grows, so a repetition would be another "
+            f"replay: give an end that stays; the log ends at offset {plan.latest} now"
+        )
+
+
+def _plan(
+    journal: str | Path,
+    start: int | str,
+    end: int | str,
+    types: Sequence[str],
+    nodes: Sequence[str],
+    recipients: Sequence[str],
+    identity: str,
+) -> tuple[JournalPlan, Choice]:
+    if identity not in ("same", "new"):
+        raise ConfigurationError(f"the identity {identity!r} is none: 'same' or 'new'")
+    whole = plan_journal(journal)
+    for node in recipients:
+        if node not in whole.nodes:
+            raise ConfigurationError(f"no node {node!r} takes messages of this journal; there are {_names(whole)}")
+    reader = JournalReader(whole.path)
+    bounds = []
+    for what, value in (("start", start), ("end", end)):
+        try:
+            bounds.append(resolve(parse_positions(str(value)).of("0"), reader))
+        except (MalformedPosition, KeyError) as exc:
+            raise ConfigurationError(f"the {what} {value!r} is no position: allowed are {ALLOWED}") from exc
+    if str(start).isdecimal() and bounds[0] < whole.earliest:
+        raise ConfigurationError(
+            f"offset {bounds[0]} was removed by retention: the journal {whole.path} begins at {whole.earliest}"
+        )
+    if bounds[0] > bounds[1]:
+        raise ConfigurationError(f"the start, offset {bounds[0]}, lies behind the end, offset {bounds[1]}")
+    return plan_journal(journal, *bounds), Choice(tuple(types), tuple(nodes), tuple(recipients))
+
+
+def _names(plan: JournalPlan) -> str:
+    return ", ".join(plan.nodes) or "none"
+
+
+def _number(spark: "SparkSession", plan: JournalPlan) -> int:
+    """A replay number that nothing from the range's start on has."""
+    whole = plan_journal(plan.path, plan.segments[0].start if plan.segments else plan.latest)
+
+    def highest(segment: SegmentPlan) -> Iterator[Any]:
+        for batch in JournalReader(whole.path).batches(segment.start, segment.end):
+            yield pa.RecordBatch.from_arrays(
+                [pa.array([pc.max(batch.column("replay")).as_py() or 0], pa.int32())], ["n"]
+            )
+
+    found = by_task(spark, whole.segments, highest, "n int").agg(F.max("n")).collect()[0][0] or 0
+    return max(FIRST_NUMBER, int(found)) + 1
+
+
+def _listed(plan: JournalPlan, segment: SegmentPlan, choice: Choice) -> Iterator[Any]:
+    for stored in JournalReader(plan.path).batches(segment.start, segment.end):
+        batch = choice.filtered(stored)
+        names = ["offset", "publication_id", "type", "source", "recipients"]
+        columns = [batch.column(name) for name in names]
+        if choice.recipients:
+            columns[4] = pa.array([list(choice.recipients)] * batch.num_rows, pa.list_(pa.string()))
+        columns.append(pc.is_valid(batch.column("attempt_id")))
+        yield pa.RecordBatch.from_arrays(columns, names=[*names, "token"])
+
+
+def _chosen(plan: JournalPlan, choice: Choice) -> Iterator[Envelope]:
+    reader = JournalReader(plan.path)
+    for segment in plan.segments:
+        for stored in reader.batches(segment.start, segment.end):
+            yield from to_envelopes(choice.filtered(stored))
+
+
+def _renumbered(plan: JournalPlan, choice: Choice, number: int) -> Iterator[Envelope]:
+    for envelope in _chosen(plan, choice):
+        yield _at_once(envelope, choice, replay=number)
+
+
+def _renamed(plan: JournalPlan, choice: Choice, name: str) -> Iterator[Envelope]:
+    for envelope in _chosen(plan, choice):
+        original = envelope.publication_id
+        publication = ids.publication_id(
+            correlation_id=envelope.correlation_id or original,
+            node=envelope.source,
+            causation_id=original,
+            handler=REPLAYED_FROM,
+            type=envelope.type,
+            slot=f"replay {name}",
+        )
+        headers = {**envelope.headers, REPLAYED_FROM: original}
+        yield _at_once(
+            envelope,
+            choice,
+            publication_id=publication,
+            headers=headers,
+            replay=0,
+            attempt_id=None,
+            sent_at=time.time(),
+        )
+
+
+def _at_once(envelope: Envelope, choice: Choice, **changes: Any) -> Envelope:
+    recipients = choice.recipients or envelope.recipients
+    return msgspec.structs.replace(
+        envelope, recipients=recipients, deliver_at=None, expires_at=None, redeliveries=0, **changes
+    )
+
+
+def _pieces(made: Iterator[Envelope], size: int) -> Iterator[list[Envelope]]:
+    piece: list[Envelope] = []
+    for envelope in made:
+        piece.append(envelope)
+        if len(piece) >= size:
+            yield piece
+            piece = []
+    if piece:
+        yield piece

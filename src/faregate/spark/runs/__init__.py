@@ -1,0 +1,1 @@
+"""Handlers on Structured Streaming: `fg.spark.run`."""

@@ -1,0 +1,220 @@
+"""The driver's side of a handler run: what happens around each batch, on one store and one journal.
+
+    due parked rows -> (the batch runs) -> outbox to the spool -> low-water mark -> what retention may remove
+
+All of it runs on an event loop of its own in a thread of its own, so that the store stays open from batch to batch.
+"""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from faregate.broker.journal.reader import JournalReader
+from faregate.bus.recipients import Directory, topic_for
+from faregate.errors import BelowFloor, ConfigurationError
+from faregate.node.node import Node
+from faregate.ports.clock import SystemClock
+from faregate.ports.schemes import open_store, open_token_store
+from faregate.ports.store import Transaction
+from faregate.spark.runs.outbox import OutboxSpooler
+from faregate.spark.runs.records import LogRecords, Parked
+from faregate.spark.runs.spec import Begin
+from faregate.spark.runs.views import mark_of, reader_name
+
+T = TypeVar("T")
+PARKED_AT_ONCE = 20_000
+_EVICTION_SECONDS = 60.0
+_EVICTED_AT_ONCE = 50_000
+
+
+class LoopThread:
+    """An event loop for code that has none."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="faregate-spark-driver", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+
+class Driver:
+    """Blocking, for the thread that Spark calls. `open` and `begin` first, `close` at the end."""
+
+    def __init__(self, node: Node, store: str, path: Path, retain_ledger: float) -> None:
+        if store.partition(":")[0] == "memory":
+            raise ConfigurationError(
+                "memory: is a database of one process; Spark's workers need sqlite: or postgresql:"
+            )
+        self._node = node
+        self._clock = SystemClock()
+        self._store = open_store(store, self._clock)
+        self._records = LogRecords(self._store, node.name)
+        self._tokens = open_token_store(store, self._clock)
+        self._path = path
+        self._marks: list[str] = []
+        self._directory: Directory | None = None
+        self._spooler: OutboxSpooler | None = None
+        self._retain_ledger = retain_ledger
+        self._next_eviction = 0.0
+        self._loop = LoopThread()
+
+    def open(self) -> None:
+        """Connect to the store and make its tables: what can fail for reasons of its own, before anything is taken."""
+        self._loop.run(self._open())
+
+    async def _open(self) -> None:
+        await self._store.open()
+        await self._tokens.open()
+        if self._node.schema is not None:
+            await self._store.apply_schema(self._node.schema)
+        self._directory = await self._find_directory()
+
+    def check(self, begins: dict[str, Begin], start: int | None) -> None:
+        """Whether subscriptions that are to be taken could begin there. Raises `BelowFloor`."""
+        self._loop.run(self._going_on(begins, start))
+
+    def begin(self, label: str, begins: dict[str, Begin], start: int | None, read: int) -> dict[str, Begin]:
+        """Where each subscription goes on, by the low-water marks of the store. `start` is where one without a mark
+        begins instead of at its own beginning, `read` how far the checkpoint has read.
+
+        Raises `BelowFloor`, and `ConfigurationError` for a store that knows less than the checkpoint.
+        """
+        return self._loop.run(self._begin(label, begins, start, read))
+
+    async def _begin(self, label: str, begins: dict[str, Begin], start: int | None, read: int) -> dict[str, Begin]:
+        self._marks = [label, *(mark_of(queue, begin.epoch) for queue, begin in begins.items())]
+        known = await self._read_low_water(self._marks)
+        if read > known.get(label, 0):
+            raise ConfigurationError(
+                f"the checkpoint has read up to offset {read}, and {self._store.url} knows of "
+                f"{f'offsets up to {known[label]}' if label in known else 'no such run'}: it is another store, or an "
+                "older copy of it. Use the store that belongs to this checkpoint, or a new checkpoint: that goes on "
+                "from what the store knows"
+            )
+        going_on = await self._going_on(begins, start)
+        low = min(begin.offset for begin in going_on.values())
+        await self._raise_low_water(low)
+        JournalReader(self._path).save_position(reader_name(self._node.name), low)
+        self._spooler = OutboxSpooler(self._store, self._node.name, str(self._path), self._clock, self._directory)
+        await self._spooler.send()
+        await self._spooler.take_in()
+        return going_on
+
+    async def _going_on(self, begins: dict[str, Begin], start: int | None) -> dict[str, Begin]:
+        marks = {queue: mark_of(queue, begin.epoch) for queue, begin in begins.items()}
+        known = await self._read_low_water(list(marks.values()))
+        going_on = {
+            queue: replace(begin, offset=max(begin.offset, known.get(marks[queue], start or 0)))
+            for queue, begin in begins.items()
+        }
+        low = min(begin.offset for begin in going_on.values())
+        floor = await self._store.floor(self._node.name)
+        if floor is not None and low < (first := JournalReader(self._path).offset_at(floor)):
+            new = [queue for queue, begin in going_on.items() if begin.offset < first]
+            raise BelowFloor(
+                f"{', '.join(new)} would begin at offset {low}, and the ledger of {self._node.name!r} remembers "
+                f"nothing from before offset {first}: repetitions could not be recognised. Begin there, with start="
+                f"{first} (--start {first}), and leave out what is older"
+            )
+        return going_on
+
+    async def _find_directory(self) -> Directory | None:
+        """The recipient lists, for a node that deduplicates by tokens. They must be in its own store: a token that is
+        looked for in the wrong place is missing, and its message would be taken for a duplicate."""
+        wanted = [sub for sub in self._node.subscriptions.values() if sub.dedup == "tokens"]
+        if not wanted:
+            return None
+        lists = await self._tokens.recipients([topic_for(sub) for sub in wanted])
+        for subscription in wanted:
+            if lists[topic_for(subscription)].modes.get(self._node.name) != "tokens":
+                raise ConfigurationError(
+                    f"{subscription} deduplicates by tokens, and {self._store.url} has no list that says so: on Spark "
+                    "tokens must be in the node's own store. Start a bus once whose nodes all share that store, or use "
+                    "dedup='ledger'"
+                )
+        return Directory(self._tokens)
+
+    async def _read_low_water(self, marks: list[str]) -> dict[str, int]:
+        transaction = self._store.transaction()
+        try:
+            await transaction.begin()
+            return await self._records.low_water(transaction, marks)
+        finally:
+            await transaction.roll_back()
+
+    async def _raise_low_water(self, position: int) -> None:
+        """Of this run as a whole: from now on the store is one that belongs to the checkpoint."""
+        transaction = self._store.transaction()
+        try:
+            await transaction.begin()
+            await self._records.raise_low_water(transaction, self._marks[:1], position)
+            await transaction.commit()
+        finally:
+            await transaction.roll_back()
+
+    def due(self) -> list[Parked]:
+        return self._loop.run(self._due())
+
+    async def _due(self) -> list[Parked]:
+        transaction = self._store.transaction()
+        try:
+            await transaction.begin()
+            return await self._records.due(transaction, self._clock.time(), PARKED_AT_ONCE)
+        finally:
+            await transaction.roll_back()
+
+    def finish_batch(self, done: int) -> tuple[int, int]:
+        """Everything below `done` is decided: send what was sent, and note it. Returns (sent, parked)."""
+        return self._loop.run(self._finish_batch(done))
+
+    async def _finish_batch(self, done: int) -> tuple[int, int]:
+        assert self._spooler is not None
+        sent = await self._spooler.send()
+        transaction = self._store.transaction()
+        try:
+            await transaction.begin()
+            await self._records.raise_low_water(transaction, self._marks, done)
+            parked, lowest = await self._counts(transaction)
+            await transaction.commit()
+        finally:
+            await transaction.roll_back()
+        JournalReader(self._path).save_position(
+            reader_name(self._node.name), done if lowest is None else min(done, lowest)
+        )
+        await self._spooler.take_in()
+        await self._evict()
+        return sent, parked
+
+    async def _evict(self) -> None:
+        """Ledger rows go by age, as on the bus; the floor rises with them."""
+        now = self._clock.monotonic()
+        if now >= self._next_eviction:
+            self._next_eviction = now + _EVICTION_SECONDS
+            await self._store.evict(self._node.name, self._clock.time() - self._retain_ledger, _EVICTED_AT_ONCE)
+
+    async def _counts(self, transaction: Transaction) -> tuple[int, int | None]:
+        count, lowest, _ = await self._records.counts(transaction)
+        return count, lowest
+
+    def take_in(self) -> bool:
+        assert self._spooler is not None
+        return self._loop.run(self._spooler.take_in())
+
+    def close(self) -> None:
+        self._loop.run(self._close())
+        self._loop.close()
+
+    async def _close(self) -> None:
+        await self._tokens.close()
+        await self._store.close()

@@ -1,0 +1,333 @@
+"""The engine in a Python worker process: one event loop and one open store, kept from task to task.
+
+    work rows of a partition -> deliveries -> lanes (of one key one at a time, in order) -> units of work -> counts
+
+Rules kept here:
+- Rows come in the order of their positions and are submitted so; the lanes keep the order of each key.
+- What follows a parked message of its key parks behind it (unless the subscription is not strict).
+- A row of the log whose message is parked already is left to the parked one.
+- An error that is no outcome of a message (the store is gone) fails the task: nothing is counted, Spark runs it again.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any
+
+from faregate.bus.bus import shared_keys
+from faregate.bus.lanes import Lanes
+from faregate.codec import BodyWriter, find_codec
+from faregate.core.alarms import Alarms
+from faregate.core.dead_letter import dead_letter, message_id_of
+from faregate.core.node_store import NodeStore
+from faregate.core.sender import Sender
+from faregate.core.threads import HandlerThreads
+from faregate.node.subscription import Subscription
+from faregate.ports.clock import SystemClock
+from faregate.ports.queue import Delivery
+from faregate.ports.schemes import open_store, open_token_store
+from faregate.spark.runs.delivery import LogDelivery, has_expired
+from faregate.spark.runs.no_transport import NoTransport
+from faregate.spark.runs.receiver import LogTransactional, OutboxOnly, is_behind
+from faregate.spark.runs.records import LogRecords, Parked
+from faregate.spark.runs.rows import NOBODY
+from faregate.spark.runs.spec import RunSpec, is_strict, node_of, ordering
+from faregate.stores.sql.columns import unpack
+
+log = logging.getLogger("faregate.spark")
+
+CHUNK = 5_000
+"""How many messages of a partition are in memory at a time."""
+
+
+class Line:
+    """One subscription at work in this process."""
+
+    def __init__(self, engine: "Engine", subscription: Subscription) -> None:
+        self.subscription = subscription
+        self.by_key = ordering(subscription) == "key"
+        self.strict = is_strict(subscription) and ordering(subscription) is not None
+        self.receiver = LogTransactional(
+            subscription,
+            engine.node,
+            engine.sender,
+            engine.shared,
+            clock=engine.clock,
+            pool=engine.pool,
+            body_limit=engine.spec.body_limit,
+        )
+        self.receiver.records = engine.records
+        begin = engine.spec.begins.get(subscription.binding(engine.spec.body_limit).queue)
+        self.receiver.positions = f"{subscription.name}@{0 if begin is None else begin.epoch}"
+        self.blocked: dict[str, tuple[int, float]] = {}
+        """By key ("" of a serial subscription): the position of a parked message that others wait behind, and when it
+        is due."""
+
+    def behind(self, delivery: LogDelivery) -> float | None:
+        """When what it must wait for is due; None when it may run."""
+        if not self.strict or delivery.line is None:
+            return None
+        found = self.blocked.get(delivery.line)
+        return None if found is None or found[0] >= delivery.position else found[1]
+
+
+class Engine:
+    def __init__(self, spec: RunSpec) -> None:
+        assert spec.store is not None
+        self.spec = spec
+        self.node = node_of(spec)
+        self.clock = SystemClock()
+        self.pool = HandlerThreads()
+        self.store = open_store(spec.store, self.clock, blocking=True)
+        self.records = LogRecords(self.store, self.node.name)
+        wants_tokens = any(sub.dedup == "tokens" for sub in self.node.subscriptions.values())
+        self._tokens = open_token_store(spec.store, self.clock) if wants_tokens else None
+        alarms = Alarms()
+        transport = NoTransport()
+        dispatcher = OutboxOnly(self.store, transport, self.clock, alarms)
+        self.shared = NodeStore(self.store, dispatcher, alarms, self._tokens)
+        writer = BodyWriter(find_codec(spec.codec), limit=spec.body_limit)
+        self.sender = Sender(self.node, transport, writer, self.clock, shared_keys([self.node]), alarms)
+        self.lines = [Line(self, each) for each in self.node.subscriptions.values()]
+        self._line_of: dict[LogDelivery, Line] = {}
+        self._counts: Counter[str] = Counter()
+        self._left = 0
+        self._waiting: list[tuple[LogDelivery, Parked]] = []
+        """What is parked behind another, with the end of the chunk, in one commit: until then nothing passes it."""
+        self._over: asyncio.Future[None] | None = None
+
+    async def open(self) -> None:
+        await self.store.open()
+        if self._tokens is not None:
+            await self._tokens.open()
+
+    async def close(self) -> None:
+        if self._tokens is not None:
+            await self._tokens.close()
+        await self.store.close()
+        self.pool.shutdown(wait=False)
+
+    # --- a partition -----------------------------------------------------------------------------------------
+
+    async def run(self, rows: Iterable[Sequence[Any]]) -> dict[str, int]:
+        """Deal with all of them; returns how they ended. `last` is the highest position."""
+        self._counts = Counter()
+        last = -1
+        remaining = iter(rows)
+        while chunk := list(islice(remaining, CHUNK)):
+            last = max(last, max(row[0] for row in chunk))
+            await self._run_chunk([row for row in chunk if row[2] != NOBODY])
+        return {**self._counts, "last": last}
+
+    async def _run_chunk(self, rows: list[Sequence[Any]]) -> None:
+        if not rows:
+            return
+        self._line_of = {}
+        self._waiting = []
+        for position, bucket, number, key, envelope, at, redeliveries, parked in rows:
+            line = self.lines[number]
+            delivery = LogDelivery(
+                position,
+                bucket,
+                key,
+                key if line.by_key else None,
+                unpack(envelope),
+                at,
+                redeliveries,
+                parked,
+                self._park,
+                self._ended,
+                self._released,
+            )
+            self._line_of[delivery] = line
+        ready = await self._sort_out()
+        self._left = len(ready)
+        if not ready:
+            return
+        self._over = asyncio.get_running_loop().create_future()
+        lanes = {line: self._lanes(line) for line in self.lines}
+        for delivery in ready:
+            lanes[self._line_of[delivery]].submit(delivery)
+        try:
+            await self._over
+        finally:
+            for each in lanes.values():
+                await each.close(0)
+        if self._waiting:
+            await self._commit_parked(self._waiting)
+
+    def _lanes(self, line: Line) -> Lanes:
+        async def run(taken: list[Delivery]) -> list[Delivery]:
+            try:
+                again = await self._work(line, taken)
+            except BaseException as exc:
+                self._fail(exc)
+                raise
+            lanes.batch = line.receiver.batch
+            line.receiver.put_off = False
+            return again
+
+        lanes = Lanes(line.subscription.order.lanes, run, by_key=line.by_key)
+        lanes.batch = line.receiver.batch
+        return lanes
+
+    async def _work(self, line: Line, taken: list[Delivery]) -> list[Delivery]:
+        free: list[Delivery] = []
+        for delivery in taken:
+            assert isinstance(delivery, LogDelivery)
+            if not self._released(delivery):
+                free.append(delivery)
+        return await line.receiver.handle(free) if free else []
+
+    def _released(self, delivery: LogDelivery) -> bool:
+        """Park it, if it has to wait for one that is parked; whether it does."""
+        due = self._line_of[delivery].behind(delivery)
+        if due is None:
+            return False
+        self._waiting.append((delivery, self._parked(delivery, due, delivery.redeliveries)))
+        self._end("parked")
+        return True
+
+    def _end(self, outcome: str) -> None:
+        self._counts[outcome] += 1
+        self._left -= 1
+        if not self._left and self._over is not None and not self._over.done():
+            self._over.set_result(None)
+
+    def _fail(self, exc: BaseException) -> None:
+        if self._over is not None and not self._over.done():
+            if isinstance(exc, asyncio.CancelledError):
+                self._over.cancel()
+            else:
+                self._over.set_exception(exc)
+
+    # --- before: what is parked, scheduled or expired ----------------------------------------------------------
+
+    async def _sort_out(self) -> list[LogDelivery]:
+        """Those that run now, in order; the others are parked or dead when this returns."""
+        message_ids = {delivery: self._message_id(delivery) for delivery in self._line_of}
+        here = {message_ids[delivery] for delivery in self._line_of if delivery.parked}
+        keys = [delivery.line for delivery, line in self._line_of.items() if line.strict and delivery.line is not None]
+        transaction = self.store.transaction()
+        try:
+            await transaction.begin()
+            known = await self.records.parked_with(transaction, list(message_ids.values()), keys)
+        finally:
+            await transaction.roll_back()
+        parked = {each.message_id for each in known}
+        for line in self.lines:
+            line.blocked.clear()
+        for each in known:
+            waited_for = self._line_for(each)
+            if waited_for is not None and each.key is not None and each.message_id not in here:
+                self._block(waited_for, each.key, each.position, each.due)
+        ready: list[LogDelivery] = []
+        scheduled: list[tuple[LogDelivery, Parked]] = []
+        now = self.clock.time()
+        for delivery, line in self._line_of.items():
+            if not delivery.parked and message_ids[delivery] in parked:
+                self._counts["parked"] += 1
+            elif not delivery.parked and (delivery.envelope.deliver_at or 0.0) > now:
+                due = delivery.envelope.deliver_at or now
+                scheduled.append((delivery, self._parked(delivery, due, 0, waited_for=False)))
+                self._counts["scheduled"] += 1
+            elif has_expired(line.subscription, delivery, now):
+                await self._expire(line, delivery, now)
+            else:
+                ready.append(delivery)
+        if scheduled:  # before anything runs: what follows them passes their positions
+            await self._commit_parked(scheduled)
+        return ready
+
+    def _line_for(self, parked: Parked) -> Line | None:
+        envelope = parked.envelope
+        source = envelope.source if envelope.kind == "event" else None
+        found = (each for each in self.lines if each.subscription.message_type.wire == envelope.type)
+        return next((each for each in found if each.subscription.source == source), None)
+
+    @staticmethod
+    def _block(line: Line, key: str, position: int, due: float) -> None:
+        known = line.blocked.get(key)
+        if known is None or position < known[0]:
+            line.blocked[key] = (position, due)
+
+    async def _expire(self, line: Line, delivery: LogDelivery, now: float) -> None:
+        message_id = self._message_id(delivery)
+        letter = dead_letter(self.node.name, message_id, delivery, "expired", "it waited too long in the log", now)
+        transaction = self.store.transaction()
+        try:
+            await transaction.begin()
+            await self._take_lock(transaction, delivery)
+            if not await self.records.decided(transaction, {message_id: False}):
+                await transaction.bury(letter)
+            await self.records.unpark(transaction, [message_id])
+            await transaction.commit()
+        finally:
+            await transaction.roll_back()
+        await line.receiver.abandoned(delivery, letter.reason, letter.error)
+        self._counts["dead"] += 1
+
+    # --- after: parked or done ---------------------------------------------------------------------------------
+
+    async def _park(self, delivery: LogDelivery, delay: float, counted: bool) -> None:
+        redeliveries = delivery.redeliveries + (1 if counted else 0)
+        due = self.clock.time() + delay
+        line = self._line_of[delivery]
+        await self._commit_parked([(delivery, self._parked(delivery, due, redeliveries))])
+        if delivery.line is not None:
+            self._block(line, delivery.line, delivery.position, due)
+        self._end("redelivered")
+
+    def _parked(self, delivery: LogDelivery, due: float, redeliveries: int, *, waited_for: bool = True) -> Parked:
+        key = delivery.line if waited_for else None
+        return Parked(self._message_id(delivery), due, redeliveries, key, delivery.position, delivery.envelope)
+
+    async def _commit_parked(self, found: list[tuple[LogDelivery, Parked]]) -> None:
+        """Park them, but for those that another attempt of this task has dealt with meanwhile."""
+        transaction = self.store.transaction()
+        try:
+            await transaction.begin()
+            await self.records.lock(transaction, [each.bucket for each, _ in found if each.line is not None])
+            behind = await self._behind(transaction, [delivery for delivery, _ in found])
+            replays = {parked.message_id: bool(delivery.envelope.replay) for delivery, parked in found}
+            decided = await self.records.decided(transaction, replays)
+            left = [
+                (parked, delivery.redeliveries if delivery.parked else None)
+                for delivery, parked in found
+                if delivery not in behind and parked.message_id not in decided
+            ]
+            if left:
+                await self.records.park(transaction, left)
+                await transaction.commit()
+        finally:
+            await transaction.roll_back()
+
+    async def _behind(self, transaction: Any, deliveries: list[LogDelivery]) -> set[LogDelivery]:
+        """Those that the positions of their keys say were dealt with."""
+        found: set[LogDelivery] = set()
+        for line in self.lines:
+            own = [each for each in deliveries if self._line_of[each] is line]
+            keys = [each.line for each in own if each.line is not None]
+            last = await self.records.positions(transaction, line.receiver.positions, keys) if keys else {}
+            found.update(each for each in own if is_behind(each, last))
+        return found
+
+    async def _take_lock(self, transaction: Any, delivery: LogDelivery) -> None:
+        if delivery.line is not None:
+            await self.records.lock(transaction, [delivery.bucket])
+
+    async def _ended(self, delivery: LogDelivery, outcome: str) -> None:
+        if delivery.parked and outcome in ("dead", "duplicate"):
+            transaction = self.store.transaction()
+            try:
+                await transaction.begin()
+                await self.records.unpark(transaction, [self._message_id(delivery)])
+                await transaction.commit()
+            finally:
+                await transaction.roll_back()
+        self._end(outcome)
+
+    def _message_id(self, delivery: LogDelivery) -> str:
+        return message_id_of(delivery.envelope, self.node.name)

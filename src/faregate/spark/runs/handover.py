@@ -1,0 +1,158 @@
+"""Handing a node over between the engines: from its queues to the log (Spark), or back (asyncio). The bus is stopped.
+
+Rules kept here:
+- The journal's lock is held throughout, so nobody reads either view meanwhile.
+- To the queue: from the low-water mark, or the lowest parked message, on. What the ledger knows is settled, what was
+  parked waits in the queue with its count and its time, in the order of the log.
+- Parked messages from before the subscription was known are in no queue's part of the log. They are published to it
+  again, as replays with a number of their own, before anything else: whichever is first, the ledger knows the other.
+- The topology is written next, the records of the old view go afterwards: a crash in between leaves records that the
+  ledger makes harmless.
+"""
+
+import time
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from faregate.broker.journal.disk import RealDisk
+from faregate.broker.journal.reader import JournalReader
+from faregate.broker.journal.spool import spool
+from faregate.broker.journal.views import ClosedJournal, Waits
+from faregate.bus.bus import MAX_MESSAGE_BYTES
+from faregate.core.dead_letter import message_id_of
+from faregate.errors import ConfigurationError
+from faregate.message import Envelope
+from faregate.node.node import Node
+from faregate.ports.queue import Binding
+from faregate.ports.store import Store
+from faregate.spark.runs.driver import LoopThread
+from faregate.spark.runs.records import LogRecords, Parked
+from faregate.spark.runs.views import bindings_of, mark_of, reader_name, take_log
+
+To = Literal["log", "queue"]
+
+
+class HandedOver(NamedTuple):
+    """One subscription, and where its view begins now."""
+
+    queue: str
+    view: str
+    epoch: int
+    offset: int
+    changed: bool
+
+
+def hand_over(node: Node, path: Path, store: Store | None, to: To) -> list[HandedOver]:
+    """Let the node's subscriptions be consumed through that view. Those that are already stay as they are.
+
+    Raises `JournalLocked` while a bus runs, `ConfigurationError` where messages could be lost or doubled.
+    """
+    bindings = bindings_of(node, MAX_MESSAGE_BYTES)
+    before = JournalReader(path).topology()
+    changing = [each for each in bindings if before.reading(each.queue).view != to]
+    if changing and to == "log":
+        take_log(path, changing, has_store=store is not None)
+    elif changing:
+        _to_queue(node, path, store, changing)
+    after = JournalReader(path).topology()
+    readings = [(each.queue, after.reading(each.queue)) for each in bindings]
+    names = {each.queue for each in changing}
+    return [
+        HandedOver(queue, reading.view, reading.epoch, reading.offset, queue in names) for queue, reading in readings
+    ]
+
+
+def _to_queue(node: Node, path: Path, store: Store | None, changing: list[Binding]) -> None:
+    with ClosedJournal(path) as closed:
+        if store is None:
+            _fast_path_to_queue(node, closed, changing, path)
+            return
+        loop = LoopThread()
+        try:
+            _back(node, path, store, changing, closed, loop)
+        finally:
+            loop.run(store.close())
+            loop.close()
+    JournalReader(path).forget_reader(reader_name(node.name))
+
+
+def _back(
+    node: Node, path: Path, store: Store, changing: list[Binding], closed: ClosedJournal, loop: LoopThread
+) -> None:
+    records = LogRecords(store, node.name)
+    loop.run(store.open())
+    marks = {each.queue: mark_of(each.queue, closed.reading(each.queue).epoch) for each in changing}
+    low_water, parked = loop.run(_left(store, records, list(marks.values())))
+
+    def done(messages: Sequence[tuple[int, Envelope]]) -> dict[int, str]:
+        by_id = {message_id_of(envelope, node.name): offset for offset, envelope in messages}
+        known = loop.run(store.known(node.name, list(by_id)))
+        return {by_id[each]: "handled" if found.state == "handled" else "dead" for each, found in known.items()}
+
+    early: list[Parked] = []
+    plans: list[tuple[Binding, int, list[Waits]]] = []
+    for binding in changing:
+        reading = closed.reading(binding.queue)
+        start = max(reading.offset, low_water.get(marks[binding.queue], 0))
+        if start < reading.history:
+            raise ConfigurationError(
+                f"{binding.queue} has messages from before it was known, up to offset {reading.history}, and is at "
+                f"{start}: no queue can hold those. Run it on Spark until they are handled, then hand over"
+            )
+        own = [each for each in parked if _is_of(binding, each.envelope)]
+        early += [each for each in own if each.position < reading.history]
+        later = [each for each in own if each.position >= reading.history]
+        waits = [Waits(each.position, each.redeliveries, each.due) for each in later]
+        plans.append((binding, min([start, *(each.offset for each in waits)]), waits))
+    if early:
+        number = int(time.time())  # above every other replay of theirs, so that nobody takes them for known
+        again = [msgspec.structs.replace(each.envelope, recipients=(node.name,), replay=number) for each in early]
+        name = sha256(repr(sorted(marks.values())).encode()).hexdigest()[:16]
+        spool(JournalReader(path).layout, RealDisk(), again, f"handover-{node.name}-{name}")
+    for binding, start, waits in plans:
+        closed.take_queue(binding, start, done, waits)
+    loop.run(_forget(store, records, [each.message_id for each in parked]))
+
+
+def _fast_path_to_queue(node: Node, closed: ClosedJournal, changing: list[Binding], path: Path) -> None:
+    """Without a store nothing tells what was handled, but how far the query has read."""
+    reader = JournalReader(path)
+    read = [each.offset for each in reader.positions() if each.name == reader_name(node.name)]
+    latest = reader.latest()
+    left = sum(closed.count(binding.queue, read[0] if read else 0) for binding in changing)
+    if left:
+        raise ConfigurationError(
+            f"node {node.name!r} has no store, and its log view has {left} messages to read: run it on Spark until "
+            "nothing is left, then hand over"
+        )
+    for binding in changing:
+        closed.take_queue(binding, latest, lambda messages: {})
+    reader.forget_reader(reader_name(node.name))
+
+
+async def _left(store: Store, records: LogRecords, marks: list[str]) -> tuple[dict[str, int], list[Parked]]:
+    transaction = store.transaction()
+    try:
+        await transaction.begin()
+        return await records.low_water(transaction, marks), await records.all(transaction)
+    finally:
+        await transaction.roll_back()
+
+
+async def _forget(store: Store, records: LogRecords, message_ids: list[str]) -> None:
+    transaction = store.transaction()
+    try:
+        await transaction.begin()
+        await records.unpark(transaction, message_ids)
+        await transaction.commit()
+    finally:
+        await transaction.roll_back()
+
+
+def _is_of(binding: Binding, envelope: Envelope) -> bool:
+    same_source = binding.source is None or binding.source == envelope.source
+    return (binding.type, binding.kind) == (envelope.type, envelope.kind) and same_source

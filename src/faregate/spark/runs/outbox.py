@@ -1,0 +1,164 @@
+"""After a batch: what the handlers send goes from the outbox into the journal's spool, as one batch, in order.
+
+Rules kept here:
+- Rows leave the outbox after the spool has them safe. A crash in between sends them again with the same ids, under the
+  same name of a batch if they are the same rows; the journal, its window and the recipients recognise them.
+- A command that no node handles becomes a dead letter of its sender, in the commit in which it leaves the outbox.
+- While no bus runs, nobody takes the spool in. Then the driver does, holding the journal's lock for that moment.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+
+from faregate.broker.journal.disk import RealDisk
+from faregate.broker.journal.errors import JournalLocked
+from faregate.broker.journal.reader import JournalReader
+from faregate.broker.journal.spool import spool, waiting
+from faregate.bus.attempts import Attempts, signals, without_attempts
+from faregate.bus.dispatcher import Dispatcher
+from faregate.bus.recipients import Directory
+from faregate.core.alarms import Alarms
+from faregate.core.verdict import describe_error
+from faregate.errors import Unroutable
+from faregate.message import Envelope
+from faregate.ports.clock import Clock
+from faregate.ports.store import DeadLetter, OutboxRow, Store
+from faregate.spark.runs.no_transport import NoTransport
+from faregate.transports.journal import JournalTransport
+
+log = logging.getLogger("faregate.spark")
+
+_AT_ONCE = 200_000
+_PATIENCE = 10.0
+
+
+class OutboxSpooler:
+    """What one node has in the outbox of its store, and the journal that it goes to."""
+
+    def __init__(self, store: Store, node: str, path: str, clock: Clock, directory: Directory | None) -> None:
+        self._store = store
+        self._nodes = [node]
+        self._transport = borrowed_journal(path, clock)
+        self._clock = clock
+        self._alarms = Alarms()
+        self._directory = directory
+        """Where some recipients may want tokens."""
+
+    async def send(self) -> int:
+        """Send everything that is committed; how many messages."""
+        if self._directory is not None:
+            return await self._send_with_attempts(self._directory)
+        sent = 0
+        while rows := await self._store.undispatched(_AT_ONCE, self._nodes):
+            await self._send_rows([without_attempts(row) for row in rows])
+            sent += len(rows)
+        return sent
+
+    async def _send_with_attempts(self, directory: Directory) -> int:
+        """Recipients may want tokens: the bus' own dispatcher makes them, and sends through the spool."""
+        attempts = Attempts(self._store, directory, self._clock, self._alarms)
+        dispatcher = Dispatcher(
+            self._store, _Spooling(self._transport), self._clock, self._alarms, attempts, self._nodes
+        )
+        before = len(await self._store.undispatched(_AT_ONCE, self._nodes))
+        if before:
+            await dispatcher.start()
+            await dispatcher.stop(0)
+        return before
+
+    async def _send_rows(self, rows: list[OutboxRow]) -> None:
+        reader = JournalReader(self._transport.path)
+        topology = reader.topology()
+        letters: list[DeadLetter] = []
+        going: list[OutboxRow] = []
+        for row in rows:
+            envelope = row.envelope
+            nodes = (
+                topology.nodes("command", envelope.destination, envelope.type) if envelope.kind == "command" else None
+            )
+            if nodes is not None and (not nodes or not nodes.issuperset(envelope.recipients)):
+                letters.append(self._letter(row))
+            else:
+                going.append(row)
+        if going:
+            seqs = f"{self._store.identity} {[row.seq for row in going]}"
+            name = f"outbox-{going[0].seq:020d}-{sha256(seqs.encode()).hexdigest()[:16]}"
+            await asyncio.to_thread(
+                spool, reader.layout, RealDisk(), [signal for row in going for signal in signals(row)], name
+            )
+        transaction = self._store.transaction()
+        try:
+            await transaction.begin()
+            for letter in letters:
+                await transaction.bury(letter)
+            await transaction.dispatched([row.seq for row in rows])
+            await transaction.commit()
+        finally:
+            await transaction.roll_back()
+
+    def _letter(self, row: OutboxRow) -> DeadLetter:
+        envelope, now = row.envelope, self._clock.time()
+        exc = Unroutable(f"no node {envelope.destination!r} handles the command {envelope}")
+        self._alarms.sound("unroutable", row.node, envelope.publication_id, str(exc))
+        return DeadLetter(
+            node=row.node,
+            message_id=envelope.publication_id,
+            publication_id=envelope.publication_id,
+            type=envelope.type,
+            source=envelope.source,
+            correlation_id=envelope.correlation_id,
+            key=envelope.key,
+            queue=row.destination,
+            reason=exc.reason,
+            error=describe_error(exc),
+            first_failed_at=now,
+            last_failed_at=now,
+            envelope=envelope,
+        )
+
+    # --- the journal's side ----------------------------------------------------------------------------------
+
+    async def take_in(self) -> bool:
+        """See that what is in the spool gets into the log; whether it is there now. False while a bus runs: it does."""
+        return await take_in_spool(self._transport)
+
+
+def borrowed_journal(path: str, clock: Clock) -> JournalTransport:
+    """A journal whose retention is not ours to decide: nothing of it is removed."""
+    return JournalTransport(f"{path}?retain=forever", clock=clock)
+
+
+async def take_in_spool(transport: JournalTransport) -> bool:
+    """Whether everything is in the log now, but for what cannot be read: that is told, and waited for no longer."""
+    layout, disk = JournalReader(transport.path).layout, RealDisk()
+    if not waiting(layout, disk):
+        return True
+    try:
+        await transport.open()
+    except JournalLocked:
+        return False
+    try:
+        transport.begin()
+        until = asyncio.get_running_loop().time() + _PATIENCE
+
+        def left() -> list[Path]:
+            return [path for path in waiting(layout, disk) if not transport.journal.intake.is_put_off(path)]
+
+        while left() and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110 - files tell nobody
+            await asyncio.sleep(0.005)
+    finally:
+        await transport.close()
+    return not left()
+
+
+class _Spooling(NoTransport):
+    """Publishes through the spool of a journal."""
+
+    def __init__(self, transport: JournalTransport) -> None:
+        self._transport = transport
+
+    async def publish(self, envelopes: Sequence[Envelope]) -> None:
+        await self._transport.spool(envelopes)

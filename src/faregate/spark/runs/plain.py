@@ -1,0 +1,176 @@
+"""The shortest way through a handler: columns in, columns out.
+
+For a handler that takes the message alone, of a node without middlewares. What is done for each message is decode, call
+and encode, and three hashes (two of ids, one of the body); the rest of an envelope is made for thousands at a time. The
+outputs are those of the pipeline, field by field.
+
+Rules kept here:
+- Only what is usual comes this way: bodies of one known encoding, nothing scheduled or expiring, every one with its id.
+- A message that fails is left to the pipeline, which makes the other tries and gives it up.
+- A result that is not simply an event is collected and sealed as everywhere.
+"""
+
+import asyncio
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from faregate.codec import BodyReader, Codec
+from faregate.core.sealing import Keys
+from faregate.errors import MessageTooLarge, Undecodable
+from faregate.message import known
+from faregate.node.key import Key
+from faregate.node.node import Node
+from faregate.node.subscription import Subscription
+from faregate.spark.id_columns import are_ids, from_arrow, message_ids, publication_ids, to_arrow
+from faregate.spark.sink.publications import as_stored
+
+
+class Output(NamedTuple):
+    """How an event of one class becomes a message."""
+
+    wire: str
+    encode: Callable[[Any], bytes]
+    key: Key | None
+    """What its subscriptions on this node order by."""
+
+
+class Sent(NamedTuple):
+    """An event that a handler gave back."""
+
+    output: Output
+    body: bytes
+    key: str | None
+
+
+class Done(NamedTuple):
+    """What became of the rows of a batch."""
+
+    batch: Any
+    """Their outputs as a record batch of the journal; None when there are none."""
+    failed: list[tuple[int, BaseException | None]]
+    """Rows that the pipeline has to deal with; with what the handler raised, unless it was not called."""
+    others: list[tuple[int, Any, Any]]
+    """Row, message and result, where the result is not simply an event."""
+
+
+def is_plain(subscription: Subscription, node: Node) -> bool:
+    """Whether a subscription can take this way."""
+    handler = subscription.handler
+    return (
+        handler.shape in ("coroutine", "function")
+        and not handler.extra
+        and not (node.middlewares or node.after_middlewares or node.outgoing_middlewares)
+        and not any(interpreter.resources for interpreter in node.interpreters.values())
+        and subscription.expires is None
+    )
+
+
+class Plain:
+    """One such subscription."""
+
+    def __init__(self, subscription: Subscription, codec: Codec, limit: int, keys: Keys) -> None:
+        self._node, self._handler = subscription.node, subscription.name
+        self._function = subscription.handler.function
+        self._awaits = subscription.handler.shape == "coroutine"
+        self._reader = BodyReader(subscription.message_type.cls, limit=limit)
+        self._codec = codec
+        self._limit = limit
+        self._keys = keys
+        self._outputs: dict[type, Output | None] = {}
+
+    def decoder(self, batch: Any) -> Callable[[bytes], Any] | None:
+        """What decodes every body of this batch of the journal; None when there is something unusual about it."""
+        for name in ("content_encoding", "deliver_at", "expires_at", "payload_ref", "key_id"):
+            if batch.column(name).null_count != len(batch):
+                return None
+        if not (are_ids(batch.column("publication_id")) and are_ids(batch.column("correlation_id"))):
+            return None
+        if (
+            batch.column("payload").null_count
+            or pc.max(pc.binary_length(batch.column("payload"))).as_py() > self._limit
+        ):
+            return None
+        content_types = pc.unique(batch.column("content_type")).to_pylist()
+        if len(content_types) != 1 or not content_types[0]:
+            return None
+        try:
+            return self._reader.decoder(content_types[0])
+        except Undecodable:
+            return None
+
+    async def handle(self, batch: Any, decode: Callable[[bytes], Any], now: float) -> Done:
+        """Run the handler over a batch that `decoder` found usual."""
+        function, awaits, outputs = self._function, self._awaits, self._outputs
+        done = Done(None, [], [])
+        rows: list[int] = []
+        sent: list[Sent] = []
+        for row, body in enumerate(batch.column("payload").to_pylist()):
+            try:
+                message = decode(body)
+            except Exception:
+                done.failed.append((row, None))
+                continue
+            try:
+                result = await function(message) if awaits else function(message)
+                if result is None:
+                    continue
+                cls = type(result)
+                output = outputs[cls] if cls in outputs else self._output(cls)
+                if output is None:
+                    done.others.append((row, message, result))
+                    continue
+                encoded = output.encode(result)
+                if len(encoded) > self._limit:
+                    raise MessageTooLarge(f"{cls.__name__} is {len(encoded)} bytes; the limit is {self._limit}")
+            except (Exception, asyncio.CancelledError) as exc:
+                done.failed.append((row, exc))
+                continue
+            rows.append(row)
+            sent.append(Sent(output, encoded, None if output.key is None else output.key.hint(result)))
+        return done._replace(batch=self._sealed(batch, rows, sent, now)) if sent else done
+
+    def _output(self, cls: type) -> Output | None:
+        found = known(cls)
+        made = None
+        if found is not None and found.kind == "event":
+            made = Output(
+                found.wire,
+                self._codec.encoder(cls),
+                self._keys.get(("event", self._node, found.wire)),
+            )
+        self._outputs[cls] = made
+        return made
+
+    def _sealed(self, batch: Any, rows: list[int], sent: list[Sent], now: float) -> Any:
+        """Outputs as they would be sealed one by one."""
+        causes = batch if len(rows) == len(batch) else batch.take(pa.array(rows, pa.int64()))
+        correlations = from_arrow(causes.column("correlation_id"))
+        causation = message_ids(from_arrow(causes.column("publication_id")), self._node)
+        wires = [each.output.wire for each in sent]
+        publications = np.empty_like(causation)
+        for wire in set(wires):
+            own = np.array([each == wire for each in wires]) if wires.count(wire) < len(wires) else slice(None)
+            publications[own] = publication_ids(
+                correlations[own], causation[own], node=self._node, handler=self._handler, type=wire, slot=0
+            )
+        count = len(rows)
+        columns = {
+            "publication_id": to_arrow(publications),
+            "type": pa.array(wires, pa.string()),
+            "source": pa.repeat(self._node, count),
+            "body": pa.array([each.body for each in sent], pa.binary()),
+            "correlation_id": causes.column("correlation_id"),
+            "causation_id": to_arrow(causation),
+            "marker": pc.add(pc.fill_null(causes.column("marker"), 0), pa.scalar(1, pa.int32())),
+            "sent_at": pa.repeat(pa.scalar(round(now * 1_000_000), pa.timestamp("us", tz="UTC")), count),
+            "content_type": pa.repeat(self._codec.content_type, count),
+            "body_digest": pa.array([sha256(each.body).digest()[:16] for each in sent], pa.binary()),
+        }
+        if any(output is not None and output.key for output in self._outputs.values()):
+            columns["key"] = pa.array([each.key for each in sent], pa.string())
+        return as_stored(columns, count)

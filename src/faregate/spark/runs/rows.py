@@ -1,0 +1,163 @@
+"""Log rows to work rows: which messages are the node's, for which handler, in which bucket. Runs in executors.
+
+    frames of the journal -> (position, bucket, handler, key, envelope, appended_at, redeliveries, parked)
+
+A bucket is what is shuffled by: all messages of one key are in one bucket, so one task has them, in order. What needs
+no order is spread over buckets of its own. How far the log was read goes along as a row for nobody.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache, reduce
+from typing import Any
+from zlib import crc32
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import BinaryType, BooleanType, DoubleType, IntegerType, LongType, StringType, StructType
+
+from faregate.broker.journal.columns import to_envelopes
+from faregate.message import Envelope
+from faregate.spark.runs.records import BUCKETS, Parked, bucket_of
+from faregate.spark.runs.spec import Begin, RunSpec, node_of, ordering
+from faregate.spark.source.reading import ends_in, messages_of
+from faregate.stores.sql.columns import pack
+
+WORK = (
+    StructType()
+    .add("position", LongType(), False)
+    .add("bucket", IntegerType(), False)
+    .add("handler", IntegerType(), False)
+    .add("key", StringType())
+    .add("envelope", BinaryType(), False)
+    .add("appended_at", DoubleType(), False)
+    .add("redeliveries", IntegerType(), False)
+    .add("parked", BooleanType(), False)
+)
+_ARROW: Any = pa.schema(
+    [
+        pa.field("position", pa.int64(), nullable=False),
+        pa.field("bucket", pa.int32(), nullable=False),
+        pa.field("handler", pa.int32(), nullable=False),
+        pa.field("key", pa.string()),
+        pa.field("envelope", pa.binary(), nullable=False),
+        pa.field("appended_at", pa.float64(), nullable=False),
+        pa.field("redeliveries", pa.int32(), nullable=False),
+        pa.field("parked", pa.bool_(), nullable=False),
+    ]
+)
+
+NOBODY = -1
+"""The handler of a row that only says how far the log was read."""
+
+
+class Places:
+    """Where the messages of one node go."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        node = node_of(spec)
+        self._node = node.name
+        self.subscriptions = list(node.subscriptions.values())
+        self._by_topic: dict[tuple[str, str | None], int] = {}
+        self._keys: list[Callable[[Envelope], str | None] | None] = []
+        self._begins: list[Begin] = []
+        for number, subscription in enumerate(self.subscriptions):
+            binding = subscription.binding(spec.body_limit)
+            self._by_topic[subscription.message_type.wire, subscription.source] = number
+            self._keys.append(_serial if ordering(subscription) == "serial" else binding.key_of)
+            self._begins.append(spec.begins.get(binding.queue, Begin(0, 0)))
+
+    def handler(self, envelope: Envelope) -> int | None:
+        """Which subscription handles it, by number."""
+        if envelope.kind == "event":
+            return self._by_topic.get((envelope.type, envelope.source))
+        return self._by_topic.get((envelope.type, None)) if envelope.destination == self._node else None
+
+    def is_ours(self, number: int, envelope: Envelope, offset: int) -> bool:
+        """Whether it went to this node, and through this view."""
+        begin = self._begins[number]
+        if offset < begin.offset:
+            return False
+        return self._node in envelope.recipients or (offset < begin.history and not envelope.replay)
+
+    def ours(self, batch: Any) -> Iterator[tuple[int, Envelope, int, float]]:
+        """The node's messages in a batch of the journal: handler, envelope, offset, when it was appended."""
+        offsets = batch.column("offset").to_pylist()
+        times = batch.column("time").cast(pa.int64()).to_pylist()
+        for envelope, offset, time in zip(to_envelopes(batch), offsets, times, strict=True):
+            number = self.handler(envelope)
+            if number is not None and self.is_ours(number, envelope, offset):
+                yield number, envelope, offset, time / 1_000_000
+
+    def taken(self, number: int, batch: Any) -> Any:
+        """The part of a batch of the journal that one subscription handles: `handler` and `is_ours`, by columns."""
+        subscription, begin = self.subscriptions[number], self._begins[number]
+        kind = subscription.message_type.kind
+        address = (
+            pc.equal(batch.column("source"), subscription.source)
+            if kind == "event"
+            else pc.equal(batch.column("destination"), self._node)
+        )
+        listed = batch.column("recipients")
+        to_us = pc.equal(listed.flatten(), self._node)
+        with_us = pc.is_in(_numbers(len(batch)), value_set=pc.list_parent_indices(listed).cast("int64").filter(to_us))
+        offset, replay = batch.column("offset"), pc.fill_null(batch.column("replay"), 0)
+        before = pc.and_(pc.less(offset, begin.history), pc.equal(replay, 0))
+        conditions = [
+            pc.equal(batch.column("type"), subscription.message_type.wire),
+            pc.equal(batch.column("kind"), kind),
+            address,
+            pc.greater_equal(offset, begin.offset),
+            pc.or_(with_us, before),
+        ]
+        mask = pc.fill_null(reduce(pc.and_, conditions), fill_value=False)
+        return batch if pc.sum(mask).as_py() == len(batch) else batch.filter(mask)
+
+    def row(self, number: int, envelope: Envelope, position: int, at: float, parked: Parked | None) -> tuple[Any, ...]:
+        reader = self._keys[number]
+        key = None if reader is None else reader(envelope)
+        if key is None:
+            bucket = BUCKETS + crc32(envelope.publication_id.encode()) % BUCKETS
+        else:
+            bucket = bucket_of(self.subscriptions[number].name, key)
+        redeliveries = envelope.redeliveries if parked is None else parked.redeliveries
+        return position, bucket, number, key, pack(envelope), at, redeliveries, parked is not None
+
+    def parked_rows(self, found: Iterable[Parked]) -> list[tuple[Any, ...]]:
+        """Parked messages as work rows; one whose handler is gone stays parked."""
+        pairs = [(self.handler(each.envelope), each) for each in found]
+        return [
+            self.row(number, each.envelope, each.position, each.envelope.sent_at, each)
+            for number, each in pairs
+            if number is not None
+        ]
+
+
+@lru_cache(maxsize=4)
+def _numbers(count: int) -> Any:
+    return pa.array(range(count), pa.int64())
+
+
+def _serial(envelope: Envelope) -> str:
+    """A serial subscription has one line for all."""
+    return ""
+
+
+def work_rows(spec: RunSpec) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """For `mapInArrow` over frames of the source."""
+
+    def place(batches: Iterable[Any]) -> Iterator[Any]:
+        places = Places(spec)
+        for frames in batches:
+            rows = [
+                places.row(number, envelope, offset, time, None)
+                for batch in messages_of(frames)
+                for number, envelope, offset, time in places.ours(batch)
+            ]
+            rows += [(end - 1, 0, NOBODY, None, b"", 0.0, 0, False) for end in ends_in(frames)]
+            if rows:
+                columns = [
+                    pa.array(values, type) for values, type in zip(zip(*rows, strict=True), _ARROW.types, strict=True)
+                ]
+                yield pa.RecordBatch.from_arrays(columns, schema=_ARROW)
+
+    return place

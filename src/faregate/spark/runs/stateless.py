@@ -1,0 +1,330 @@
+"""The fast path: handlers of a node without a store, straight from the log to the two-phase sink.
+
+    journal -> (ordered: work rows, shuffled by bucket) -> decode, handle, encode -> staged files -> one commit
+
+Rules kept here:
+- What a batch publishes, and whom it gives up on, is committed once by (query, batch), under ids that every run of it
+  makes the same. The input is read once by Spark's checkpoint. Nothing else is kept, so nothing else can go wrong.
+- There is nowhere to park: the tries in memory are all there are, and then a message is given up on, into the dead
+  letters of the journal. One that asks for time (`RetryAfter`, `Unavailable`, a later delivery) fails the query, which
+  names it; and so do very many, because that is an outage and no matter of messages.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import IntegerType, StructField, StructType
+
+from faregate.broker.journal.columns import to_batch, to_envelopes
+from faregate.broker.journal.layout import Layout
+from faregate.bus.bus import shared_keys
+from faregate.codec import BodyWriter, find_codec
+from faregate.core.alarms import Alarms
+from faregate.core.context import Context, Settled
+from faregate.core.direct import Direct
+from faregate.core.handler import compile_collect
+from faregate.core.pipeline import is_retried
+from faregate.core.sender import Sender
+from faregate.core.threads import HandlerThreads
+from faregate.core.verdict import describe_error, first_line, judge
+from faregate.errors import HandlerFailed, Unavailable
+from faregate.message import Envelope
+from faregate.ports.clock import SystemClock
+from faregate.ports.queue import Delivery, Poisoned
+from faregate.spark.runs.delivery import LogDelivery, has_expired
+from faregate.spark.runs.no_transport import NoTransport
+from faregate.spark.runs.plain import Plain, is_plain
+from faregate.spark.runs.rows import NOBODY, Places
+from faregate.spark.runs.spec import RunSpec, node_of, ordering
+from faregate.spark.schema import STAGED
+from faregate.spark.sink.staging import Piece, batch_folder, stage
+from faregate.spark.sink.writer import query_and_batch, stem_of, task_context
+from faregate.spark.source.reading import messages_of
+from faregate.stores.sql.columns import unpack
+
+COUNTED = ("handled", "dead", "sent")
+OUTPUT = StructType([*(StructField(name, IntegerType(), False) for name in COUNTED), *STAGED.fields])
+"""How the messages of a task ended, and what the sink takes."""
+_ARROW: Any = to_arrow_schema(OUTPUT)
+_AT_ONCE = 10_000
+MOST_DEAD = 1000
+"""In one task: more than so many are an outage."""
+
+
+class Captured(NoTransport):
+    """Keeps what is published, in order, and what is given up on."""
+
+    def __init__(self) -> None:
+        self.envelopes: list[Envelope] = []
+        self.dead: list[Poisoned] = []
+        self.buried = 0
+        """All that were, in this task."""
+
+    async def publish(self, envelopes: Sequence[Envelope]) -> None:
+        self.envelopes.extend(envelopes)
+
+
+class StatelessDelivery(LogDelivery):
+    __slots__ = ("tried",)
+
+    tried: bool
+    """Whether the handler was called for it and failed, outside the pipeline."""
+
+    async def redeliver(self, delay: float, *, counted: bool = True) -> None:
+        raise HandlerFailed(
+            f"{self.envelope} at offset {self.position} asks to be handled in {delay:g} s. A node without a store has "
+            "nowhere to keep it so long: start the run again later, or give the node a store"
+        )
+
+
+class StatelessReceiver(Direct):
+    captured: Captured
+    queue: str
+
+    def _open(self, delivery: Delivery) -> Context:
+        ctx = super()._open(delivery)
+        assert isinstance(delivery, StatelessDelivery)
+        if delivery.tried:
+            ctx._attempt = 1
+        return ctx
+
+    async def _fail(self, delivery: Delivery, ctx: Context | None, exc: BaseException) -> Settled:
+        if isinstance(exc, HandlerFailed):
+            raise exc
+        if isinstance(exc, Unavailable):
+            raise HandlerFailed(f"{delivery.envelope}: {exc}; the batch will run again") from exc
+        delays = self.subscription.redeliver.delays
+        verdict = judge(exc, len(delays), delays)
+        if verdict.delay is not None:
+            await delivery.redeliver(verdict.delay)
+        if self.captured.buried >= MOST_DEAD:
+            raise HandlerFailed(
+                f"{self.captured.buried} messages of one task failed, the last is {delivery.envelope}: that is "
+                f"more than bad messages. Nothing of this batch is published; it runs again with the next start: {exc}"
+            ) from exc
+        self._bury(delivery, verdict.reason, describe_error(exc))
+        self._gave_up(delivery, verdict.reason, first_line(exc))
+        return "dead"
+
+    def abandoned(self, delivery: Delivery, reason: str, error: str) -> Coroutine[Any, Any, None]:
+        self._bury(delivery, reason, error)
+        return super().abandoned(delivery, reason, error)
+
+    def _bury(self, delivery: Delivery, reason: str, error: str) -> None:
+        self.captured.buried += 1
+        self.captured.dead.append(
+            Poisoned(
+                node=self._node,
+                queue=self.queue,
+                reason=reason,
+                error=error,
+                tries=delivery.tries,
+                redeliveries=delivery.redeliveries,
+                at=self._clock.time(),
+                envelope=delivery.envelope,
+            )
+        )
+
+
+class Message(NamedTuple):
+    """One message of the log, with its place."""
+
+    position: int
+    handler: int
+    line: str | None
+    envelope: Envelope
+    at: float
+    tried: bool = False
+
+
+class Task:
+    """The handlers of the node in one Spark task."""
+
+    def __init__(self, spec: RunSpec, pool: Executor) -> None:
+        node = node_of(spec)
+        codec = find_codec(spec.codec)
+        self._clock = SystemClock()
+        self._captured = Captured()
+        self.counts = dict.fromkeys(COUNTED, 0)
+        keys = shared_keys([node])
+        writer = BodyWriter(codec, limit=spec.body_limit)
+        alarms = Alarms()
+        self._sender = Sender(node, self._captured, writer, self._clock, keys, alarms)
+        self._subscriptions = list(node.subscriptions.values())
+        self._receivers: list[StatelessReceiver] = []
+        self._plain: list[Plain | None] = []
+        for each in self._subscriptions:
+            receiver = StatelessReceiver(
+                each, node, self._sender, clock=self._clock, alarms=alarms, pool=pool, body_limit=spec.body_limit
+            )
+            receiver.captured, receiver.queue = self._captured, each.binding(spec.body_limit).queue
+            self._receivers.append(receiver)
+            self._plain.append(Plain(each, codec, spec.body_limit, keys) if is_plain(each, node) else None)
+        if any(self._plain):
+            self._collect = compile_collect(node.interpreters, {}, pool)
+
+    async def handle(self, messages: Iterable[Message]) -> list[Piece]:
+        """Messages one by one, in their order; what they come to."""
+        for message in messages:
+            self.counts["handled"] += 1
+            await self._handle_one(message)
+        return self._pieces(None)
+
+    async def _handle_one(self, message: Message) -> None:
+        key = message.line if ordering(self._subscriptions[message.handler]) == "key" else None
+        delivery = self._delivery(message, key)
+        deliver_at = message.envelope.deliver_at
+        now = self._clock.time()
+        if deliver_at is not None and deliver_at > now:
+            await delivery.redeliver(deliver_at - now)
+        receiver = self._receivers[message.handler]
+        if has_expired(receiver.subscription, delivery, now):
+            await receiver.abandoned(delivery, "expired", "it waited too long in the log")
+        else:
+            await receiver.handle_one(delivery)
+
+    async def handle_batch(self, number: int, batch: Any) -> list[Piece]:
+        """A batch of the journal that one subscription handles, in no order; what it comes to."""
+        plain = self._plain[number]
+        decode = None if plain is None else plain.decoder(batch)
+        if plain is None or decode is None:
+            return await self.handle(_messages(number, batch))
+        done = await plain.handle(batch, decode, self._clock.time())
+        receiver = self._receivers[number]
+        for row, message, result in done.others:
+            [cause] = _messages(number, batch.slice(row, 1))
+            ctx = Context(receiver.subscription.node, self._delivery(cause, None), message)
+            try:
+                await self._collect(ctx, result)
+                sealed = await self._sender.record_outputs(ctx, receiver.subscription.name, None)
+            except Exception as failure:
+                done.failed.append((row, failure))
+            else:
+                await self._captured.publish(sealed)
+        for row, exc in done.failed:
+            [message] = _messages(number, batch.slice(row, 1))
+            if exc is not None and (receiver.subscription.retry.times == 0 or not is_retried(exc)):
+                await receiver._fail(self._delivery(message, None), None, exc)
+            else:
+                await self._handle_one(message._replace(tried=exc is not None))
+        self.counts["handled"] += len(batch)
+        return self._pieces(done.batch)
+
+    def _delivery(self, message: Message, key: str | None) -> StatelessDelivery:
+        envelope = message.envelope
+        delivery = StatelessDelivery(
+            message.position,
+            0,
+            message.line,
+            key,
+            envelope,
+            message.at,
+            envelope.redeliveries,
+            False,
+            _no_park,
+            _no_end,
+            _no_release,
+        )
+        delivery.tried = message.tried
+        return delivery
+
+    def _pieces(self, batch: Any) -> list[Piece]:
+        """What was captured since the last time, with a batch of outputs: for the staged file."""
+        envelopes, dead = self._captured.envelopes, self._captured.dead
+        found = [] if batch is None else [batch]
+        if envelopes:
+            found.append(to_batch(envelopes, [-1] * len(envelopes), range(len(envelopes)), 0))
+        self.counts["sent"] += sum(len(each) for each in found)
+        self.counts["dead"] += len(dead)
+        self.counts["handled"] -= len(dead)
+        self._captured.envelopes, self._captured.dead = [], []
+        return [*found, dead] if dead else found
+
+
+def _messages(number: int, batch: Any) -> Iterator[Message]:
+    offsets = batch.column("offset").to_pylist()
+    times = batch.column("time").cast(pa.int64()).to_pylist()
+    for envelope, offset, at in zip(to_envelopes(batch), offsets, times, strict=True):
+        yield Message(offset, number, None, envelope, at / 1_000_000)
+
+
+def needs_order(spec: RunSpec) -> bool:
+    """Whether messages must be brought together by key first."""
+    return any(ordering(subscription) is not None for subscription in node_of(spec).subscriptions.values())
+
+
+def handle_ordered(spec: RunSpec, journal: Path) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """For `mapInArrow` over shuffled work rows; gives a row of `OUTPUT`."""
+
+    def pieces(task: Task, run: Run, batches: Iterable[Any]) -> Iterator[Piece]:
+        messages = _sorted_messages(batches)
+        for start in range(0, len(messages), _AT_ONCE):
+            yield from run(task.handle(messages[start : start + _AT_ONCE]))
+
+    return _staging(spec, journal, pieces)
+
+
+def _sorted_messages(batches: Iterable[Any]) -> list[Message]:
+    """All of a partition by position: Spark does not sort a stream."""
+    rows = [row for batch in batches for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
+    rows.sort()
+    return [Message(row[0], row[2], row[3], unpack(row[4]), row[5]) for row in rows if row[2] != NOBODY]
+
+
+def handle_as_they_come(spec: RunSpec, journal: Path) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """For `mapInArrow` over frames of the source, where no order is asked for: nothing is shuffled."""
+
+    def pieces(task: Task, run: Run, batches: Iterable[Any]) -> Iterator[Piece]:
+        places = Places(spec)
+        for batch in (batch for frames in batches for batch in messages_of(frames)):
+            for number in range(len(places.subscriptions)):
+                ours = places.taken(number, batch)
+                if len(ours):
+                    yield from run(task.handle_batch(number, ours))
+
+    return _staging(spec, journal, pieces)
+
+
+Run = Callable[[Any], list[Piece]]
+"""Runs a coroutine of the task to its end."""
+
+
+def _staging(
+    spec: RunSpec, journal: Path, pieces: Callable[[Task, Run, Iterable[Any]], Iterator[Piece]]
+) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """Handle what a Spark task is given, stage what it comes to, and say where that is."""
+
+    def handle(batches: Iterable[Any]) -> Iterator[Any]:
+        context = task_context()
+        folder = batch_folder(Layout(journal), *query_and_batch(context))
+        loop = asyncio.new_event_loop()  # `asyncio.Runner` would print every result
+        try:
+            with HandlerThreads() as pool:
+                task = Task(spec, pool)
+                staged = stage(folder, stem_of(context), pieces(task, loop.run_until_complete, batches))
+        finally:
+            loop.close()
+        values = [*(task.counts[name] for name in COUNTED), msgspec.json.encode(staged)]
+        columns = [pa.array([value], type) for value, type in zip(values, _ARROW.types, strict=True)]
+        yield pa.RecordBatch.from_arrays(columns, schema=_ARROW)
+
+    return handle
+
+
+async def _no_park(delivery: LogDelivery, delay: float, counted: bool) -> None:
+    """Never called: this delivery refuses."""
+
+
+async def _no_end(delivery: LogDelivery, outcome: str) -> None:
+    """Nothing to note: the batch is one."""
+
+
+def _no_release(delivery: LogDelivery) -> bool:
+    """The task ends early; it is in the log."""
+    return False

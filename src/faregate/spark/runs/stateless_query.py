@@ -1,0 +1,143 @@
+"""The query of the fast path, and its handle."""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, functions
+from pyspark.sql.streaming.query import StreamingQuery
+
+from faregate.broker.journal.reader import JournalReader
+from faregate.errors import ConfigurationError
+from faregate.node.node import Node
+from faregate.ports.clock import SystemClock
+from faregate.spark.runs.driver import LoopThread
+from faregate.spark.runs.outbox import borrowed_journal, take_in_spool
+from faregate.spark.runs.progress import RunProgress, end_of, end_offset
+from faregate.spark.runs.rows import WORK, work_rows
+from faregate.spark.runs.spec import RunSpec
+from faregate.spark.runs.stateless import COUNTED, OUTPUT, handle_as_they_come, handle_ordered, needs_order
+from faregate.spark.runs.views import reader_name
+from faregate.spark.schema import STAGED
+
+
+def check_stateless(node: Node) -> None:
+    """Raises `ConfigurationError` for a node that cannot do without a store."""
+    needs = ["schema="] if node.schema is not None else []
+    for subscription in node.subscriptions.values():
+        needs += [f"identity= of {subscription}"] if subscription.identity is not None else []
+        needs += [f"dedup='tokens' of {subscription}"] if subscription.dedup == "tokens" else []
+    if needs:
+        raise ConfigurationError(f"node {node.name!r} needs a store for {', '.join(needs)}: run(…, store=…)")
+
+
+_LOOK_SECONDS = 0.05
+_COUNTS = "faregate"
+
+
+def batch_counts(progress: Any) -> dict[str, int]:
+    """How the messages of a batch ended, by what Spark tells of it; without what did not happen."""
+    row = (progress["observedMetrics"] or {}).get(_COUNTS)
+    return {} if row is None else {name: row[name] for name in COUNTED if row[name]}
+
+
+class StatelessRun:
+    """A node without a store that runs on Spark."""
+
+    def __init__(
+        self, query: StreamingQuery, node: str, path: Path, on_progress: Callable[[RunProgress], None] | None
+    ) -> None:
+        self.query = query
+        self.outcomes: Counter[str] = Counter()
+        self.sent = 0
+        self._node = node
+        self._path = path
+        self._on_progress = on_progress
+        self._told = -1
+
+    def await_termination(self, timeout: float | None = None) -> bool:
+        """Wait until the run ends, at most `timeout` whole seconds; whether it has. Raises what it failed with."""
+        left = None if timeout is None else ceil(timeout)
+        while left is None or left > 0:
+            ended = bool(self.query.awaitTermination(1))
+            if self._tell() and not ended:
+                self._take_in()
+            left = None if left is None else left - 1
+            if ended:
+                self._settle()
+            if ended:
+                return True
+        return not self.query.isActive
+
+    def stop(self) -> None:
+        """Finish the batch that runs, and end. One that has just begun runs again next time."""
+        begun = self._last_batch()
+        while self.query.isActive and self.query.status["isTriggerActive"] and self._last_batch() == begun:
+            time.sleep(_LOOK_SECONDS)
+        self.query.stop()
+        self._tell()
+        self._settle()
+
+    def _last_batch(self) -> int:
+        progress: Any = self.query.lastProgress
+        return -1 if progress is None else int(progress["batchId"])
+
+    def _tell(self) -> bool:
+        """Tell of the batches since the last time; whether there were any."""
+        told = self._told
+        finished: list[Any] = self.query.recentProgress
+        for progress in finished:
+            if progress["batchId"] <= self._told:
+                continue
+            self._told = progress["batchId"]
+            seconds = progress["durationMs"].get("triggerExecution", 0) / 1000
+            counts = batch_counts(progress)
+            sent = counts.pop("sent", 0)
+            self.outcomes.update(counts)
+            self.sent += sent
+            if self._on_progress is not None:
+                self._on_progress(RunProgress(self._told, counts, sent, 0, end_of(progress), seconds))
+        return self._told > told
+
+    def _settle(self) -> None:
+        """Note how far it has read, and see that what it sent gets into the log."""
+        read = end_offset(self.query)
+        if read:
+            JournalReader(self._path).save_position(reader_name(self._node), read)
+        self._take_in()
+
+    def _take_in(self) -> None:
+        """Nobody else does while no bus runs."""
+        loop = LoopThread()
+        try:
+            loop.run(take_in_spool(borrowed_journal(str(self._path), SystemClock())))
+        finally:
+            loop.close()
+
+
+def start_stateless(
+    spec: RunSpec,
+    stream: DataFrame,
+    path: Path,
+    checkpoint: str,
+    trigger: dict[str, Any],
+    partitions: int,
+    on_progress: Callable[[RunProgress], None] | None,
+) -> StatelessRun:
+    if needs_order(spec):
+        shuffled = stream.mapInArrow(work_rows(spec), WORK).repartition(partitions, "bucket")
+        handled = shuffled.mapInArrow(handle_ordered(spec, path), OUTPUT)
+    else:
+        handled = stream.mapInArrow(handle_as_they_come(spec, path), OUTPUT)
+    counted = handled.observe(_COUNTS, *(functions.sum(name).alias(name) for name in COUNTED))
+    query = (
+        counted.select(*STAGED.fieldNames())
+        .writeStream.format("faregate")
+        .option("checkpointLocation", checkpoint)
+        .trigger(**trigger)
+        .start(str(path))
+    )
+    return StatelessRun(query, spec.node_name, path, on_progress)

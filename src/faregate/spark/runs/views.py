@@ -1,0 +1,125 @@
+"""Taking the log view: a subscription is consumed through its queue or through the log, never both.
+
+Rules kept here:
+- A subscription that reads the log already may start; one that nobody ever bound is taken on the spot, from the
+  beginning of the log. One with a queue is refused, naming the command that hands it over.
+- The epochs of a node's subscriptions are the label of its checkpoint, and part of the names of low-water marks and
+  positions: after a handover there and back, what an older run knew of the log means nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+from faregate.broker.journal.errors import JournalLocked
+from faregate.broker.journal.reader import JournalReader
+from faregate.broker.journal.topology import Reading, Topology
+from faregate.broker.journal.views import ClosedJournal
+from faregate.errors import ConfigurationError, ViewTaken
+from faregate.node.node import Node
+from faregate.ports.queue import Binding
+from faregate.spark.runs.spec import Begin
+
+
+def journal_path(source: str | Path) -> Path:
+    """The folder that `journal:PATH`, or a path, names."""
+    text = str(source)
+    scheme, colon, rest = text.partition(":")
+    if colon and scheme.isalpha() and scheme != "journal":
+        raise ConfigurationError(f"{text!r} is no journal: source= takes journal:PATH or a path in this version")
+    path = (rest if scheme == "journal" and colon else text).partition("?")[0]
+    if not path:
+        raise ConfigurationError("source= names no folder: write journal:PATH, for example journal:./data")
+    return Path(path).absolute()
+
+
+def bindings_of(node: Node, body_limit: int) -> list[Binding]:
+    return [subscription.binding(body_limit) for subscription in node.subscriptions.values()]
+
+
+Check = Callable[[dict[str, Begin]], object]
+"""Told where the subscriptions will begin, before any view is taken; raises when they cannot."""
+
+
+def take_views(
+    path: Path, node: Node, body_limit: int, *, has_store: bool, handover: bool, check: Check
+) -> dict[str, Begin]:
+    """See that every subscription of the node reads the log; where each begins. Raises `ViewTaken`, and what `check`
+    raises: then nothing was taken."""
+    bindings = bindings_of(node, body_limit)
+    topology = _topology(path)
+    missing = [binding for binding in bindings if topology.reading(binding.queue).view != "log"]
+    bound = [binding for binding in missing if topology.queue(binding.queue) is not None]
+    if bound and not handover:
+        raise ViewTaken(
+            f"{', '.join(binding.queue for binding in bound)}: consumed through the queue of this journal, by a bus. "
+            f"Stop the bus and run 'faregate spark handover MODULE:BUS {node.name} --to log', or pass handover=True"
+        )
+    if missing:
+        others = {each.queue: _begin(topology.reading(each.queue)) for each in bindings if each not in missing}
+        take_log(path, missing, has_store=has_store, check=lambda begins: check({**others, **begins}))
+        topology = _topology(path)
+    _note_ways(path, topology, [each if has_store else replace(each, remembers="nothing") for each in bindings])
+    return {binding.queue: _begin(topology.reading(binding.queue)) for binding in bindings}
+
+
+def _note_ways(path: Path, topology: Topology, bindings: list[Binding]) -> None:
+    """Keep in the journal that a subscription remembers in another way from now on."""
+    new = [each for each in bindings if {"unknown", each.remembers}.isdisjoint(topology.ways(each.queue))]
+    if not new:
+        return
+    try:
+        with ClosedJournal(path) as closed:
+            for binding in new:
+                closed.bind(binding)
+    except JournalLocked as exc:
+        names = ", ".join(each.queue for each in new)
+        raise JournalLocked(f"{exc}. Stop it once: {names} has another dedup= or store than before") from exc
+
+
+def _begin(reading: Reading) -> Begin:
+    return Begin(reading.offset, reading.history, reading.epoch)
+
+
+def take_log(path: Path, bindings: list[Binding], *, has_store: bool, check: Check | None = None) -> None:
+    """Hand subscriptions over to the log. Raises `JournalLocked` while a bus runs."""
+    try:
+        with ClosedJournal(path) as closed:
+            waiting = {binding.queue: len(closed.waiting(binding.queue)) for binding in bindings}
+            left = [f"{queue} ({count})" for queue, count in waiting.items() if count]
+            if left and not has_store:
+                raise ConfigurationError(
+                    f"messages wait in {', '.join(left)}, and without a store nobody could tell which of those behind "
+                    "them were handled: run the bus until the queue is empty, then hand over"
+                )
+            if check is not None:
+                check({binding.queue: _begin(closed.log_reading(binding.queue)) for binding in bindings})
+            for binding in bindings:
+                binding = binding if has_store else replace(binding, remembers="nothing")
+                if closed.reading(binding.queue).view != "log":
+                    closed.take_log(binding)
+    except JournalLocked as exc:
+        raise JournalLocked(f"{exc}. Stop it for the handover; afterwards it may run again, without this node") from exc
+
+
+def label_of(path: Path, node: Node, body_limit: int) -> str:
+    """What tells this run of handovers from others: the same until one of the subscriptions is handed over."""
+    topology = _topology(path)
+    epochs = sorted((each.queue, topology.reading(each.queue).epoch) for each in bindings_of(node, body_limit))
+    return f"epoch-{max((epoch for _, epoch in epochs), default=0)}-{sha256(repr(epochs).encode()).hexdigest()[:8]}"
+
+
+def reader_name(node: str) -> str:
+    """Under which retention waits for the node's log view."""
+    return f"spark-{node}"[:100]
+
+
+def mark_of(queue: str, epoch: int) -> str:
+    """What the low-water mark of one subscription is kept under."""
+    return f"{queue}@{epoch}"
+
+
+def _topology(path: Path) -> Topology:
+    """Raises `JournalNotFound`: a mistyped path must not make a journal."""
+    return JournalReader(path).topology()

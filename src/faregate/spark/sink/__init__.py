@@ -1,0 +1,1 @@
+"""`format("faregate")`, written: staged by tasks, committed once by the driver."""

@@ -1,0 +1,157 @@
+"""The sink: tasks stage, the driver commits; a batch is in the journal's spool as a whole, once, or not at all.
+
+Rules kept here:
+- `write` and `commit` run in different processes on different copies of the writer, and `commit` is not told the
+  query: each task reads query and batch from its context and returns them with what it staged.
+- Handlers of ours stage their output themselves, in the same task, and pass on what they staged: the messages need not
+  go through Spark once more.
+- Order of a commit: guard, spool file (durable), record, garbage. After a crash between any two the replayed batch is
+  recognised: by the record, or by the spool file's name.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from faregate import ids
+from faregate.broker.journal.layout import Layout
+from faregate.broker.journal.reader import JournalReader
+from faregate.errors import FaregateError, InvalidOption
+from faregate.spark.options import Options
+from faregate.spark.schema import STAGED
+from faregate.spark.sink.commits import CommittedBatch, SinkCommits
+from faregate.spark.sink.publications import Sealer, check_columns
+from faregate.spark.sink.staging import (
+    Staged,
+    batch_folder,
+    collect_garbage,
+    move_into_spool,
+    remove,
+    stage,
+    staged_from,
+)
+
+_QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
+
+
+@dataclass
+class StagedMessage(WriterCommitMessage):
+    origin: str
+    """The id of the query, or of the write."""
+    batch: int
+    partition: int
+    staged: list[Staged]
+
+
+class _Sink:
+    def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
+        if overwrite:
+            raise InvalidOption("a bus cannot be overwritten: use mode('append'), or outputMode('append')")
+        self._is_staged = schema.simpleString() == STAGED.simpleString()
+        if not self._is_staged:
+            check_columns(schema, options.source)
+        self._options = options
+
+    def stage(self, context: TaskContext, origin: str, batch: int, rows: Iterator[Any]) -> StagedMessage:
+        partition = context.partitionId()
+        if self._is_staged:
+            passed_on = [staged_from(value) for each in rows for value in each.column(0).to_pylist()]
+            return StagedMessage(origin, batch, partition, passed_on)
+        reader = JournalReader(self._options.path)
+        sealer = Sealer(f"spark/{origin}/{batch}/{partition}", self._options.source, reader.topology())
+        pieces = (sealer.seal(each) for each in rows if each.num_rows)
+        folder = batch_folder(reader.layout, origin, batch)
+        return StagedMessage(origin, batch, partition, [stage(folder, stem_of(context), pieces)])
+
+    def commit(self, messages: list[WriterCommitMessage | None], *, guarded: bool) -> None:
+        found = _by_partition(messages)
+        if not found:
+            return
+        origin, number = found[0].origin, found[0].batch
+        layout = Layout(self._options.path)
+        staged = [each for message in found for each in message.staged]
+        batch = CommittedBatch(number, sum(each.rows for each in staged), sum(each.bytes for each in staged))
+        commits = SinkCommits(layout, origin)
+        if guarded and commits.has(batch):
+            collect_garbage(layout, origin, number)
+            return
+        try:
+            move_into_spool(layout, origin, number, staged)
+        except FileNotFoundError as exc:
+            if guarded and commits.has(batch):  # another driver on the same checkpoint was faster
+                return
+            raise FaregateError(
+                f"{exc.filename}, which a task staged, is not there for the driver: driver and executors must see the "
+                "journal's folder under the same path"
+            ) from exc
+        if guarded:
+            commits.add(batch)
+        collect_garbage(layout, origin, number)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Only what finished attempts of this run named: another run may be staging the same batch by now."""
+        for message in _by_partition(messages):
+            folder = batch_folder(Layout(self._options.path), message.origin, message.batch)
+            remove(folder / each.file for each in message.staged if each.file is not None)
+
+
+def _by_partition(messages: list[WriterCommitMessage | None]) -> list[StagedMessage]:
+    found = [message for message in messages if isinstance(message, StagedMessage)]
+    return sorted(found, key=lambda message: message.partition)
+
+
+def task_context() -> TaskContext:
+    context = TaskContext.get()
+    if context is None:
+        raise FaregateError("the sink of faregate writes in Spark tasks only")
+    return context
+
+
+def stem_of(context: TaskContext) -> str:
+    """What the names of a task attempt's files begin with."""
+    return f"{context.partitionId():06d}-{context.taskAttemptId()}"
+
+
+def query_and_batch(context: TaskContext) -> tuple[str, int]:
+    query, batch = context.getLocalProperty(_QUERY), context.getLocalProperty(_BATCH)
+    if query is None or batch is None:
+        raise FaregateError(f"Spark did not say which query and batch this is ({_QUERY}, {_BATCH})")
+    return query, int(batch)
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """One write, with an id of its own: made on the driver, it travels to the tasks inside this object."""
+
+    def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
+        self._sink = _Sink(options, schema, overwrite)
+        self._write_id = ids.root_id()
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        return self._sink.stage(task_context(), self._write_id, 0, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._sink.commit(messages, guarded=False)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._sink.abort(messages)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """A query's micro-batches, each once."""
+
+    def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
+        self._sink = _Sink(options, schema, overwrite)
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        context = task_context()
+        return self._sink.stage(context, *query_and_batch(context), iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        self._sink.commit(messages, guarded=True)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        self._sink.abort(messages)

@@ -1,0 +1,1 @@
+"""`format("faregate")`, read: ranges of a log as rows."""

@@ -1,0 +1,68 @@
+"""A batch read: bounds are resolved when Spark plans it, then every task reads its range."""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from faregate.errors import ConfigurationError
+from faregate.ports.log import LogTransport
+from faregate.spark.logs import open_log
+from faregate.spark.options import Options
+from faregate.spark.source.bounds import Position, check_partitions, gone, not_there, resolve
+from faregate.spark.source.ranges import OffsetRange, split
+from faregate.spark.source.reading import read_range
+
+log = logging.getLogger("faregate.spark")
+
+
+class BatchReader(DataSourceReader):
+    """Reads what lies between `startingOffsets` and `endingOffsets` at the moment of planning.
+
+    It has no `pushFilters`: Spark refuses a source that has it unless a setting is on.
+    """
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> list[InputPartition]:
+        """Raises `OffsetGone` when part of what was asked for is not there."""
+        opened = open_log(self._options)
+        names = list(opened.partitions)
+        for option, positions in (("startingOffsets", self._options.starting), ("endingOffsets", self._options.ending)):
+            check_partitions(positions, option, names, opened.identity)
+        starts: dict[str, int] = {}
+        ends: dict[str, int] = {}
+        for name, source in opened.partitions.items():
+            start, end = self._options.starting.of(name), self._options.ending.of(name)
+            starts[name], ends[name] = self._bounds(start, end, source, opened.name)
+        # Spark takes an empty list for a source without partitions, and reads it whole.
+        empty = [OffsetRange(name, starts[name], starts[name]) for name in names[:1]]
+        return [*(split(starts, ends, self._options.min_partitions) or empty)]
+
+    def _bounds(self, starting: Position, ending: Position, source: LogTransport, name: str) -> tuple[int, int]:
+        start, end = resolve(starting, source), resolve(ending, source)
+        earliest, latest = source.earliest(), source.latest()
+        if isinstance(starting, int) and isinstance(ending, int) and start > end:
+            raise ConfigurationError(f"startingOffsets {start} lies behind endingOffsets {end}")
+        # A position that is no number stands for what there is: nothing is missing below or above it.
+        if isinstance(starting, int) and start < earliest:
+            self._lose(gone("startingOffsets", start, earliest, name))
+        if isinstance(starting, int) and start > latest:
+            self._lose(not_there("startingOffsets", start, latest, name))
+        if isinstance(ending, int) and end > latest:
+            self._lose(not_there("endingOffsets", end, latest, name))
+        start, end = max(start, earliest), min(end, latest)
+        return start, max(start, end)
+
+    def _lose(self, loss: Exception) -> None:
+        if self._options.fail_on_data_loss:
+            raise loss
+        log.warning("failOnDataLoss=false: %s", loss)
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        assert isinstance(partition, OffsetRange)
+        return read_range(self._options, self._schema, partition)

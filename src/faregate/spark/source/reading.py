@@ -1,0 +1,140 @@
+"""Reading one range of a log as Arrow batches of rows. Runs in executors; needs the package and the folder alone.
+
+Rules kept here:
+- Frames go to Spark as they are, projected but not copied, unless they are small: then they are put together, because
+  a batch costs Spark as much as a thousand rows.
+- Messages that retention removed meanwhile are an error that names both offsets, or, with failOnDataLoss=false, a
+  warning. Never silence.
+"""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from faregate.broker.journal.columns import read_batch, write_batch
+from faregate.broker.journal.errors import OffsetGone
+from faregate.ports.log import LogTransport
+from faregate.spark.logs import open_log
+from faregate.spark.options import Options
+from faregate.spark.schema import FRAMES, Projection
+from faregate.spark.source.bounds import gone, not_there
+from faregate.spark.source.ranges import OffsetRange
+
+log = logging.getLogger("faregate.spark")
+
+BATCH_ROWS = 10_000
+BATCH_BYTES = 8 * 1024 * 1024
+"""Small frames are put together up to this."""
+
+
+def read_range(options: Options, schema: StructType, span: OffsetRange) -> Iterator[Any]:
+    """The rows of a range, in order, as record batches of exactly Spark's Arrow schema."""
+    opened = open_log(options)
+    stored = _stored(opened.partitions[span.partition], span, options.fail_on_data_loss, opened.name)
+    wanted = _wanted(stored, options)
+    if options.frames:
+        return _framed(_together(wanted), span.end)
+    project = Projection(schema)
+    return _together(map(project, wanted))
+
+
+_FRAME_ROW: Any = to_arrow_schema(FRAMES, timezone="UTC")
+
+
+def _framed(batches: Iterator[Any], end: int) -> Iterator[Any]:
+    """Each batch as a row, and where the range ends as the last: what is not wanted is read, too."""
+    for batch in batches:
+        yield _frame_row(batch.column("offset")[0].as_py(), batch.num_rows, bytes(write_batch(batch)))
+    yield _frame_row(end, 0, b"")
+
+
+def _frame_row(*values: Any) -> Any:
+    columns = [pa.array([value], type) for value, type in zip(values, _FRAME_ROW.types, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=_FRAME_ROW)
+
+
+def messages_of(rows: Any) -> Iterator[Any]:
+    """The record batches of the log in rows of `FRAMES`."""
+    for frame in rows.column("frame"):
+        body = frame.as_buffer()
+        if body.size:
+            yield read_batch(body)
+
+
+def ends_in(rows: Any) -> list[int]:
+    """Where ranges end, by rows of `FRAMES`."""
+    return [
+        offset
+        for offset, count in zip(*(rows.column(name).to_pylist() for name in ("offset", "count")), strict=True)
+        if not count
+    ]
+
+
+def _stored(source: LogTransport, span: OffsetRange, fail: bool, name: str) -> Iterator[Any]:
+    start = span.start
+    if source.latest() < span.end:
+        # A planned range was durable once. A log that is shorter now would quietly give fewer rows.
+        _lose(not_there("a planned read", span.end, source.latest(), name), fail)
+    while start < min(span.end, source.latest()):
+        try:
+            for batch in source.batches(start, span.end, rows=BATCH_ROWS):
+                yield batch
+                start = batch.column("offset")[-1].as_py() + 1
+            return
+        except OffsetGone as exc:
+            earliest = source.earliest()
+            if earliest <= start:
+                raise  # the log ends before the range does: nothing to go on from
+            _lose(gone("a planned read", start, earliest, name), fail, exc)
+            start = earliest
+
+
+def _lose(loss: OffsetGone, fail: bool, cause: Exception | None = None) -> None:
+    if fail:
+        raise loss from cause
+    log.warning("failOnDataLoss=false: %s", loss)
+
+
+def _wanted(batches: Iterator[Any], options: Options) -> Iterator[Any]:
+    filters = [
+        (column, pa.array(values)) for column, values in (("type", options.types), ("source", options.nodes)) if values
+    ]
+    if not filters:
+        yield from batches
+        return
+    for batch in batches:
+        mask = None
+        for column, values in filters:
+            fits = pc.is_in(batch.column(column), value_set=values)
+            mask = fits if mask is None else pc.and_(mask, fits)
+        count = pc.sum(mask).as_py()
+        if count == batch.num_rows:
+            yield batch
+        elif count:
+            yield batch.filter(mask)
+
+
+def _together(batches: Iterator[Any]) -> Iterator[Any]:
+    waiting: list[Any] = []
+    rows = size = 0
+    for batch in batches:
+        own = batch.nbytes
+        if waiting and (rows + batch.num_rows > BATCH_ROWS or size + own > BATCH_BYTES):
+            yield _joined(waiting)
+            waiting, rows, size = [], 0, 0
+        waiting.append(batch)
+        rows, size = rows + batch.num_rows, size + own
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(batches: list[Any]) -> Any:
+    if len(batches) == 1:
+        return batches[0]
+    [joined] = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return joined
