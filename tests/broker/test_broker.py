@@ -1,11 +1,12 @@
 """The broker: all or nothing at publishing, repeated publications, bindings, and poison."""
 
 import pytest
+from msgspec import structs
 
 from faregate.broker import Broker
 from faregate.errors import ConfigurationError, InvalidSelector, QueueNotFound, Unroutable
 from faregate.message import Envelope
-from faregate.ports.queue import Binding
+from faregate.ports.queue import Binding, check_command
 from faregate.testing import FakeClock
 from faregate.testing.clock import rest
 
@@ -29,6 +30,17 @@ async def test_a_batch_with_an_unroutable_command_leaves_no_trace() -> None:
     assert held_by(broker, NOTED.queue) == []
     broker.append([event("a")])
     assert held_by(broker, NOTED.queue) == ["a"], "the refused publication was remembered as seen"
+
+
+def test_a_command_needs_its_destination_and_all_recipients_that_it_names_and_an_event_needs_nobody() -> None:
+    check_command(event("a", recipients=("stranger",)), ())
+    order = Envelope(publication_id="c", type="Do", kind="command", destination="desk")
+    check_command(order, {"desk"})
+    with pytest.raises(Unroutable, match=r"no node 'desk' handles the command Do c .*: subscribe to it there"):
+        check_command(order, ())
+    check_command(structs.replace(order, recipients=("desk",)), {"desk"})
+    with pytest.raises(Unroutable, match="names recipients that do not handle it there: desk, stranger"):
+        check_command(structs.replace(order, recipients=("desk", "stranger")), {"desk"})
 
 
 async def test_a_message_whose_key_cannot_be_read_is_taken_without_one() -> None:

@@ -16,7 +16,7 @@ from faregate.message import Envelope
 from faregate.plain import plain
 from faregate.ports.clock import Clock
 from faregate.ports.progress import Occupation
-from faregate.ports.queue import Binding, Poisoned, poison_queue
+from faregate.ports.queue import Binding, Poisoned, check_command, poison_queue
 
 
 def unsent(node: str, envelope: Envelope, reason: str, error: str, at: float) -> Poisoned:
@@ -130,22 +130,13 @@ class Broker:
 
     def route(self, envelope: Envelope) -> Route:
         """Where a publication goes; the same for one."""
-        wanted = envelope.recipients
         route = self.topics.route(envelope)
-        if envelope.kind == "command" and wanted and not set(wanted).issubset(route.recipients if route.queues else ()):
+        if envelope.kind == "command":
+            check_command(envelope, route.recipients if route.queues else ())
+        elif not route.queues and envelope.attempt_id is not None:
             raise Unroutable(
-                f"the command {envelope} to {envelope.destination!r} names recipients that do not handle it there: "
-                f"{plain(', '.join(wanted))}"
-            )
-        if not route.queues and envelope.attempt_id is not None:
-            raise Unroutable(
-                f"the signal {envelope} goes to {plain(', '.join(wanted))}, which has unsubscribed since: "
+                f"the signal {envelope} goes to {plain(', '.join(envelope.recipients))}, which has unsubscribed since: "
                 "subscribe again and replay it, or discard it"
-            )
-        if not route.queues and envelope.kind == "command":
-            raise Unroutable(
-                f"no node {envelope.destination!r} handles the command {envelope}: subscribe to it there, or send it "
-                "elsewhere"
             )
         envelope.recipients = route.recipients
         return route

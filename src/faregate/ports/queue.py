@@ -7,13 +7,15 @@ Rules every adapter keeps (and `faregate.testing.queue_suite` checks):
   subscription, all are withheld while one waits for redelivery.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
+from faregate.errors import Unroutable
 from faregate.message import Envelope, Kind
+from faregate.plain import plain
 
 Outcome = Literal["handled", "skipped", "dead", "duplicate"]
 """How a consumer is done with a message. dead: it gave up, and keeps the dead letter itself, so nothing goes to the
@@ -27,6 +29,23 @@ Remembers = Literal["ledger", "tokens", "off", "nothing"]
 def poison_queue(node: str) -> str:
     """Where a node's given-up messages wait for people."""
     return f"{node}-poison"
+
+
+def check_command(envelope: Envelope, nodes: Collection[str]) -> None:
+    """A command needs its destination's queue, and those of all recipients that it names. An event may have none.
+
+    `nodes`: whose queues the command would go to. Raises `Unroutable`.
+    """
+    if envelope.kind == "event" or (nodes and set(envelope.recipients).issubset(nodes)):
+        return
+    if nodes:
+        raise Unroutable(
+            f"the command {envelope} to {envelope.destination!r} names recipients that do not handle it there: "
+            f"{plain(', '.join(envelope.recipients))}"
+        )
+    raise Unroutable(
+        f"no node {envelope.destination!r} handles the command {envelope}: subscribe to it there, or send it elsewhere"
+    )
 
 
 @dataclass(frozen=True, slots=True)

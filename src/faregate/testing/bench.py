@@ -48,11 +48,14 @@ class RecordingTransport(MemoryTransport):
             self.recorded.setdefault(envelope.publication_id, envelope)
 
     def _routable(self, envelope: Envelope) -> bool:
-        if envelope.kind == "event" or self.broker.topics.route(envelope).queues:
-            return True
-        if envelope.causation_id is None:
-            raise Unroutable(f"no node {envelope.destination!r} on this bench handles {envelope}")
-        return False
+        try:
+            if envelope.kind == "command":
+                self.broker.route(envelope)
+        except Unroutable:
+            if envelope.causation_id is None:
+                raise
+            return False
+        return True
 
 
 class Bench:

@@ -22,7 +22,7 @@ from faregate.broker.journal.journal import log_unreadable
 from faregate.broker.journal.log import SEGMENT_SIZE
 from faregate.broker.journal.retention import Retention
 from faregate.broker.journal.spool import spool
-from faregate.errors import ConfigurationError, Unroutable
+from faregate.errors import ConfigurationError
 from faregate.message import Envelope
 from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.progress import Occupation
@@ -157,13 +157,7 @@ class JournalTransport:
         reader = JournalReader(self.path)
         topology = reader.topology()
         for envelope in envelopes:
-            if envelope.kind == "event":
-                continue
-            nodes = topology.nodes("command", envelope.destination, envelope.type)
-            if not nodes or not nodes.issuperset(envelope.recipients):
-                raise Unroutable(
-                    f"no node {envelope.destination!r} handles the command {envelope} in the journal {self.path}"
-                )
+            topology.check_command(envelope)
         await asyncio.to_thread(spool, reader.layout, RealDisk(), envelopes)
 
     async def poison(self, node: str, envelope: Envelope, reason: str, error: str) -> None:

@@ -9,8 +9,8 @@ from typing import Literal
 
 import msgspec
 
-from faregate.message import Kind
-from faregate.ports.queue import Binding, Remembers, poison_queue
+from faregate.message import Envelope, Kind
+from faregate.ports.queue import Binding, Remembers, check_command, poison_queue
 
 View = Literal["queue", "log"]
 
@@ -165,6 +165,11 @@ class Topology(msgspec.Struct):
         current = self.topic(kind, address, type)
         numbers = () if current is None else current.queues
         return {queue.node for queue in self.queues if queue.number in numbers}
+
+    def check_command(self, envelope: Envelope) -> None:
+        """Raises `Unroutable` for a command that has no way now."""
+        if envelope.kind == "command":
+            check_command(envelope, self.nodes("command", envelope.destination, envelope.type))
 
     def ways(self, queue: str) -> tuple[str, ...]:
         """How a queue's consumers have told what they had handled."""

@@ -75,14 +75,11 @@ class OutboxSpooler:
         letters: list[DeadLetter] = []
         going: list[OutboxRow] = []
         for row in rows:
-            envelope = row.envelope
-            nodes = (
-                topology.nodes("command", envelope.destination, envelope.type) if envelope.kind == "command" else None
-            )
-            if nodes is not None and (not nodes or not nodes.issuperset(envelope.recipients)):
-                letters.append(self._letter(row))
-            else:
+            try:
+                topology.check_command(row.envelope)
                 going.append(row)
+            except Unroutable as exc:
+                letters.append(self._letter(row, exc))
         if going:
             seqs = f"{self._store.identity} {[row.seq for row in going]}"
             name = f"outbox-{going[0].seq:020d}-{sha256(seqs.encode()).hexdigest()[:16]}"
@@ -99,9 +96,8 @@ class OutboxSpooler:
         finally:
             await transaction.roll_back()
 
-    def _letter(self, row: OutboxRow) -> DeadLetter:
+    def _letter(self, row: OutboxRow, exc: Unroutable) -> DeadLetter:
         envelope, now = row.envelope, self._clock.time()
-        exc = Unroutable(f"no node {envelope.destination!r} handles the command {envelope}")
         self._alarms.sound("unroutable", row.node, envelope.publication_id, str(exc))
         return DeadLetter(
             node=row.node,

@@ -21,7 +21,7 @@ from pyspark.sql.types import BinaryType, DataType, StringType, StructType, Time
 from faregate import ids
 from faregate.broker.journal.columns import SCHEMA
 from faregate.broker.journal.topology import Topology
-from faregate.errors import UnfitColumns, UnfitValue, Unroutable
+from faregate.errors import UnfitColumns, UnfitValue
 from faregate.message import Envelope, check_name
 from faregate.spark.schema import COLUMNS
 
@@ -145,8 +145,7 @@ class Sealer:
         pairs = zip(destination.filter(commands).to_pylist(), columns["type"].filter(commands).to_pylist(), strict=True)
         known = self._seen.setdefault("command", set())
         for node, wire in set(pairs) - known:
-            if self.topology.topic("command", node, wire) is None:
-                raise Unroutable(f"no node {node!r} handles the command {wire} in the journal")
+            self.topology.check_command(Envelope(type=wire, kind="command", source=self.source or "", destination=node))
             known.add((node, wire))
         return kinds
 
