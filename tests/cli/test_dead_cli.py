@@ -1,4 +1,4 @@
-"""`faregate dead` and `faregate store` beyond the spec: prefixes, edits, confirmation, other targets, other bodies."""
+"""`faregate dead` and `faregate store` in detail: prefixes, edits, confirmation, other targets, other bodies."""
 
 import json
 import os

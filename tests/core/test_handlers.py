@@ -1,4 +1,4 @@
-"""Spec: handlers and their outputs: every shape of handler, effects, context, routing."""
+"""Handlers and their outputs: every shape of handler, effects, context, routing."""
 
 import dataclasses
 import threading

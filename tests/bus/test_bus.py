@@ -1,4 +1,4 @@
-"""Spec: the bench itself, and the bus' life: pause and resume, idle, shutdown."""
+"""The bench itself, and the bus' life: pause and resume, idle, shutdown."""
 
 import asyncio
 from collections.abc import Callable, Coroutine

@@ -1,4 +1,4 @@
-"""Spec: lanes (recovery.md, Order; seed 002): order within a key, parallel across keys, bounded."""
+"""Lanes (recovery.md, Order; seed 002): order within a key, parallel across keys, bounded."""
 
 import asyncio
 from collections import Counter, defaultdict

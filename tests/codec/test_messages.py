@@ -1,4 +1,4 @@
-"""Spec: message classes, codecs and evolution.
+"""Message classes, codecs and evolution.
 
 Structs, dataclasses, attrs classes and pydantic models travel alike; what a consumer declares is all it
 needs to know; both codecs and compression give back what went in.

@@ -1,4 +1,4 @@
-"""Spec: whatever has work and makes no progress for a while is named in an alarm (guarantees.md, Alarms)."""
+"""Whatever has work and makes no progress for a while is named in an alarm (guarantees.md, Alarms)."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Spec: failure (recovery.md, Failure): retry in memory, redeliver later, then poison with the reason."""
+"""Failure (recovery.md, Failure): retry in memory, redeliver later, then poison with the reason."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""Spec: a node's store (README.md, Public API): `store=`, `schema=` and `ctx.db` inside the unit of work."""
+"""A node's store (README.md, Public API): `store=`, `schema=` and `ctx.db` inside the unit of work."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Spec: bad input: poison with the reason and the next message goes on; errors at publish are clear."""
+"""Bad input: poison with the reason and the next message goes on; errors at publish are clear."""
 
 import asyncio
 import gzip

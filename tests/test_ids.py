@@ -1,4 +1,4 @@
-"""Spec: deterministic ids (exactly-once.md, Ids) and how they travel through a bench.
+"""Deterministic ids (exactly-once.md, Ids) and how they travel through a bench.
 
 Roots are UUIDv7, everything derived is UUIDv8 and keeps the root's 48 time bits; nothing that changes from
 try to try is part of an id.

@@ -1,4 +1,4 @@
-"""Spec: mistakes are found at declaration, with a sentence that says what to change."""
+"""Mistakes are found at declaration, with a sentence that says what to change."""
 
 from collections.abc import AsyncIterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Spec: the boundary: `fg.outbox(connection)` publishes within the user's own transaction (a web request, a script).
+"""The boundary: `fg.outbox(connection)` publishes within the user's own transaction (a web request, a script).
 
 Reading: the store has been set up by a bus before (its tables are there), the connection is the user's, and whoever
 commits it decides; the bus that has the node on that store sends what was committed.

@@ -1,4 +1,4 @@
-"""Spec: business identity (exactly-once.md, Business identity; seed 004, the idempotent consumer).
+"""Business identity (exactly-once.md, Business identity; seed 004, the idempotent consumer).
 
 An upstream system that replays its inputs sends the same business facts with new message ids: `identity=` names the
 field that tells them apart, and the key is inserted in the transaction of the effect.

@@ -1,4 +1,4 @@
-"""Spec: deduplication by tokens (exactly-once.md, Mode `tokens`; seed 001): no memory of what was, only of what is.
+"""Deduplication by tokens (exactly-once.md, Mode `tokens`; seed 001): no memory of what was, only of what is.
 
 The sender creates the inbox record, the recipient claims and deletes it; at rest nothing is left. Either one store
 holds everything (the merged form), or the tokens have a store of their own (`fg.Bus(…, tokens=URL)`).

@@ -1,4 +1,4 @@
-"""Spec: dead letters (recovery.md, Failure; exactly-once.md, Giving up): listed, replayed, discarded, never doubled.
+"""Dead letters (recovery.md, Failure; exactly-once.md, Giving up): listed, replayed, discarded, never doubled.
 
 Readings of what the design leaves open: the id that `faregate dead` shows and takes is the message id (the table is
 unique by node and message id); `--json` of a listing is a JSON array of objects with at least id, node, type, reason

@@ -1,4 +1,4 @@
-"""Spec: exactly-once effects with the ledger (exactly-once.md): one commit per message id, outputs sent once.
+"""Exactly-once effects with the ledger (exactly-once.md): one commit per message id, outputs sent once.
 
 The broker remembers recent publications by itself. It must not be what saves us here, so copies are put straight into
 the queue (`bench.deliver`), or come over a new journal that has never seen them.

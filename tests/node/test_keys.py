@@ -17,7 +17,7 @@ from faregate.codec import CODECS
 from faregate.message import describe
 from faregate.node.key import read_key
 from faregate.testing.store_subjects import postgres_schema
-from tests.keys.bank import Booked, Transferred, bank, day_of, later, pair_of, two_of, world
+from tests.node.bank import Booked, Transferred, bank, day_of, later, pair_of, two_of, world
 from tests.presence import address
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ async def test_a_message_that_the_function_fails_at_is_a_dead_letter_and_holds_n
         assert [number for _, _, number in await book_of(bus)] == [0, 2]
         [letter] = await bus.dead_letters()
     assert letter.reason == "unreadable-key"
-    assert "tests.keys.bank.pair_of cannot tell the key of this Transferred: ValueError: there is no" in letter.error
+    assert "tests.node.bank.pair_of cannot tell the key of this Transferred: ValueError: there is no" in letter.error
 
 
 # --- on Spark ----------------------------------------------------------------------------------------------

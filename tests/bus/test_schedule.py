@@ -1,4 +1,4 @@
-"""Spec: scheduled delivery and expiry (broker.md, Queue) on the bench's clock and on the real one."""
+"""Scheduled delivery and expiry (broker.md, Queue) on the bench's clock and on the real one."""
 
 import asyncio
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""Spec: handlers on Spark (spark.md). A handler is written once and runs on either engine, so most of these tests give
+"""Handlers on Spark (spark.md). A handler is written once and runs on either engine, so most of these tests give
 the same input to a bus and to Spark, and compare what is in the store, what was given up and what was sent."""
 
 import asyncio
@@ -23,8 +23,8 @@ from faregate.cli import app as cli
 from faregate.testing.store_subjects import postgres_schema
 from faregate.transports.journal import JournalTransport
 from tests.presence import address
-from tests.spec import spark_nodes
-from tests.spec.spark_nodes import (
+from tests.spark import nodes as worker_nodes
+from tests.spark.nodes import (
     Again,
     Brief,
     Fact,
@@ -199,8 +199,8 @@ class Place:
         return str(result.output)
 
     def try_handover(self, node: fg.Node, to: str, monkeypatch: pytest.MonkeyPatch, *, store: bool = True) -> Any:
-        monkeypatch.setattr(spark_nodes, "bus", self.bus(node, store=store))
-        return CliRunner().invoke(cli, ["spark", "handover", "tests.spec.spark_nodes:bus", node.name, "--to", to])
+        monkeypatch.setattr(worker_nodes, "bus", self.bus(node, store=store))
+        return CliRunner().invoke(cli, ["spark", "handover", "tests.spark.nodes:bus", node.name, "--to", to])
 
 
 def _text(message_id: Any) -> str:
@@ -619,8 +619,8 @@ def test_a_handover_needs_the_bus_stopped_and_a_node_that_is_there(
 
     refused = asyncio.run(beside_a_bus())
     assert refused.exit_code != 0
-    monkeypatch.setattr(spark_nodes, "bus", place.bus(desk))
-    wrong = CliRunner().invoke(cli, ["spark", "handover", "tests.spec.spark_nodes:bus", "dusk", "--to", "log"])
+    monkeypatch.setattr(worker_nodes, "bus", place.bus(desk))
+    wrong = CliRunner().invoke(cli, ["spark", "handover", "tests.spark.nodes:bus", "dusk", "--to", "log"])
     assert wrong.exit_code != 0
     assert "dusk" in f"{wrong.output}{wrong.exception}"
     place.publish(steps("a", 0), desk, settle=True)  # the bus still has it
@@ -1121,8 +1121,8 @@ def test_a_malformed_argument_of_a_run_is_named(
         ({"source": "kafka:there"}, "journal:"),
         ({"store": "mysql://there"}, "sqlite:"),
         ({"store": "memory:"}, "memory"),
-        ({"node": "tests.spec.spark_nodes:dusk"}, "dusk"),
-        ({"node": "tests.spec.no_such_module:desk"}, "no_such_module"),
+        ({"node": "tests.spark.nodes:dusk"}, "dusk"),
+        ({"node": "tests.spark.no_such_module:desk"}, "no_such_module"),
         ({"node": "desk"}, "module:"),
         ({"node": fg.Node("made-here")}, "module"),
     ],
@@ -1314,7 +1314,7 @@ def test_the_command_runs_a_node_and_says_how_it_ended(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.bind()
     place.publish([*steps("a", 0, 1, 2), *steps("b", 0, permanent=True)])
-    command = [sys.executable, "-m", "faregate", "spark", "run", "tests.spec.spark_nodes:desk", "--journal"]
+    command = [sys.executable, "-m", "faregate", "spark", "run", "tests.spark.nodes:desk", "--journal"]
     command += [str(place.journal), "--store", place.store, "--checkpoint", str(place.checkpoint), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

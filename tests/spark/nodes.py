@@ -1,4 +1,4 @@
-"""Nodes for `test_spec_spark`: Spark's workers import them by name. What a handler shall do stands in the message or
+"""Nodes for `test_both_engines`: Spark's workers import them by name. What a handler shall do stands in the message or
 in its headers, so a run needs nothing but its input; tables have no constraint, so a double shows."""
 
 import time

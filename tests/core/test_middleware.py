@@ -1,4 +1,4 @@
-"""Spec: middlewares before, after and outgoing, and provided resources (recovery.md, Pipeline)."""
+"""Middlewares before, after and outgoing, and provided resources (recovery.md, Pipeline)."""
 
 import asyncio
 import contextlib
