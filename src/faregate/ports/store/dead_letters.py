@@ -1,0 +1,93 @@
+"""Dead letters: messages given up on, and what people decide about them."""
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import msgspec
+
+from faregate.message import Envelope
+from faregate.plain import plain
+
+DeadStatus = Literal["open", "replayed", "resolved", "discarded"]
+
+
+class DeadLetter(msgspec.Struct, kw_only=True):
+    """A message given up on, with everything a person needs to decide about it. One per (node, message id)."""
+
+    node: str
+    message_id: str
+    publication_id: str
+    type: str
+    source: str
+    correlation_id: str
+    key: str | None = None
+    queue: str
+    reason: str
+    error: str
+    """The error's class and text, then the traceback."""
+    tries: int = 0
+    redeliveries: int = 0
+    first_failed_at: float
+    last_failed_at: float
+    copies: int = 1
+    """How many copies of the message ended here."""
+    replays: int = 0
+    """How often it was replayed; a replay carries this number."""
+    status: DeadStatus = "open"
+    changed_by: str | None = None
+    changed_at: float | None = None
+    envelope: Envelope
+
+    def __str__(self) -> str:
+        return plain(f"{self.type} {self.message_id} at {self.node} ({self.reason})")
+
+
+class DeadFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which dead letters are meant; what is None does not matter."""
+
+    node: str | None = None
+    type: str | None = None
+    reason: str | None = None
+    status: DeadStatus | None = None
+    message_id: str | None = None
+    since: float | None = None
+    """Last failed at this time or later."""
+    before: float | None = None
+    """Neither failed nor was decided about at this time or later."""
+
+
+class DeadLetterTransaction(Protocol):
+    async def bury(self, letter: DeadLetter) -> DeadLetter:
+        """Insert the dead letter, or fold it into the one of the same (node, message id); returns what is there now.
+
+        Folding: `copies` grows by one; error, reason, tries, redeliveries, last failure, envelope are the new ones, and
+        the status becomes open, unless the one there was discarded: then only `copies` grows.
+        """
+        ...
+
+    async def fold(self, node: str, message_id: str) -> None:
+        """Another copy of a dead letter came: `copies` grows by one."""
+        ...
+
+    async def resolve(self, node: str, message_ids: Sequence[str], at: float) -> None:
+        """These were handled after all: their dead letters, if there are any, become resolved."""
+        ...
+
+    async def mark_dead(
+        self, node: str, message_id: str, status: DeadStatus, *, by: str, at: float
+    ) -> DeadLetter | None:
+        """Set the status of a dead letter, for an operator; `replayed` counts `replays` up by one.
+
+        Returns the letter as it is then; None when there is none that is open or replayed.
+        """
+        ...
+
+    async def remove_dead(self, letters: Sequence[DeadLetter]) -> int:
+        """Remove dead letters for good, but for those that are not as given any more; how many went."""
+        ...
+
+
+class DeadLetterStore(Protocol):
+    async def dead(self, which: DeadFilter, limit: int = 1000) -> list[DeadLetter]:
+        """Dead letters, oldest last failure first."""
+        ...

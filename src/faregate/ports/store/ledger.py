@@ -1,0 +1,92 @@
+"""The ledger: which messages a node has handled, and which business keys; retention with its floor."""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, Protocol
+
+LedgerOutcome = Literal["handled", "skipped"]
+
+
+class LedgerRow(NamedTuple):
+    """One handled message."""
+
+    message_id: str
+    digest: bytes | None
+    """The digest of the body that was handled."""
+    key: str | None
+    position: int | None
+    """Its place in the transport's log."""
+    at: float
+    """The later of when it was handled and when it was sent: what retention goes by."""
+    outcome: LedgerOutcome = "handled"
+
+
+class Sent(NamedTuple):
+    """What the handler of one message sent: kept in its ledger row, so that an audit can count what arrived."""
+
+    message_id: str
+    messages: int
+    ids: bytes
+    """Their publication ids, 16 bytes each, combined by exclusive or: in any order, and one that is lost is told."""
+
+
+class Known(NamedTuple):
+    """What a store knows of a message id that it has seen."""
+
+    state: Literal["handled", "dead", "discarded"]
+    """`dead`: given up on, and its dead letter waits for a decision or a replay; `discarded`: it must never run."""
+    digest: bytes | None
+    """Of the body that was handled, for `handled`."""
+    replays: int = 0
+    """For `dead` and `discarded`: how often it was replayed."""
+
+
+class LedgerTransaction(Protocol):
+    async def record(self, node: str, rows: Sequence[LedgerRow]) -> dict[str, bytes | None]:
+        """Insert ledger rows, in one sorted go; returns the ids that were there already, with their digests.
+
+        An id may be given once; twice in one call raises ValueError: the second could not be told from the first.
+        """
+        ...
+
+    async def unrecord(self, node: str, message_ids: Sequence[str]) -> None:
+        """Take ledger rows out again that this transaction put in."""
+        ...
+
+    async def note_sent(self, node: str, rows: Sequence[Sent]) -> None:
+        """Keep what the handlers of some messages sent, in the ledger rows that this transaction put in.
+
+        A row that nothing is noted in has sent nothing.
+        """
+        ...
+
+    async def floor(self, node: str) -> float | None:
+        """As `Store.floor`, as this transaction sees it."""
+        ...
+
+    async def identify(self, node: str, handler: str, identity: str, at: float) -> bool:
+        """Claim a business key for a handler; False when it is taken."""
+        ...
+
+    async def unidentify(self, node: str, handler: str, identity: str) -> None:
+        """Give a business key back."""
+        ...
+
+
+class LedgerStore(Protocol):
+    """Each on its own; reads are of what is committed."""
+
+    async def known(self, node: str, message_ids: Sequence[str]) -> dict[str, Known]:
+        """Those of the ids that were handled or are dead (open, replayed or discarded)."""
+        ...
+
+    async def has_identity(self, node: str, handler: str, identity: str) -> bool: ...
+    async def floor(self, node: str) -> float | None:
+        """Ledger rows before this time were removed; None when none ever were."""
+        ...
+
+    async def evict(self, node: str, before: float, limit: int) -> int:
+        """Remove up to `limit` ledger rows older than `before` whose outputs are dispatched; how many it were.
+
+        If any went, the same commit raises the floor to `before`, and never lowers it. Identities as old go too.
+        """
+        ...

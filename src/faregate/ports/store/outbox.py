@@ -1,0 +1,82 @@
+"""The outbox: outgoing messages, recorded with the effects that they tell of, and dispatched after the commit."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from faregate.message import Envelope
+
+FROM_OUTSIDE = -1
+"""The ordinal of an outgoing message that has not seen the outgoing middlewares of its node yet."""
+
+
+class OutboxRow(NamedTuple):
+    """One outgoing publication, recorded with the effects and dispatched after the commit."""
+
+    seq: int
+    """Given by the store, growing, never used again; 0 in a row that is not stored yet."""
+    node: str
+    message_id: str | None
+    """The message whose handling sends it; None for one from outside a handler."""
+    ordinal: int
+    """Its place among what its cause sends; `FROM_OUTSIDE` for one that `fg.outbox` recorded."""
+    destination: str
+    """What it is addressed to: the node of a command, `source.type` of an event."""
+    key: str | None
+    envelope: Envelope
+    registered: tuple[str, ...] = ()
+    """Attempt ids for which tokens may have been created (see docs/guarantees.md)."""
+    chosen: tuple[str, ...] = ()
+    """The attempt ids that its signals carry: of the first of its envelope's recipients, one each."""
+    not_after: float | None = None
+    """The token store's time after which no registered attempt can be created any more."""
+    version: int = 0
+    dispatched_at: float | None = None
+
+
+class OutboxTransaction(Protocol):
+    async def send(self, rows: Sequence[OutboxRow]) -> list[int]:
+        """Insert outbox rows; returns the `seq` given to each, growing in the order of the rows."""
+        ...
+
+    async def revise(self, rows: Sequence[OutboxRow]) -> set[int]:
+        """Give outbox rows another envelope and other chosen attempts, each if its version is still this one; it then
+        grows by one. They keep their `seq`. Returns those that were changed, after waiting for others.
+        """
+        ...
+
+    async def dispatched(self, seqs: Sequence[int]) -> None:
+        """Remove outbox rows whose messages the transport has safe. Unknown ones are fine."""
+        ...
+
+
+class OutboxStore(Protocol):
+    """Each on its own; reads are of what is committed."""
+
+    async def undispatched(self, limit: int, nodes: Sequence[str] | None = None) -> list[OutboxRow]:
+        """Outbox rows that are not dispatched, by `seq`; of these nodes, or of all."""
+        ...
+
+    async def outbox_row(self, seq: int) -> OutboxRow | None: ...
+    async def outbox_rows_of(self, node: str, message_id: str) -> list[OutboxRow]:
+        """The rows that this message caused and that are not dispatched, by `seq`."""
+        ...
+
+    async def mark_dispatched(self, seqs: Sequence[int], at: float) -> None:
+        """Mark rows as dispatched that must stay until their stray attempts are discarded. Unknown ones are fine."""
+        ...
+
+    async def dispatched_rows(self, limit: int) -> list[OutboxRow]:
+        """Rows that are marked as dispatched, by `seq`."""
+        ...
+
+
+class Insertion(Protocol):
+    """How a row gets into the outbox of a backend on a connection that is not ours; without I/O."""
+
+    def insertion(self, row: OutboxRow) -> tuple[str, tuple[Any, ...]]:
+        """The statement and its parameters, for the backend's own driver."""
+        ...
+
+    def lacks_tables(self, exc: BaseException) -> bool:
+        """Whether the driver refused the statement because our tables are not in that database."""
+        ...

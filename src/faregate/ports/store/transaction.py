@@ -1,0 +1,65 @@
+"""One transaction on a node's database: beginning and ending it, savepoints, and the user's own statements."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+
+class DatabaseTransaction(Protocol):
+    """One transaction on one connection. Made by `Store.transaction`; nothing happens before `begin`.
+
+    `begin`, then anything, then `commit` or `roll_back`; both may be called once more without effect. A driver's error
+    inside leaves it to be rolled back to the savepoint, or as a whole.
+    """
+
+    async def begin(self) -> None:
+        """Open it; waits for the writer's turn (SQLite) or a free connection (PostgreSQL)."""
+        ...
+
+    async def commit(self) -> None:
+        """Durable when it returns. Raises `CommitUnknown` when it may or may not have happened."""
+        ...
+
+    async def roll_back(self) -> None:
+        """As if it had never been. Never raises for a connection that is gone."""
+        ...
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the database still has this transaction open: false too when somebody ended it by the back door."""
+        ...
+
+    @property
+    def was_closed(self) -> bool:
+        """Whether somebody closed the connection, as opposed to its being lost."""
+        ...
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a statement failed and the database refuses everything but rolling back (PostgreSQL)."""
+        ...
+
+    def retire(self) -> None:
+        """Close the connection when this transaction ends: somebody who should not may still hold it."""
+        ...
+
+    # --- savepoints: one level, remade after `release_savepoint` ---
+
+    async def savepoint(self) -> None: ...
+    async def release_savepoint(self) -> None: ...
+    async def roll_back_to_savepoint(self) -> None:
+        """Undo everything since; the savepoint itself stays."""
+        ...
+
+    # --- the user's statements: `?` stands for a parameter, `??` for a question mark ---
+
+    async def execute(self, sql: str, parameters: Sequence[Any] = ()) -> int:
+        """Run it; how many rows it changed."""
+        ...
+
+    async def executemany(self, sql: str, rows: Sequence[Sequence[Any]]) -> int: ...
+    async def fetchone(self, sql: str, parameters: Sequence[Any] = ()) -> tuple[Any, ...] | None: ...
+    async def fetchall(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]: ...
+    @property
+    def raw(self) -> Any:
+        """The driver's connection."""
+        ...
