@@ -13,17 +13,29 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from hashlib import sha256
 
-_VARIANT = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
-"""Any hexadecimal digit to the one that carries its last two bits behind the variant bits of a UUID."""
+from faregate.message import Envelope
 
-_UUID_HEAD = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-")
+VARIANT = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
+"""Any hexadecimal digit to the one that carries its last two bits behind the variant bits of a UUID."""
+LENGTH, ROOT = 36, 13
+"""Characters of an id, and of the root's part in it."""
+ROOT_PATTERN = r"^[0-9a-f]{8}-[0-9a-f]{4}-"
+FIRST, SECOND, THIRD, VARIANT_AT = slice(0, 3), slice(3, 6), slice(6, 18), 18
+"""The digits of a digest that stand behind the version, behind the variant and at the end; which one is the variant."""
+
+_has_root_part = re.compile(ROOT_PATTERN).match
+
+
+def framed(*fields: str) -> str:
+    """What is hashed: each field behind its length, so that ("ab", "c") and ("a", "bc") differ."""
+    return "".join([f"{len(field)}:{field}" for field in fields])
 
 
 def _digest(*fields: str) -> str:
-    """SHA-256 in hexadecimal over the fields, each behind its length: ("ab", "c") and ("a", "bc") differ."""
-    return sha256("".join([f"{len(field)}:{field}" for field in fields]).encode()).hexdigest()
+    return sha256(framed(*fields).encode()).hexdigest()
 
 
 _digits: Iterator[str] = iter(())
@@ -63,7 +75,7 @@ def root_id(time_ms: int | None = None) -> str:
         head = f"{digits[:8]}-{digits[8:]}-7"
         _last_head = (time_ms, head)
     tail = _fresh_digits()
-    return f"{head}{tail[:3]}-{_VARIANT[tail[18]]}{tail[3:6]}-{tail[6:18]}"
+    return f"{head}{tail[FIRST]}-{VARIANT[tail[VARIANT_AT]]}{tail[SECOND]}-{tail[THIRD]}"
 
 
 def idempotent_id(node: str, type: str, key: str) -> str:
@@ -88,29 +100,36 @@ def publication_id(
 
 def message_id(publication_id: str, recipient: str) -> str:
     """What `recipient` deduplicates by."""
-    return _root_part(publication_id) + _hashed_part(_digest("message", publication_id, recipient))
+    return message_ids(recipient)(publication_id)
 
 
+def message_id_of(envelope: Envelope, node: str) -> str:
+    """What the node knows the message by; one without an identity is known by its content."""
+    if envelope.publication_id:
+        return message_id(envelope.publication_id, node)
+    return idempotent_id(node, envelope.type, envelope.body.hex())
+
+
+@lru_cache(1024)
 def message_ids(recipient: str) -> Callable[[str], str]:
     """`message_id` for one recipient and many publications: what is the same for all is put together once."""
-    tail = f"{len(recipient)}:{recipient}"
+    head, tail = framed("message"), framed(recipient)
 
     def derive(publication_id: str) -> str:
-        digest = sha256(f"7:message{len(publication_id)}:{publication_id}{tail}".encode()).hexdigest()
-        head = publication_id[:13] if _UUID_HEAD.match(publication_id) else _root_part(publication_id)
-        return f"{head}-8{digest[:3]}-{_VARIANT[digest[18]]}{digest[3:6]}-{digest[6:18]}"
+        hashed = f"{head}{len(publication_id)}:{publication_id}{tail}"
+        return _root_part(publication_id) + _hashed_part(sha256(hashed.encode()).hexdigest())
 
     return derive
 
 
 def _root_part(root: str) -> str:
     """The root's first 48 bits. A foreign root that is no UUID lends hashed bits instead."""
-    if _UUID_HEAD.match(root):
-        return root[:13]
+    if _has_root_part(root):
+        return root[:ROOT]
     digest = _digest("prefix", root)
     return f"{digest[:8]}-{digest[8:12]}"
 
 
 def _hashed_part(digest: str) -> str:
     """The version and variant of a UUIDv8 with 74 bits of the digest."""
-    return f"-8{digest[:3]}-{_VARIANT[digest[18]]}{digest[3:6]}-{digest[6:18]}"
+    return f"-8{digest[FIRST]}-{VARIANT[digest[VARIANT_AT]]}{digest[SECOND]}-{digest[THIRD]}"

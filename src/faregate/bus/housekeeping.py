@@ -15,10 +15,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from faregate.bus.dead_letter_retention import RetainDead, prune
-from faregate.core.dead_letter import dead_letter, message_id_of
+from faregate.core.dead_letter import dead_letter
 from faregate.core.node_store import NodeStore
 from faregate.core.unit import TRANSACTION_LOST
 from faregate.errors import QueueNotFound, StaleLock
+from faregate.ids import message_id_of
 from faregate.ports.clock import Clock, Timer
 from faregate.ports.progress import Occupation
 from faregate.ports.queue import Consumer, Delivery, QueueTransport, poison_queue

@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import partial
 
 from faregate.bus.lanes import Lanes
-from faregate.core.dead_letter import message_id_of
 from faregate.core.receiver import Receiver
 from faregate.errors import StaleLock
+from faregate.ids import message_id_of
 from faregate.node.policy import ByKey
 from faregate.ports import faults
 from faregate.ports.clock import Clock, Timer

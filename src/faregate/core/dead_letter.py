@@ -1,16 +1,7 @@
-"""What a node knows a message by, and the dead letter that it becomes when it is given up on."""
+"""The dead letter that a message becomes when it is given up on."""
 
-from faregate import ids
-from faregate.message import Envelope
 from faregate.ports.queue import Delivery
 from faregate.ports.store import DeadLetter
-
-
-def message_id_of(envelope: Envelope, node: str) -> str:
-    """What the node knows the message by; one without an identity is known by its content."""
-    if envelope.publication_id:
-        return ids.message_id(envelope.publication_id, node)
-    return ids.idempotent_id(node, envelope.type, envelope.body.hex())
 
 
 def dead_letter(node: str, message_id: str, delivery: Delivery, reason: str, error: str, now: float) -> DeadLetter:

@@ -12,12 +12,12 @@ from typing import Any, NoReturn
 from faregate.codec import BodyReader
 from faregate.core.alarms import Alarms
 from faregate.core.context import Context, Settled
-from faregate.core.dead_letter import message_id_of
 from faregate.core.outgoing_middlewares import compile_outgoing
 from faregate.core.pipeline import compile_after, compile_pipeline, resource_places, sends_in_scope
 from faregate.core.sender import Sender
 from faregate.core.verdict import Verdict, first_line, judge
 from faregate.errors import MissingProperties, Permanent, StaleLock, UnknownType
+from faregate.ids import message_id_of
 from faregate.message import Envelope
 from faregate.node.node import Node
 from faregate.node.policy import Serial

@@ -23,7 +23,7 @@ from faregate.bus.dispatcher import Recorded
 from faregate.codec import digest_of
 from faregate.core.business_key import BusinessIdentity
 from faregate.core.context import Context, Settled
-from faregate.core.dead_letter import dead_letter, message_id_of
+from faregate.core.dead_letter import dead_letter
 from faregate.core.node_store import NodeStore
 from faregate.core.pipeline import is_retried
 from faregate.core.receiver import Receiver
@@ -41,6 +41,7 @@ from faregate.core.unit import (
 )
 from faregate.core.verdict import describe_error, failure_of, first_line
 from faregate.errors import BelowFloor, CommitUnknown, RetryAfter, StaleLock, UnknownToken
+from faregate.ids import message_id_of
 from faregate.message import set_out_at
 from faregate.node.node import Node
 from faregate.node.subscription import Subscription

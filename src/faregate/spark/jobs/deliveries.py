@@ -21,7 +21,6 @@ from faregate import ids
 from faregate.broker.journal import settled
 from faregate.broker.journal.columns import to_envelopes
 from faregate.broker.journal.reader import JournalReader
-from faregate.message import Envelope
 from faregate.ports.queue import Poisoned
 from faregate.spark.jobs.settlements import HandedOver, JournalPlan, SegmentPlan, side_log
 
@@ -192,14 +191,7 @@ def read_poison(plan: JournalPlan) -> Iterator[list[tuple[str, bytes, float]]]:
     """Node, message id and time of what was given up on into the journal itself, for want of a store."""
     for _, body in JournalReader(plan.path).poison_frames(plan.earliest):
         records = msgspec.msgpack.decode(body, type=list[Poisoned])
-        yield [(each.node, id_digits(_known_by(each.envelope, each.node)), each.at) for each in records]
-
-
-def _known_by(envelope: Envelope, node: str) -> str:
-    """What a node knows a message by; one without an identity is known by its content."""
-    if envelope.publication_id:
-        return ids.message_id(envelope.publication_id, node)
-    return ids.idempotent_id(node, envelope.type, envelope.body.hex())
+        yield [(each.node, id_digits(ids.message_id_of(each.envelope, each.node)), each.at) for each in records]
 
 
 def message_ids(batch: Any, rows: Any, places: Any, nodes: Sequence[str]) -> list[bytes]:
@@ -212,7 +204,7 @@ def message_ids(batch: Any, rows: Any, places: Any, nodes: Sequence[str]) -> lis
             made.append(id_digits(derive[place](text)))
         else:
             [envelope] = to_envelopes(batch.slice(row, 1))
-            made.append(id_digits(_known_by(envelope, nodes[place])))
+            made.append(id_digits(ids.message_id_of(envelope, nodes[place])))
     return made
 
 

@@ -20,10 +20,11 @@ from faregate.bus.bus import shared_keys
 from faregate.bus.lanes import Lanes
 from faregate.codec import BodyWriter, find_codec
 from faregate.core.alarms import Alarms
-from faregate.core.dead_letter import dead_letter, message_id_of
+from faregate.core.dead_letter import dead_letter
 from faregate.core.node_store import NodeStore
 from faregate.core.sender import Sender
 from faregate.core.threads import HandlerThreads
+from faregate.ids import message_id_of
 from faregate.node.subscription import Subscription
 from faregate.ports.clock import SystemClock
 from faregate.ports.queue import Delivery

@@ -23,8 +23,8 @@ from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.spool import spool
 from faregate.broker.journal.views import ClosedJournal, Waits
 from faregate.bus.bus import MAX_MESSAGE_BYTES
-from faregate.core.dead_letter import message_id_of
 from faregate.errors import ConfigurationError
+from faregate.ids import message_id_of
 from faregate.message import Envelope
 from faregate.node.node import Node
 from faregate.ports.queue import Binding
