@@ -6,7 +6,7 @@ import typer
 
 from faregate import __version__
 from faregate.cli.dead import dead
-from faregate.cli.demo import demo
+from faregate.cli.demo import add_demo
 from faregate.cli.journal.commands import journal
 from faregate.cli.output import fail
 from faregate.cli.publish import publish
@@ -21,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Faregate: an exactly-once service bus for Python.",
 )
-app.command()(demo)
+add_demo(app)
 app.command()(run)
 app.command()(publish)
 app.add_typer(dead, name="dead")

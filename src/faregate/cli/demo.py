@@ -1,201 +1,28 @@
-"""`faregate demo`: the proof. Orders through a shop whose process is killed again and again, and an audit of it all.
+"""Finds `faregate demo`, which is an example and may be missing."""
 
-Rules kept here:
-- What is expected follows from the seed; what is found is counted in the data (see demo_plan and demo_verdict).
-- The exit status is the verdict: 0 when everything held, 1 when anything did not, 130 after Ctrl-C.
-- No process and, without --keep, no file is left, however it ends.
-"""
-
-import logging
-import os
-import shutil
-import signal
-import sqlite3
-import sys
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from importlib import import_module
 
 import typer
 
-from faregate.cli.output import console, errors, print_json
 from faregate.errors import ConfigurationError
 
-if TYPE_CHECKING:
-    from faregate.cli.demo_result import Result
-
-# The demo's other files are loaded when it runs: every other command starts without them, and without the shop.
-
-Plant = Literal["double", "loss", "order"]
-_PLANTS: dict[Plant, str] = {
-    "double": "insert into charges select * from charges where rowid = 1",
-    "loss": "delete from parcels where rowid = 1",
-    "order": "update invoices set rowid = -1 where rowid = (select max(rowid) from invoices where customer = "
-    "(select customer from invoices group by customer order by count(*) desc limit 1))",
-}
-_MOST_FINDINGS = 20
+DEMO = "faregate.examples.demo.command"
 
 
-def demo(
-    orders: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many orders to place.")] = 10_000,
-    crashes: Annotated[int, typer.Option(min=0, max=1000, help="How often the worker is killed.")] = 5,
-    seed: Annotated[int, typer.Option(help="Which orders repeat or are poisonous, and when the worker is killed.")] = 7,
-    no_spark: Annotated[bool, typer.Option("--no-spark", help="Let plain SQL make the audit, without Spark.")] = False,
-    keep: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the journal and the database here.")] = None,
-    report: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write a report with charts.")] = None,
-    plant: Annotated[Plant | None, typer.Option(help="Plant an error at the end, to see that it is found.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-) -> None:
-    """Send orders through a shop of four services, kill it again and again, and audit what came of it.
-
-    Many orders are published twice, some late, some are poison, and the bank often does not answer. The worker is a
-    process of its own that is killed by SIGKILL while messages flow. In the end every order must be billed, charged and
-    shipped exactly once; the exit status says whether that held.
-    """
-    logging.disable(logging.CRITICAL)  # what matters is shown; py4j would write tracebacks when Ctrl-C comes
-    if report is not None and not report.parent.is_dir():
-        raise ConfigurationError(f"--report: there is no folder {report.parent}")
+def add_demo(app: typer.Typer) -> None:
+    """Add the command; where there are no examples, one that says so whatever its options are."""
     try:
-        with _ending_on_terminate(), _folder(keep) as folder:
-            result = _run(folder, orders, crashes, seed, plant, spark=not no_spark, quiet=as_json)
-    except KeyboardInterrupt:
-        errors.print("stopped; no process is left")
-        raise typer.Exit(130) from None
-    if report is not None:
-        from faregate.cli.demo_report import render
-
-        report.write_text(render(result))
-    if as_json:
-        print_json(result.as_dict())
-    else:
-        _show(result, keep, report, plant)
-    if not result.held:
-        raise typer.Exit(1)
+        app.command()(import_module(DEMO).demo)
+    except ModuleNotFoundError as exc:
+        if exc.name is None or not DEMO.startswith(exc.name):
+            raise
+        any_option = {"ignore_unknown_options": True, "allow_extra_args": True}
+        app.command("demo", context_settings=any_option)(_missing)
 
 
-def _run(
-    folder: Path, orders: int, crashes: int, seed: int, plant: Plant | None, *, spark: bool, quiet: bool
-) -> "Result":
-    from faregate.cli.demo_flow import Flow
-    from faregate.cli.demo_plan import Plan
-    from faregate.cli.demo_result import Result
-    from faregate.cli.demo_timeline import read_timeline
-    from faregate.cli.demo_verdict import connect, judge
-    from faregate.cli.demo_view import DemoView
-
-    plan = Plan(orders, seed)
-    if not quiet:
-        console.print(
-            f"[bold]{orders:,} orders[/] through four services, {plan.copies:,} exact copies, {plan.dead:,} poisonous "
-            f"ones, and a worker that is killed {crashes} times (seed {seed})"
-        )
-    with DemoView(console, plan, crashes, quiet=quiet) as view:
-        progress = Flow(plan, folder, crashes, view.update).run()
-    if plant is not None:
-        with closing(sqlite3.connect(folder / "shop.db")) as connection, connection:
-            connection.execute(_PLANTS[plant])
-    with closing(connect(folder)) as connection:
-        dead = dict(connection.execute("select reason, count(*) from faregate_dead group by reason"))
-    timeline = read_timeline(folder / "journal", progress.began)
-    result = Result(plan, progress, timeline, judge(plan, folder), dead)
-    _audit(result, folder, spark=spark, quiet=quiet)
-    return result
-
-
-def _audit(result: "Result", folder: Path, *, spark: bool, quiet: bool) -> None:
-    """By Spark where it can be had, by plain SQL where not."""
-    from faregate.cli import demo_spark
-    from faregate.cli.demo_verdict import audit
-
-    reason = demo_spark.why_not() if spark else None
-    if reason is not None:
-        errors.print(f"without Spark: {reason}; plain SQL makes the audit")
-    if not spark or reason is not None:
-        found = audit(folder / "journal", folder / "shop.db")
-        result.audit_ok, result.audit_summary, result.audit_table = found.ok, found.summary, found.table
-        result.findings = found.findings[:_MOST_FINDINGS]
-        return
-    started = time.monotonic()
-    with _status("Spark starts, and reads the journal …", quiet):
-        demo_spark.examine(result, folder, _MOST_FINDINGS)
-    result.spark_seconds = time.monotonic() - started
-
-
-@contextmanager
-def _status(text: str, quiet: bool) -> Iterator[None]:
-    if quiet or not console.is_terminal:
-        yield
-    else:
-        with console.status(text):
-            yield
-
-
-@contextmanager
-def _folder(keep: Path | None) -> Iterator[Path]:
-    """Where journal and database lie: readable by this user alone, and gone afterwards unless it shall be kept."""
-    if keep is not None:
-        if keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
-            raise ConfigurationError(f"--keep: {keep} is there already; name a new or an empty folder")
-        keep.mkdir(mode=0o700, parents=True, exist_ok=True)
-        yield keep.resolve()
-        return
-    folder = Path(tempfile.mkdtemp(prefix="faregate-demo-")).resolve()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _ending_on_terminate() -> Iterator[None]:
-    """SIGTERM and SIGHUP unwind like an exception, so that everything is cleaned up; `nohup` stays in force."""
-
-    def end(number: int, _: Any) -> None:
-        sys.exit(128 + number)
-
-    heeded = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, end) for number in heeded}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _show(result: "Result", keep: Path | None, report: Path | None, planted: Plant | None) -> None:
-    from rich.text import Text
-
-    from faregate.cli.demo_timeline import PERCENTS
-    from faregate.cli.demo_view import rows_table, sparkline, verdict_table
-
-    progress = result.progress
-    console.print(Text.assemble(*sparkline(progress, 60), ("  parcels a second", "dim")))
-    spark = "" if result.spark_seconds is None else f", and {result.spark_seconds:.0f} s of Spark"
-    console.print(
-        f"[bold]{result.timeline.messages:,} messages[/] in {progress.seconds:.0f} s{spark}: the worker was killed "
-        f"{len(progress.kills)} times, and the bank did not answer {progress.timeouts:,} times"
+def _missing() -> None:
+    """The proof. It is not in this installation."""
+    raise ConfigurationError(
+        "the demo is an example, and this copy of Faregate has no examples: install the wheel (pip install faregate), "
+        "or run ./dev demo in a checkout"
     )
-    latency = ", ".join(f"p{p} {t:.2f} s" for p, t in zip(PERCENTS, result.timeline.overall, strict=False))
-    console.print(f"an order took, from published to shipped, kills included: {latency or 'nothing was shipped'}")
-    console.print(verdict_table(result.checks))
-    for title, rows in result.spark_tables.items():
-        console.print(rows_table(rows, title))
-    if result.audit_table:
-        console.print(rows_table(result.audit_table, f"the audit, by {result.judge}"))
-    console.print(f"\n{result.audit_summary}", markup=False, soft_wrap=True)
-    for finding in result.findings:
-        console.print("  " + ", ".join(f"{name} {value}" for name, value in finding.items()), markup=False)
-    if keep is not None:
-        console.print(f"kept: the journal {keep}/journal and the database {keep}/shop.db", markup=False, soft_wrap=True)
-    if report is not None:
-        console.print(f"report: {os.fspath(report)}", markup=False, soft_wrap=True)
-    if result.held:
-        console.print("[bold green]Every order was billed, charged and shipped exactly once.[/]")
-    else:
-        wanted = (
-            f"An error was planted ({planted})." if planted else f"Please report it, with the seed {result.plan.seed}."
-        )
-        console.print(f"[bold red]It did not hold.[/] {wanted}")

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from faregate.cli.demo_charts import Series, bars, lines
-from faregate.cli.demo_result import Result
-from faregate.cli.demo_timeline import PERCENTS
-from faregate.cli.demo_view import cell
+from .charts import Series, bars, lines
+from .result import Result
+from .timeline import PERCENTS
+from .view import cell
 
 _STYLE = """
 :root { --paper:#fbfbf9; --card:#fff; --ink:#1c1f24; --soft:#666d78; --grid:#e6e6e1; --alarm:#c92a2a; --good:#1b7f4b;

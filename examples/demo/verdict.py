@@ -21,7 +21,8 @@ from uuid import UUID
 from faregate import ids
 from faregate.broker.journal import JournalReader
 from faregate.broker.journal.columns import altered_offsets
-from faregate.cli.demo_plan import Plan
+
+from .plan import Plan
 
 EFFECTS = {
     "billing": "select message_id from invoices",

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from faregate.cli.demo_flow import Progress
-from faregate.cli.demo_plan import Plan
-from faregate.cli.demo_timeline import PERCENTS, Timeline
-from faregate.cli.demo_verdict import Check
+from .flow import Progress
+from .plan import Plan
+from .timeline import PERCENTS, Timeline
+from .verdict import Check
 
 
 @dataclass

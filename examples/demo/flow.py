@@ -24,9 +24,10 @@ from typing import NamedTuple
 from faregate.broker.journal.disk import RealDisk
 from faregate.broker.journal.layout import Layout
 from faregate.broker.journal.spool import spool, waiting
-from faregate.cli.demo_plan import Envelopes, Plan
-from faregate.cli.demo_worker import STATUS, Status, read_status
 from faregate.errors import FaregateError
+
+from .plan import Envelopes, Plan
+from .worker import STATUS, Status, read_status
 
 _TURN = 0.05
 _LONGEST_SILENCE = 60.0
@@ -197,7 +198,7 @@ class Flow:
         with (self._folder / "worker.log").open("ab") as log:
             # A group of its own: a Ctrl-C is for this process, which then ends the worker itself.
             self._worker = subprocess.Popen(
-                [sys.executable, "-m", "faregate.cli.demo_worker", str(self._folder), str(os.getpid())],
+                [sys.executable, "-m", f"{__package__}.worker", str(self._folder), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

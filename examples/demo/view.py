@@ -13,9 +13,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from faregate.cli.demo_flow import Progress, Sample
-from faregate.cli.demo_plan import Plan
-from faregate.cli.demo_verdict import Check
+from .flow import Progress, Sample
+from .plan import Plan
+from .verdict import Check
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _REDRAW, _LINE = 0.1, 2.0

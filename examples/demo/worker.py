@@ -1,6 +1,6 @@
 """The process that the demo kills: the shop on a journal and a SQLite file, run as `faregate run` does.
 
-    python -m faregate.cli.demo_worker FOLDER
+    python -m faregate.examples.demo.worker FOLDER PARENT
 
 Rules kept here:
 - It knows nothing of the demo's plan and takes no part in its verdict. Now and then it replaces status.json: how its
@@ -72,7 +72,7 @@ async def _report(bus: Bus, folder: Path, bank: Any) -> None:
 
 
 async def _run(folder: Path) -> None:
-    from faregate.cli.shop import app
+    from ..shop import app
 
     bus = app.make_bus(folder)
     gc.collect()

@@ -4,11 +4,13 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
+import zipfile
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,22 +18,25 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from faregate.cli.demo import _ending_on_terminate
-from faregate.cli.demo_flow import Progress, Sample
-from faregate.cli.demo_plan import Envelopes, Plan
-from faregate.cli.demo_verdict import Audit, audit, judge
-from faregate.cli.demo_view import DemoView
+from examples.demo.command import _ending_on_terminate
+from examples.demo.flow import Progress, Sample
+from examples.demo.plan import Envelopes, Plan
+from examples.demo.verdict import Audit, audit, judge
+from examples.demo.view import DemoView
 from tests.child import Child
 from tests.presence import require_java
 
+ROOT = Path(__file__).parents[2]
 LONG = 180.0
 ORDERS, CRASHES, SEED = 300, 2, 7
 
 
-def run_demo(*arguments: str, with_spark: bool = False, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_demo(
+    *arguments: str, with_spark: bool = False, cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "faregate", "demo", *([] if with_spark else ["--no-spark"]), *arguments]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=LONG, check=False, env={**os.environ, **environment}
+        command, capture_output=True, text=True, timeout=LONG, check=False, cwd=cwd, env={**os.environ, **environment}
     )
 
 
@@ -188,6 +193,38 @@ def test_a_demo_under_nohup_does_not_end_with_the_terminal() -> None:
             assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+# --- where it is found -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What an installation has: the wheel, unpacked, and no checkout beside it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=LONG)
+    (built,) = folder.glob("*.whl")
+    with zipfile.ZipFile(built) as archive:
+        archive.extractall(folder / "site")
+    return folder / "site"
+
+
+def test_an_installed_wheel_has_the_demo_and_its_shop(wheel: Path, tmp_path: Path) -> None:
+    sizes = ("--orders", "60", "--crashes", "1")
+    ended = run_demo(*sizes, "--json", cwd=tmp_path, PYTHONPATH=str(wheel))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert json.loads(ended.stdout)["held"]
+    code = "import faregate.examples.demo.worker as worker; print(worker.__file__)"
+    found = subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(wheel)})
+    assert Path(os.fsdecode(found).strip()) == wheel / "faregate/examples/demo/worker.py"
+
+
+def test_a_copy_without_the_examples_says_so_and_what_to_do(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    ended = run_demo("--orders", "60", cwd=tmp_path, PYTHONPATH=str(tmp_path / "src"))
+    assert ended.returncode == 1
+    assert "has no examples" in ended.stderr and "pip install faregate" in ended.stderr
 
 
 # --- the plan ----------------------------------------------------------------------------------------------------

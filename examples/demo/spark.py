@@ -13,12 +13,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from faregate.cli.demo_verdict import EFFECTS
+from .verdict import EFFECTS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from faregate.cli.demo_result import Result
+    from .result import Result
 
 
 def why_not() -> str | None:

@@ -12,12 +12,13 @@ from hashlib import sha256
 from typing import NamedTuple
 
 from faregate.bus.bus import MAX_MESSAGE_BYTES
-from faregate.cli.shop.messages import OrderPlaced
 from faregate.codec import BodyWriter, JsonCodec
 from faregate.core.sealing import Sealer
 from faregate.message import Envelope, describe
 from faregate.node.key import read_key
 from faregate.node.outgoing import publish
+
+from ..shop.messages import OrderPlaced
 
 COPIED_PERCENT, LATE_PERCENT, IMPOSSIBLE_PERCENT, GARBLED_PERCENT = 8, 4, 0.8, 0.4
 _BATCHES_LATE = 3
