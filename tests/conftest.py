@@ -1,15 +1,16 @@
-"""What holds for every test: the signals of its children, its time limit, and the Spark session that all share."""
+"""What holds for every test: the signals of its children, its time limit, the stores and the Spark session to use."""
 
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests import tiers
-from tests.presence import require_java
+from tests.presence import address, require_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,6 +46,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         dropped = set(long) - set(tiers.one_of(long, chosen))
         items[:] = [item for item in items if item not in dropped]
         config.hook.pytest_deselected(items=list(dropped))
+
+
+@pytest.fixture
+async def postgres_url() -> AsyncIterator[str]:
+    """A store on PostgreSQL: a schema of its own, empty, dropped afterwards."""
+    from faregate.testing.store_subjects import postgres_schema
+
+    async with postgres_schema(address("FAREGATE_TEST_POSTGRES")) as inside:
+        yield inside
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.services)])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty store on SQLite, then one on PostgreSQL."""
+    return f"sqlite:{tmp_path}/store.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """Handlers that send faster than the transport takes: what lies between commit and dispatch stays bounded, in order."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,9 +13,7 @@ from faregate.core import transactional as handling
 from faregate.core.transactional import BATCH_LIMIT, Transactional
 from faregate.message import Envelope
 from faregate.ports.store import OutboxRow, Transaction
-from faregate.testing.store_subjects import postgres_schema
 from faregate.transports.memory import MemoryTransport
-from tests.presence import address
 
 LONG = 60  # seconds until a test that hangs is failed
 CAUSES, FAN, MOST, LANES = 40, 10, 100, 5
@@ -44,15 +42,6 @@ class SlowTransport(MemoryTransport):
         await super().publish(envelopes)
 
 
-@pytest.fixture(params=["memory:", pytest.param("postgres", marks=pytest.mark.services)])
-async def url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
-    if request.param == "memory:":
-        yield "memory:"
-    else:
-        async with postgres_schema(address("FAREGATE_TEST_POSTGRES")) as inside:
-            yield inside
-
-
 @pytest.fixture
 def all_wait(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """Set once every lane waits for room."""
@@ -73,7 +62,7 @@ def all_wait(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
 
 @pytest.mark.parametrize(("bound", "value"), [("_MOST_WAITING", MOST), ("_MOST_WAITING_BYTES", MOST * len(BODY))])
 async def test_handlers_wait_while_what_they_sent_is_not_taken(
-    bound: str, value: int, url: str, all_wait: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+    bound: str, value: int, store_url: str, all_wait: asyncio.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than the bound waits only by what each lane had begun; then everything goes out, in order."""
     monkeypatch.setattr(dispatching, bound, value)
@@ -90,7 +79,7 @@ async def test_handlers_wait_while_what_they_sent_is_not_taken(
         heard.append((answered.n, answered.part))
 
     transport = SlowTransport()
-    async with fg.Bus(transport, nodes=[asking, answering, hearing], store=url) as bus:
+    async with fg.Bus(transport, nodes=[asking, answering, hearing], store=store_url) as bus:
         await bus.publish_many([Asked(n=n) for n in range(100, 100 + CAUSES)], node="asking")
         [dispatcher] = bus._stores.dispatchers.values()
         await asyncio.wait_for(all_wait.wait(), LONG)

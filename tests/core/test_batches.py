@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from functools import reduce
 from operator import xor
 from typing import Any
@@ -11,12 +11,9 @@ from uuid import UUID
 import pytest
 
 import faregate as fg
-from faregate.core.transactional import BATCH_LIMIT, Transactional
 from faregate.core.unit import UnitOfWork
 from faregate.ports.store import Store
-from faregate.stores.sqlite import MemoryStore
-from faregate.testing.store_subjects import postgres_schema
-from tests.presence import address
+from faregate.stores.sqlite import SqliteStore
 
 LONG = 30  # seconds until a test that hangs is failed
 TABLE = "create table if not exists notes(n integer)"
@@ -30,15 +27,11 @@ class Answered(fg.Event):
     n: int
 
 
-@pytest.fixture(params=["memory:", pytest.param("postgres", marks=pytest.mark.services)])
-async def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
-    monkeypatch.setattr(MemoryStore, "dear_savepoints", True)
-    monkeypatch.setattr(Transactional, "batch", BATCH_LIMIT)
-    if request.param == "memory:":
-        yield "memory:"
-    else:
-        async with postgres_schema(address("FAREGATE_TEST_POSTGRES")) as inside:
-            yield inside
+@pytest.fixture
+def url(store_url: str, one_batch: None, monkeypatch: pytest.MonkeyPatch) -> str:
+    """SQLite's savepoints are said to be dear, too, so that batches begin without them on either."""
+    monkeypatch.setattr(SqliteStore, "dear_savepoints", True)
+    return store_url
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from faregate.bus.dead_letters import DeadLetters
 from faregate.bus.dispatcher import Dispatcher
 from faregate.bus.recipients import Directory
 from faregate.core.alarms import Alarms
-from faregate.core.transactional import BATCH_LIMIT, Transactional
 from faregate.errors import StoreConflict
 from faregate.message import Envelope
 from faregate.ports.clock import SystemClock
@@ -65,12 +64,6 @@ async def rows(store: Store, sql: str = "select n from notes order by n") -> lis
         return [row[0] for row in await transaction.fetchall(sql)]
     finally:
         await transaction.roll_back()
-
-
-@pytest.fixture
-def one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages that are published together share a transaction, however slow the machine is."""
-    monkeypatch.setattr(Transactional, "batch", BATCH_LIMIT)
 
 
 def count_rows(path: Path, table: str) -> int:

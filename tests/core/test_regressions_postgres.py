@@ -1,7 +1,6 @@
 """Faults that were found by attacking the bus on PostgreSQL, each of them mended; one test each."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -10,17 +9,14 @@ import pytest
 
 import faregate as fg
 from faregate import ids
-from faregate.core.transactional import BATCH_LIMIT, Transactional
 from faregate.errors import Unavailable
 from faregate.message import Envelope
 from faregate.ports.clock import SystemClock
 from faregate.ports.store import Store
 from faregate.stores.postgres import PostgresStore
 from faregate.testing import FakeClock
-from faregate.testing.store_subjects import postgres_schema
-from tests.presence import address
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.services, pytest.mark.usefixtures("one_batch")]
 
 LONG = 30  # seconds until a test that hangs is failed
 TABLE = "create table if not exists notes(n integer)"
@@ -34,20 +30,8 @@ class Answered(fg.Event):
     n: int
 
 
-@pytest.fixture
-async def url() -> AsyncIterator[str]:
-    async with postgres_schema(address("FAREGATE_TEST_POSTGRES")) as inside:
-        yield inside
-
-
 def numbers(count: int, start: int = 0) -> list[Asked]:
     return [Asked(n=n) for n in range(start, start + count)]
-
-
-@pytest.fixture(autouse=True)
-def one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages that are published together share a transaction, however slow the machine is."""
-    monkeypatch.setattr(Transactional, "batch", BATCH_LIMIT)
 
 
 def the_store(bus: fg.Bus) -> Store:
@@ -71,7 +55,7 @@ async def dead_numbers(bus: fg.Bus) -> list[int]:
 
 @pytest.mark.parametrize("together", [1, 6])
 async def test_a_handler_that_catches_an_sql_error_and_goes_on_is_told_so_and_nobody_else_is_lost(
-    together: int, url: str
+    together: int, postgres_url: str
 ) -> None:
     schema = f"{TABLE}; create table keys(id integer primary key); insert into keys values (1)"
     asking, answering = fg.Node("asking"), fg.Node("answering", schema=schema)
@@ -86,7 +70,7 @@ async def test_a_handler_that_catches_an_sql_error_and_goes_on_is_told_so_and_no
             except psycopg.errors.UniqueViolation:
                 pass
 
-    async with fg.Bus("memory:", nodes=[asking, answering], store=url, drain_seconds=1) as bus:
+    async with fg.Bus("memory:", nodes=[asking, answering], store=postgres_url, drain_seconds=1) as bus:
         await bus.publish_many(numbers(together), node="asking")
         await bus.idle(timeout=LONG)
         [letter] = await bus.dead_letters()
@@ -96,7 +80,7 @@ async def test_a_handler_that_catches_an_sql_error_and_goes_on_is_told_so_and_no
         assert bus.outcomes()["handled"] == together - 1
 
 
-async def test_a_statement_that_may_fail_inside_the_drivers_own_savepoint_does_no_harm(url: str) -> None:
+async def test_a_statement_that_may_fail_inside_the_drivers_own_savepoint_does_no_harm(postgres_url: str) -> None:
     schema = f"{TABLE}; create table keys(id integer primary key); insert into keys values (1)"
     asking, answering = fg.Node("asking"), fg.Node("answering", schema=schema)
 
@@ -109,14 +93,14 @@ async def test_a_statement_that_may_fail_inside_the_drivers_own_savepoint_does_n
         except psycopg.errors.UniqueViolation:
             pass
 
-    async with fg.Bus("memory:", nodes=[asking, answering], store=url, drain_seconds=1) as bus:
+    async with fg.Bus("memory:", nodes=[asking, answering], store=postgres_url, drain_seconds=1) as bus:
         await bus.publish_many(numbers(6), node="asking")
         await bus.idle(timeout=LONG)
         assert await bus.dead_letters() == []
         assert await rows(bus) == [0, 1, 2, 3, 4, 5]
 
 
-async def test_two_first_statements_at_once_share_one_transaction(url: str) -> None:
+async def test_two_first_statements_at_once_share_one_transaction(postgres_url: str) -> None:
     asking, answering = fg.Node("asking"), fg.Node("answering", schema=TABLE)
 
     @answering.on(Asked, source="asking", order=fg.Parallel(8), retry=None, redeliver=None)
@@ -124,14 +108,14 @@ async def test_two_first_statements_at_once_share_one_transaction(url: str) -> N
         insert = "insert into notes values (?)"
         await asyncio.gather(ctx.db.execute(insert, (asked.n,)), ctx.db.execute(insert, (asked.n + 100,)))
 
-    async with fg.Bus("memory:", nodes=[asking, answering], store=url, drain_seconds=1) as bus:
+    async with fg.Bus("memory:", nodes=[asking, answering], store=postgres_url, drain_seconds=1) as bus:
         await bus.publish_many(numbers(40), node="asking")
         await bus.idle(timeout=LONG)
         assert await bus.dead_letters() == []
         assert await rows(bus) == [*range(40), *range(100, 140)]
 
 
-async def test_an_error_that_comes_up_at_the_commit_is_judged_by_the_failure_policy(url: str) -> None:
+async def test_an_error_that_comes_up_at_the_commit_is_judged_by_the_failure_policy(postgres_url: str) -> None:
     schema = (
         "create table parents(id integer primary key);"
         "create table notes(n integer references parents(id) deferrable initially deferred)"
@@ -143,7 +127,7 @@ async def test_an_error_that_comes_up_at_the_commit_is_judged_by_the_failure_pol
         if asked.n == 3:
             await ctx.db.execute("insert into notes values (7)")
 
-    async with fg.Bus("memory:", nodes=[asking, answering], store=url, drain_seconds=1) as bus:
+    async with fg.Bus("memory:", nodes=[asking, answering], store=postgres_url, drain_seconds=1) as bus:
         await bus.publish_many(numbers(6), node="asking")
         await bus.idle(timeout=LONG)
         [letter] = await bus.dead_letters()
@@ -155,7 +139,7 @@ async def test_an_error_that_comes_up_at_the_commit_is_judged_by_the_failure_pol
     "dedup",
     ["ledger", "tokens"],
 )
-async def test_who_shares_a_batch_with_a_handler_that_commits_is_handled_once(dedup: str, url: str) -> None:
+async def test_who_shares_a_batch_with_a_handler_that_commits_is_handled_once(dedup: str, postgres_url: str) -> None:
     asking, answering, hearing = fg.Node("asking"), fg.Node("answering", schema=TABLE), fg.Node("hearing")
     heard: list[int] = []
 
@@ -170,7 +154,7 @@ async def test_who_shares_a_batch_with_a_handler_that_commits_is_handled_once(de
             await ctx.db.raw.commit()
         return Answered(n=asked.n)
 
-    async with fg.Bus("memory:", nodes=[asking, answering, hearing], store=url, drain_seconds=1) as bus:
+    async with fg.Bus("memory:", nodes=[asking, answering, hearing], store=postgres_url, drain_seconds=1) as bus:
         await bus.publish_many(numbers(6), node="asking")
         await bus.idle(timeout=LONG)
         assert await dead_numbers(bus) == [3]
@@ -180,7 +164,7 @@ async def test_who_shares_a_batch_with_a_handler_that_commits_is_handled_once(de
 
 
 async def test_a_handler_that_closes_the_connection_ends_as_a_dead_letter_and_hurts_nobody_else(
-    url: str, monkeypatch: pytest.MonkeyPatch
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(Unavailable.__init__.__kwdefaults__, "retry_after", 0.02)
     asking, answering = fg.Node("asking"), fg.Node("answering", schema=TABLE)
@@ -195,7 +179,7 @@ async def test_a_handler_that_closes_the_connection_ends_as_a_dead_letter_and_hu
             if runs < 10:  # so that the test comes to an end
                 await ctx.db.raw.close()
 
-    async with fg.Bus("memory:", nodes=[asking, answering], store=url, drain_seconds=1) as bus:
+    async with fg.Bus("memory:", nodes=[asking, answering], store=postgres_url, drain_seconds=1) as bus:
         await bus.publish_many(numbers(6), node="asking")
         await bus.idle(timeout=LONG)
         assert [n for n in await rows(bus) if n != 3] == [0, 1, 2, 4, 5]
@@ -203,15 +187,15 @@ async def test_a_handler_that_closes_the_connection_ends_as_a_dead_letter_and_hu
         assert await dead_numbers(bus) == [3]
 
 
-async def test_reads_after_all_connections_were_lost_do_not_starve_each_other(url: str) -> None:
-    store = PostgresStore(url, clock=SystemClock(), connections=10, wait_seconds=LONG)
+async def test_reads_after_all_connections_were_lost_do_not_starve_each_other(postgres_url: str) -> None:
+    store = PostgresStore(postgres_url, clock=SystemClock(), connections=10, wait_seconds=LONG)
     await store.open()
     try:
         taken = [await store.take() for _ in range(10)]
         processes = [connection.info.backend_pid for connection in taken]
         for connection in taken:
             await store.give_back(connection)
-        async with await psycopg.AsyncConnection.connect(url, autocommit=True) as other:
+        async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as other:
             for process in processes:  # none but these: others use the same server
                 await other.execute("select pg_terminate_backend(%s, 5000)", (process,))
         async with asyncio.timeout(LONG / 2):  # half of what a read waits for a connection
@@ -221,14 +205,16 @@ async def test_reads_after_all_connections_were_lost_do_not_starve_each_other(ur
         await store.close()
 
 
-async def test_one_database_written_in_two_ways_is_one_store(url: str) -> None:
-    other = url.replace("postgresql://", "postgres://") + "&application_name=shop"
-    bus = fg.Bus("memory:", nodes=[fg.Node("asking"), fg.Node("answering")], store={"asking": url, "answering": other})
+async def test_one_database_written_in_two_ways_is_one_store(postgres_url: str) -> None:
+    other = postgres_url.replace("postgresql://", "postgres://") + "&application_name=shop"
+    bus = fg.Bus(
+        "memory:", nodes=[fg.Node("asking"), fg.Node("answering")], store={"asking": postgres_url, "answering": other}
+    )
     async with bus:
         assert bus.store_of("asking") is bus.store_of("answering") and len(bus.stores) == 1
 
 
-async def test_a_copy_from_below_the_floor_is_refused_by_a_bus_that_did_not_do_the_eviction(url: str) -> None:
+async def test_a_copy_from_below_the_floor_is_refused_by_a_bus_that_did_not_do_the_eviction(postgres_url: str) -> None:
     asking, answering = fg.Node("asking"), fg.Node("answering", schema=TABLE)
     handled: list[Envelope] = []
 
@@ -238,8 +224,8 @@ async def test_a_copy_from_below_the_floor_is_refused_by_a_bus_that_did_not_do_t
         await ctx.db.execute("insert into notes values (?)", (asked.n,))
 
     clock = FakeClock()
-    evicting = PostgresStore(url, clock=clock)
-    async with fg.Bus("memory:", nodes=[asking, answering], store=url, clock=clock) as bus:
+    evicting = PostgresStore(postgres_url, clock=clock)
+    async with fg.Bus("memory:", nodes=[asking, answering], store=postgres_url, clock=clock) as bus:
         await bus.publish(Asked(n=1), node="asking")
         await bus.idle(timeout=LONG)
         await clock.advance(300)

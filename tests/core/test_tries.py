@@ -7,19 +7,14 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import faregate as fg
-from faregate.core.transactional import BATCH_LIMIT, Transactional
 from faregate.ports.store import Store
 from faregate.testing import FakeClock
 from faregate.testing.clock import rest
-from faregate.testing.store_subjects import postgres_schema
-from tests.presence import address
 
 LONG = 30  # seconds until a test that hangs is failed
 TABLE = "create table if not exists notes(n integer, part text)"
@@ -32,21 +27,6 @@ class Asked(fg.Event):
 
 class Answered(fg.Event):
     part: str
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.services)])
-async def url(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[str]:
-    if request.param == "sqlite":
-        yield f"sqlite:{tmp_path}/notes.db"
-    else:
-        async with postgres_schema(address("FAREGATE_TEST_POSTGRES")) as inside:
-            yield inside
-
-
-@pytest.fixture
-def one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages that are published together share a transaction, however slow the machine is."""
-    monkeypatch.setattr(Transactional, "batch", BATCH_LIMIT)
 
 
 def nodes() -> tuple[fg.Node, fg.Node]:
@@ -73,7 +53,7 @@ async def ledger(bus: fg.Bus) -> int:
     return int(count)
 
 
-async def test_a_task_of_a_failed_try_writes_and_publishes_nothing_in_the_next_one(url: str) -> None:
+async def test_a_task_of_a_failed_try_writes_and_publishes_nothing_in_the_next_one(store_url: str) -> None:
     asking, answering = nodes()
     second_try, left_behind = asyncio.Event(), list[BaseException]()
     tries = 0
@@ -112,7 +92,7 @@ async def test_a_task_of_a_failed_try_writes_and_publishes_nothing_in_the_next_o
         heard.append(answered.part)
 
     forgotten: list[asyncio.Task[None]] = []
-    async with fg.Bus("memory:", nodes=[asking, answering], store=url) as bus:
+    async with fg.Bus("memory:", nodes=[asking, answering], store=store_url) as bus:
         await bus.publish(Asked(n=1), node="asking")
         await bus.idle(timeout=LONG)
         assert await notes(bus) == [(1, "second")]
@@ -148,7 +128,7 @@ async def test_without_a_store_a_task_of_a_failed_try_publishes_nothing_in_the_n
         assert heard == ["second"]
 
 
-async def test_a_middleware_keeps_its_context_over_the_tries_of_the_handler(url: str) -> None:
+async def test_a_middleware_keeps_its_context_over_the_tries_of_the_handler(store_url: str) -> None:
     asking, answering = nodes()
     tries = 0
 
@@ -165,7 +145,7 @@ async def test_a_middleware_keeps_its_context_over_the_tries_of_the_handler(url:
         if tries == 1:
             raise RuntimeError("a part failed")
 
-    async with fg.Bus("memory:", nodes=[asking, answering], store=url) as bus:
+    async with fg.Bus("memory:", nodes=[asking, answering], store=store_url) as bus:
         await bus.publish(Asked(n=1), node="asking")
         await bus.idle(timeout=LONG)
         assert await notes(bus) == [(0, "middleware"), (1, "try 2")]
@@ -197,7 +177,7 @@ async def test_a_statement_that_waits_for_the_store_when_its_try_fails_opens_not
         assert bus.outcomes()["dead"] == 1
 
 
-async def test_a_forgotten_statement_counts_with_its_try_or_not_at_all(url: str) -> None:
+async def test_a_forgotten_statement_counts_with_its_try_or_not_at_all(store_url: str) -> None:
     asking, answering = nodes()
     forgotten: list[asyncio.Task[int]] = []
 
@@ -207,7 +187,7 @@ async def test_a_forgotten_statement_counts_with_its_try_or_not_at_all(url: str)
         if asked.n % 2:
             await asyncio.sleep(0)
 
-    async with fg.Bus("memory:", nodes=[asking, answering], store=url) as bus:
+    async with fg.Bus("memory:", nodes=[asking, answering], store=store_url) as bus:
         await bus.publish_many([Asked(n=n) for n in range(20)], node="asking")
         await bus.idle(timeout=LONG)
         ends = await asyncio.gather(*forgotten, return_exceptions=True)
@@ -217,7 +197,7 @@ async def test_a_forgotten_statement_counts_with_its_try_or_not_at_all(url: str)
         assert await ledger(bus) == 20
 
 
-async def test_a_cancelled_first_statement_leaves_no_effect_without_its_ledger_row(url: str) -> None:
+async def test_a_cancelled_first_statement_leaves_no_effect_without_its_ledger_row(store_url: str) -> None:
     asking, answering = nodes()
     late = 0
 
@@ -231,7 +211,7 @@ async def test_a_cancelled_first_statement_leaves_no_effect_without_its_ledger_r
         await asyncio.wait([look_up])
         await ctx.db.execute(INSERT, (asked.n, "once"))
 
-    async with fg.Bus("memory:", nodes=[asking, answering], store=url) as bus:
+    async with fg.Bus("memory:", nodes=[asking, answering], store=store_url) as bus:
         await bus.publish_many([Asked(n=n) for n in range(100)], node="asking")
         await bus.idle(timeout=LONG)
         assert late
@@ -240,7 +220,7 @@ async def test_a_cancelled_first_statement_leaves_no_effect_without_its_ledger_r
 
 
 @pytest.mark.usefixtures("one_batch")
-async def test_a_handler_that_takes_the_drivers_connection_is_alone_in_its_transaction(url: str) -> None:
+async def test_a_handler_that_takes_the_drivers_connection_is_alone_in_its_transaction(store_url: str) -> None:
     asking, answering = nodes()
     together: list[int] = []
 
@@ -252,14 +232,14 @@ async def test_a_handler_that_takes_the_drivers_connection_is_alone_in_its_trans
             assert ctx._work is not None and ctx._work.unit is not None
             together.append(len(ctx._work.unit.works))
 
-    async with fg.Bus("memory:", nodes=[asking, answering], store=url) as bus:
+    async with fg.Bus("memory:", nodes=[asking, answering], store=store_url) as bus:
         await bus.publish_many([Asked(n=n) for n in range(6)], node="asking")
         await bus.idle(timeout=LONG)
         assert together == [1]
         assert await notes(bus) == [(n, "plain") for n in range(6)]
 
 
-async def test_a_connection_that_a_task_still_has_is_not_used_again(url: str) -> None:
+async def test_a_connection_that_a_task_still_has_is_not_used_again(store_url: str) -> None:
     asking, answering = nodes()
     go_on = asyncio.Event()
     kept: list[Any] = []
@@ -273,13 +253,13 @@ async def test_a_connection_that_a_task_still_has_is_not_used_again(url: str) ->
         async def late() -> None:
             await go_on.wait()
             result = connection.execute(f"insert into notes values ({asked.n}, 'late')")
-            if not url.startswith("sqlite"):
+            if not store_url.startswith("sqlite"):
                 await result
 
         if asked.n == 1:
             forgotten.append(asyncio.create_task(late()))
 
-    async with fg.Bus("memory:", nodes=[asking, answering], store=url) as bus:
+    async with fg.Bus("memory:", nodes=[asking, answering], store=store_url) as bus:
         await bus.publish(Asked(n=1), node="asking")
         await bus.idle(timeout=LONG)
         go_on.set()
@@ -292,7 +272,7 @@ async def test_a_connection_that_a_task_still_has_is_not_used_again(url: str) ->
         assert await ledger(bus) == 2
 
 
-async def test_a_handler_that_catches_everything_is_still_recognised_as_a_copy(url: str) -> None:
+async def test_a_handler_that_catches_everything_is_still_recognised_as_a_copy(store_url: str) -> None:
     asking, answering = nodes()
     heard: list[str] = []
 
@@ -308,10 +288,10 @@ async def test_a_handler_that_catches_everything_is_still_recognised_as_a_copy(u
     async def hear(answered: Answered, ctx: fg.Context) -> None:
         heard.append(answered.part)
 
-    async with fg.Bus("memory:", nodes=[asking, answering], store=url) as bus:
+    async with fg.Bus("memory:", nodes=[asking, answering], store=store_url) as bus:
         await bus.publish(Asked(n=1), node="asking", idempotency_key="one")
         await bus.idle(timeout=LONG)
-        async with fg.Bus("memory:", nodes=[asking, answering], store=url) as other:
+        async with fg.Bus("memory:", nodes=[asking, answering], store=store_url) as other:
             store = the_store(other)
             real, blind = store.known, True
 
@@ -327,7 +307,7 @@ async def test_a_handler_that_catches_everything_is_still_recognised_as_a_copy(u
 
 
 @pytest.mark.usefixtures("one_batch")
-async def test_a_middleware_that_catches_everything_saves_no_write_of_a_failed_try(url: str) -> None:
+async def test_a_middleware_that_catches_everything_saves_no_write_of_a_failed_try(store_url: str) -> None:
     asking, answering = nodes()
 
     @answering.use
@@ -343,13 +323,13 @@ async def test_a_middleware_that_catches_everything_saves_no_write_of_a_failed_t
         if asked.n == 2:
             raise RuntimeError("and then it fails")
 
-    async with fg.Bus("memory:", nodes=[asking, answering], store=url) as bus:
+    async with fg.Bus("memory:", nodes=[asking, answering], store=store_url) as bus:
         await bus.publish_many([Asked(n=n) for n in range(4)], node="asking")
         await bus.idle(timeout=LONG)
         assert await notes(bus) == [(n, "written") for n in (0, 1, 3)]
 
 
-async def test_a_thread_that_a_plain_handler_left_behind_writes_nothing(url: str) -> None:
+async def test_a_thread_that_a_plain_handler_left_behind_writes_nothing(store_url: str) -> None:
     asking, answering = nodes()
     go_on, ends = threading.Event(), list[BaseException]()
     threads: list[threading.Thread] = []
@@ -376,7 +356,7 @@ async def test_a_thread_that_a_plain_handler_left_behind_writes_nothing(url: str
         threads[0].join(LONG)
 
     told: list[str] = []
-    async with fg.Bus("memory:", nodes=[asking, answering], store=url) as bus:
+    async with fg.Bus("memory:", nodes=[asking, answering], store=store_url) as bus:
         bus.on_alarm(lambda alarm: told.append(threading.current_thread().name))
         await bus.publish(Asked(n=1), node="asking")
         await bus.idle(timeout=LONG)
@@ -388,7 +368,7 @@ async def test_a_thread_that_a_plain_handler_left_behind_writes_nothing(url: str
 @pytest.mark.parametrize("odd", [StopIteration(), SystemExit(3), GeneratorExit(), RuntimeError("\ud800")])
 @pytest.mark.parametrize("plain", [True, False])
 async def test_whatever_a_handler_raises_ends_its_message_and_not_the_lane(
-    url: str, odd: BaseException, plain: bool
+    store_url: str, odd: BaseException, plain: bool
 ) -> None:
     asking, answering = nodes()
     options: dict[str, Any] = {"source": "asking", "retry": None, "redeliver": None, "order": fg.Serial()}
@@ -407,7 +387,7 @@ async def test_whatever_a_handler_raises_ends_its_message_and_not_the_lane(
             if asked.n == 1:
                 raise odd
 
-    async with fg.Bus("memory:", nodes=[asking, answering], store=url) as bus:
+    async with fg.Bus("memory:", nodes=[asking, answering], store=store_url) as bus:
         await bus.publish_many([Asked(n=n) for n in range(3)], node="asking")
         await bus.idle(timeout=LONG)
         assert await notes(bus) == [(0, "written"), (2, "written")]
@@ -415,7 +395,7 @@ async def test_whatever_a_handler_raises_ends_its_message_and_not_the_lane(
         assert type(odd).__name__ in letter.error
 
 
-async def test_plain_handlers_on_more_lanes_than_a_pool_has_threads_do_not_starve_each_other(url: str) -> None:
+async def test_plain_handlers_on_more_lanes_than_a_pool_has_threads_do_not_starve_each_other(store_url: str) -> None:
     asking = fg.Node("asking")
     answering = [fg.Node(f"answering{number}", schema=TABLE) for number in range(3)]
     for node in answering:
@@ -424,7 +404,7 @@ async def test_plain_handlers_on_more_lanes_than_a_pool_has_threads_do_not_starv
         def answer(asked: Asked, ctx: fg.Context) -> None:
             ctx.db.execute(INSERT, (asked.n, ctx.node))
 
-    async with fg.Bus("memory:", nodes=[asking, *answering], store=url) as bus:
+    async with fg.Bus("memory:", nodes=[asking, *answering], store=store_url) as bus:
         await bus.publish_many([Asked(n=n) for n in range(150)], node="asking")
         await bus.idle(timeout=4 * LONG)
         assert len(await notes(bus)) == 450
@@ -465,14 +445,14 @@ class Asked(fg.Event):
 class Answered(fg.Event):
     n: int
 
-url, how = sys.argv[1] or None, sys.argv[2]
-schema = "create table if not exists notes(n integer, part text)" if url else None
+store_url, how = sys.argv[1] or None, sys.argv[2]
+schema = "create table if not exists notes(n integer, part text)" if store_url else None
 asking, answering = fg.Node("asking"), fg.Node("answering", schema=schema)
 heard = []
 
 @answering.on(Asked, source="asking", retry=None, redeliver=None)
 async def answer(asked: Asked, ctx: fg.Context):
-    if url:
+    if store_url:
         await ctx.db.execute("insert into notes values (?, ?)", (asked.n, "before"))
     child = os.fork() if asked.n == 1 else None
     if child == 0:
@@ -480,7 +460,7 @@ async def answer(asked: Asked, ctx: fg.Context):
             os._exit(0)
         if how == "raises":
             raise RuntimeError("in the child")
-        if how == "writes" and url:
+        if how == "writes" and store_url:
             await ctx.db.execute("insert into notes values (?, ?)", (asked.n, "child"))
     elif child is not None:
         print("status", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
@@ -491,7 +471,7 @@ async def hear(answered: Answered):
     heard.append(answered.n)
 
 async def main():
-    async with fg.Bus("memory:", nodes=[asking, answering], store=url) as bus:
+    async with fg.Bus("memory:", nodes=[asking, answering], store=store_url) as bus:
         await bus.publish_many([Asked(n=n) for n in range(3)], node="asking")
         await bus.idle(timeout=30)
         print("heard", sorted(heard), bus.outcomes()["handled"], flush=True)
@@ -503,9 +483,9 @@ asyncio.run(main())
 @pytest.mark.parametrize(("how", "status"), [("exits", 0), ("returns", 70), ("raises", 70), ("writes", 70)])
 @pytest.mark.parametrize("with_store", [True, False])
 async def test_a_process_forked_in_a_handler_never_comes_back_into_the_bus(
-    url: str, how: str, status: int, with_store: bool
+    store_url: str, how: str, status: int, with_store: bool
 ) -> None:
-    run = [sys.executable, "-c", FORKING, url if with_store else "", how]
+    run = [sys.executable, "-c", FORKING, store_url if with_store else "", how]
     child = await asyncio.create_subprocess_exec(*run, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     out, err = await asyncio.wait_for(child.communicate(), 2 * LONG)
     assert out.decode().splitlines() == [f"status {status}", "heard [0, 1, 2] 6"], err.decode()
@@ -539,7 +519,7 @@ async def test_a_handler_that_cancels_its_own_task_holds_up_nobody() -> None:
 @pytest.mark.parametrize("how", ["returns early", "calls at once"])
 @pytest.mark.parametrize("with_store", [True, False])
 async def test_a_middleware_that_does_not_await_the_handler_keeps_nothing_of_it(
-    url: str, how: str, with_store: bool
+    store_url: str, how: str, with_store: bool
 ) -> None:
     asking = fg.Node("asking")
     answering = fg.Node("answering", schema=TABLE if with_store else None)
@@ -567,7 +547,7 @@ async def test_a_middleware_that_does_not_await_the_handler_keeps_nothing_of_it(
     async def hear(answered: Answered) -> None:
         heard.append(answered.part)
 
-    async with fg.Bus("memory:", nodes=[asking, answering], store=url if with_store else None) as bus:
+    async with fg.Bus("memory:", nodes=[asking, answering], store=store_url if with_store else None) as bus:
         await bus.publish(Asked(n=1), node="asking")
         await bus.idle(timeout=LONG)
         go_on.set()

@@ -18,8 +18,6 @@ from faregate.ports.schemes import open_store
 from faregate.ports.store import DeadFilter, Store
 from faregate.testing import FakeClock
 from faregate.testing.store_rows import committed, ids, ledger, letter
-from faregate.testing.store_subjects import postgres_schema
-from tests.presence import address
 
 HOUR = 3_600.0
 
@@ -28,19 +26,12 @@ def read(file: Path) -> list[fg.DeadLetter]:
     return [msgspec.json.decode(line, type=fg.DeadLetter) for line in file.read_bytes().splitlines()]
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.services)])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    if request.param == "sqlite":
-        opened = open_store(f"sqlite:{tmp_path / 'store.db'}", SystemClock())
-        await opened.open()
-        yield opened
-        await opened.close()
-    else:
-        async with postgres_schema(address("FAREGATE_TEST_POSTGRES")) as url:
-            opened = open_store(url, SystemClock())
-            await opened.open()
-            yield opened
-            await opened.close()
+@pytest.fixture
+async def store(store_url: str) -> AsyncIterator[Store]:
+    opened = open_store(store_url, SystemClock())
+    await opened.open()
+    yield opened
+    await opened.close()
 
 
 async def bury(store: Store, count: int, **more: Any) -> list[fg.DeadLetter]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator
 from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
@@ -16,9 +15,7 @@ from faregate.broker.journal.reader import JournalReader
 from faregate.codec import CODECS
 from faregate.message import describe
 from faregate.node.key import read_key
-from faregate.testing.store_subjects import postgres_schema
 from tests.node.bank import Booked, Transferred, bank, day_of, later, pair_of, two_of, world
-from tests.presence import address
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -129,15 +126,6 @@ def test_a_key_that_nobody_could_read_is_refused_where_it_is_declared(source: An
 # --- on the bus --------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.services)])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[str]:
-    if request.param == "sqlite":
-        yield f"sqlite:{tmp_path / 'bank.db'}"
-    else:
-        async with postgres_schema(address("FAREGATE_TEST_POSTGRES")) as url:
-            yield url
-
-
 async def book_of(bus: fg.Bus) -> list[tuple[Any, ...]]:
     opened = bus.store_of("bank")
     assert opened is not None
@@ -149,8 +137,8 @@ async def book_of(bus: fg.Bus) -> list[tuple[Any, ...]]:
         await transaction.roll_back()
 
 
-async def test_a_fact_is_handled_once_per_combination_of_its_fields(store: str) -> None:
-    async with fg.Bus("memory:", nodes=[world, bank], store=store) as bus:
+async def test_a_fact_is_handled_once_per_combination_of_its_fields(store_url: str) -> None:
+    async with fg.Bus("memory:", nodes=[world, bank], store=store_url) as bus:
         facts = [booked(1), booked(2, account=8), booked(3), booked(4, bank="c"), booked(5), booked(6, bank=None)]
         for fact in facts:
             await bus.publish(fact, node="world")
@@ -199,8 +187,8 @@ async def test_messages_are_in_order_by_what_a_function_says() -> None:
     assert ended == [(3, '["a","c"]'), (1, '["a","b"]'), (2, '["a","b"]'), (4, '["a","b"]')]
 
 
-async def test_a_message_that_the_function_fails_at_is_a_dead_letter_and_holds_nobody_up(store: str) -> None:
-    async with fg.Bus("memory:", nodes=[world, bank], store=store) as bus:
+async def test_a_message_that_the_function_fails_at_is_a_dead_letter_and_holds_nobody_up(store_url: str) -> None:
+    async with fg.Bus("memory:", nodes=[world, bank], store=store_url) as bus:
         for number, other in enumerate(("b", "nobody", "b")):
             await bus.publish(Transferred(accounts=["a", other], number=number), node="world")
         await bus.idle(timeout=LONG)
@@ -235,8 +223,8 @@ def test_both_engines_read_the_same_keys(spark: "SparkSession", tmp_path: Path) 
     assert books["spark"] == books["bus"]
 
 
-async def publish_all(transport: str, store: str, *, runs: bool) -> None:
-    async with fg.Bus(transport, nodes=[world, *([bank] if runs else [])], store=store) as bus:
+async def publish_all(transport: str, store_url: str, *, runs: bool) -> None:
+    async with fg.Bus(transport, nodes=[world, *([bank] if runs else [])], store=store_url) as bus:
         for fact in (booked(1), booked(2, account=8), booked(3), booked(4, bank="c"), booked(5, bank=None)):
             await bus.publish(fact, node="world")
         for number, accounts in enumerate((["a", "b"], ["b", "a"], ["a", "nobody"], ["c", "a"])):

@@ -6,7 +6,7 @@ from tests.presence import address
 
 
 @pytest.fixture
-def postgres_url() -> str:
+def postgres_server() -> str:
     return address("FAREGATE_TEST_POSTGRES")
 
 

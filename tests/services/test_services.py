@@ -17,31 +17,31 @@ def owner_of(process: int) -> int:
     return Path(f"/proc/{process}").stat().st_uid
 
 
-async def test_postgres_answers(postgres_url: str) -> None:
-    async with await psycopg.AsyncConnection.connect(postgres_url) as connection:
+async def test_postgres_answers(postgres_server: str) -> None:
+    async with await psycopg.AsyncConnection.connect(postgres_server) as connection:
         row = await (await connection.execute("select 1")).fetchone()
     assert row == (1,)
 
 
-async def test_postgres_is_as_durable_as_in_production(postgres_url: str) -> None:
-    async with await psycopg.AsyncConnection.connect(postgres_url) as connection:
+async def test_postgres_is_as_durable_as_in_production(postgres_server: str) -> None:
+    async with await psycopg.AsyncConnection.connect(postgres_server) as connection:
         for setting in ("fsync", "synchronous_commit", "full_page_writes"):
             row = await (await connection.execute(f"show {setting}")).fetchone()
             assert row == ("on",), setting
 
 
-async def test_postgres_does_not_run_as_root(postgres_url: str) -> None:
-    async with await psycopg.AsyncConnection.connect(postgres_url) as connection:
+async def test_postgres_does_not_run_as_root(postgres_server: str) -> None:
+    async with await psycopg.AsyncConnection.connect(postgres_server) as connection:
         row = await (await connection.execute("select pg_backend_pid()")).fetchone()
         assert row is not None
         assert owner_of(row[0]) != 0
 
 
-async def test_postgres_refuses_a_wrong_password(postgres_url: str) -> None:
-    password = urlsplit(postgres_url).password
+async def test_postgres_refuses_a_wrong_password(postgres_server: str) -> None:
+    password = urlsplit(postgres_server).password
     assert password, "the private server is reached with a generated password"
     with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
-        await psycopg.AsyncConnection.connect(postgres_url.replace(password, "wrong"))
+        await psycopg.AsyncConnection.connect(postgres_server.replace(password, "wrong"))
 
 
 async def test_rabbitmq_takes_a_confirmed_message_into_a_quorum_queue_and_gives_it_back(

@@ -1,7 +1,6 @@
 """The jobs on a PostgreSQL store."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psycopg
@@ -13,24 +12,16 @@ from faregate.broker.journal.reader import JournalReader
 from faregate.ids import message_id, root_id
 from faregate.spark.jobs.audit_result import Audit, outbox_findings
 from faregate.spark.jobs.stores import open_stores
-from faregate.testing.store_subjects import postgres_schema
-from tests.presence import address
 from tests.spark.jobs_rig import World, order
 
 
-@pytest.fixture
-async def store() -> AsyncIterator[str]:
-    async with postgres_schema(address("FAREGATE_TEST_POSTGRES")) as url:
-        yield url
-
-
 @pytest.mark.services
-async def test_an_audit_of_a_store_on_postgresql(spark: SparkSession, tmp_path: Path, store: str) -> None:
-    world = World(tmp_path, store)
+async def test_an_audit_of_a_store_on_postgresql(spark: SparkSession, tmp_path: Path, postgres_url: str) -> None:
+    world = World(tmp_path, postgres_url)
     await asyncio.to_thread(world.run, *(order(n) for n in range(30)))
 
     def audit() -> Audit:
-        return fg.spark.audit(spark, journal=world.journal, store=store, effects=world.effects, at_rest=True)
+        return fg.spark.audit(spark, journal=world.journal, store=postgres_url, effects=world.effects, at_rest=True)
 
     good = await asyncio.to_thread(audit)
     assert (good.ok, good.notes) == (True, [])
@@ -41,7 +32,7 @@ async def test_an_audit_of_a_store_on_postgresql(spark: SparkSession, tmp_path: 
     envelopes = dict(JournalReader(world.journal).envelopes())
     orders = [message_id(envelopes[n].publication_id, "billing") for n in range(30)]
     first, lost, twice, unsent, altered = (orders[n] for n in (0, 10, 11, 12, 13))
-    with psycopg.connect(store) as connection:
+    with psycopg.connect(postgres_url) as connection:
         connection.execute("delete from faregate_ledger where message_id = %s", (lost,))
         connection.execute("insert into invoices values (%s, 'again')", (twice,))
         connection.execute("update invoices set message_id = %s where message_id = %s", (never := root_id(), lost))
@@ -49,7 +40,7 @@ async def test_an_audit_of_a_store_on_postgresql(spark: SparkSession, tmp_path: 
         connection.execute("update faregate_ledger set digest = '\\x00' || digest where message_id = %s", (altered,))
         # All of these are written anew, and so after the later ones of its customer.
         connection.execute("update faregate_ledger set outcome = outcome where message_id = %s", (first,))
-    with psycopg.connect(store) as connection:
+    with psycopg.connect(postgres_url) as connection:
         connection.execute(
             "insert into faregate_outbox (node, ordinal, destination, envelope) "
             "select node, 0, 'x', '' from (values ('billing'), ('billing'), ('stranger')) as given(node)"
@@ -68,5 +59,5 @@ async def test_an_audit_of_a_store_on_postgresql(spark: SparkSession, tmp_path: 
         ("outbox", None),
     }
     assert found.summary["findings"] == 10
-    count, listed = outbox_findings(open_stores(store), ["billing"], 1)
+    count, listed = outbox_findings(open_stores(postgres_url), ["billing"], 1)
     assert (count, len(listed)) == (2, 1)

@@ -28,8 +28,6 @@ from faregate.spark.runs.records import Parked
 from faregate.spark.runs.rows import WORK, Places
 from faregate.spark.runs.spec import RunSpec, provide
 from faregate.spark.runs.tasks import handle_partition
-from faregate.testing.store_subjects import postgres_schema
-from tests.presence import address
 
 
 class Noted(fg.Event):
@@ -52,7 +50,7 @@ class Rig:
     def __init__(self, folder: Path, url: str = "", **options: Any) -> None:
         self.folder = folder
         self.url = url or f"sqlite:{folder / 'notes.db'}"
-        self.schema = SCHEMA.format("bigserial" if url else "integer primary key autoincrement")
+        self.schema = SCHEMA.format("bigserial" if url.startswith("postgres") else "integer primary key autoincrement")
         self.node = fg.Node("reader", schema=self.schema)
         self.before: Hook | None = None
         given = {"key": "topic", "retry": fg.Retry(0), "redeliver": fg.Redeliver(0.05, 0.05), **options}
@@ -114,7 +112,7 @@ class Rig:
     def _query(self, sql: str) -> list[tuple[Any, ...]]:
         """By the database's own driver."""
         if self.url.startswith("sqlite:"):
-            with closing(sqlite3.connect(self.folder / "notes.db")) as connection:
+            with closing(sqlite3.connect(self.url.removeprefix("sqlite:"))) as connection:
                 return connection.execute(sql).fetchall()
         with psycopg.connect(self.url) as server:
             return server.execute(sql).fetchall()
@@ -134,18 +132,9 @@ class Rig:
             assert own == sorted(own), f"{topic} is out of order: {own}"
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.services)])
-async def url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
-    if request.param == "sqlite":
-        yield ""
-    else:
-        async with postgres_schema(address("FAREGATE_TEST_POSTGRES")) as made:
-            yield made
-
-
 @pytest.fixture
-def rig(tmp_path: Path, url: str) -> Rig:
-    return Rig(tmp_path, url)
+def rig(tmp_path: Path, store_url: str) -> Rig:
+    return Rig(tmp_path, store_url)
 
 
 @pytest.fixture(autouse=True)
@@ -187,9 +176,9 @@ async def test_a_task_that_fails_before_in_and_after_the_commit_is_run_again(rig
 
 @pytest.mark.parametrize("dedup", ["ledger", "off"])
 async def test_a_zombie_overlaps_its_retry_and_nothing_doubles_or_overtakes(
-    tmp_path: Path, url: str, dedup: str
+    tmp_path: Path, store_url: str, dedup: str
 ) -> None:
-    rig = Rig(tmp_path, url, dedup=dedup)
+    rig = Rig(tmp_path, store_url, dedup=dedup)
     rows = rig.rows(range(10), keys=1)
     stalled, go_on = asyncio.Event(), asyncio.Event()
 
@@ -211,9 +200,9 @@ async def test_a_zombie_overlaps_its_retry_and_nothing_doubles_or_overtakes(
 
 
 @pytest.mark.services
-@pytest.mark.parametrize("url", ["postgres"], indirect=True)
-async def test_on_postgres_a_zombie_inside_its_transaction_holds_its_bucket(tmp_path: Path, url: str) -> None:
-    rig = Rig(tmp_path, url, dedup="off")
+@pytest.mark.services
+async def test_on_postgres_a_zombie_inside_its_transaction_holds_its_bucket(tmp_path: Path, postgres_url: str) -> None:
+    rig = Rig(tmp_path, postgres_url, dedup="off")
     rows = rig.rows(range(6), keys=1)
     stalled, go_on = asyncio.Event(), asyncio.Event()
 
@@ -312,9 +301,9 @@ async def test_without_strict_order_later_messages_pass(tmp_path: Path) -> None:
 
 
 async def test_without_a_ledger_the_positions_of_keys_recognise_a_batch_that_runs_again(
-    tmp_path: Path, url: str
+    tmp_path: Path, store_url: str
 ) -> None:
-    rig = Rig(tmp_path, url, dedup="off")
+    rig = Rig(tmp_path, store_url, dedup="off")
     async with rig.engine() as engine:
         await engine.run(rig.rows(range(4)))
         assert await engine.run(rig.rows(range(6))) == {"handled": 2, "duplicate": 4, "last": 5}
@@ -332,8 +321,8 @@ async def test_the_other_orders(tmp_path: Path, order: Any) -> None:
     assert numbers == sorted(numbers) or isinstance(order, fg.Parallel)
 
 
-async def test_a_serial_subscription_waits_for_what_is_parked(tmp_path: Path, url: str) -> None:
-    rig = Rig(tmp_path, url, key=None, order=fg.Serial(), redeliver=fg.Redeliver(0.05, 0.05, 0.05))
+async def test_a_serial_subscription_waits_for_what_is_parked(tmp_path: Path, store_url: str) -> None:
+    rig = Rig(tmp_path, store_url, key=None, order=fg.Serial(), redeliver=fg.Redeliver(0.05, 0.05, 0.05))
     tried: list[int] = []
 
     async def fail_twice(noted: Noted) -> None:
@@ -460,9 +449,9 @@ def lose_an_answer(engine: Engine, monkeypatch: pytest.MonkeyPatch, committed: b
 
 
 async def test_after_a_commit_whose_outcome_is_unknown_nothing_waits_here_for_what_the_driver_sends(
-    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig = Rig(tmp_path, url, retry=fg.Retry(1, delay=0.0))
+    rig = Rig(tmp_path, store_url, retry=fg.Retry(1, delay=0.0))
     monkeypatch.setattr(dispatcher, "_MOST_WAITING", 1)
     async with rig.engine() as engine, asyncio.timeout(30):
         lost = lose_an_answer(engine, monkeypatch, committed=True)
@@ -490,8 +479,8 @@ async def test_a_commit_whose_outcome_is_unknown(rig: Rig, monkeypatch: pytest.M
     rig.check(range(6))
 
 
-async def test_a_token_in_the_nodes_own_store_is_used_up_with_the_effect(tmp_path: Path, url: str) -> None:
-    rig = Rig(tmp_path, url, dedup="tokens")
+async def test_a_token_in_the_nodes_own_store_is_used_up_with_the_effect(tmp_path: Path, store_url: str) -> None:
+    rig = Rig(tmp_path, store_url, dedup="tokens")
     rows = rig.rows(range(2), attempt_id="attempt-1")[:1]
     async with rig.engine() as engine:
         transaction = engine.store.transaction()
@@ -505,8 +494,8 @@ async def test_a_token_in_the_nodes_own_store_is_used_up_with_the_effect(tmp_pat
     rig.check([0])
 
 
-async def test_a_worker_process_serves_one_run_after_another(tmp_path: Path, url: str) -> None:
-    one, other = Rig(tmp_path, url), Rig(tmp_path, url)
+async def test_a_worker_process_serves_one_run_after_another(tmp_path: Path, store_url: str) -> None:
+    one, other = Rig(tmp_path, store_url), Rig(tmp_path, store_url)
     async with one.engine():
         pass  # makes the tables
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import sqlite3
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,6 @@ import faregate as fg
 from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import open_store
 from faregate.ports.store import OutboxRow
-from faregate.testing.store_subjects import postgres_schema
-from tests.presence import address
 
 
 class Placed(fg.Event):
@@ -41,10 +38,9 @@ async def sqlite_url(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-async def postgres_url() -> AsyncIterator[str]:
-    async with postgres_schema(address("FAREGATE_TEST_POSTGRES")) as url:
-        assert await rows(url) == []
-        yield url
+async def postgres_store(postgres_url: str) -> str:
+    assert await rows(postgres_url) == []
+    return postgres_url
 
 
 def put(connection: Any) -> list[str]:
@@ -101,34 +97,34 @@ async def test_a_subclass_of_a_connection_is_one(sqlite_url: str) -> None:
 
 
 @pytest.mark.services
-async def test_psycopg(postgres_url: str) -> None:
+async def test_psycopg(postgres_store: str) -> None:
     psycopg = pytest.importorskip("psycopg")
-    with psycopg.connect(postgres_url) as connection:
+    with psycopg.connect(postgres_store) as connection:
         put(connection)
         connection.rollback()
         published = put(connection)
-        assert await rows(postgres_url) == [], "it was committed by the outbox"
+        assert await rows(postgres_store) == [], "it was committed by the outbox"
         connection.commit()
-    await check(postgres_url, published)
+    await check(postgres_store, published)
 
 
 @pytest.mark.services
-async def test_psycopg_on_asyncio(postgres_url: str) -> None:
+async def test_psycopg_on_asyncio(postgres_store: str) -> None:
     psycopg = pytest.importorskip("psycopg")
-    async with await psycopg.AsyncConnection.connect(postgres_url) as connection:
+    async with await psycopg.AsyncConnection.connect(postgres_store) as connection:
         await put_async(connection)
         await connection.rollback()
         published = await put_async(connection)
-        assert await rows(postgres_url) == [], "it was committed by the outbox"
-    await check(postgres_url, published)
+        assert await rows(postgres_store) == [], "it was committed by the outbox"
+    await check(postgres_store, published)
 
 
 @pytest.mark.services
-async def test_a_postgres_database_that_is_no_store_is_named_as_such() -> None:
+async def test_a_postgres_database_that_is_no_store_is_named_as_such(postgres_url: str) -> None:
     psycopg = pytest.importorskip("psycopg")
-    async with postgres_schema(address("FAREGATE_TEST_POSTGRES")) as url:
-        with psycopg.connect(url) as connection, pytest.raises(fg.ConfigurationError, match="faregate store migrate"):
-            put(connection)
+    refused = pytest.raises(fg.ConfigurationError, match="faregate store migrate")
+    with psycopg.connect(postgres_url) as connection, refused:
+        put(connection)
 
 
 async def test_a_connection_of_sqlalchemy(sqlite_url: str) -> None:
@@ -154,23 +150,23 @@ async def test_a_session_of_sqlalchemy(sqlite_url: str) -> None:
 
 
 @pytest.mark.services
-async def test_sqlalchemy_on_psycopg(postgres_url: str) -> None:
+async def test_sqlalchemy_on_psycopg(postgres_store: str) -> None:
     sqlalchemy = pytest.importorskip("sqlalchemy")
-    engine = sqlalchemy.create_engine(postgres_url.replace("postgresql://", "postgresql+psycopg://"))
+    engine = sqlalchemy.create_engine(postgres_store.replace("postgresql://", "postgresql+psycopg://"))
     with engine.begin() as connection:
         published = put(connection)
     engine.dispose()
-    await check(postgres_url, published)
+    await check(postgres_store, published)
 
 
 @pytest.mark.services
-async def test_sqlalchemy_on_asyncio(postgres_url: str) -> None:
+async def test_sqlalchemy_on_asyncio(postgres_store: str) -> None:
     asyncio_ = pytest.importorskip("sqlalchemy.ext.asyncio")
     pytest.importorskip("greenlet")
-    engine = asyncio_.create_async_engine(postgres_url.replace("postgresql://", "postgresql+psycopg://"))
+    engine = asyncio_.create_async_engine(postgres_store.replace("postgresql://", "postgresql+psycopg://"))
     async with asyncio_.AsyncSession(engine) as session, session.begin():
         published = await put_async(session)
-    await check(postgres_url, published)
+    await check(postgres_store, published)
     await engine.dispose()
 
 

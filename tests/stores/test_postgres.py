@@ -14,29 +14,21 @@ from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import open_store
 from faregate.stores.postgres import PostgresStore
 from faregate.testing.store_rows import aborted, committed, ids, ledger, outgoing
-from faregate.testing.store_subjects import postgres_schema
-from tests.presence import address
 
 UNREACHABLE = "postgresql://shop:secret@127.0.0.1:1/shop"
 
 
 @pytest.fixture
-async def url() -> AsyncIterator[str]:
-    async with postgres_schema(address("FAREGATE_TEST_POSTGRES")) as inside:
-        yield inside
-
-
-@pytest.fixture
-async def store(url: str) -> AsyncIterator[PostgresStore]:
-    store = PostgresStore(url, clock=SystemClock(), connections=3, wait_seconds=5, tries=1)
+async def store(postgres_url: str) -> AsyncIterator[PostgresStore]:
+    store = PostgresStore(postgres_url, clock=SystemClock(), connections=3, wait_seconds=5, tries=1)
     await store.open()
     await store.apply_schema("create table goods (name text primary key)")
     yield store
     await store.close()
 
 
-async def end_sessions(url: str, *processes: int) -> None:
-    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+async def end_sessions(postgres_url: str, *processes: int) -> None:
+    async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as connection:
         for process in processes:
             await connection.execute("select pg_terminate_backend(%s, 5000)", (process,))
 
@@ -56,8 +48,12 @@ async def test_a_server_that_is_not_there_is_tried_again_and_then_named(caplog: 
 
 
 def test_a_password_is_shown_nowhere() -> None:
-    for url in (UNREACHABLE, "postgresql://db/shop?user=shop&password=secret", "postgres://shop:secret@db/shop"):
-        store = PostgresStore(url, clock=SystemClock())
+    for postgres_url in (
+        UNREACHABLE,
+        "postgresql://db/shop?user=shop&password=secret",
+        "postgres://shop:secret@db/shop",
+    ):
+        store = PostgresStore(postgres_url, clock=SystemClock())
         assert "secret" not in store.url + store.identity
     with pytest.raises(ConfigurationError) as caught:
         PostgresStore("postgresql://shop:secret@db/shop?nonsense=1", clock=SystemClock())
@@ -80,13 +76,13 @@ def test_a_missing_driver_names_the_extra() -> None:
 
 @pytest.mark.services
 async def test_a_connection_lost_in_a_transaction_is_unavailable_and_the_store_recovers(
-    store: PostgresStore, url: str
+    store: PostgresStore, postgres_url: str
 ) -> None:
     [message_id] = ids(1)
     tx = store.transaction()
     await tx.begin()
     await tx.record("billing", [ledger(message_id)])
-    await end_sessions(url, tx.raw.info.backend_pid)
+    await end_sessions(postgres_url, tx.raw.info.backend_pid)
     with pytest.raises(StoreUnavailable):
         await tx.execute("insert into goods values ('x')")
     assert not tx.is_open
@@ -96,12 +92,12 @@ async def test_a_connection_lost_in_a_transaction_is_unavailable_and_the_store_r
 
 
 @pytest.mark.services
-async def test_a_connection_lost_before_the_commit_is_unknown(store: PostgresStore, url: str) -> None:
+async def test_a_connection_lost_before_the_commit_is_unknown(store: PostgresStore, postgres_url: str) -> None:
     [message_id] = ids(1)
     tx = store.transaction()
     await tx.begin()
     await tx.record("billing", [ledger(message_id)])
-    await end_sessions(url, tx.raw.info.backend_pid)
+    await end_sessions(postgres_url, tx.raw.info.backend_pid)
     with pytest.raises(CommitUnknown):
         await tx.commit()
     await tx.roll_back()
@@ -109,7 +105,7 @@ async def test_a_connection_lost_before_the_commit_is_unknown(store: PostgresSto
 
 
 @pytest.mark.services
-async def test_a_connection_lost_in_the_middle_of_a_commit_is_unknown(store: PostgresStore, url: str) -> None:
+async def test_a_connection_lost_in_the_middle_of_a_commit_is_unknown(store: PostgresStore, postgres_url: str) -> None:
     await store.apply_schema(
         "create function linger() returns trigger language plpgsql as"
         " $$ begin perform pg_sleep(30); return null; end $$;"
@@ -121,11 +117,11 @@ async def test_a_connection_lost_in_the_middle_of_a_commit_is_unknown(store: Pos
     await tx.execute("insert into goods values ('x')")
     process = tx.raw.info.backend_pid
     committing = asyncio.ensure_future(tx.commit())
-    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as watching:
+    async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as watching:
         query = "select 1 from pg_stat_activity where pid = %s and wait_event = 'PgSleep'"
         while not await (await watching.execute(query, (process,))).fetchone():
             pass  # each look is a round trip, so the commit goes on meanwhile
-    await end_sessions(url, process)
+    await end_sessions(postgres_url, process)
     with pytest.raises(CommitUnknown):
         await committing
     async with aborted(store) as after:
@@ -133,14 +129,14 @@ async def test_a_connection_lost_in_the_middle_of_a_commit_is_unknown(store: Pos
 
 
 @pytest.mark.services
-async def test_when_all_idle_connections_are_gone_nobody_notices(store: PostgresStore, url: str) -> None:
+async def test_when_all_idle_connections_are_gone_nobody_notices(store: PostgresStore, postgres_url: str) -> None:
     open_ones = [store.transaction() for _ in range(3)]
     for tx in open_ones:
         await tx.begin()
     processes = [tx.raw.info.backend_pid for tx in open_ones]
     for tx in open_ones:
         await tx.roll_back()
-    await end_sessions(url, *processes)
+    await end_sessions(postgres_url, *processes)
     [message_id] = ids(1)
     async with committed(store) as tx:
         assert await tx.record("billing", [ledger(message_id)]) == {}
@@ -148,10 +144,10 @@ async def test_when_all_idle_connections_are_gone_nobody_notices(store: Postgres
 
 
 @pytest.mark.services
-async def test_a_read_on_a_lost_connection_is_done_again(store: PostgresStore, url: str) -> None:
+async def test_a_read_on_a_lost_connection_is_done_again(store: PostgresStore, postgres_url: str) -> None:
     async with aborted(store) as tx:
         process = tx.raw.info.backend_pid
-    await end_sessions(url, process)
+    await end_sessions(postgres_url, process)
     assert await store.undispatched(10) == []
 
 
@@ -230,8 +226,8 @@ async def test_a_doubled_question_mark_is_an_operator(store: PostgresStore) -> N
 
 
 @pytest.mark.services
-async def test_postgres_is_another_name_for_it(url: str) -> None:
-    store = open_store(url.replace("postgresql://", "postgres://"), SystemClock())
+async def test_postgres_is_another_name_for_it(postgres_url: str) -> None:
+    store = open_store(postgres_url.replace("postgresql://", "postgres://"), SystemClock())
     await store.open()
     assert await store.floor("billing") is None
     await store.close()

@@ -125,9 +125,8 @@ def test_ten_processes_start_at_once_on_one_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.services
-async def test_ten_processes_start_at_once_on_one_server() -> None:
-    async with postgres_schema(address("FAREGATE_TEST_POSTGRES")) as url:
-        await asyncio.to_thread(start_ten_at_once, url)
+async def test_ten_processes_start_at_once_on_one_server(postgres_url: str) -> None:
+    await asyncio.to_thread(start_ten_at_once, postgres_url)
 
 
 # --- older ------------------------------------------------------------------------------------------------
@@ -150,13 +149,12 @@ async def test_what_handlers_of_an_older_version_sent_is_unknown_not_nothing(tmp
 
 
 @pytest.mark.services
-async def test_what_handlers_of_an_older_version_sent_is_unknown_on_a_server_too() -> None:
-    async with postgres_schema(address("FAREGATE_TEST_POSTGRES")) as url:
-        async with await psycopg.AsyncConnection.connect(url) as connection:
-            await connection.execute(first_tables(BACKENDS[1]) + HANDLED.format("gen_random_uuid()"))
-        await open_and_close(url)
-        async with await psycopg.AsyncConnection.connect(url) as connection:
-            assert await (await connection.execute(SENT)).fetchall() == [(None, None)]
+async def test_what_handlers_of_an_older_version_sent_is_unknown_on_a_server_too(postgres_url: str) -> None:
+    async with await psycopg.AsyncConnection.connect(postgres_url) as connection:
+        await connection.execute(first_tables(BACKENDS[1]) + HANDLED.format("gen_random_uuid()"))
+    await open_and_close(postgres_url)
+    async with await psycopg.AsyncConnection.connect(postgres_url) as connection:
+        assert await (await connection.execute(SENT)).fetchall() == [(None, None)]
 
 
 # --- too new ----------------------------------------------------------------------------------------------
@@ -178,11 +176,10 @@ async def test_a_file_of_a_newer_version_is_refused_with_both_versions(tmp_path:
 
 
 @pytest.mark.services
-async def test_a_server_of_a_newer_version_is_refused_with_both_versions() -> None:
-    async with postgres_schema(address("FAREGATE_TEST_POSTGRES")) as url:
-        await open_and_close(url)
-        async with await psycopg.AsyncConnection.connect(url) as connection:
-            await connection.execute(NEWER)
-        with pytest.raises(StoreTooNew, match=r"version 99.*up to \d+.*pip install --upgrade faregate") as caught:
-            await open_and_close(url)
-        assert psycopg.conninfo.conninfo_to_dict(url)["password"] not in str(caught.value)
+async def test_a_server_of_a_newer_version_is_refused_with_both_versions(postgres_url: str) -> None:
+    await open_and_close(postgres_url)
+    async with await psycopg.AsyncConnection.connect(postgres_url) as connection:
+        await connection.execute(NEWER)
+    with pytest.raises(StoreTooNew, match=r"version 99.*up to \d+.*pip install --upgrade faregate") as caught:
+        await open_and_close(postgres_url)
+    assert psycopg.conninfo.conninfo_to_dict(postgres_url)["password"] not in str(caught.value)

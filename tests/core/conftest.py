@@ -1,0 +1,11 @@
+"""What the tests of the way through a handler share."""
+
+import pytest
+
+from faregate.core.transactional import BATCH_LIMIT, Transactional
+
+
+@pytest.fixture
+def one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages that are published together share a transaction, however slow the machine is."""
+    monkeypatch.setattr(Transactional, "batch", BATCH_LIMIT)
