@@ -36,7 +36,12 @@ async def pass_on(order: Order) -> Billed:
 
 @billing.on(Order, source="shop", order=fg.Parallel(2))
 async def bill(order: Order, ctx: fg.Context) -> Billed:
-    await ctx.db.execute(INSERT, (order.order_id, ctx.message_id, order.total))
+    row = (order.order_id, ctx.message_id, order.total)
+    write = getattr(ctx.db, "write", None)
+    if write is None:
+        await ctx.db.execute(INSERT, row)
+    else:
+        write(INSERT, row)
     return bill_order(order)
 
 

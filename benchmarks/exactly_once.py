@@ -1,113 +1,96 @@
-"""Exactly-once effects on the journal and a store, beside a bare loop that makes the same inserts and commits.
+"""Exactly-once effects on the journal and a store, beside loops written by hand, Taskiq with SQLAlchemy, and DBOS.
 
 For each message the handler inserts one business row, with the message's id, and publishes one event, which nobody
 subscribes to: so it is stored, dispatched to the journal and synced, and no second handler is measured. All messages
 were published before, with the subscription paused; the time runs from `resume` until `bus.idle()`.
 
-    ledger, tokens, off   the modes of `dedup`, all on SQLite; `ledger` on PostgreSQL too, where there is one.
+    ledger, tokens, off   the modes of `dedup` on SQLite, the handler using `ctx.db.execute`.
                           (In mode tokens an event without a subscriber ends in the outbox and is not sent.)
+    floor                 by hand, in batches, all that a unit of work must do: decode, look up, handler and its
+                          statement, ids, sealing, ledger and outbox rows, commit, settle, a synced frame of a journal,
+                          removal with the next commit. With 256 messages for each commit, which is what the target
+                          is about, and with as many as `ledger` had when it ran last.
     bare loop             the business row by itself, ledger and outbox rows by `executemany`, then COMMIT: into the
                           same tables, on the same kind of file (write-ahead log, synchronous=FULL), with as many
-                          messages for each commit as `ledger` had when it ran last. Its rows are made before: it does
-                          nothing else.
-    100 a commit          the same with 100 messages for each commit, for information: what batches are worth there.
+                          messages for each commit as `ledger`. Its rows are made before: it does nothing else.
+
+    ledger, PostgreSQL    the handler says `ctx.db.write`, where there is such a thing, and `execute` where not.
+    awaited loop          the bare loop on PostgreSQL, with psycopg: it awaits each business row. With 100 messages for
+                          each commit too, for information.
+    best loop             asyncpg, `executemany` for all three tables. With 256 too, for information.
+
+    taskiq, dbos          what people use for this; `_effects_peers.py` says how they are set up.
+
+Latency is that of a single message on a bus at rest: from the call of `publish` until the event that its handler
+published arrives at a handler of another node. It holds two syncs of the journal and a commit.
 
 The address of PostgreSQL comes from FAREGATE_TEST_POSTGRES; without one, only SQLite is measured. Processor time is
 shown beside, since it suffers less from others on the machine; that of PostgreSQL's own process is not in it.
 """
 
 import asyncio
-import os
-import shutil
-import sqlite3
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
-from _harness import Contestant, Report, interleave, options
+from _effects import (
+    INSERT,
+    INVOICES,
+    POSTGRES,
+    Billed,
+    Order,
+    cpu,
+    folder,
+    make_order,
+    place,
+    rows_per_commit,
+    timed,
+)
+from _effects_by_hand import run_awaited_postgres, run_bare_sqlite, run_best_postgres, run_floor
+from _effects_peers import run_dbos, run_taskiq
+from _harness import Contestant, Report, interleave, loop, options
 
 import faregate as fg
-from faregate import ids
-from faregate.codec import CODECS
-from faregate.message import Envelope
 from faregate.node.subscription import Dedup
-from faregate.ports.clock import SystemClock
-from faregate.ports.schemes import open_store
 from faregate.ports.store import Store, Transaction
-from faregate.stores.sql.columns import id_bytes, pack
-from faregate.testing.store_subjects import postgres_schema
 
-TARGET = 0.35
+GOALS = {
+    "sqlite_to_floor": ("ledger", "floor, 256 a commit", 0.6),
+    "sqlite_to_bare": ("ledger", "bare loop", 0.25),
+    "sqlite_to_taskiq": ("ledger", "taskiq", 2.0),
+    "postgres_to_awaited": ("ledger, PostgreSQL", "awaited loop, PostgreSQL", 3.0),
+    "postgres_to_best": ("ledger, PostgreSQL", "best loop, PostgreSQL", 0.35),
+    "postgres_to_taskiq": ("ledger, PostgreSQL", "taskiq, PostgreSQL", 2.0),
+    "postgres_to_dbos": ("ledger, PostgreSQL", "dbos, PostgreSQL", 20.0),
+}
+"""Who is compared with whom, and the least that the ratio has to be."""
+OURS = ("ledger", "tokens", "off")
 PUBLISHED_TOGETHER = 1000
-CUSTOMERS = 5000
-POSTGRES_SHARE = 0.1
-INVOICES = "create table if not exists invoices(order_id text primary key, message_id text not null, total integer)"
-INSERT = "insert into invoices(order_id, message_id, total) values (?, ?, ?)"
-POSTGRES = os.environ.get("FAREGATE_TEST_POSTGRES")
-
-cpu: dict[str, list[float]] = {}
-"""Processor seconds per message, by contestant, run by run; the first is the warm-up."""
-rows_per_commit: dict[str, list[float]] = {"sqlite": [], "postgres": []}
-"""What `ledger` had, run by run."""
+FLOOR_COMMIT = 256
+POSTGRES_SHARE, TASKIQ_SHARE, DBOS_SHARE = 0.1, 0.05, 0.01
+LATENCIES = 300
+"""So many single messages at most on each store, a tenth of `--messages` where that is less."""
 
 
-class Order(fg.Event):
-    order_id: str
-    customer: str
-    total: int
-    note: str
+async def bill(order: Order, ctx: fg.Context) -> Billed:
+    await ctx.db.execute(INSERT, (order.order_id, ctx.message_id, order.total))
+    return Billed(order_id=order.order_id, customer=order.customer, total=order.total, note=order.note)
 
 
-class Billed(fg.Event):
-    order_id: str
-    customer: str
-    total: int
-    note: str
+async def bill_writing(order: Order, ctx: fg.Context) -> Billed:
+    write = getattr(ctx.db, "write", None)
+    if write is None:
+        return await bill(order, ctx)
+    write(INSERT, (order.order_id, ctx.message_id, order.total))
+    return Billed(order_id=order.order_id, customer=order.customer, total=order.total, note=order.note)
 
 
-def make_order(number: int) -> Order:
-    return Order(
-        order_id=f"order-{number:06}", customer=f"customer-{number % CUSTOMERS:06}", total=number, note="n" * 110
-    )
-
-
-def make_nodes(dedup: Dedup) -> list[fg.Node]:
+def make_nodes(dedup: Dedup, *, writing: bool) -> list[fg.Node]:
     shop, billing = fg.Node("shop"), fg.Node("billing", schema=INVOICES)
-
-    @billing.on(Order, source="shop", key="customer", dedup=dedup)
-    async def bill(order: Order, ctx: fg.Context) -> Billed:
-        await ctx.db.execute(INSERT, (order.order_id, ctx.message_id, order.total))
-        return Billed(order_id=order.order_id, customer=order.customer, total=order.total, note=order.note)
-
+    handler = bill_writing if writing else bill
+    billing.on(Order, source="shop", key="customer", dedup=dedup, name="bill")(handler)
     return [shop, billing]
-
-
-# --- places ------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="faregate-bench-"))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path)
-
-
-@asynccontextmanager
-async def place(kind: str, path: Path) -> AsyncIterator[str]:
-    """The URL of an empty store."""
-    if kind == "sqlite":
-        yield f"sqlite:{path}/store.db"
-    else:
-        assert POSTGRES is not None
-        async with postgres_schema(POSTGRES) as url:
-            yield url
 
 
 class Commits:
@@ -130,25 +113,15 @@ class Commits:
         return transaction
 
 
-@contextmanager
-def timed(name: str, messages: int) -> Iterator[list[float]]:
-    """Gives a list that holds the seconds afterwards; notes processor time by itself."""
-    took: list[float] = []
-    begin, used = time.perf_counter(), time.process_time()
-    yield took
-    took.append(time.perf_counter() - begin)
-    cpu.setdefault(name, []).append((time.process_time() - used) / messages)
-
-
 # --- ours --------------------------------------------------------------------------------------------------------
 
 
-async def run_bus(messages: int, *, name: str, kind: str, dedup: Dedup) -> float:
+async def run_bus(messages: int, *, name: str, kind: str, dedup: Dedup, writing: bool) -> float:
     orders = [make_order(number) for number in range(messages)]
     with folder() as path:
         async with (
             place(kind, path) as url,
-            fg.Bus(f"journal:{path}/journal", nodes=make_nodes(dedup), store=url) as bus,
+            fg.Bus(f"journal:{path}/journal", nodes=make_nodes(dedup, writing=writing), store=url) as bus,
         ):
             [store] = bus.stores.values()
             await bus.pause("billing", Order)
@@ -160,7 +133,7 @@ async def run_bus(messages: int, *, name: str, kind: str, dedup: Dedup) -> float
             with timed(name, messages) as took:
                 await bus.resume("billing", Order)
                 await bus.idle()
-            if dedup == "ledger":
+            if dedup == "ledger" and writing == (kind == "postgres"):
                 rows_per_commit[kind].append(messages / commits.count)
             await check(store, messages)
     return took[0]
@@ -177,148 +150,116 @@ async def check(store: Store, messages: int) -> None:
         raise RuntimeError(f"{invoices} of {messages} messages had their effect, and {waiting} wait in the outbox")
 
 
-# --- the bare loop -----------------------------------------------------------------------------------------------
+async def measure_latencies(count: int, *, kind: str) -> list[float]:
+    """Seconds from the publication of an order until its `Billed` is handled, one order after another."""
+    nodes = make_nodes("ledger", writing=kind == "postgres")
+    archive = fg.Node("archive")
+    arrived = asyncio.Event()
 
-Rows = list[tuple[Any, ...]]
+    @archive.on(Billed, source="billing")
+    async def note(billed: Billed) -> None:
+        arrived.set()
 
-
-def make_rows(count: int, as_id: Callable[[str], Any]) -> tuple[Rows, Rows, Rows]:
-    """What the transactions of the handlers insert: business, ledger and outbox rows."""
-    business: Rows = []
-    ledger: Rows = []
-    outbox: Rows = []
-    encode = CODECS["json"].encoder(Order)
-    for number in range(count):
-        order, root = make_order(number), ids.root_id()
-        message_id = ids.message_id(root, "billing")
-        billed = Envelope(
-            publication_id=ids.message_id(root, "another"),
-            type="Billed",
-            source="billing",
-            body=encode(order),
-            correlation_id=root,
-            causation_id=message_id,
-            marker=1,
-            sent_at=1e9,
-            body_digest=b"d" * 16,
-        )
-        business.append((order.order_id, message_id, order.total))
-        ledger.append(("billing", as_id(message_id), b"d" * 16, order.customer, number, 1e9 + number, "handled"))
-        outbox.append(("billing", as_id(message_id), 0, "billing.Billed", None, pack(billed)))
-    return business, ledger, outbox
-
-
-LEDGER = (
-    "insert into faregate_ledger (node, message_id, digest, key, position, handled_at, outcome) "
-    "values (?, ?, ?, ?, ?, ?, ?) on conflict do nothing"
-)
-OUTBOX = "insert into faregate_outbox (node, message_id, ordinal, destination, key, envelope) values (?, ?, ?, ?, ?, ?)"
-
-
-def share(kind: str) -> int:
-    """How many messages the bare loop puts into a commit."""
-    return round(rows_per_commit[kind][-1])
-
-
-async def make_tables(url: str) -> None:
-    store = open_store(url, SystemClock())
-    await store.open()
-    await store.apply_schema(INVOICES)
-    await store.close()
-
-
-async def run_bare_sqlite(messages: int) -> float:
-    business, ledger, outbox = make_rows(messages, id_bytes)
-    size = share("sqlite")
+    found = []
     with folder() as path:
-        await make_tables(f"sqlite:{path}/store.db")
-        db = sqlite3.connect(path / "store.db", isolation_level=None)
-        db.execute("pragma journal_mode = wal")
-        db.execute("pragma synchronous = full")
-        with timed("bare loop", messages) as took:
-            for first in range(0, messages, size):
-                part = slice(first, first + size)
-                db.execute("begin immediate")
-                db.executemany(LEDGER, ledger[part])
-                for row in business[part]:
-                    db.execute(INSERT, row)
-                db.executemany(OUTBOX, outbox[part])
-                db.execute("commit")
-        db.close()
-    return took[0]
-
-
-async def run_bare_postgres(messages: int, *, name: str, size: int | None) -> float:
-    import psycopg
-
-    business, ledger, outbox = make_rows(messages, str)
-    size = size or share("postgres")
-    insert, insert_ledger, insert_outbox = (sql.replace("?", "%s") for sql in (INSERT, LEDGER, OUTBOX))
-    assert POSTGRES is not None
-    async with postgres_schema(POSTGRES) as url:
-        await make_tables(url)
-        async with await psycopg.AsyncConnection.connect(url, autocommit=True) as db:
-            cursor = db.cursor()
-            with timed(name, messages) as took:
-                for first in range(0, messages, size):
-                    part = slice(first, first + size)
-                    await cursor.execute("begin")
-                    await cursor.executemany(insert_ledger, ledger[part])
-                    for row in business[part]:
-                        await cursor.execute(insert, row)
-                    await cursor.executemany(insert_outbox, outbox[part])
-                    await cursor.execute("commit")
-    return took[0]
+        async with (
+            place(kind, path) as url,
+            fg.Bus(f"journal:{path}/journal", nodes=[*nodes, archive], store={"billing": url}) as bus,
+        ):
+            for number in range(count):
+                order = make_order(number)
+                begin = time.perf_counter()
+                await bus.publish(order, node="shop")
+                await arrived.wait()
+                found.append(time.perf_counter() - begin)
+                arrived.clear()
+                await bus.idle()
+    return found
 
 
 # --- all of it ---------------------------------------------------------------------------------------------------
 
 
-def bus_contestant(name: str, kind: str, dedup: Dedup, part: float) -> Contestant:
-    return Contestant(name, partial(run_bus, name=name, kind=kind, dedup=dedup), share=part)
+def bus_contestant(name: str, kind: str, dedup: Dedup, part: float, *, writing: bool = False) -> Contestant:
+    return Contestant(name, partial(run_bus, name=name, kind=kind, dedup=dedup, writing=writing), share=part)
 
 
-def bare_postgres(name: str, size: int | None) -> Contestant:
-    return Contestant(name, partial(run_bare_postgres, name=name, size=size), share=POSTGRES_SHARE)
+def contestant(name: str, run: Any, part: float = 1.0, **options: Any) -> Contestant:
+    return Contestant(name, partial(run, name=name, **options), share=part)
+
+
+def on_sqlite(report: Report) -> list[Contestant]:
+    found = [
+        bus_contestant("ledger", "sqlite", "ledger", 1.0),
+        contestant("floor, 256 a commit", run_floor, size=FLOOR_COMMIT),
+        contestant("floor, as many a commit", run_floor, size=None),
+        contestant("bare loop", run_bare_sqlite),
+        bus_contestant("tokens", "sqlite", "tokens", 0.5),
+        bus_contestant("off", "sqlite", "off", 0.5),
+    ]
+    if report.has_peer("taskiq") and report.has_peer("aiosqlite"):
+        found.append(contestant("taskiq", run_taskiq, TASKIQ_SHARE, kind="sqlite"))
+    return found
+
+
+def on_postgres(report: Report) -> list[Contestant]:
+    if POSTGRES is None:
+        report.say("PostgreSQL is not measured: FAREGATE_TEST_POSTGRES names none")
+        return []
+    found = [
+        bus_contestant("ledger, PostgreSQL", "postgres", "ledger", POSTGRES_SHARE, writing=True),
+        bus_contestant("ledger, PostgreSQL, execute", "postgres", "ledger", POSTGRES_SHARE),
+        contestant("awaited loop, PostgreSQL", run_awaited_postgres, POSTGRES_SHARE, size=None),
+        contestant("awaited loop, PostgreSQL, 100 a commit", run_awaited_postgres, POSTGRES_SHARE, size=100),
+    ]
+    has_asyncpg = report.has_peer("asyncpg")
+    if has_asyncpg:
+        found.append(contestant("best loop, PostgreSQL", run_best_postgres, POSTGRES_SHARE, size=None))
+        found.append(contestant("best loop, PostgreSQL, 256 a commit", run_best_postgres, POSTGRES_SHARE, size=256))
+    if has_asyncpg and report.has_peer("taskiq"):
+        found.append(contestant("taskiq, PostgreSQL", run_taskiq, TASKIQ_SHARE, kind="postgres"))
+    if report.has_peer("dbos"):
+        found.append(contestant("dbos, PostgreSQL", run_dbos, DBOS_SHARE))
+    return found
+
+
+def report_latencies(report: Report, messages: int) -> None:
+    rows = []
+    for kind in ("sqlite", "postgres") if POSTGRES is not None else ("sqlite",):
+        found = loop(measure_latencies(max(3, min(LATENCIES, messages // 10)), kind=kind))
+        at = quantiles(found[1:], n=100, method="inclusive")
+        rows.append((kind, f"{at[49] * 1e3:.2f}", f"{at[98] * 1e3:.2f}"))
+        report.ours |= {f"{kind} p50 ms": at[49] * 1e3, f"{kind} p99 ms": at[98] * 1e3}
+    report.table(("latency of a single message, ms", "p50", "p99"), rows)
 
 
 def main() -> None:
     args = options(__doc__, rounds=7, messages=20_000)
     report = Report("exactly-once", args.json)
-    contestants = [
-        bus_contestant("ledger", "sqlite", "ledger", 1.0),
-        Contestant("bare loop", run_bare_sqlite),
-        bus_contestant("tokens", "sqlite", "tokens", 0.5),
-        bus_contestant("off", "sqlite", "off", 0.5),
-    ]
-    if POSTGRES is None:
-        report.say("PostgreSQL is not measured: FAREGATE_TEST_POSTGRES names none")
-    else:
-        contestants += [
-            bus_contestant("ledger, PostgreSQL", "postgres", "ledger", POSTGRES_SHARE),
-            bare_postgres("bare loop, PostgreSQL", None),
-            bare_postgres("bare loop, PostgreSQL, 100 a commit", 100),
-        ]
+    contestants = on_sqlite(report) + on_postgres(report)
     samples = interleave(contestants, rounds=args.rounds, messages=args.messages)
-    rows = [
-        (
-            contestant.name,
-            f"{samples.rate(contestant.name):,.0f}",
-            f"{samples.cost(contestant.name) * 1e6:,.1f}",
-            f"{median(cpu[contestant.name][1:] or cpu[contestant.name]) * 1e6:,.1f}",
-        )
-        for contestant in contestants
-    ]
-    report.table(("one insert and one event for each message", "messages/s", "µs each", "µs of processor"), rows)
+    names = [each.name for each in contestants]
+    used = {name: median(cpu[name][1:] or cpu[name]) for name in names}
+    report.table(
+        ("one insert and one event for each message", "messages/s", "µs each", "µs of processor"),
+        [
+            (name, f"{samples.rate(name):,.0f}", f"{samples.cost(name) * 1e6:,.1f}", f"{used[name] * 1e6:,.1f}")
+            for name in names
+        ],
+    )
     report.say()
     for kind, sizes in rows_per_commit.items():
         if sizes:
             report.say(f"messages for each commit of ledger on {kind}: {median(sizes[1:] or sizes):.0f}")
-    report.ours = {name: samples.rate(name) for name in samples.seconds if not name.startswith("bare")}
-    report.peers = {name: samples.rate(name) for name in samples.seconds if name.startswith("bare")}
-    report.goal("sqlite", samples.ratio("ledger", "bare loop"), TARGET)
-    if POSTGRES is not None:
-        report.goal("postgres", samples.ratio("ledger, PostgreSQL", "bare loop, PostgreSQL"), TARGET)
+    for name in names:
+        mine = name.startswith(OURS)
+        (report.ours if mine else report.peers)[name] = samples.rate(name)
+        if mine:
+            report.ours[f"{name}, processor us"] = used[name] * 1e6
+    report_latencies(report, args.messages)
+    for goal, (ours, other, target) in GOALS.items():
+        if other in names:
+            report.goal(goal, samples.ratio(ours, other), target)
     report.finish()
 
 

@@ -32,7 +32,7 @@ FIELDS: dict[str, Any] = {
     "express": True,
     "note": "leave it with the neighbour when there is nobody at home today",
 }
-TARGETS = {"taskiq": 2.0, "dramatiq": 4.0, "faststream": 20.0}
+TARGETS = {"taskiq": 5.0, "dramatiq": 4.0, "faststream": 20.0}
 
 
 class OrderPlaced(fg.Event):

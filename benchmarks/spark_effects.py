@@ -30,7 +30,7 @@ from faregate.ports.schemes import open_store
 from faregate.spark.runs.views import take_views
 from faregate.testing.store_subjects import postgres_schema
 
-TARGET = 0.6
+TARGET = 0.7
 _COMMIT = 256
 
 
