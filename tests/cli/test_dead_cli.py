@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 import faregate as fg
-from faregate.cli.dead_view import age, as_whole_json
+from faregate.cli.dead_view import as_whole_json
 from faregate.ports.store import DeadLetter
 
 
@@ -170,22 +170,6 @@ def test_a_body_that_cannot_be_read_comes_as_base64() -> None:
     )
     told = as_whole_json(letter)
     assert (told["body"], told["body_base64"]) == (None, "/wA=")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "told"),
-    [
-        (-5, "just now"),
-        (0.4, "just now"),
-        (59, "59 s ago"),
-        (185, "3 min ago"),
-        (7_300, "2 h ago"),
-        (86_400, "1 day ago"),
-        (200_000, "2 days ago"),
-    ],
-)
-def test_ages_are_what_people_say(seconds: float, told: str) -> None:
-    assert age(1_000_000.0, 1_000_000.0 + seconds) == told
 
 
 # --- faregate store -----------------------------------------------------------------------------------------

@@ -40,8 +40,7 @@ class RetainDead:
     def __init__(
         self, seconds: float | timedelta, *, export: str | Path, status: Sequence[DeadStatus] = DECIDED
     ) -> None:
-        given = seconds.total_seconds() if isinstance(seconds, timedelta) else seconds
-        object.__setattr__(self, "seconds", check_delay(given, "RetainDead(seconds)"))
+        object.__setattr__(self, "seconds", check_delay(seconds, "RetainDead(seconds)"))
         object.__setattr__(self, "export", Path(export))
         object.__setattr__(self, "status", check_statuses(status))
 

@@ -5,7 +5,6 @@ Every decision is a commit in the store; the process that runs the bus carries a
 
 import asyncio
 import getpass
-import re
 import socket
 import sys
 import time
@@ -29,11 +28,10 @@ from faregate.errors import ConfigurationError
 from faregate.message import Envelope
 from faregate.ports.clock import SystemClock
 from faregate.ports.store import DeadFilter, DeadLetter, DeadStatus
+from faregate.units import parse_seconds
 
 _MOST = 100_000
 _LONGEST_BODY = 64 * 1024 * 1024
-_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d|w)")
-_SPANS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
 
 dead = typer.Typer(no_args_is_help=True, help="Look at dead letters, and replay, edit, discard, export or prune them.")
 
@@ -287,9 +285,10 @@ def _filter(
 
 def _moment(text: str, option: str = "--since") -> float:
     """A span before now, or a date and time."""
-    span = _SPAN.fullmatch(text.strip())
-    if span is not None:
-        return time.time() - float(span[1]) * _SPANS[span[2]]
+    try:
+        return time.time() - parse_seconds(text, option)
+    except ConfigurationError:
+        pass
     try:
         return datetime.fromisoformat(text.strip()).astimezone().timestamp()
     except (ValueError, OverflowError, OSError) as exc:

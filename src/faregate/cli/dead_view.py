@@ -5,7 +5,6 @@ import json
 import time
 from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from rich.text import Text
@@ -17,29 +16,11 @@ from faregate.errors import Undecodable
 from faregate.message import Envelope
 from faregate.plain import plain
 from faregate.ports.store import DeadLetter
+from faregate.units import age, iso
 
 _STYLES = {"open": "red", "replayed": "yellow", "resolved": "green", "discarded": "dim"}
 _HEADINGS = ("ID", "TYPE", "NODE", "REASON", "STATUS", "LAST FAILED")
 _GAP = "  "
-_STEPS = ((60.0, "s", 1.0), (3_600.0, "min", 60.0), (86_400.0, "h", 3_600.0), (float("inf"), "days", 86_400.0))
-
-
-def age(moment: float, now: float) -> str:
-    """How long ago, in a form that people read."""
-    seconds = max(0.0, now - moment)
-    if seconds < 1:
-        return "just now"
-    for end, unit, length in _STEPS:
-        if seconds < end:
-            count = int(seconds // length)
-            return f"{count} {'day' if unit == 'days' and count == 1 else unit} ago"
-    raise AssertionError("the last step has no end")
-
-
-def iso(moment: float | None) -> str | None:
-    if moment is None:
-        return None
-    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def as_json(letter: DeadLetter) -> dict[str, Any]:
@@ -63,7 +44,7 @@ def as_json(letter: DeadLetter) -> dict[str, Any]:
         "first_failed_at": iso(letter.first_failed_at),
         "last_failed_at": iso(letter.last_failed_at),
         "changed_by": letter.changed_by,
-        "changed_at": iso(letter.changed_at),
+        "changed_at": None if letter.changed_at is None else iso(letter.changed_at),
     }
 
 
@@ -143,7 +124,7 @@ def show_letter(letter: DeadLetter) -> None:
         "reason": letter.reason,
         "failed": failed,
         "counts": ", ".join(counts),
-        "sent": iso(envelope.sent_at) or "",
+        "sent": iso(envelope.sent_at),
         "publication": letter.publication_id,
         "correlation": letter.correlation_id,
         "caused by": envelope.causation_id or "nothing: it is a root",

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from faregate.cli.dead_view import age, iso
 from faregate.cli.loop import run_async
 from faregate.cli.output import console, print_json
 from faregate.cli.targets import StoreUrl, check_lasting, opened
@@ -14,6 +13,7 @@ from faregate.plain import plain
 from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import describe_store, open_store
 from faregate.ports.store import StoreInfo
+from faregate.units import age, iso
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 

@@ -50,7 +50,7 @@ def message_ids(publications: Ids, recipient: str) -> Ids:
 
 def publication_ids(correlations: Ids, causations: Ids, *, node: str, handler: str, type: str, slot: int) -> Ids:
     """`ids.publication_id`."""
-    parts = [framed("publication") + _ID, correlations, framed(node) + _ID, causations]
+    parts: list[str | Ids] = [framed("publication") + _ID, correlations, framed(node) + _ID, causations]
     return _derived(correlations, [*parts, framed(handler, type, f"#{slot}")])
 
 

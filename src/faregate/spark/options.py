@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from faregate.errors import InvalidName, InvalidOption
+from faregate.errors import ConfigurationError, InvalidName, InvalidOption
 from faregate.message import check_name
 from faregate.spark.source.bounds import ALLOWED, EARLIEST, LATEST, MalformedPosition, Positions, parse_positions
+from faregate.units import parse_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +46,6 @@ class Options:
         """Raises `InvalidOption` when one of these was set: an option without effect is a misunderstanding."""
         for name in sorted(self.given.intersection(names)):
             raise InvalidOption(f"option {name} {why}")
-
-
-_SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_SIZE = re.compile(r"(\d{1,18})([kmg]?)", re.IGNORECASE)
 
 
 def parse_options(given: Mapping[str, str]) -> Options:
@@ -114,10 +111,13 @@ def _count(name: str, value: str) -> int:
 
 
 def _bytes(name: str, value: str) -> int:
-    found = _SIZE.fullmatch(value.strip())
-    if found is None or not int(found[1]):
-        raise _wrong(name, value, "it must be a number of bytes, 1 or more, such as 1000000 or 64M")
-    return int(found[1]) * _SIZES[found[2].lower()]
+    try:
+        size = parse_bytes(value, f"option {name}")
+    except ConfigurationError as exc:
+        raise InvalidOption(str(exc)) from None
+    if not size:
+        raise _wrong(name, value, "it must be 1 byte or more, such as 1000000 or 64M")
+    return size
 
 
 def _list(name: str, value: str) -> tuple[str, ...]:

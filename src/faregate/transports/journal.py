@@ -27,11 +27,11 @@ from faregate.message import Envelope
 from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.progress import Occupation
 from faregate.ports.queue import Binding, Consumer, Delivery, Poisoned, poison_queue
+from faregate.units import parse_bytes, parse_seconds
 
 log = logging.getLogger("faregate.journal")
 
 _SPOOL_SECONDS = 0.1
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 class JournalTransport:
@@ -47,7 +47,7 @@ class JournalTransport:
         if not path:
             raise ConfigurationError("journal: needs a folder behind the colon, for example journal:./data")
         self.path = Path(path)
-        self._retention = _retention(query)
+        self.retention = _retention(query)
         self._clock = clock or SystemClock()
         self._segment_size = segment_size
         self._resident_bytes = resident_bytes
@@ -70,7 +70,7 @@ class JournalTransport:
             Journal,
             self.path,
             segment_size=self._segment_size,
-            retention=self._retention,
+            retention=self.retention,
             on_failure=self._journal_failed,
             on_unreadable=self._unreadable,
         )
@@ -196,17 +196,5 @@ def _retention(query: str) -> Retention:
         )
     seconds: float | None = Retention().seconds
     if "retain" in given:
-        seconds = None if given["retain"] == "forever" else _number(given["retain"], "retain", "smhd")
-    most = _number(given["retain_bytes"], "retain_bytes", "KMGT") if "retain_bytes" in given else None
-    return Retention(seconds, None if most is None else int(most))
-
-
-def _number(text: str, option: str, units: str) -> float:
-    unit = text[-1:] if text[-1:] in units else ""
-    try:
-        value = float(text.removesuffix(unit)) * _UNITS.get(unit, 1)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise ConfigurationError(f"{option}={text!r} is not a number, with one of {', '.join(units)} behind it or none")
-    return value
+        seconds = None if given["retain"] == "forever" else parse_seconds(given["retain"], "retain", bare=True)
+    return Retention(seconds, parse_bytes(given["retain_bytes"], "retain_bytes") if "retain_bytes" in given else None)

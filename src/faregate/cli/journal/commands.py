@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from faregate.cli.journal.progress import AsJson, JournalPath, counted, folder_of, plain_errors, progress, size_text
+from faregate.cli.journal.progress import AsJson, JournalPath, counted, folder_of, plain_errors, progress
 from faregate.cli.output import console, print_json
 from faregate.errors import ConfigurationError
+from faregate.units import bytes_text
 
 if TYPE_CHECKING:
     from faregate.broker.journal.reader import JournalReader
@@ -140,7 +141,7 @@ def export(
         print_json({"file": str(out), **written._asdict()})
     else:
         console.print(
-            f"wrote {counted(written.rows, 'message')} to {out} ({size_text(written.bytes)})",
+            f"wrote {counted(written.rows, 'message')} to {out} ({bytes_text(written.bytes)})",
             markup=False,
             soft_wrap=True,
         )
@@ -181,7 +182,7 @@ def _copy(source: Path, target: Path, done: str, as_json: bool) -> None:
     else:
         console.print(
             f"{done} {counted(found.checked['messages'], 'message')} (the next offset is {found.end:,}) to {target}, "
-            f"{size_text(found.checked['bytes'])}; the copy was read again and is sound",
+            f"{bytes_text(found.checked['bytes'])}; the copy was read again and is sound",
             markup=False,
             soft_wrap=True,
         )

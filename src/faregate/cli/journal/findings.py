@@ -7,9 +7,10 @@ from typing import Any
 from rich.text import Text
 
 from faregate.broker.journal.inspect import Finding, Inspection, offsets
-from faregate.cli.journal.progress import counted, size_text
+from faregate.cli.journal.progress import counted
 from faregate.cli.output import console
 from faregate.plain import plain
+from faregate.units import bytes_text
 
 _SHOWN_FINDINGS = 50
 
@@ -54,7 +55,7 @@ def show_verdict(root: Path, found: Inspection) -> None:
     _show_findings(root, found)
     checked = found.checked
     console.print(
-        f"read {size_text(checked['bytes'])}: {counted(checked['messages'], 'message')} and {checked['poison']:,} "
+        f"read {bytes_text(checked['bytes'])}: {counted(checked['messages'], 'message')} and {checked['poison']:,} "
         f"given up in {counted(checked['segments'], 'segment')}, {counted(checked['settlements'], 'settlement')}, "
         f"{counted(checked['batches'], 'spooled batch', 'spooled batches')}",
         style="dim",

@@ -2,7 +2,6 @@
 
 import time
 from collections import Counter
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,10 @@ from faregate.broker.journal.log import Segment
 from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.recovery import Found, Single, recover
 from faregate.broker.journal.spool import waiting
-from faregate.cli.journal.progress import counted, size_text
+from faregate.cli.journal.progress import counted
 from faregate.cli.output import console
 from faregate.plain import plain
+from faregate.units import bytes_text, iso
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -62,8 +62,8 @@ def describe(path: Path) -> dict[str, Any]:
         "writer": _process(lock_holder(layout.root)),
         "earliest": earliest,
         "latest": mark.offset,
-        "first_time": _iso(times[0]) if times else None,
-        "last_time": _iso(times[1]) if times else None,
+        "first_time": iso(times[0] / 1_000_000) if times else None,
+        "last_time": iso(times[1] / 1_000_000) if times else None,
         "segments": {
             "count": len(segments),
             "bytes": sum(size for _, size in segments),
@@ -134,10 +134,6 @@ def _count(reader: JournalReader, base: int) -> Footer:
     return segment.footer(0, 0)
 
 
-def _iso(moment: int) -> str:
-    return datetime.fromtimestamp(moment / 1_000_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
 # --- for people --------------------------------------------------------------------------------------------------
 
 
@@ -155,7 +151,7 @@ def show(told: dict[str, Any]) -> None:
     kinds = f"{segments['sealed']:,} sealed" + (
         f", {segments['compacted']:,} compacted" if segments["compacted"] else ""
     )
-    facts.add_row("segments", f"{segments['count']:,} ({kinds}), {size_text(segments['bytes'])}")
+    facts.add_row("segments", f"{segments['count']:,} ({kinds}), {bytes_text(segments['bytes'])}")
     if told["spool"]:
         facts.add_row("spool", f"{counted(told['spool'], 'batch', 'batches')} waiting")
     if told["quarantine"]:

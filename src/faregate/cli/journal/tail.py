@@ -4,7 +4,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 
 import msgspec
 import pyarrow as pa
@@ -15,6 +14,7 @@ from faregate.broker.journal.export import of_types
 from faregate.broker.journal.reader import JournalReader
 from faregate.cli.output import console, print_json
 from faregate.plain import plain
+from faregate.units import iso
 
 _POLL_SECONDS = 0.1
 _PREVIEW_BYTES = 4096
@@ -81,7 +81,7 @@ def lines(reader: JournalReader, start: int, end: int, types: Sequence[str]) -> 
         rows = zip(*(column.to_pylist() for column in columns), strict=True)
         for (offset, moment, *rest), size, preview in zip(rows, sizes, previews, strict=True):
             text = None if rest[-1] else _text(preview or b"", cut=size > _PREVIEW_BYTES)
-            fields = (offset, _iso(moment), *rest, size, text, size > _PREVIEW_BYTES)
+            fields = (offset, iso(moment / 1_000_000), *rest, size, text, size > _PREVIEW_BYTES)
             yield Line(*fields)
 
 
@@ -92,10 +92,6 @@ def _text(data: bytes, *, cut: bool) -> str | None:
         except UnicodeDecodeError:
             continue
     return None
-
-
-def _iso(moment: int) -> str:
-    return datetime.fromtimestamp(moment / 1_000_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def tail_journal(reader: JournalReader, count: int, types: Sequence[str], *, follow: bool, as_json: bool) -> None:

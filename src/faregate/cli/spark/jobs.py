@@ -24,6 +24,7 @@ from faregate.cli.spark.session import LOCAL, Master, import_spark, session, wat
 from faregate.errors import ConfigurationError, FaregateError
 from faregate.plain import plain
 from faregate.ports.schemes import hide_password
+from faregate.units import seconds_text
 
 _SHOWN = 20
 _WRONG = ("missing", "double", "out_of_order", "not_sent", "altered", "unpublished")
@@ -213,15 +214,11 @@ def _show_rates(rows: list[dict[str, Any]], seconds: float) -> None:
             f"{max(by_time.values()):,.1f}",
             f"{dead:,}",
             f"{back:,}",
-            *("–" if value is None else _duration(value) for value in worst),
+            *("–" if value is None else seconds_text(value) for value in worst),
         )
     console.print(table)
     span = f"{first:%Y-%m-%d %H:%M:%S} to {rows[-1]['to']:%Y-%m-%d %H:%M:%S} UTC"
     console.print(f"{span}; AGAIN: deliveries that went back; P50 to P99: of the worst window", soft_wrap=True)
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds * 1000:,.0f} ms" if seconds < 1 else f"{seconds:,.1f} s"
 
 
 def sparkline(values: list[float], width: int = 24) -> str:

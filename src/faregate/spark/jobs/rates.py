@@ -8,7 +8,6 @@ Rules kept here:
   its store or, of a node without one, in the journal. What leaves neither has no time, and is left out.
 """
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,22 +23,21 @@ from faregate.spark.jobs import audit_evidence as seen
 from faregate.spark.jobs.deliveries import Settled, exploded, id_pairs, message_ids
 from faregate.spark.jobs.settlements import JournalPlan, SegmentPlan, by_task, plan_journal
 from faregate.spark.jobs.stores import StoreUrls, open_stores
+from faregate.units import parse_seconds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _TIMED = "node string, place int, type string, hi long, lo long, outcome int, ended double, due double, redelivered int"
-_WINDOW = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)\s*(s|m|h|d)")
-_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _ACCURACY = 10_000
 
 
 def window_seconds(text: str) -> float:
     """`10s`, `5m`, `1h`, `1d` in seconds. Raises `ConfigurationError`."""
-    found = _WINDOW.fullmatch(text.strip().lower())
-    if found is None or not float(found[1]):
+    seconds = parse_seconds(text.lower(), "the window")
+    if not seconds:
         raise ConfigurationError(f"the window {text!r} is no length of time: write 10s, 5m, 1h or 1d")
-    return float(found[1]) * _SECONDS[found[2]]
+    return seconds
 
 
 def rates(
