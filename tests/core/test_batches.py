@@ -14,17 +14,7 @@ import faregate as fg
 from faregate.core.unit import UnitOfWork
 from faregate.ports.store import Store
 from faregate.stores.sqlite import SqliteStore
-
-LONG = 30  # seconds until a test that hangs is failed
-TABLE = "create table if not exists notes(n integer)"
-
-
-class Asked(fg.Event):
-    n: int
-
-
-class Answered(fg.Event):
-    n: int
+from tests.core.rig import INSERT, LONG, TABLE, Answered, Asked, committed, notes, numbers
 
 
 @pytest.fixture
@@ -65,18 +55,13 @@ async def run(url: str, handle: Handle, *, count: int = 6, prepare: Any = None, 
     if prepare is not None:
         prepare(answering)
     async with fg.Bus("memory:", nodes=[asking, answering, hearing], store=url, drain_seconds=1) as bus:
-        await bus.publish_many([Asked(n=n) for n in range(count)], node="asking")
+        await bus.publish_many(numbers(count), node="asking")
         await bus.idle(timeout=LONG)
-        [store] = {id(store): store for store in bus.stores.values()}.values()
-        transaction = store.transaction()
-        await transaction.begin()
-        found = [n for (n,) in await transaction.fetchall("select n from notes order by n")]
-        await transaction.roll_back()
-        return bus, (found, sorted(answers))
+        return bus, (await notes(bus), sorted(answers))
 
 
 async def write(asked: Asked, ctx: fg.Context) -> Answered:
-    await ctx.db.execute("insert into notes values (?)", (asked.n,))
+    await ctx.db.execute(INSERT, (asked.n,))
     return Answered(n=asked.n)
 
 
@@ -190,7 +175,7 @@ async def test_a_ledger_row_keeps_how_many_messages_its_handler_sent_and_a_diges
     @answering.on(Asked, source="asking", order=fg.Parallel(1), retry=fg.Retry(2, delay=0.001))
     async def answer(asked: Asked, ctx: fg.Context) -> list[Answered]:
         if asked.n != 5:  # which sends, and has nothing to write
-            await ctx.db.execute("insert into notes values (?)", (asked.n,))
+            await ctx.db.execute(INSERT, (asked.n,))
         if asked.n == 4 and not failed:
             failed.add(4)
             ctx.publish(Answered(n=1000))
@@ -202,13 +187,9 @@ async def test_a_ledger_row_keeps_how_many_messages_its_handler_sent_and_a_diges
         heard.setdefault(str(ctx.causation_id), []).append(ctx.publication_id)
 
     async with fg.Bus("memory:", nodes=[asking, answering, hearing], store={"answering": url}) as bus:
-        await bus.publish_many([Asked(n=n) for n in range(8)], node="asking")
+        await bus.publish_many(numbers(8), node="asking")
         await bus.idle(timeout=LONG)
-        [store] = bus.stores.values()
-        transaction = store.transaction()
-        await transaction.begin()
-        rows = await transaction.fetchall("select message_id, sent, sent_ids from faregate_ledger")
-        await transaction.roll_back()
+        rows = await committed(bus, "select message_id, sent, sent_ids from faregate_ledger")
     assert sorted(sent for _, sent, _ in rows) == [0, 0, 1, 1, 2, 2, 3, 3]
     for message_id, sent, combined in rows:
         known = heard.get(str(UUID(bytes=message_id)) if isinstance(message_id, bytes) else str(message_id), [])

@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 import faregate as fg
+from faregate.errors import StoreConflict
+from faregate.stores.sqlite.database import Database
+from tests.core.rig import INSERT, TABLE, Answered, Asked, notes
 
 LONG = 30  # seconds until a test that hangs is failed
 BOOK = "create table if not exists book(number integer primary key, account text, amount integer)"
@@ -244,3 +247,62 @@ async def test_a_lazy_claim_may_repeat_a_call_that_a_crash_cut_off_and_never_los
 def test_a_wrong_declaration_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(fg.ConfigurationError, match=r"identity|claim"):
         ledger_node(World(), **options)
+
+
+async def test_a_message_whose_first_try_failed_is_not_stopped_by_its_own_eager_claim() -> None:
+    asking, answering = fg.Node("asking"), fg.Node("answering", schema=TABLE)
+    runs = 0
+
+    async def look(ctx: fg.Context, call_next: Any) -> None:
+        await ctx.db.fetchall("select n from notes")  # the transaction is open around the tries
+        await call_next()
+
+    answering.use(look)
+
+    @answering.on(Asked, source="asking", identity="n", claim="eager", retry=fg.Retry(2, delay=0.001))
+    async def answer(asked: Asked, ctx: fg.Context) -> None:
+        nonlocal runs
+        runs += 1
+        if runs == 1:
+            raise RuntimeError("the first try fails")
+        await ctx.db.execute(INSERT, (asked.n,))
+
+    async with fg.Bus("memory:", nodes=[asking, answering], store="memory:", drain_seconds=1) as bus:
+        await bus.publish(Asked(n=1), node="asking")
+        await bus.idle(timeout=LONG)
+        assert runs == 2 and await notes(bus) == [1]
+        assert bus.outcomes()["handled"] == 1 and bus.outcomes()["duplicate"] == 0
+
+
+async def test_a_message_whose_commit_gave_way_is_not_stopped_by_its_own_eager_claim(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asking, answering = fg.Node("asking"), fg.Node("answering", schema=TABLE)
+    real, refused, armed = Database.commit, 0, False
+
+    async def commit(database: Database) -> None:
+        nonlocal armed, refused
+        if armed and not refused:
+            armed, refused = False, 1
+            database.roll_back()
+            raise StoreConflict("deadlock")
+        await real(database)
+
+    monkeypatch.setattr(Database, "commit", commit)
+
+    @answering.on(Asked, source="asking", identity="n", claim="eager", retry=fg.Retry(2, delay=0.001))
+    async def answer(asked: Asked, ctx: fg.Context) -> Answered:
+        nonlocal armed
+        armed = True
+        await ctx.db.execute(INSERT, (asked.n,))
+        return Answered(n=asked.n)
+
+    async with fg.Bus("memory:", nodes=[asking, answering], store="memory:", drain_seconds=1) as bus:
+        await bus.publish(Asked(n=1), node="asking")
+        await bus.idle(timeout=LONG)
+        assert refused == 1 and await notes(bus) == [1]
+        assert bus.outcomes()["handled"] == 1 and bus.outcomes()["duplicate"] == 0
+        # The key stays taken: the same again under a new id is a duplicate.
+        await bus.publish(Asked(n=1), node="asking")
+        await bus.idle(timeout=LONG)
+        assert await notes(bus) == [1] and bus.outcomes()["duplicate"] == 1

@@ -18,6 +18,7 @@ import pytest
 
 import faregate as fg
 from faregate.ports.faults import POINTS, Crash
+from tests.core.rig import INSERT, TABLE, Asked, count, notes, numbers
 
 LONG = 30  # seconds until a test that hangs is failed
 TRANSIENT = ("faregate_tokens", "faregate_claims", "faregate_outbox")
@@ -401,3 +402,76 @@ async def test_a_wrong_url_for_the_tokens_is_refused() -> None:
     with pytest.raises(fg.ConfigurationError, match="mysql"):
         async with fg.Bus("memory:", nodes=shop_nodes(World()), store="memory:", tokens="mysql://localhost/x"):
             pass
+
+
+@pytest.mark.parametrize("form", ["ledger", "tokens", "tokens elsewhere"])
+async def test_what_the_broker_gave_up_on_is_a_dead_letter_when_the_bus_is_idle_and_its_token_is_gone(
+    form: str, tmp_path: Path
+) -> None:
+    asking, answering = fg.Node("asking"), fg.Node("answering")
+
+    @answering.on(Asked, source="asking", dedup=form.split()[0], expires=0.2)
+    async def answer(asked: Asked) -> None: ...
+
+    tokens = tmp_path / ("tokens.db" if form == "tokens elsewhere" else "all.db")
+    options: dict[str, Any] = {"tokens": f"sqlite:{tokens}"} if form == "tokens elsewhere" else {}
+    async with fg.Bus("memory:", nodes=[asking, answering], store=f"sqlite:{tmp_path}/all.db", **options) as bus:
+        await bus.pause("answering", Asked)
+        for asked in numbers(5):
+            await bus.publish(asked, node="asking")
+        await bus.idle(timeout=LONG)
+        assert [letter.reason for letter in await bus.dead_letters()] == ["expired"] * 5
+        assert await bus.transport.poisoned("answering") == []
+        assert Place.query(tokens, "select count(*) from faregate_tokens") == [(0,)]
+        assert await count(bus, "claims") == 0
+
+
+async def test_with_tokens_one_key_is_one_message_and_another_body_under_it_sounds_the_alarm(tmp_path: Path) -> None:
+    asking, answering = fg.Node("asking"), fg.Node("answering", schema=TABLE)
+
+    @answering.on(Asked, source="asking", dedup="tokens")
+    async def answer(asked: Asked, ctx: fg.Context) -> None:
+        await ctx.db.execute(INSERT, (asked.n,))
+
+    async with fg.Bus("memory:", nodes=[asking, answering], store=f"sqlite:{tmp_path}/all.db") as bus:
+        for n in (1, 2):
+            await bus.publish(Asked(n=n), node="asking", idempotency_key="key")
+            await bus.idle(timeout=LONG)
+        assert await notes(bus) == [1]
+        assert bus.alarms["disagreement"] == 1
+        with contextlib.closing(sqlite3.connect(tmp_path / "all.db", timeout=LONG)) as connection:
+            for _ in range(2):
+                with connection:
+                    fg.outbox(connection, node="asking").publish(Asked(n=3), idempotency_key="other")
+                await bus.idle(timeout=LONG)
+        assert await notes(bus) == [1, 3]
+        assert bus.alarms["disagreement"] == 1
+        assert await count(bus, "tokens") == await count(bus, "outbox") == 0
+
+
+async def test_messages_whose_token_store_was_taken_away_become_dead_letters_that_can_be_replayed(
+    tmp_path: Path,
+) -> None:
+    def nodes(dedup: str) -> list[fg.Node]:
+        asking, answering = fg.Node("asking"), fg.Node("answering", schema=TABLE)
+
+        @answering.on(Asked, source="asking", dedup=dedup)
+        async def answer(asked: Asked, ctx: fg.Context) -> None:
+            await ctx.db.execute(INSERT, (asked.n,))
+
+        return [asking, answering]
+
+    transport, store, tokens = f"journal:{tmp_path}/j", f"sqlite:{tmp_path}/all.db", f"sqlite:{tmp_path}/tokens.db"
+    async with fg.Bus(transport, nodes=nodes("tokens"), store=store, tokens=tokens) as bus:
+        await bus.pause("answering", Asked)
+        for asked in numbers(5):
+            await bus.publish(asked, node="asking")
+    async with fg.Bus(transport, nodes=nodes("ledger"), store=store) as bus:
+        await bus.idle(timeout=LONG)
+        assert [letter.error.split(":")[0] for letter in await bus.dead_letters()] == ["UnknownToken"] * 5
+        assert await notes(bus) == []
+    async with fg.Bus(transport, nodes=nodes("tokens"), store=store, tokens=tokens) as bus:
+        await bus.replay(*(letter.message_id for letter in await bus.dead_letters()))
+        await bus.idle(timeout=LONG)
+        assert await notes(bus) == [0, 1, 2, 3, 4]
+        assert [letter.status for letter in await bus.dead_letters(status=None)] == ["resolved"] * 5

@@ -12,17 +12,13 @@ from typing import Any
 import pytest
 
 import faregate as fg
-from faregate.ports.store import Store
 from faregate.testing import FakeClock
 from faregate.testing.clock import rest
+from tests.core.rig import LONG, Asked, committed, count, numbers, the_store
 
-LONG = 30  # seconds until a test that hangs is failed
 TABLE = "create table if not exists notes(n integer, part text)"
 INSERT = "insert into notes values (?, ?)"
-
-
-class Asked(fg.Event):
-    n: int
+NOTES = "select n, part from notes order by n, part"
 
 
 class Answered(fg.Event):
@@ -31,26 +27,6 @@ class Answered(fg.Event):
 
 def nodes() -> tuple[fg.Node, fg.Node]:
     return fg.Node("asking"), fg.Node("answering", schema=TABLE)
-
-
-def the_store(bus: fg.Bus) -> Store:
-    [store] = bus.stores.values()
-    return store
-
-
-async def notes(bus: fg.Bus, sql: str = "select n, part from notes order by n, part") -> list[tuple[Any, ...]]:
-    """What is committed. It needs the writer, so it hangs where a transaction was left open."""
-    transaction = the_store(bus).transaction()
-    await asyncio.wait_for(transaction.begin(), LONG)
-    try:
-        return [tuple(row) for row in await transaction.fetchall(sql)]
-    finally:
-        await transaction.roll_back()
-
-
-async def ledger(bus: fg.Bus) -> int:
-    [(count,)] = await notes(bus, "select count(*) from faregate_ledger")
-    return int(count)
 
 
 async def test_a_task_of_a_failed_try_writes_and_publishes_nothing_in_the_next_one(store_url: str) -> None:
@@ -95,7 +71,7 @@ async def test_a_task_of_a_failed_try_writes_and_publishes_nothing_in_the_next_o
     async with fg.Bus("memory:", nodes=[asking, answering], store=store_url) as bus:
         await bus.publish(Asked(n=1), node="asking")
         await bus.idle(timeout=LONG)
-        assert await notes(bus) == [(1, "second")]
+        assert await committed(bus, NOTES) == [(1, "second")]
         assert heard == ["second"]
         assert len(left_behind) == 3
         assert bus.alarms["left-behind"] == 1
@@ -148,7 +124,7 @@ async def test_a_middleware_keeps_its_context_over_the_tries_of_the_handler(stor
     async with fg.Bus("memory:", nodes=[asking, answering], store=store_url) as bus:
         await bus.publish(Asked(n=1), node="asking")
         await bus.idle(timeout=LONG)
-        assert await notes(bus) == [(0, "middleware"), (1, "try 2")]
+        assert await committed(bus, NOTES) == [(0, "middleware"), (1, "try 2")]
 
 
 async def test_a_statement_that_waits_for_the_store_when_its_try_fails_opens_nothing() -> None:
@@ -173,7 +149,7 @@ async def test_a_statement_that_waits_for_the_store_when_its_try_fails_opens_not
         await rest()
         await writer.roll_back()
         await bus.idle(timeout=LONG)
-        assert await notes(bus) == []
+        assert await committed(bus, NOTES) == []
         assert bus.outcomes()["dead"] == 1
 
 
@@ -188,13 +164,13 @@ async def test_a_forgotten_statement_counts_with_its_try_or_not_at_all(store_url
             await asyncio.sleep(0)
 
     async with fg.Bus("memory:", nodes=[asking, answering], store=store_url) as bus:
-        await bus.publish_many([Asked(n=n) for n in range(20)], node="asking")
+        await bus.publish_many(numbers(20), node="asking")
         await bus.idle(timeout=LONG)
         ends = await asyncio.gather(*forgotten, return_exceptions=True)
-        written = {n for n, _ in await notes(bus)}
+        written = {n for n, _ in await committed(bus, NOTES)}
         assert len(written) == sum(end == 1 for end in ends)
         assert all(end == 1 or isinstance(end, fg.TryEnded) for end in ends)
-        assert await ledger(bus) == 20
+        assert await count(bus, "ledger") == 20
 
 
 async def test_a_cancelled_first_statement_leaves_no_effect_without_its_ledger_row(store_url: str) -> None:
@@ -212,11 +188,11 @@ async def test_a_cancelled_first_statement_leaves_no_effect_without_its_ledger_r
         await ctx.db.execute(INSERT, (asked.n, "once"))
 
     async with fg.Bus("memory:", nodes=[asking, answering], store=store_url) as bus:
-        await bus.publish_many([Asked(n=n) for n in range(100)], node="asking")
+        await bus.publish_many(numbers(100), node="asking")
         await bus.idle(timeout=LONG)
         assert late
-        assert await ledger(bus) == 100
-        assert await notes(bus) == [(n, "once") for n in range(100)]
+        assert await count(bus, "ledger") == 100
+        assert await committed(bus, NOTES) == [(n, "once") for n in range(100)]
 
 
 @pytest.mark.usefixtures("one_batch")
@@ -233,10 +209,10 @@ async def test_a_handler_that_takes_the_drivers_connection_is_alone_in_its_trans
             together.append(len(ctx._work.unit.works))
 
     async with fg.Bus("memory:", nodes=[asking, answering], store=store_url) as bus:
-        await bus.publish_many([Asked(n=n) for n in range(6)], node="asking")
+        await bus.publish_many(numbers(6), node="asking")
         await bus.idle(timeout=LONG)
         assert together == [1]
-        assert await notes(bus) == [(n, "plain") for n in range(6)]
+        assert await committed(bus, NOTES) == [(n, "plain") for n in range(6)]
 
 
 async def test_a_connection_that_a_task_still_has_is_not_used_again(store_url: str) -> None:
@@ -268,8 +244,8 @@ async def test_a_connection_that_a_task_still_has_is_not_used_again(store_url: s
         await bus.publish(Asked(n=2), node="asking")
         await bus.idle(timeout=LONG)
         assert kept[0] is not kept[-1]
-        assert await notes(bus) == []
-        assert await ledger(bus) == 2
+        assert await committed(bus, NOTES) == []
+        assert await count(bus, "ledger") == 2
 
 
 async def test_a_handler_that_catches_everything_is_still_recognised_as_a_copy(store_url: str) -> None:
@@ -302,7 +278,7 @@ async def test_a_handler_that_catches_everything_is_still_recognised_as_a_copy(s
             await other.publish(Asked(n=1), node="asking", idempotency_key="one")
             await other.idle(timeout=LONG)
             assert {name: n for name, n in other.outcomes().items() if n} == {"duplicate": 1}
-        assert await notes(bus) == [(1, "once")]
+        assert await committed(bus, NOTES) == [(1, "once")]
         assert heard == ["once"]
 
 
@@ -324,9 +300,9 @@ async def test_a_middleware_that_catches_everything_saves_no_write_of_a_failed_t
             raise RuntimeError("and then it fails")
 
     async with fg.Bus("memory:", nodes=[asking, answering], store=store_url) as bus:
-        await bus.publish_many([Asked(n=n) for n in range(4)], node="asking")
+        await bus.publish_many(numbers(4), node="asking")
         await bus.idle(timeout=LONG)
-        assert await notes(bus) == [(n, "written") for n in (0, 1, 3)]
+        assert await committed(bus, NOTES) == [(n, "written") for n in (0, 1, 3)]
 
 
 async def test_a_thread_that_a_plain_handler_left_behind_writes_nothing(store_url: str) -> None:
@@ -360,7 +336,7 @@ async def test_a_thread_that_a_plain_handler_left_behind_writes_nothing(store_ur
         bus.on_alarm(lambda alarm: told.append(threading.current_thread().name))
         await bus.publish(Asked(n=1), node="asking")
         await bus.idle(timeout=LONG)
-        assert await notes(bus) == [(1, "try 2")]
+        assert await committed(bus, NOTES) == [(1, "try 2")]
         assert len(ends) == 1
         assert told == ["MainThread"]
 
@@ -388,9 +364,9 @@ async def test_whatever_a_handler_raises_ends_its_message_and_not_the_lane(
                 raise odd
 
     async with fg.Bus("memory:", nodes=[asking, answering], store=store_url) as bus:
-        await bus.publish_many([Asked(n=n) for n in range(3)], node="asking")
+        await bus.publish_many(numbers(3), node="asking")
         await bus.idle(timeout=LONG)
-        assert await notes(bus) == [(0, "written"), (2, "written")]
+        assert await committed(bus, NOTES) == [(0, "written"), (2, "written")]
         [letter] = await bus.dead_letters()
         assert type(odd).__name__ in letter.error
 
@@ -405,9 +381,9 @@ async def test_plain_handlers_on_more_lanes_than_a_pool_has_threads_do_not_starv
             ctx.db.execute(INSERT, (asked.n, ctx.node))
 
     async with fg.Bus("memory:", nodes=[asking, *answering], store=store_url) as bus:
-        await bus.publish_many([Asked(n=n) for n in range(150)], node="asking")
+        await bus.publish_many(numbers(150), node="asking")
         await bus.idle(timeout=4 * LONG)
-        assert len(await notes(bus)) == 450
+        assert len(await committed(bus, NOTES)) == 450
 
 
 async def test_an_error_that_nobody_foresaw_costs_no_lane_and_no_message() -> None:
@@ -428,10 +404,10 @@ async def test_an_error_that_nobody_foresaw_costs_no_lane_and_no_message() -> No
             return await real(node, message_ids)
 
         store.known = known  # type: ignore[method-assign]
-        await bus.publish_many([Asked(n=n) for n in range(3)], node="asking")
+        await bus.publish_many(numbers(3), node="asking")
         await clock.advance(60)
         await bus.idle(timeout=LONG)
-        assert await notes(bus) == [(n, "once") for n in range(3)]
+        assert await committed(bus, NOTES) == [(n, "once") for n in range(3)]
         assert {name: n for name, n in bus.outcomes().items() if n} == {"handled": 3}
 
 
@@ -509,10 +485,10 @@ async def test_a_handler_that_cancels_its_own_task_holds_up_nobody() -> None:
             await asyncio.sleep(0)
 
     async with fg.Bus("memory:", nodes=[asking, answering], store="memory:", clock=clock) as bus:
-        await bus.publish_many([Asked(n=n) for n in range(3)], node="asking")
+        await bus.publish_many(numbers(3), node="asking")
         await clock.advance(30)
         await bus.idle(timeout=LONG)
-        assert await notes(bus) == [(n, "once") for n in range(3)]
+        assert await committed(bus, NOTES) == [(n, "once") for n in range(3)]
         assert cancelled == 1
 
 
@@ -557,7 +533,7 @@ async def test_a_middleware_that_does_not_await_the_handler_keeps_nothing_of_it(
         if with_store:
             [letter] = await bus.dead_letters()
             assert letter.error.startswith("PipelineMisused")
-            assert await notes(bus) == []
+            assert await committed(bus, NOTES) == []
 
 
 async def test_who_waits_for_a_bus_to_be_idle_is_told_when_it_is_stopped() -> None:

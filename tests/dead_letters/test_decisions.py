@@ -10,6 +10,8 @@ import faregate as fg
 from faregate.bus.dead_letters import EDITED_FROM, DeadLetters
 from faregate.ports.store import DeadFilter
 
+LONG = 30  # seconds until a test that hangs is failed
+
 
 class Job(fg.Command):
     name: str
@@ -224,3 +226,50 @@ async def test_a_replay_carries_nothing_of_the_first_journey(rig: Rig) -> None:
     assert row.envelope == msgspec.structs.replace(
         letter.envelope, recipients=("worker",), replay=1, deliver_at=None, expires_at=None, redeliveries=0
     )
+
+
+async def test_without_deduplication_a_replay_resolves_its_letter_and_a_discard_stops_the_copy_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    working = fg.Node("working")
+    broken, runs = True, list[str]()
+    arrived = asyncio.Event()
+
+    @working.on(Job, dedup="off", retry=None, redeliver=None)
+    async def work(job: Job) -> None:
+        runs.append(job.name)
+        if broken:
+            raise RuntimeError("broken")
+
+    async with fg.Bus("memory:", nodes=[working], store="memory:") as bus:
+        for name in ("a", "b"):
+            await bus.send(Job(name=name), to="working")
+        await bus.idle(timeout=LONG)
+        letters = {
+            msgspec.json.decode(each.envelope.body)["name"]: each.message_id for each in await bus.dead_letters()
+        }
+        broken = False
+        runs.clear()
+
+        async def statuses() -> dict[str, str]:
+            found = {each.message_id: each.status for each in await bus.dead_letters(status=None)}
+            return {name: found[message_id] for name, message_id in letters.items()}
+
+        await bus.replay(letters["a"])
+        await bus.idle(timeout=LONG)
+        assert runs == ["a"] and await statuses() == {"a": "resolved", "b": "open"}
+
+        await bus.pause("working", Job)
+        real = bus.transport.publish
+
+        async def publish(envelopes: Any) -> None:
+            await real(envelopes)
+            arrived.set()
+
+        monkeypatch.setattr(bus.transport, "publish", publish)
+        await bus.replay(letters["b"])
+        await asyncio.wait_for(arrived.wait(), LONG)
+        await bus.discard(letters["b"])
+        await bus.resume("working", Job)
+        await bus.idle(timeout=LONG)
+        assert runs == ["a"] and await statuses() == {"a": "resolved", "b": "discarded"}

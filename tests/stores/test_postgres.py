@@ -9,7 +9,9 @@ from collections.abc import AsyncIterator
 import psycopg
 import pytest
 
+import faregate as fg
 from faregate.errors import CommitUnknown, ConfigurationError, StoreConflict, StoreUnavailable, TransactionMisused
+from faregate.ids import root_id
 from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import open_store
 from faregate.stores.postgres import PostgresStore
@@ -231,3 +233,29 @@ async def test_postgres_is_another_name_for_it(postgres_url: str) -> None:
     await store.open()
     assert await store.floor("billing") is None
     await store.close()
+
+
+@pytest.mark.services
+async def test_reads_after_all_connections_were_lost_do_not_starve_each_other(postgres_url: str) -> None:
+    store = PostgresStore(postgres_url, clock=SystemClock(), connections=10, wait_seconds=30)
+    await store.open()
+    try:
+        taken = [await store.take() for _ in range(10)]
+        processes = [connection.info.backend_pid for connection in taken]
+        for connection in taken:
+            await store.give_back(connection)
+        async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as other:
+            for process in processes:  # none but these: others use the same server
+                await other.execute("select pg_terminate_backend(%s, 5000)", (process,))
+        async with asyncio.timeout(15):  # half of what a read waits for a connection
+            found = await asyncio.gather(*(store.known("answering", [root_id(1)]) for _ in range(10)))
+        assert found == [{}] * 10
+    finally:
+        await store.close()
+
+
+@pytest.mark.services
+async def test_one_database_written_in_two_ways_is_one_store(postgres_url: str) -> None:
+    other = postgres_url.replace("postgresql://", "postgres://") + "&application_name=shop"
+    async with fg.Bus("memory:", nodes=[fg.Node("a"), fg.Node("b")], store={"a": postgres_url, "b": other}) as bus:
+        assert bus.store_of("a") is bus.store_of("b") and len(bus.stores) == 1

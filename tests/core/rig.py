@@ -1,0 +1,58 @@
+"""`asking` asks, `answering` writes a note for each question and answers; and what is in the table afterwards."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+import faregate as fg
+from faregate.ports.store import Store
+
+LONG = 30  # seconds until a test that hangs is failed
+TABLE = "create table if not exists notes(n integer)"
+INSERT = "insert into notes values (?)"
+
+
+class Asked(fg.Event):
+    n: int
+
+
+class Answered(fg.Event):
+    n: int
+
+
+class Told(fg.Command):
+    n: int
+
+
+def numbers(count: int) -> list[Asked]:
+    return [Asked(n=n) for n in range(count)]
+
+
+def the_store(bus: fg.Bus) -> Store:
+    """All nodes of the bus share it."""
+    [store] = {id(store): store for store in bus.stores.values()}.values()
+    return store
+
+
+async def committed(bus: fg.Bus, sql: str) -> list[tuple[Any, ...]]:
+    """It needs the writer, so it hangs where a transaction was left open."""
+    transaction = the_store(bus).transaction()
+    await asyncio.wait_for(transaction.begin(), LONG)
+    try:
+        return [tuple(row) for row in await transaction.fetchall(sql)]
+    finally:
+        await transaction.roll_back()
+
+
+async def notes(bus: fg.Bus) -> list[int]:
+    return [n for (n,) in await committed(bus, "select n from notes order by n")]
+
+
+async def count(bus: fg.Bus, table: str) -> int:
+    [(found,)] = await committed(bus, f"select count(*) from faregate_{table}")
+    return int(found)
+
+
+async def dead_numbers(bus: fg.Bus) -> list[int]:
+    return sorted(msgspec.json.decode(letter.envelope.body)["n"] for letter in await bus.dead_letters())
