@@ -10,6 +10,7 @@ import faregate as fg
 PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
 WITHIN = {"ClaimLost", "RunStopped", "TransactionEnded"}
 """Caught within Faregate; who meets one all the same meets it as the exported class that it is derived from."""
+COMMANDS = ("faregate.cli", "faregate.examples")
 
 
 def below(cls: type[fg.FaregateError]) -> Iterator[type[fg.FaregateError]]:
@@ -19,12 +20,13 @@ def below(cls: type[fg.FaregateError]) -> Iterator[type[fg.FaregateError]]:
 
 
 def tree() -> dict[str, type[fg.FaregateError]]:
-    """The errors of all modules, but for the command line's, which turns them into sentences, and the tests'."""
+    """The errors of all modules, but for the command line's and its examples', which it turns into sentences, and the
+    tests'."""
     for module in pkgutil.walk_packages(fg.__path__, "faregate."):
-        if not module.name.startswith(("faregate.cli", "faregate.__main__")):
+        if not module.name.startswith((*COMMANDS, "faregate.__main__")):
             import_module(module.name)
     own = [each for each in below(fg.FaregateError) if each.__module__.startswith("faregate.")]
-    return {each.__name__: each for each in own if not each.__module__.startswith(("faregate.cli", "faregate.testing"))}
+    return {each.__name__: each for each in own if not each.__module__.startswith((*COMMANDS, "faregate.testing"))}
 
 
 def test_every_error_is_exported() -> None:
