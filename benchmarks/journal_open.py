@@ -65,7 +65,7 @@ async def make(path: Path, messages: int, is_settled: range, *, snapshot: bool =
     """A journal with that many messages, of which those at some offsets are settled."""
     transport = await opened(path)
     await publish(transport, messages)
-    [number] = [queue.number for queue in transport.journal.topology.queues if not queue.is_poison]
+    [number] = [queue.number for queue in transport.journal.topology.queues if not queue.is_dead_letter_queue]
     for offset in is_settled:
         transport.journal.settle(Record(offset, number, settled.HANDLED, 1, 0, 0.0))
     await transport.journal.barrier()

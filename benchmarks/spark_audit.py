@@ -50,7 +50,7 @@ def fill(folder: Path, messages: int) -> tuple[Path, str]:
     topology = Topology()
     topology.add(Binding(node=NODE, type="Order", kind="event", source="shop", remembers="ledger"))
     write_json(layout.topology, disk, topology)
-    [queue] = [each.number for each in topology.queues if not each.is_poison]
+    [queue] = [each.number for each in topology.queues if not each.is_dead_letter_queue]
     make_store(database)
     message_id = ids.message_ids(NODE)
     with closing(sqlite3.connect(database)) as connection:

@@ -42,7 +42,7 @@ _MOST_FINDINGS = 20
 def demo(
     orders: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many orders to place.")] = 10_000,
     crashes: Annotated[int, typer.Option(min=0, max=1000, help="How often the worker is killed.")] = 5,
-    seed: Annotated[int, typer.Option(help="Which orders repeat or are poisonous, and when the worker is killed.")] = 7,
+    seed: Annotated[int, typer.Option(help="Which orders repeat or are bad, and when the worker is killed.")] = 7,
     no_spark: Annotated[bool, typer.Option("--no-spark", help="Let plain SQL make the audit, without Spark.")] = False,
     keep: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the journal and the database here.")] = None,
     report: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write a report with charts.")] = None,
@@ -51,7 +51,7 @@ def demo(
 ) -> None:
     """Send orders through a shop of four services, kill it again and again, and audit what came of it.
 
-    Many orders are published twice, some late, some are poison, and the bank often does not answer. The worker is a
+    Many orders are published twice, some late, some are bad, and the bank often does not answer. The worker is a
     process of its own that is killed by SIGKILL while messages flow. In the end every order must be billed, charged and
     shipped exactly once; the exit status says whether that held.
     """
@@ -89,7 +89,7 @@ def _run(
     plan = Plan(orders, seed)
     if not quiet:
         console.print(
-            f"[bold]{orders:,} orders[/] through four services, {plan.copies:,} exact copies, {plan.dead:,} poisonous "
+            f"[bold]{orders:,} orders[/] through four services, {plan.copies:,} exact copies, {plan.dead:,} bad "
             f"ones, and a worker that is killed {crashes} times (seed {seed})"
         )
     with DemoView(console, plan, crashes, quiet=quiet) as view:

@@ -50,7 +50,7 @@ def render(result: Result) -> str:
     tiles = [
         (f"{plan.orders:,}", "orders"),
         (f"{plan.copies:,}", "exact copies"),
-        (f"{plan.dead:,}", "poisonous orders"),
+        (f"{plan.dead:,}", "bad orders"),
         (f"{len(progress.kills)}", "kills by SIGKILL"),
         (f"{progress.timeouts:,}", "silences of the bank"),
         (f"{timeline.messages:,}", "messages in the log"),

@@ -76,8 +76,7 @@ from faregate.message import Command, Envelope, Event, command, event
 from faregate.node.node import Node
 from faregate.node.outgoing import Outgoing, publish, send
 from faregate.node.policy import ByKey, Parallel, Redeliver, Retry, Serial
-from faregate.ports.queue import Poisoned
-from faregate.ports.store import DeadLetter
+from faregate.ports.dead_letter import DeadLetter
 
 if TYPE_CHECKING:
     from faregate import spark, testing
@@ -129,7 +128,6 @@ __all__ = [
     "Parallel",
     "Permanent",
     "PipelineMisused",
-    "Poisoned",
     "QueueNotFound",
     "Redeliver",
     "RetainDead",

@@ -2,7 +2,7 @@
 
 - `ConfigurationError`: fix the code or the configuration; found at declaration wherever that is possible.
 - `Transient`: try again later; the failure policy of a subscription does that by itself.
-- `Permanent`: give up; a handler that raises one sends its message straight to poison.
+- `Permanent`: give up; a handler that raises one makes a dead letter of its message at once.
 - `OutcomeUnknown`: it may or may not have happened; repeat with the same identity.
 - Anything else (a damaged journal, a batch that differs): look into it; docs/errors.md says how.
 
@@ -150,7 +150,7 @@ class IdleTimeout(Transient, TimeoutError):
 
 
 class Permanent(FaregateError):
-    """Trying again does not help; a handler raising this sends its message to poison at once."""
+    """Trying again does not help; the message of a handler that raises this is a dead letter at once."""
 
     reason = "permanent"
 

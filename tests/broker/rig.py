@@ -46,16 +46,16 @@ class Rig:
         self.clock = FakeClock()
         self.schedule = Schedule(self.clock)
         self.flight = Flight()
-        self.buried: list[tuple[str, str]] = []
+        self.dead: list[tuple[str, str]] = []
         """The text and the reason of everything the queue gave up on."""
         properties.setdefault("key_of", key_header)
         self.queue = make(
-            "tested", clock=self.clock, schedule=self.schedule, give_up=self._bury, flight=self.flight, **properties
+            "tested", clock=self.clock, schedule=self.schedule, give_up=self._add_dead, flight=self.flight, **properties
         )
 
-    def _bury(self, queue: Queue, entry: Entry, reason: str, error: str) -> None:
+    def _add_dead(self, queue: Queue, entry: Entry, reason: str, error: str) -> None:
         assert error, "given up without saying why"
-        self.buried.append((entry.envelope.body.decode(), reason))
+        self.dead.append((entry.envelope.body.decode(), reason))
 
     def put(
         self,

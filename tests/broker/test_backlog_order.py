@@ -57,6 +57,6 @@ async def test_what_expires_while_it_waits_for_earlier_ones_in_the_journal_does_
     write(rig, recorder, "a1")
     write(rig, recorder, "b2", deliver_at=now + 1, expires_at=now + 2)
     await rig.clock.advance(5)
-    assert rig.buried == [("b2", "expired")]
+    assert rig.dead == [("b2", "expired")]
     inbox = rig.inbox()
     assert await inbox.texts() == ["a1"], "an expired message was delivered after all"

@@ -1,4 +1,4 @@
-"""The broker: all or nothing at publishing, repeated publications, bindings, and poison."""
+"""The broker: all or nothing at publishing, repeated publications, bindings, and dead letters."""
 
 import pytest
 from msgspec import structs
@@ -118,15 +118,15 @@ async def test_a_wrong_selector_is_refused_before_the_consumer_is_attached() -> 
     assert not queue._consumers
 
 
-async def test_poison_keeps_everything_a_person_needs_and_no_time_applies_to_it() -> None:
+async def test_a_dead_letter_keeps_everything_a_person_needs_and_no_time_applies_to_it() -> None:
     clock = FakeClock()
     broker = Broker(clock)
     broker.bind(NOTED)
     broker.append([event("a", expires_at=clock.time() + 5)])
     await clock.advance(5)
     [entry] = broker.browse("reader-poison")
-    assert entry.poisoned is not None
-    assert (entry.poisoned.reason, entry.poisoned.queue, entry.poisoned.at) == (
+    assert entry.letter is not None
+    assert (entry.letter.reason, entry.letter.queue, entry.letter.at) == (
         "expired",
         NOTED.queue,
         clock.time(),
@@ -136,22 +136,22 @@ async def test_poison_keeps_everything_a_person_needs_and_no_time_applies_to_it(
     assert len(list(broker.browse("reader-poison"))) == 1
 
 
-async def test_a_message_in_the_poison_queue_is_not_lost_when_its_consumer_poisons_it() -> None:
+async def test_a_message_in_the_dead_letter_queue_is_not_lost_when_its_consumer_makes_it_one_again() -> None:
     broker = Broker(FakeClock())
     broker.bind(NOTED)
     broker.append([event("a")])
     got: list[object] = []
     broker.consume(NOTED.queue, got.append, prefetch=1)
     await rest()
-    await got[0].poison("bad", "it is bad")  # type: ignore[attr-defined]
+    await got[0].dead_letter("bad", "it is bad")  # type: ignore[attr-defined]
     consumer = broker.consume("reader-poison", got.append, prefetch=1)
     await rest()
-    await got[1].poison("worse", "still bad")  # type: ignore[attr-defined]
+    await got[1].dead_letter("worse", "still bad")  # type: ignore[attr-defined]
     await consumer.close()
     again: list[object] = []
     broker.consume("reader-poison", again.append, prefetch=1)
     await rest()
     assert len(again) == 1, "the dead letter is stuck: nobody holds it and nobody gets it"
     [entry] = broker.browse("reader-poison")
-    assert entry.poisoned is not None
-    assert (entry.poisoned.node, entry.poisoned.reason) == ("reader", "worse")
+    assert entry.letter is not None
+    assert (entry.letter.node, entry.letter.reason) == ("reader", "worse")

@@ -37,7 +37,7 @@ async def test_plain_credit_is_used_up_and_a_window_comes_back() -> None:
         assert await inbox.texts() == expected
 
 
-@pytest.mark.parametrize("ending", ["settle", "release", "redeliver", "poison", "lock expiry"])
+@pytest.mark.parametrize("ending", ["settle", "release", "redeliver", "dead_letter", "lock expiry"])
 async def test_a_window_opens_again_however_a_delivery_ends(ending: str) -> None:
     rig = Rig(lock_seconds=5)
     rig.put("x")
@@ -49,8 +49,8 @@ async def test_a_window_opens_again_however_a_delivery_ends(ending: str) -> None
         await delivery.release()
     elif ending == "redeliver":
         await delivery.redeliver(100)
-    elif ending == "poison":
-        await delivery.poison("bad", "it is bad")
+    elif ending == "dead_letter":
+        await delivery.dead_letter("bad", "it is bad")
     else:
         await rig.clock.advance(5)
     rig.put("next")

@@ -105,7 +105,7 @@ async def test_entries_that_expire_behind_a_held_key_leave_no_trace() -> None:
         await rig.clock.advance(1)
         delivery.renew()
     assert len(rig.queue) == 1
-    assert len(rig.buried) == MANY
+    assert len(rig.dead) == MANY
     assert references(rig) < BOUND, "a held key keeps every entry that expired behind it"
 
 

@@ -43,7 +43,7 @@ async def test_a_redelivered_entry_comes_before_later_ones_once_it_is_due() -> N
     assert await inbox.texts() == ["a"]
 
 
-@pytest.mark.parametrize("ending", ["settle", "release", "redeliver", "poison"])
+@pytest.mark.parametrize("ending", ["settle", "release", "redeliver", "dead_letter"])
 async def test_every_ending_is_refused_after_any_other(ending: str) -> None:
     rig = Rig()
     rig.put("x")
@@ -52,13 +52,13 @@ async def test_every_ending_is_refused_after_any_other(ending: str) -> None:
         "settle": lambda: delivery.settle("handled"),
         "release": delivery.release,
         "redeliver": lambda: delivery.redeliver(5),
-        "poison": lambda: delivery.poison("bad", "it is bad"),
+        "dead_letter": lambda: delivery.dead_letter("bad", "it is bad"),
     }
     await endings[ending]()
-    before = (rig.states(), rig.flight.count, dict(rig.queue.settled), list(rig.buried))
+    before = (rig.states(), rig.flight.count, dict(rig.queue.settled), list(rig.dead))
     for again in (*endings.values(), delivery.renew):
         assert await refused(again)
-    assert (rig.states(), rig.flight.count, dict(rig.queue.settled), list(rig.buried)) == before
+    assert (rig.states(), rig.flight.count, dict(rig.queue.settled), list(rig.dead)) == before
 
 
 async def test_a_lock_that_expires_gives_the_entry_back_and_is_stale() -> None:
@@ -140,7 +140,7 @@ async def test_a_release_forgives_the_try() -> None:
         delivery.start()
         await delivery.release()
     assert (await inbox.take()).tries == 0
-    assert rig.buried == []
+    assert rig.dead == []
 
 
 async def test_a_stale_delivery_that_starts_does_not_use_up_a_try_of_the_new_holder() -> None:
@@ -162,7 +162,7 @@ async def test_an_entry_that_keeps_coming_back_is_given_up_with_the_reason() -> 
     for _ in range(2):
         (await inbox.take()).start()
         await rig.clock.advance(6)
-    assert rig.buried == [("killer", "max-deliveries")]
+    assert rig.dead == [("killer", "max-deliveries")]
     assert told == ["max-deliveries"]
     assert await inbox.texts() == ["next"]
 
@@ -187,9 +187,9 @@ async def test_a_message_that_nobody_takes_expires_with_the_reason() -> None:
     rig.put("short", ttl=5)
     rig.put("long", ttl=50)
     await rig.clock.advance(4)
-    assert rig.buried == []
+    assert rig.dead == []
     await rig.clock.advance(1)
-    assert rig.buried == [("short", "expired")]
+    assert rig.dead == [("short", "expired")]
     assert await rig.inbox().texts() == ["long"]
 
 
@@ -200,9 +200,9 @@ async def test_the_shorter_life_of_message_and_queue_applies(
     rig = Rig(expires=queue)
     rig.put("x", ttl=message)
     await rig.clock.advance(life - 0.5)
-    assert rig.buried == []
+    assert rig.dead == []
     await rig.clock.advance(0.5)
-    assert rig.buried == [("x", "expired")]
+    assert rig.dead == [("x", "expired")]
 
 
 async def test_a_message_that_is_expired_when_it_comes_is_never_delivered() -> None:
@@ -211,7 +211,7 @@ async def test_a_message_that_is_expired_when_it_comes_is_never_delivered() -> N
     rig.put("old", ttl=-1)
     rig.put("new")
     assert await inbox.texts() == ["new"]
-    assert rig.buried == [("old", "expired")]
+    assert rig.dead == [("old", "expired")]
 
 
 async def test_a_held_message_whose_life_is_over_expires_when_it_comes_back() -> None:
@@ -221,7 +221,7 @@ async def test_a_held_message_whose_life_is_over_expires_when_it_comes_back() ->
     delivery = await inbox.take()
     await rig.clock.advance(6)
     await delivery.release()
-    assert rig.buried == [("x", "expired")]
+    assert rig.dead == [("x", "expired")]
     assert await inbox.texts() == []
 
 
@@ -240,7 +240,7 @@ async def test_a_message_expires_while_it_waits_for_its_turn_or_time(state: str)
         await (await inbox.take()).redeliver(10)
     in_flight = rig.flight.count
     await rig.clock.advance(5)
-    assert rig.buried == [("x", "expired")]
+    assert rig.dead == [("x", "expired")]
     assert rig.flight.count == in_flight - (state != "scheduled")
     await rig.clock.advance(20)
     assert await inbox.texts() == []
@@ -252,7 +252,7 @@ async def test_the_queues_life_of_a_scheduled_message_begins_when_it_is_due() ->
     await rig.clock.advance(14)
     assert rig.states() == {"x": "available"}
     await rig.clock.advance(1)
-    assert rig.buried == [("x", "expired")]
+    assert rig.dead == [("x", "expired")]
 
 
 async def test_a_scheduled_message_waits_and_then_takes_its_own_position() -> None:
@@ -288,7 +288,7 @@ async def test_only_the_first_of_a_key_is_out_and_other_keys_go_on() -> None:
     assert await inbox.texts() == ["b1", "free", "a2"]
 
 
-@pytest.mark.parametrize("ending", ["settle", "poison", "expire"])
+@pytest.mark.parametrize("ending", ["settle", "dead_letter", "expire"])
 async def test_the_next_of_a_key_has_its_turn_however_the_first_ends(ending: str) -> None:
     rig = Rig(expires=5)
     rig.put("a1", key="a")
@@ -298,8 +298,8 @@ async def test_the_next_of_a_key_has_its_turn_however_the_first_ends(ending: str
     rig.put("a2", key="a")
     if ending == "settle":
         await delivery.settle("handled")
-    elif ending == "poison":
-        await delivery.poison("bad", "it is bad")
+    elif ending == "dead_letter":
+        await delivery.dead_letter("bad", "it is bad")
     else:
         await rig.clock.advance(3)
         await delivery.release()
@@ -407,7 +407,7 @@ async def test_what_is_in_flight_is_everything_but_the_done_and_the_scheduled() 
     rig.put("a", "b", "c")
     assert rig.flight.count == 3
     inbox = rig.inbox(credit=3, window=False)
-    for end in (lambda d: d.settle("handled"), lambda d: d.redeliver(20), lambda d: d.poison("bad", "bad")):
+    for end in (lambda d: d.settle("handled"), lambda d: d.redeliver(20), lambda d: d.dead_letter("bad", "bad")):
         await end(await inbox.take())
     assert rig.flight.count == 1, "what waits for redelivery is in flight"
     await rig.clock.advance(5)
@@ -427,13 +427,13 @@ async def test_waiting_for_nothing_in_flight_ends_with_the_last_one() -> None:
     assert rig.queue.settled == {"handled": 1, "skipped": 1, "dead": 0, "duplicate": 0}
 
 
-async def test_giving_up_is_logged_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_dead_letter_is_logged_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig()
     rig.put("old", ttl=1)
     with caplog.at_level(logging.WARNING, "faregate.broker"):
         await rig.clock.advance(1)
     [record] = caplog.records
-    assert "given up (expired)" in record.getMessage()
+    assert "is a dead letter (expired)" in record.getMessage()
 
 
 async def test_activity_grows_with_every_enqueue_and_every_acquisition() -> None:

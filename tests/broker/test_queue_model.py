@@ -3,7 +3,7 @@
 The model keeps a plain list and looks through all of it every time. It does not predict which consumer gets an
 entry; it follows the deliveries in the order they happened and says whether each was allowed: the consumer had
 credit and was not paused, the entry was the first available one it may have, no other of its key was out. After
-every step nothing deliverable is left, and states, credit, poison, counts and what is in flight agree.
+every step nothing deliverable is left, and states, credit, dead letters, counts and what is in flight agree.
 
 Times are chosen so that events of different kinds never fall on the same instant: operations happen at whole
 seconds, locks end at .125, lives at .25 (or, counted from a scheduled delivery, at .0), redeliveries at .5 and
@@ -74,7 +74,7 @@ class Model:
     items: list[Item] = field(default_factory=list)
     turn: dict[str, Item] = field(default_factory=dict)
     """Whose turn it is, per key."""
-    poisoned: list[tuple[int, str]] = field(default_factory=list)
+    dead: list[tuple[int, str]] = field(default_factory=list)
     settled: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("handled", "skipped", "dead", "duplicate"), 0)
     )
@@ -146,7 +146,7 @@ class Model:
         item.state, item.due, item.redelivering = "archived", None, False
         self.settled[outcome] += 1
         if reason is not None:
-            self.poisoned.append((item.position, reason))
+            self.dead.append((item.position, reason))
         self.pass_on(item)
 
     def come_back(self, item: Item, delay: float, now: float) -> None:
@@ -193,14 +193,14 @@ class Model:
 
 
 class PositionRig(Rig):
-    """A rig whose record of buried entries names positions."""
+    """A rig whose record of dead entries names positions."""
 
-    def _bury(self, queue: Queue, entry: Entry, reason: str, error: str) -> None:
+    def _add_dead(self, queue: Queue, entry: Entry, reason: str, error: str) -> None:
         assert reason and error, "given up without a reason"
-        self.poisoned.append((entry.position, reason))
+        self.dead.append((entry.position, reason))
 
     def __init__(self, **properties: Any) -> None:
-        self.poisoned: list[tuple[int, str]] = []
+        self.dead: list[tuple[int, str]] = []
         super().__init__(**properties)
 
 
@@ -363,11 +363,11 @@ class QueueAgainstModel(RuleBasedStateMachine):
 
     @precondition(lambda self: self.out)
     @rule(index=st.integers(0, 5))
-    def poison(self, index: int) -> None:
+    def dead_letter(self, index: int) -> None:
         delivery, item = self.pick(index)
         self.model.end(item)
         self.model.archive(item, "dead", "bad")
-        self.do(lambda: delivery.poison("bad", "it is bad"))
+        self.do(lambda: delivery.dead_letter("bad", "it is bad"))
 
     @precondition(lambda self: self.out)
     @rule(index=st.integers(0, 5))
@@ -377,10 +377,10 @@ class QueueAgainstModel(RuleBasedStateMachine):
         self.do(delivery.renew)
 
     @precondition(lambda self: self.ended)
-    @rule(index=st.integers(0, 50), what=st.sampled_from(["settle", "release", "redeliver", "poison", "renew"]))
+    @rule(index=st.integers(0, 50), what=st.sampled_from(["settle", "release", "redeliver", "dead_letter", "renew"]))
     def end_again(self, index: int, what: str) -> None:
         delivery = self.ended[index % len(self.ended)]
-        arguments: dict[str, tuple[Any, ...]] = {"settle": ("handled",), "redeliver": (1.0,), "poison": ("r", "e")}
+        arguments: dict[str, tuple[Any, ...]] = {"settle": ("handled",), "redeliver": (1.0,), "dead_letter": ("r", "e")}
         with pytest.raises(StaleLock):
             self.do(lambda: getattr(delivery, what)(*arguments.get(what, ())))
 
@@ -411,7 +411,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
         assert self.queue._available_count == list(real.values()).count("available"), "the pump is misled"
         assert len(self.rig.schedule) == self.model.alarms(self.now), "an alarm is missing or left over"
         assert self.rig.flight.count == self.model.in_flight()
-        assert sorted(self.rig.poisoned) == sorted(self.model.poisoned)
+        assert sorted(self.rig.dead) == sorted(self.model.dead)
         assert self.queue.settled == self.model.settled
         assert len(self.queue) + sum(self.queue.settled.values()) == len(self.model.items), "lost or doubled"
         for taker in self.takers:

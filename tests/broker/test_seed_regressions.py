@@ -146,7 +146,7 @@ async def check_a_held_entry_does_not_expire(make: MakeQueue) -> None:
     rig.put("held", ttl=5)
     delivery = await rig.inbox().take()
     await rig.clock.advance(6)
-    assert rig.buried == [], "it expired while a consumer held it"
+    assert rig.dead == [], "it expired while a consumer held it"
     assert rig.states() == {"held": "acquired"}
     await delivery.settle("handled")
     assert (rig.queue.settled["handled"], rig.flight.count) == (1, 0)
@@ -178,8 +178,8 @@ async def it_was_settled(rig: Rig, inbox: Inbox) -> None:
     await inbox.got[0].settle("handled")
 
 
-async def it_was_poisoned(rig: Rig, inbox: Inbox) -> None:
-    await inbox.got[0].poison("bad", "it is bad")
+async def it_became_a_dead_letter(rig: Rig, inbox: Inbox) -> None:
+    await inbox.got[0].dead_letter("bad", "it is bad")
 
 
 async def another_settled_it_after_the_lock_expired(rig: Rig, inbox: Inbox) -> None:
@@ -188,7 +188,7 @@ async def another_settled_it_after_the_lock_expired(rig: Rig, inbox: Inbox) -> N
     del inbox.got[1]
 
 
-WAYS_TO_ARCHIVE = [it_was_settled, it_was_poisoned, another_settled_it_after_the_lock_expired]
+WAYS_TO_ARCHIVE = [it_was_settled, it_became_a_dead_letter, another_settled_it_after_the_lock_expired]
 
 
 async def check_a_late_release_does_not_resurrect(make: MakeQueue, archive: Archive) -> None:

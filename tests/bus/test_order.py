@@ -260,7 +260,7 @@ async def test_without_strictness_later_messages_of_the_key_pass() -> None:
     assert sorted(finished[:2]) == [("a", 1), ("b", 0)]
 
 
-async def test_a_poisoned_message_lets_its_key_go_on() -> None:
+async def test_a_dead_letter_lets_its_key_go_on() -> None:
     watch = Watch()
     node = fg.Node("worker")
 

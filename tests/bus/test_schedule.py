@@ -141,7 +141,7 @@ async def test_a_short_delay_passes_on_the_real_clock() -> None:
             assert bus.outcomes()["handled"] == 1
 
 
-async def test_a_message_that_nobody_takes_in_time_is_poisoned_as_expired() -> None:
+async def test_a_message_that_nobody_takes_in_time_is_a_dead_letter_as_expired() -> None:
     handled: list[str] = []
     node = reader(handled, expires=0.02)
     async with asyncio.timeout(30):
@@ -155,7 +155,7 @@ async def test_a_message_that_nobody_takes_in_time_is_poisoned_as_expired() -> N
     assert handled == []
 
 
-async def test_a_foreign_message_that_is_already_expired_is_poisoned_unhandled() -> None:
+async def test_a_foreign_message_that_is_already_expired_is_a_dead_letter_unhandled() -> None:
     handled: list[str] = []
     async with fg.testing.bench(reader(handled)) as bench:
         for text, left in (("stale", -1), ("fresh", 60)):
@@ -201,7 +201,7 @@ async def test_a_message_that_is_being_handled_does_not_expire() -> None:
     assert seen[1] - seen[0] >= 60
 
 
-async def test_a_message_waiting_for_redelivery_beyond_its_expiry_is_poisoned() -> None:
+async def test_a_message_waiting_for_redelivery_beyond_its_expiry_is_a_dead_letter() -> None:
     calls: list[str] = []
     node = fg.Node("reader")
 

@@ -14,7 +14,7 @@ import pytest
 
 import faregate as fg
 from faregate.cli.dead_view import as_whole_json
-from faregate.ports.store import DeadLetter
+from faregate.ports.dead_letter import DeadLetter
 
 
 class Job(fg.Command):

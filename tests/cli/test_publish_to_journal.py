@@ -87,7 +87,7 @@ def test_what_expired_before_anything_ran_is_not_handled(tmp_path: Path) -> None
     assert publish(tmp_path, "Tick", '{"number": 1}', "--expires", "0.001").returncode == 0
     assert publish(tmp_path, "Tick", '{"number": 2}', "--expires", "3600").returncode == 0
     with running(tmp_path, app=APP) as process:
-        wait_for(process.stderr, "given up (expired)")
+        wait_for(process.stderr, "is a dead letter (expired)")
         wait_for(process.stdout, "rang 2")
 
 

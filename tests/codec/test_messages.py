@@ -277,7 +277,7 @@ async def test_a_pydantic_model_validates_what_arrives() -> None:
     assert called == []
 
 
-async def test_an_undeclared_returned_object_is_poisoned_with_a_sentence_that_names_it() -> None:
+async def test_an_undeclared_returned_object_is_a_dead_letter_with_a_sentence_that_names_it() -> None:
     @dataclasses.dataclass
     class Stranger:
         order_id: str

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from faregate.errors import FaregateError, StoreConflict, StoreUnavailable
-from faregate.ports.store import ClaimRecord, DeadFilter, DeadLetter, DeadStatus, Known, LedgerRow, OutboxRow, Sent
+from faregate.ports.dead_letter import DeadLetter, DeadStatus
+from faregate.ports.store import ClaimRecord, DeadFilter, Known, LedgerRow, OutboxRow, Sent
 from faregate.ports.tokens import NOBODY, Claim, Mode, Recipients, Token
 from faregate.stores.sql.columns import id_bytes
 from faregate.stores.sqlite import MemoryStore, MemoryTokenStore
@@ -334,18 +335,18 @@ class ClaimsABusinessKeyAgain(Faulty):
 @breaks("a_dead_letter_comes_back_as_it_was_and_is_known_as_dead")
 class WritesALedgerRowForADeadLetter(Faulty):
     class tx(SqliteTransaction):
-        async def bury(self, letter: DeadLetter) -> DeadLetter:
+        async def add_dead(self, letter: DeadLetter) -> DeadLetter:
             await self.record(letter.node, [LedgerRow(letter.message_id, None, None, None, 0.0)])
-            return await super().bury(letter)
+            return await super().add_dead(letter)
 
 
 @breaks("another_failure_folds_into_the_dead_letter")
-class BuriesOverTheFirstLetter(Faulty):
+class WritesOverTheFirstLetter(Faulty):
     class tx(SqliteTransaction):
-        async def bury(self, letter: DeadLetter) -> DeadLetter:
+        async def add_dead(self, letter: DeadLetter) -> DeadLetter:
             if not await self.fetchall("select 1 from faregate_dead where status = 'discarded'"):
                 await self.execute("delete from faregate_dead where message_id = ?", (id_bytes(letter.message_id),))
-            return await super().bury(letter)
+            return await super().add_dead(letter)
 
 
 @breaks("a_discarded_dead_letter_only_counts_its_copies")
@@ -360,9 +361,9 @@ class KnowsWhatWasDiscardedAsDead(Faulty):
 @breaks("a_discarded_dead_letter_only_counts_its_copies")
 class ReopensWhatWasDiscarded(Faulty):
     class tx(SqliteTransaction):
-        async def bury(self, letter: DeadLetter) -> DeadLetter:
+        async def add_dead(self, letter: DeadLetter) -> DeadLetter:
             await self.execute("update faregate_dead set status = 'open' where status = 'discarded'")
-            return await super().bury(letter)
+            return await super().add_dead(letter)
 
 
 @breaks("a_message_that_is_handled_after_all_resolves_its_dead_letter")

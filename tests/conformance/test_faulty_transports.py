@@ -18,7 +18,8 @@ import pytest
 from faregate import ids
 from faregate.errors import QueueNotFound, StaleLock, Unroutable
 from faregate.message import Envelope
-from faregate.ports.queue import Binding, Consumer, Delivery, Outcome, Poisoned
+from faregate.ports.dead_letter import DeadLetter
+from faregate.ports.queue import Binding, Consumer, Delivery, Outcome
 from faregate.testing import QUEUE_CASES, FakeClock, memory_subject, run_queue_case
 from faregate.transports.memory import MemoryTransport
 
@@ -365,7 +366,7 @@ class UnbindsWhatIsNotThere(Faulty):
 
 
 @breaks("unbinding_an_unknown_queue_is_an_error")
-class UnbindsPoison(Faulty):
+class UnbindsTheDeadLetterQueue(Faulty):
     async def unbind(self, queue: str) -> None:
         if not queue.endswith("-poison"):
             await super().unbind(queue)
@@ -375,10 +376,10 @@ class UnbindsPoison(Faulty):
 
 
 @breaks("a_message_settled_as_dead_or_as_a_duplicate_is_gone")
-class PoisonsWhatIsSettledAsDead(Faulty):
+class KeepsADeadLetterOfWhatIsSettledAsDead(Faulty):
     class delivery(Wrapped):
         async def settle(self, outcome: Outcome) -> None:
-            await (self._inner.poison("dead", "") if outcome == "dead" else self._inner.settle(outcome))
+            await (self._inner.dead_letter("dead", "") if outcome == "dead" else self._inner.settle(outcome))
 
 
 @breaks("a_message_settled_as_dead_or_as_a_duplicate_is_gone")
@@ -417,10 +418,10 @@ class CountsTheFirstTryBeforeItStarts(Faulty):
         tries = 1
 
 
-@breaks("a_delivery_from_a_poison_queue_carries_the_reason")
-class ForgetsWhyItIsPoison(Faulty):
+@breaks("a_delivery_from_a_dead_letter_queue_carries_the_reason")
+class ForgetsWhyItIsDead(Faulty):
     class delivery(Wrapped):
-        poisoned = None
+        letter = None
 
 
 @breaks("a_settled_message_never_comes_back", "no_more_than_prefetch_are_out")
@@ -711,7 +712,7 @@ class TakesAWallTimeForADuration(Faulty):
         schedule.at = lambda wall, *what: schedule.after(wall - self.clock.time(), *what)
 
 
-@breaks("an_expired_message_is_poisoned_with_the_reason")
+@breaks("an_expired_message_is_a_dead_letter_with_the_reason")
 class NeverExpires(Faulty):
     def sent(self, envelope: Envelope) -> Envelope:
         return msgspec.structs.replace(envelope, expires_at=None)
@@ -720,10 +721,10 @@ class NeverExpires(Faulty):
         return replace(binding, expires=None)
 
 
-@breaks("an_expired_message_is_poisoned_with_the_reason")
+@breaks("an_expired_message_is_a_dead_letter_with_the_reason")
 class DropsExpiredMessagesSilently(Faulty):
-    async def poisoned(self, node: str, limit: int = 1000) -> list[Poisoned]:
-        return [record for record in await super().poisoned(node, limit) if record.reason != "expired"]
+    async def dead_letters(self, node: str, limit: int = 1000) -> list[DeadLetter]:
+        return [record for record in await super().dead_letters(node, limit) if record.reason != "expired"]
 
 
 @breaks("a_held_message_does_not_expire")
@@ -739,37 +740,37 @@ class ExpiresWhatIsHeld(Faulty):
             on_delivery(delivery)
             if self.expires is not None:
                 inner = delivery._inner
-                give_up = partial(inner._queue.poison, inner._entry, inner._lock, "expired", "its time was over")
+                give_up = partial(inner._queue.dead_letter, inner._entry, inner._lock, "expired", "its time was over")
                 self.clock.call_later(self.expires, give_up)
 
         return await super().consume(queue, deliver, **how)
 
 
-@breaks("a_poisoned_message_keeps_its_reason_and_identity")
-class LosesThePoisonReason(Faulty):
+@breaks("a_dead_letter_keeps_its_reason_and_identity")
+class LosesTheReason(Faulty):
     class delivery(Wrapped):
-        async def poison(self, reason: str, error: str) -> None:
-            await self._inner.poison("poisoned", error)
+        async def dead_letter(self, reason: str, error: str) -> None:
+            await self._inner.dead_letter("dead", error)
 
 
-@breaks("a_poisoned_message_keeps_its_reason_and_identity")
-class GivesPoisonANewIdentity(Faulty):
-    async def poisoned(self, node: str, limit: int = 1000) -> list[Poisoned]:
+@breaks("a_dead_letter_keeps_its_reason_and_identity")
+class GivesDeadLettersANewIdentity(Faulty):
+    async def dead_letters(self, node: str, limit: int = 1000) -> list[DeadLetter]:
         return [
             msgspec.structs.replace(
                 record, envelope=msgspec.structs.replace(record.envelope, publication_id=ids.root_id())
             )
-            for record in await super().poisoned(node, limit)
+            for record in await super().dead_letters(node, limit)
         ]
 
 
-@breaks("a_poisoned_message_keeps_its_reason_and_identity", "a_message_that_keeps_coming_back_is_poisoned")
-class LosesPoison(Faulty):
-    async def poisoned(self, node: str, limit: int = 1000) -> list[Poisoned]:
+@breaks("a_dead_letter_keeps_its_reason_and_identity", "a_message_that_keeps_coming_back_becomes_a_dead_letter")
+class LosesDeadLetters(Faulty):
+    async def dead_letters(self, node: str, limit: int = 1000) -> list[DeadLetter]:
         return []
 
 
-@breaks("a_message_that_keeps_coming_back_is_poisoned")
+@breaks("a_message_that_keeps_coming_back_becomes_a_dead_letter")
 class DeliversForever(Faulty):
     def bound(self, binding: Binding) -> Binding:
         return replace(binding, max_deliveries=10**9)
@@ -785,14 +786,14 @@ class CountsEveryDeliveryAsATry(Faulty):
 
 @breaks("a_message_that_could_not_be_sent_is_a_dead_letter_of_its_own")
 class DropsWhatCouldNotBeSent(Faulty):
-    async def poison(self, node: str, envelope: Envelope, reason: str, error: str) -> None:
+    async def dead_letter(self, node: str, envelope: Envelope, reason: str, error: str) -> None:
         pass
 
 
 @breaks("a_message_that_could_not_be_sent_is_a_dead_letter_of_its_own")
 class DoesNotSayWhyItCouldNotBeSent(Faulty):
-    async def poison(self, node: str, envelope: Envelope, reason: str, error: str) -> None:
-        await super().poison(node, envelope, "unknown", error)
+    async def dead_letter(self, node: str, envelope: Envelope, reason: str, error: str) -> None:
+        await super().dead_letter(node, envelope, "unknown", error)
 
 
 # --- the proof --------------------------------------------------------------------------------------------

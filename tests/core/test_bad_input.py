@@ -1,4 +1,4 @@
-"""Bad input: poison with the reason and the next message goes on; errors at publish are clear."""
+"""Bad input: a dead letter with the reason and the next message goes on; errors at publish are clear."""
 
 import asyncio
 import gzip
@@ -47,7 +47,7 @@ def worker(handled: list[str]) -> fg.Node:
     return node
 
 
-async def poisoned_by(envelope: fg.Envelope) -> Any:
+async def dead_letter_of(envelope: fg.Envelope) -> Any:
     """The one dead message after `envelope` and a good one; checks that the good one was handled."""
     handled: list[str] = []
     async with asyncio.timeout(30), fg.testing.bench(worker(handled)) as bench:
@@ -56,7 +56,7 @@ async def poisoned_by(envelope: fg.Envelope) -> Any:
         await bench.deliver(raw())
         await bench.settle()
         assert handled == ["good"]
-        assert bench.clock.time() - start < 1, "poison at once, without redelivery"
+        assert bench.clock.time() - start < 1, "dead at once, without redelivery"
         outcomes = bench.outcomes()
         assert (outcomes["handled"], outcomes["dead"]) == (1, 1)
         [dead] = bench.poisoned()
@@ -118,52 +118,52 @@ async def test_a_foreign_message_without_correlation_is_correlated_by_its_own_id
         "depth",
     ],
 )
-async def test_an_undecodable_body_is_poisoned_and_the_next_message_goes_on(body: bytes) -> None:
-    dead = await poisoned_by(raw(body=body))
+async def test_an_undecodable_body_is_a_dead_letter_and_the_next_message_goes_on(body: bytes) -> None:
+    dead = await dead_letter_of(raw(body=body))
     assert dead.reason == "undecodable"
     assert dead.error
     assert bytes(dead.envelope.body) == body
 
 
 async def test_an_unknown_content_type_is_undecodable() -> None:
-    dead = await poisoned_by(raw(content_type="application/x-pickle"))
+    dead = await dead_letter_of(raw(content_type="application/x-pickle"))
     assert dead.reason == "undecodable"
     assert "application/x-pickle" in dead.error
 
 
 async def test_an_unknown_content_encoding_is_undecodable() -> None:
-    dead = await poisoned_by(raw(content_encoding="middle-out"))
+    dead = await dead_letter_of(raw(content_encoding="middle-out"))
     assert dead.reason == "undecodable"
     assert "middle-out" in dead.error
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zlib", "deflate", "zstd"])
 async def test_a_body_that_lies_about_its_compression_is_undecodable(encoding: str) -> None:
-    dead = await poisoned_by(raw(content_encoding=encoding))
+    dead = await dead_letter_of(raw(content_encoding=encoding))
     assert dead.reason == "undecodable"
 
 
 @pytest.mark.parametrize(("encoding", "pack"), [("gzip", gzip.compress), ("zlib", zlib.compress)])
 async def test_a_small_body_that_inflates_without_bound_is_refused(encoding: str, pack: Any) -> None:
     bomb = b'{"name": "bomb"' + b" " * 300_000_000 + b"}"  # valid once inflated
-    dead = await poisoned_by(raw(content_encoding=encoding, body=pack(bomb)))
+    dead = await dead_letter_of(raw(content_encoding=encoding, body=pack(bomb)))
     assert dead.reason == "undecodable"
 
 
-async def test_an_unknown_type_is_poisoned_by_name() -> None:
-    dead = await poisoned_by(raw(type="NobodyKnows"))
+async def test_an_unknown_type_is_a_dead_letter_by_name() -> None:
+    dead = await dead_letter_of(raw(type="NobodyKnows"))
     assert dead.reason == "unknown-type"
     assert "NobodyKnows" in dead.error
 
 
-async def test_a_message_without_an_id_is_poisoned() -> None:
-    dead = await poisoned_by(raw(publication_id=""))
+async def test_a_message_without_an_id_is_a_dead_letter() -> None:
+    dead = await dead_letter_of(raw(publication_id=""))
     assert dead.reason == "missing-properties"
     assert "id" in dead.error
 
 
-async def test_a_message_without_a_type_is_poisoned() -> None:
-    dead = await poisoned_by(raw(type=""))
+async def test_a_message_without_a_type_is_a_dead_letter() -> None:
+    dead = await dead_letter_of(raw(type=""))
     assert dead.reason in ("missing-properties", "unknown-type")
 
 

@@ -1,4 +1,4 @@
-"""Failure (recovery.md, Failure): retry in memory, redeliver later, then poison with the reason."""
+"""Failure (recovery.md, Failure): retry in memory, redeliver later, then a dead letter with the reason."""
 
 import asyncio
 import itertools
@@ -116,7 +116,7 @@ async def test_in_memory_retries_back_off_on_the_clock() -> None:
     assert waits == pytest.approx([1, 2, 4], abs=0.01)
 
 
-async def test_a_permanent_error_is_poisoned_at_once_and_the_next_goes_on() -> None:
+async def test_a_permanent_error_is_a_dead_letter_at_once_and_the_next_goes_on() -> None:
     calls: list[str] = []
     node = fg.Node("worker")
 
@@ -263,7 +263,7 @@ async def test_a_handler_whose_own_task_was_cancelled_has_failed_like_any_other(
     assert "CancelledError" in dead.error
 
 
-async def test_an_error_that_cannot_describe_itself_is_still_poisoned() -> None:
+async def test_an_error_that_cannot_describe_itself_is_still_a_dead_letter() -> None:
     class Unspeakable(Exception):
         def __str__(self) -> str:
             raise RuntimeError("cannot say")

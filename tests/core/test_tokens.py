@@ -421,7 +421,7 @@ async def test_what_the_broker_gave_up_on_is_a_dead_letter_when_the_bus_is_idle_
             await bus.publish(asked, node="asking")
         await bus.idle(timeout=LONG)
         assert [letter.reason for letter in await bus.dead_letters()] == ["expired"] * 5
-        assert await bus.transport.poisoned("answering") == []
+        assert await bus.transport.dead_letters("answering") == []
         assert Place.query(tokens, "select count(*) from faregate_tokens") == [(0,)]
         assert await count(bus, "claims") == 0
 

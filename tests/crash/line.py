@@ -40,7 +40,7 @@ class Closed(fg.Event):
     number: int
 
 
-def is_poison(number: int) -> bool:
+def is_bad(number: int) -> bool:
     return number % 9 == 3
 
 
@@ -73,8 +73,8 @@ def nodes(dedup: Literal["ledger", "tokens"]) -> list[fg.Node]:
     async def arrive(passed: Passed, ctx: fg.Context) -> None:
         await note(ctx, passed.number)
         ctx.publish(Arrived(number=passed.number))
-        if is_poison(passed.number):
-            raise fg.Permanent("poison, on purpose")
+        if is_bad(passed.number):
+            raise fg.Permanent("bad, on purpose")
         if passed.number % 6 == 1 and ctx.attempt == 1:
             raise OSError("its first try fails")
         if passed.number % 6 == 2 and ctx.redeliveries == 0:
@@ -141,7 +141,7 @@ def expected(numbers: Iterable[int], dedup: str) -> Records:
         cause = effect(root, "first")
         passed = output(cause, "first", "pass_on", "Passed", 0)
         effect(output(cause, "first", "pass_on", "Tell", 1), "second")
-        if is_poison(number):
+        if is_bad(number):
             there.dead.append(("second", fg.ids.message_id(passed, "second"), "open"))
         else:
             there.arrived.setdefault(number % KEYS, []).append(number)

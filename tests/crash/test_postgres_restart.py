@@ -81,7 +81,7 @@ async def flow(where: Place, made: list[fg.Node]) -> None:
 @pytest.mark.full
 @BOTH
 @pytest.mark.parametrize("point", ["unit.before-commit", "unit.after-commit", "bus.before-handler"])
-async def test_a_restart_at_a_point_doubles_and_poisons_nothing(
+async def test_a_restart_at_a_point_doubles_and_kills_nothing(
     point: str, where: Place, server: PrivatePostgres
 ) -> None:
     """The one that reaches the point waits there until the server is back; the others meet it as they come."""
@@ -152,7 +152,7 @@ async def test_a_restart_in_the_middle_of_a_commit_is_unknown_and_found_out(
 
 @pytest.mark.full
 @BOTH
-async def test_sessions_ended_again_and_again_double_and_poison_nothing(where: Place, server: PrivatePostgres) -> None:
+async def test_sessions_ended_again_and_again_double_and_kill_nothing(where: Place, server: PrivatePostgres) -> None:
     """pg_terminate_backend, as an administrator does it, at whatever moment; commits and claims are hit alike."""
 
     async def terminate() -> None:

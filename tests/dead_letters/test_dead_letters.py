@@ -449,7 +449,7 @@ async def test_a_message_can_be_replayed_again_after_another_failure(place: Plac
     assert place.notes() == ["bad"]
 
 
-async def test_poisoned_replayed_later_and_then_the_original_copy_arrives_too(place: Place) -> None:
+async def test_a_dead_letter_replayed_later_and_then_the_original_copy_arrives_too(place: Place) -> None:
     world = World()
     [message_id] = await die(place, world, "bad", key="k")
     world.broken = False

@@ -34,9 +34,9 @@ async def store(store_url: str) -> AsyncIterator[Store]:
     await opened.close()
 
 
-async def bury(store: Store, count: int, **more: Any) -> list[fg.DeadLetter]:
+async def add_dead(store: Store, count: int, **more: Any) -> list[fg.DeadLetter]:
     async with committed(store) as tx:
-        return [await tx.bury(letter("billing", message_id, **more)) for message_id in ids(count)]
+        return [await tx.add_dead(letter("billing", message_id, **more)) for message_id in ids(count)]
 
 
 async def raise_floor(store: Store, at: float) -> None:
@@ -48,10 +48,10 @@ async def raise_floor(store: Store, at: float) -> None:
 
 async def test_an_export_has_every_letter_whole_and_is_its_owners(store: Store, tmp_path: Path) -> None:
     envelope = fg.Envelope(publication_id="p", body=b"\xff\x00", headers={"a": "\x1b"}, key="k", body_digest=b"d")
-    buried = await bury(store, 3, envelope=envelope, error="Boom\nin line 1", key="k")
+    added = await add_dead(store, 3, envelope=envelope, error="Boom\nin line 1", key="k")
     file = tmp_path / "new" / "letters.jsonl"
     assert await export([store], DeadFilter(), file) == 3
-    assert sorted(read(file), key=lambda each: each.message_id) == buried
+    assert sorted(read(file), key=lambda each: each.message_id) == added
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     with pytest.raises(fg.ConfigurationError, match="is there already: name a new file"):
         await export([store], DeadFilter(), file)
@@ -64,16 +64,16 @@ async def test_all_letters_are_found_page_by_page(
 ) -> None:
     monkeypatch.setattr(dead_retention, "_AT_ONCE", 3)
     for moment in moments:
-        await bury(store, 1, last_failed_at=moment)
+        await add_dead(store, 1, last_failed_at=moment)
     found = [each.message_id async for page in pages(store, DeadFilter()) for each in page]
     assert len(found) == len(set(found)) == 11
 
 
 async def test_what_was_not_handled_stays_while_a_copy_of_it_could_run(store: Store, tmp_path: Path) -> None:
-    [young] = await bury(store, 1, envelope=fg.Envelope(publication_id="y", sent_at=200.0))
-    [old] = await bury(store, 1, envelope=fg.Envelope(publication_id="o", sent_at=99.0))
-    [late] = await bury(store, 1, envelope=fg.Envelope(publication_id="l", sent_at=99.0, deliver_at=150.0))
-    [handled] = await bury(store, 1, envelope=fg.Envelope(publication_id="h", sent_at=200.0))
+    [young] = await add_dead(store, 1, envelope=fg.Envelope(publication_id="y", sent_at=200.0))
+    [old] = await add_dead(store, 1, envelope=fg.Envelope(publication_id="o", sent_at=99.0))
+    [late] = await add_dead(store, 1, envelope=fg.Envelope(publication_id="l", sent_at=99.0, deliver_at=150.0))
+    [handled] = await add_dead(store, 1, envelope=fg.Envelope(publication_id="h", sent_at=200.0))
     async with committed(store) as tx:
         await tx.resolve("billing", [handled.message_id], 20.0)
         for each in (young, old, late):
@@ -92,13 +92,13 @@ async def test_what_was_not_handled_stays_while_a_copy_of_it_could_run(store: St
 async def test_a_letter_that_changes_while_it_is_exported_stays(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    [buried] = await bury(store, 1)
+    [added] = await add_dead(store, 1)
     await raise_floor(store, 100.0)
     remove = dead_retention._remove
 
     async def after_a_decision(store: Store, letters: Any) -> int:
         async with committed(store) as tx:
-            await tx.mark_dead("billing", buried.message_id, "replayed", by="ann", at=30.0)
+            await tx.mark_dead("billing", added.message_id, "replayed", by="ann", at=30.0)
         return await remove(store, letters)
 
     monkeypatch.setattr(dead_retention, "_remove", after_a_decision)
@@ -107,7 +107,7 @@ async def test_a_letter_that_changes_while_it_is_exported_stays(
 
 
 async def test_nothing_is_removed_that_could_not_be_exported(store: Store, tmp_path: Path) -> None:
-    await bury(store, 2)
+    await add_dead(store, 2)
     await raise_floor(store, 100.0)
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
+from faregate.broker.journal import dead_letters
 from faregate.broker.journal import log as log_module
 from faregate.broker.journal.high_water import read_high_water
 from faregate.broker.journal.layout import Layout, prepare
@@ -21,7 +21,7 @@ from faregate.broker.journal.log import Log
 from faregate.broker.journal.reader import JournalReader
 from faregate.errors import FaregateError
 from faregate.message import Envelope
-from faregate.ports.queue import Poisoned
+from faregate.ports.dead_letter import DeadLetter
 from faregate.testing.disk import SimulatedDisk
 
 ROOT = Path("/disk/journal")
@@ -52,8 +52,10 @@ def envelope(name: str, size: int = 10, **more: Any) -> Envelope:
     )
 
 
-def poisoned(name: str) -> Poisoned:
-    return Poisoned("reader", "reader.Noted", "handler-failed", "it broke", 3, 0, 1.0, envelope(name))
+def dead_letter(name: str) -> DeadLetter:
+    return DeadLetter.of(
+        "reader", envelope(name), "handler-failed", "it broke", 1.0, queue="reader.Noted", tries=3, redeliveries=0
+    )
 
 
 @dataclass
@@ -87,7 +89,7 @@ Command = tuple[str, int, int]
 
 
 def run_script(script: Sequence[Command], factory: LogFactory = open_log, history: History | None = None) -> History:
-    """Do what the script says: append, poison and spool write a unit, sync confirms what was written."""
+    """Do what the script says: append, dead and spool write a unit, sync confirms what was written."""
     done = history or History(SimulatedDisk())
     with small_frames():
         log = factory(done.disk)
@@ -97,8 +99,8 @@ def run_script(script: Sequence[Command], factory: LogFactory = open_log, histor
             if what == "sync":
                 log.sync()
                 done.disk.note(len(done.units))
-            elif what == "poison":
-                done.units.append(Unit("poison", log.append_poison([poisoned(name) for name in names]), names))
+            elif what == "dead":
+                done.units.append(Unit("dead", log.append_dead_letters([dead_letter(name) for name in names]), names))
             else:
                 batch = (number + 1).to_bytes(16, "little") if what == "spool" else None
                 envelopes = [envelope(name, size) for name in names]
@@ -112,18 +114,18 @@ def run_script(script: Sequence[Command], factory: LogFactory = open_log, histor
 
 
 def contents(disk: SimulatedDisk) -> tuple[dict[int, Envelope], dict[int, str]]:
-    """(messages, names of poison) by offset, as any other process reads them. Each offset occurs once."""
+    """(messages, names of dead letters) by offset, as any other process reads them. Each offset occurs once."""
     reader = JournalReader(ROOT, disk)
     listed = list(reader.envelopes())
     messages = dict(listed)
     assert len(messages) == len(listed), "an offset is there twice"
     assert [offset for offset, _ in listed] == sorted(messages), "the log is out of order"
-    poison: dict[int, str] = {}
-    for frame, body in reader.poison_frames(0):
-        for offset, record in enumerate(msgspec.msgpack.decode(body, type=list[Poisoned]), frame.base):
-            assert offset not in poison and offset not in messages, "an offset is there twice"
-            poison[offset] = record.envelope.publication_id
-    return messages, poison
+    dead: dict[int, str] = {}
+    for frame, body in reader.dead_letter_frames(0):
+        for offset, record in enumerate(dead_letters.decode(body), frame.base):
+            assert offset not in dead and offset not in messages, "an offset is there twice"
+            dead[offset] = record.envelope.publication_id
+    return messages, dead
 
 
 def check_recovery(
@@ -165,11 +167,11 @@ def check_recovery(
 
 def check_contents(disk: SimulatedDisk, confirmed: Sequence[Unit], written: Sequence[Unit]) -> None:
     """Confirmed units are there; others as a whole or not at all; nothing else is."""
-    messages, poison = contents(disk)
+    messages, dead = contents(disk)
     expected_messages: dict[int, Envelope] = {}
-    expected_poison: dict[int, str] = {}
+    expected_dead: dict[int, str] = {}
     for number, unit in enumerate(written):
-        found = poison if unit.kind == "poison" else messages
+        found = dead if unit.kind == "dead" else messages
         present = [offset in found for offset in unit.offsets]
         if number < len(confirmed):
             assert all(present), f"confirmed messages are lost: {unit.names}"
@@ -177,12 +179,12 @@ def check_contents(disk: SimulatedDisk, confirmed: Sequence[Unit], written: Sequ
             continue
         assert all(present), f"part of a unit is there: {unit.names}"
         for offset, name in zip(unit.offsets, unit.names, strict=True):
-            if unit.kind == "poison":
-                expected_poison[offset] = name
+            if unit.kind == "dead":
+                expected_dead[offset] = name
             else:
                 expected_messages[offset] = envelope(name, unit.size)
     assert messages == expected_messages, "a message is not what was written"
-    assert poison == expected_poison, "a poison record is not what was written"
+    assert dead == expected_dead, "a dead letter is not what was written"
 
 
 def check_every_state(script: Sequence[Command], factory: LogFactory = open_log, every: int = 1) -> int:

@@ -17,10 +17,10 @@ SCRIPTS: dict[str, list[Command]] = {
     "two groups": [("append", 2, 10), ("sync", 0, 0), ("append", 1, 700), ("sync", 0, 0)],
     "a batch of several frames": [("append", 1, 10), ("sync", 0, 0), ("append", 8, 10), ("sync", 0, 0)],
     "a spooled batch of several frames": [("spool", 8, 10), ("sync", 0, 0)],
-    "messages, a batch and poison in one group": [
+    "messages, a batch and dead letters in one group": [
         ("append", 1, 10),
         ("spool", 4, 10),
-        ("poison", 1, 0),
+        ("dead", 1, 0),
         ("sync", 0, 0),
     ],
     "a new segment": [("append", 1, 9000), ("sync", 0, 0), ("append", 1, 9000), ("sync", 0, 0)],
@@ -32,7 +32,7 @@ SCRIPTS: dict[str, list[Command]] = {
         ("sync", 0, 0),
     ],
     "a batch that is larger than a segment": [("append", 1, 20_000), ("sync", 0, 0)],
-    "a group that is never synced": [("append", 1, 10), ("sync", 0, 0), ("append", 4, 10), ("poison", 2, 0)],
+    "a group that is never synced": [("append", 1, 10), ("sync", 0, 0), ("append", 4, 10), ("dead", 2, 0)],
 }
 
 
@@ -46,7 +46,7 @@ COMMANDS = st.lists(
         st.tuples(st.just("append"), st.integers(1, 8), st.sampled_from([1, 100, 600, 3000])),
         st.tuples(st.just("append"), st.just(1), st.sampled_from([9000, 20_000])),
         st.tuples(st.just("spool"), st.integers(1, 8), st.sampled_from([1, 100])),
-        st.tuples(st.just("poison"), st.integers(1, 3), st.just(0)),
+        st.tuples(st.just("dead"), st.integers(1, 3), st.just(0)),
         st.just(("sync", 0, 0)),
     ),
     min_size=1,

@@ -31,9 +31,9 @@ def open_journal(disk: SimulatedDisk) -> Journal:
 
 
 async def sample() -> SimulatedDisk:
-    """A journal with everything in it: sealed segments, one being written to, poison, side logs, a snapshot.
+    """A journal with everything in it: sealed segments, one being written to, dead letters, side logs, a snapshot.
 
-    `m0` and `m5` are handled, `m1` was tried and waits for redelivery, `m2` is poison; everything else waits.
+    `m0` and `m5` are handled, `m1` was tried and waits for redelivery, `m2` is a dead letter; everything else waits.
     """
     async with station(NOTED, segment_size=SEGMENT) as it:
         for n in range(4):
@@ -43,7 +43,7 @@ async def sample() -> SimulatedDisk:
         first = await it.take("m1")
         first.start()
         await first.redeliver(1000)
-        await (await it.take("m2")).poison("handler-failed", "it broke")
+        await (await it.take("m2")).dead_letter("handler-failed", "it broke")
         await it.restart()
         for n in range(4, 12):
             await it.publish(noted(f"m{n}", size=2500))
@@ -66,7 +66,7 @@ def state_of(disk: SimulatedDisk, factory: OpenJournal = open_journal) -> tuple[
         ]
         waiting[names[number]] = [
             *(f"{one.publication_id}:{len(one.body)}" for one in journal.reader.load(offsets)),
-            *(record.envelope.publication_id for _, record in found.poison),
+            *(record.envelope.publication_id for _, record in found.dead_letters),
         ]
     reader = JournalReader(ROOT, disk)
     stored = [f"{one.publication_id}:{len(one.body)}" for batch in reader.batches() for one in to_envelopes(batch)]

@@ -278,14 +278,14 @@ async def test_a_journal_that_confirms_early_is_caught(monkeypatch: pytest.Monke
 
 
 async def check_given_up_is_somewhere() -> None:
-    """A message that is given up waits in its queue until it is among the poison, whenever power is lost."""
+    """A message that dies waits in its queue until its dead letter is durable, whenever power is lost."""
     async with station(segment_size=SMALL_SEGMENT) as it:
         disk = simulated(it)
         await it.publish(noted("a"))
         it.consume()
         delivery = await it.take("a")
         start = len(disk.history)
-        await delivery.poison("handler-failed", "it broke")
+        await delivery.dead_letter("handler-failed", "it broke")
         await it.settled()
         end = len(disk.history)
     ways = 0
@@ -297,17 +297,17 @@ async def check_given_up_is_somewhere() -> None:
 
 
 def marks_dead_early(broker: DurableBroker, queue: Queue, entry: Entry, reason: str, error: str) -> None:
-    """Marks a message as dead, durably, and writes its poison record after that."""
+    """Marks a message as dead, durably, and writes its dead letter after that."""
     broker._journal.settle_now(broker._record(queue, entry, OUTCOMES["dead"], 0.0))
     broker._journal._sync_side_logs()
-    broker._bury(broker._describe(queue, entry, reason, error), None, None)
+    broker._write_letter(broker._describe(queue, entry, reason, error), None, None)
 
 
-async def test_a_message_that_is_given_up_is_always_in_its_queue_or_among_the_poison() -> None:
+async def test_a_message_that_dies_is_always_in_its_queue_or_a_dead_letter() -> None:
     await check_given_up_is_somewhere()
 
 
-async def test_a_journal_that_marks_a_message_dead_before_its_poison_is_durable_is_caught(
+async def test_a_journal_that_marks_a_message_dead_before_its_dead_letter_is_durable_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(DurableBroker, "_give_up", marks_dead_early)

@@ -1,4 +1,4 @@
-"""What a journal gives back when it is opened again: queues, order, times, tries, poison; and what faults must not do.
+"""What a journal gives back when opened again: queues, order, times, tries, dead letters; and what faults must not do.
 
 A test marked with `bug` shows a fault that is known and not mended yet; once it is mended the mark has to go.
 """
@@ -18,7 +18,7 @@ from faregate.broker.journal.spool import spool
 from faregate.ports.queue import Binding
 from tests.journal.station import NOTED, ROOT, Station, noted, station
 
-POISON = "reader-poison"
+DEAD_LETTER = "reader-poison"
 quiet_threads = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
 
@@ -92,18 +92,18 @@ async def test_started_tries_count_after_a_kill_so_that_what_kills_the_process_i
             (await it.take("deadly")).start()
             await it.kill()
         assert await it.drain() == []
-        assert await it.drain(POISON) == ["deadly"]
+        assert await it.drain(DEAD_LETTER) == ["deadly"]
 
 
-async def test_poison_comes_back_and_its_message_does_not() -> None:
+async def test_a_dead_letter_comes_back_and_its_message_does_not() -> None:
     async with station() as it:
         await it.publish(noted("a"), noted("b"))
         it.consume()
-        await (await it.take("a")).poison("handler-failed", "it broke")
+        await (await it.take("a")).dead_letter("handler-failed", "it broke")
         await it.kill()
         await it.restart()
         assert await it.drain() == ["b"]
-        assert await it.drain(POISON) == ["a"]
+        assert await it.drain(DEAD_LETTER) == ["a"]
 
 
 async def test_a_message_that_can_expire_keeps_its_place_in_its_key() -> None:
@@ -297,24 +297,24 @@ async def test_a_message_that_cannot_be_written_is_refused_alone() -> None:
         assert await it.waiting() == ["a", "b"]
 
 
-async def test_a_message_that_could_not_be_buried_for_lack_of_room_is_not_lost() -> None:
+async def test_a_message_that_could_not_become_a_dead_letter_for_lack_of_room_is_not_lost() -> None:
     async with station() as it:
         await it.publish(noted("a"))
         it.consume()
         delivery = await it.take("a")
         fault = it.disk.fail("write", errno.ENOSPC, name="*.seg")
-        await delivery.poison("handler-failed", "it broke")
+        await delivery.dead_letter("handler-failed", "it broke")
         await it.settled()
         fault.lift()
         await it.restart()
-        assert await it.drain() + await it.drain(POISON) == ["a"]
+        assert await it.drain() + await it.drain(DEAD_LETTER) == ["a"]
 
 
 async def test_nothing_is_confirmed_in_a_group_whose_sync_fails() -> None:
     async with station() as it:
         it.disk.fail("sync", errno.EIO)
         told = await asyncio.gather(
-            it.broker.bury("reader", noted("x"), "unroutable", "nobody wants it"),
+            it.broker.dead_letter_unsent("reader", noted("x"), "unroutable", "nobody wants it"),
             it.journal.barrier(),
             return_exceptions=True,
         )

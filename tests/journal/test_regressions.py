@@ -15,7 +15,7 @@ from faregate.broker.journal.log import Log
 from faregate.broker.journal.retention import Retention, apply_retention
 from faregate.broker.recent import RecentPublications
 from faregate.message import Envelope
-from faregate.ports.queue import Poisoned
+from faregate.ports.dead_letter import DeadLetter
 from faregate.testing import FakeClock
 from faregate.transports.journal import JournalTransport
 
@@ -101,8 +101,8 @@ async def test_a_delayed_redelivery_keeps_its_time_over_a_clean_restart(tmp_path
 def test_loading_an_offset_that_is_not_there_is_an_error_and_no_endless_loop(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     append(log, "a")
-    record = Poisoned("n", "q", "bad", "bad", 1, 0, 0.0, Envelope(publication_id="p"))
-    log.append_poison([record])
+    record = DeadLetter.of("n", Envelope(publication_id="p"), "bad", "bad", 0.0, queue="q")
+    log.append_dead_letters([record])
     log.sync()
     with pytest.raises(JournalCorrupt, match="offset 1 is not in"):
         JournalReader(tmp_path).load([1])

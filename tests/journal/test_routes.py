@@ -66,12 +66,12 @@ async def test_each_outcome_has_its_code_in_the_side_log() -> None:
         assert [settled.NAMES[record.outcome] for record in records] == list(outcomes)
 
 
-async def test_a_poisoned_message_is_marked_once_and_after_its_record() -> None:
+async def test_a_dead_message_is_marked_once_and_after_its_dead_letter() -> None:
     async with station(ONE) as it:
         await it.publish(noted("a"))
         it.consume()
-        await (await it.take("a")).poison("broken", "it broke")
-        assert not [*it.journal._settlements], "it was marked before its poison record is durable"
+        await (await it.take("a")).dead_letter("broken", "it broke")
+        assert not [*it.journal._settlements], "it was marked before its dead letter is durable"
         await it.settled()
         await it.settled()
         records = [*settled.unpack(it.disk.view(Layout(ROOT).settled_log(0)))]

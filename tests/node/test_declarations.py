@@ -227,7 +227,7 @@ def test_a_bare_command_in_the_return_annotation_is_refused(annotation: Any) -> 
         fg.Node("billing").on(OrderPlaced, source="shop")(bill)
 
 
-async def test_a_bare_command_returned_unannounced_is_poisoned_with_that_error() -> None:
+async def test_a_bare_command_returned_unannounced_is_a_dead_letter_with_that_error() -> None:
     billing = fg.Node("billing")
 
     @billing.on(OrderPlaced, source="shop", retry=None, redeliver=None)

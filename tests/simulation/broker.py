@@ -11,7 +11,8 @@ from typing import Any
 
 from faregate.errors import QueueNotFound, StaleLock, Unroutable
 from faregate.message import Envelope
-from faregate.ports.queue import Consumer, Delivery, Outcome, Poisoned
+from faregate.ports.dead_letter import DeadLetter
+from faregate.ports.queue import Consumer, Delivery, Outcome
 from faregate.testing.clock import FakeClock
 from tests.simulation.scheduler import Scheduler
 
@@ -96,7 +97,7 @@ class SimDelivery:
     """One acquisition of a copy. Ending it may get lost on the way: then it is as if it had never ended."""
 
     lock_seconds = 60.0
-    poisoned: Poisoned | None = None
+    letter: DeadLetter | None = None
 
     def __init__(self, broker: SimBroker, scheduler: Scheduler, copy: Copy, modes: tuple[str, ...]) -> None:
         self._broker, self._scheduler, self.copy, self._modes = broker, scheduler, copy, modes
@@ -136,7 +137,7 @@ class SimDelivery:
         await self._ends("delivery.redeliver")
         self._broker.again_after(self.copy, delay, counted=counted)
 
-    async def poison(self, reason: str, error: str) -> None:
+    async def dead_letter(self, reason: str, error: str) -> None:
         raise NotImplementedError("nodes with a store keep their dead letters themselves")
 
 

@@ -101,13 +101,13 @@ def eviction_without_floor(patch: MonkeyPatch) -> None:
 
 
 def dead_letter_writes_a_ledger_row(patch: MonkeyPatch) -> None:
-    bury = SqliteTransaction.bury
+    add_dead = SqliteTransaction.add_dead
 
     async def mutant(self: Any, letter: Any) -> Any:
         await self.record(letter.node, [LedgerRow(letter.message_id, None, None, None, letter.last_failed_at)])
-        return await bury(self, letter)
+        return await add_dead(self, letter)
 
-    patch.setattr(SqliteTransaction, "bury", mutant)
+    patch.setattr(SqliteTransaction, "add_dead", mutant)
 
 
 # --- tokens: receiving ---------------------------------------------------------------------------------------

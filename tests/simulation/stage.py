@@ -17,7 +17,8 @@ from faregate import ids
 from faregate.bus.recipients import Directory, topic_for
 from faregate.message import Envelope
 from faregate.ports import faults
-from faregate.ports.store import DeadFilter, DeadLetter
+from faregate.ports.dead_letter import DeadLetter
+from faregate.ports.store import DeadFilter
 from faregate.ports.tokens import Token
 from faregate.stores.sqlite import MemoryStore, MemoryTokenStore
 from faregate.testing.clock import FakeClock

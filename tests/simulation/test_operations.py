@@ -48,7 +48,7 @@ async def edit_all(world: World) -> None:
 
 @limits
 @in_every_mode
-def test_poisoned_replayed_later_original_copy_arrives_too(mode: Mode, limit: int) -> None:
+def test_a_dead_letter_replayed_later_original_copy_arrives_too(mode: Mode, limit: int) -> None:
     explored(Scenario(dies_first, mode, operator=(replay_all,), crashes=1, without_attempts=True), limit, 100)
 
 

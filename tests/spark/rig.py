@@ -27,7 +27,7 @@ def empty_journal(path: Path) -> Path:
     return path
 
 
-def append(path: Path, envelopes: Iterable[Envelope], *, per_frame: int = 10, poison: bool = False) -> None:
+def append(path: Path, envelopes: Iterable[Envelope], *, per_frame: int = 10) -> None:
     """Write to a journal, making it if need be: small segments, `per_frame` messages a frame."""
     empty_journal(path)
     log = Log(Layout(path), RealDisk(), segment_size=SMALL_SEGMENT)

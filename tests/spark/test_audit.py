@@ -99,7 +99,7 @@ def test_planted_faults_are_found_each_by_its_id(spark: SparkSession, shop: Worl
 def unsettle(world: World, offset: int, node: str) -> None:
     """As if the machine had died before this settlement reached the disk."""
     reader = JournalReader(world.journal)
-    [queue] = [each.number for each in reader.topology().queues if each.node == node and not each.is_poison]
+    [queue] = [each.number for each in reader.topology().queues if each.node == node and not each.is_dead_letter_queue]
     path = reader.layout.settled_log(0)
     records = [each for each in settled.unpack(path.read_bytes()) if (each.offset, each.queue) != (offset, queue)]
     path.write_bytes(b"".join(map(settled.pack, records)))

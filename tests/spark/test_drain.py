@@ -13,8 +13,8 @@ import faregate as fg
 from faregate.errors import ConfigurationError
 from faregate.message import Envelope
 from faregate.ports.clock import SystemClock
+from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.schemes import open_store
-from faregate.ports.store import DeadLetter
 from faregate.spark.jobs import drain as drain_job
 from tests.spark.jobs_rig import DEAD, World, build
 
@@ -56,7 +56,7 @@ def test_dead_letters_need_a_store(tmp_path: Path) -> None:
 AT = datetime(2026, 11, 15, 2, tzinfo=UTC).timestamp()
 
 
-def bury(url: str, node: str, bodies: list[bytes]) -> None:
+def add_dead(url: str, node: str, bodies: list[bytes]) -> None:
     """Dead letters with these bodies, which say that they are compressed."""
 
     async def main() -> None:
@@ -85,7 +85,7 @@ def bury(url: str, node: str, bodies: list[bytes]) -> None:
                 last_failed_at=AT,
                 envelope=envelope,
             )
-            await transaction.bury(letter)
+            await transaction.add_dead(letter)
         await transaction.commit()
         await store.close()
 
@@ -108,7 +108,7 @@ def test_odd_bodies_nodes_and_zones_are_drained_once(spark: SparkSession, tmp_pa
     damaged = bytearray(gzip.compress(b"some text that is long enough" * 3))
     damaged[14] ^= 0xFF
     bodies = [gzip.compress(b"whole"), bytes(damaged), b"no gzip", gzip.compress(b"cut short")[:-9], b""]
-    bury(url, "01", [*bodies, gzip.compress(bytes(drain_job._BODY_LIMIT + 1))])
+    add_dead(url, "01", [*bodies, gzip.compress(bytes(drain_job._BODY_LIMIT + 1))])
     first = fg.spark.drain(spark, store=url, to=to)
     assert first.counts == {"found": 6, "new": 6, "changed": 0, "unchanged": 0}
     assert fg.spark.drain(spark, store=url, to=to).counts == {"found": 6, "new": 0, "changed": 0, "unchanged": 6}

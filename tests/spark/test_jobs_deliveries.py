@@ -10,8 +10,9 @@ from faregate.broker.journal.log import Log
 from faregate.broker.journal.topology import Topology
 from faregate.ids import idempotent_id, message_id
 from faregate.message import Envelope
-from faregate.ports.queue import Binding, Poisoned
-from faregate.spark.jobs.deliveries import PASSED, UNSETTLED, id_text, read_deliveries, read_poison
+from faregate.ports.dead_letter import DeadLetter
+from faregate.ports.queue import Binding
+from faregate.spark.jobs.deliveries import PASSED, UNSETTLED, id_text, read_dead_letters, read_deliveries
 from faregate.spark.jobs.settlements import plan_journal
 from tests.spark.rig import note
 
@@ -35,7 +36,7 @@ def deliveries(folder: Path, change: Callable[[Topology], object], *more: Envelo
     log.append([*others, *more], [-1] * len(others) + [0] * len(more))
     log.sync()
     log.close()
-    [queue] = [each.number for each in topology.queues if not each.is_poison]
+    [queue] = [each.number for each in topology.queues if not each.is_dead_letter_queue]
     layout.settled_log(0).write_bytes(settled.pack(settled.Record(4, queue, settled.HANDLED, 1, 0, 1.0)))
     plan = plan_journal(folder)
     rows = [row for segment in plan.segments for each in read_deliveries(plan, segment) for row in each.to_pylist()]
@@ -84,10 +85,10 @@ def test_one_without_an_id_is_known_by_its_content(tmp_path: Path) -> None:
     assert found[11][0] == known
     log = Log(Layout(tmp_path), RealDisk())
     named = note(5, recipients=("reader",))
-    records = [Poisoned("reader", QUEUE, "permanent", "", 1, 0, 7.0, each) for each in (nameless, named)]
-    log.append_poison(records)
+    records = [DeadLetter.of("reader", each, "permanent", "", 7.0, queue=QUEUE) for each in (nameless, named)]
+    log.append_dead_letters(records)
     log.sync()
     log.close()
-    [rows] = read_poison(plan_journal(tmp_path))
+    [rows] = read_dead_letters(plan_journal(tmp_path))
     texts = [known, message_id("note-5", "reader")]
     assert rows == [("reader", bytes.fromhex(each.replace("-", "")), 7.0) for each in texts]

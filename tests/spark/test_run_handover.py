@@ -116,7 +116,7 @@ def test_a_run_that_cannot_start_takes_no_view(the_shop: Shop, tmp_path: Path) -
         )
     topology = JournalReader(the_shop.journal).topology()
     assert topology.reading(QUEUE).view == "queue" and waiting(the_shop.journal) == 2
-    assert [each.name for each in topology.queues if not each.is_poison] == [QUEUE]
+    assert [each.name for each in topology.queues if not each.is_dead_letter_queue] == [QUEUE]
 
 
 def test_a_node_without_a_store_is_handed_over_only_with_an_empty_queue(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import faregate as fg
 from faregate import ids
 from faregate.broker.journal.columns import to_batch, to_envelopes
 from faregate.message import Envelope
-from faregate.ports.queue import Poisoned
+from faregate.ports.dead_letter import DeadLetter
 from faregate.spark import id_columns
 from faregate.spark.runs import stateless as run_stateless
 from faregate.spark.runs.rows import Places
@@ -95,7 +95,7 @@ def no_calls() -> Iterator[None]:
     yield
 
 
-def handled(made: fg.Node, envelopes: list[Envelope], *, plain: bool) -> tuple[list[Envelope], list[Poisoned], Any]:
+def handled(made: fg.Node, envelopes: list[Envelope], *, plain: bool) -> tuple[list[Envelope], list[DeadLetter], Any]:
     """What is sent and who is dead, with the short way open or closed."""
     calls.clear()
     spec = RunSpec("run", "answers", "", None, None, "json", 100_000, {"answers.Asked.asking": Begin(0, 0)})
@@ -108,9 +108,9 @@ def handled(made: fg.Node, envelopes: list[Envelope], *, plain: bool) -> tuple[l
     with ThreadPoolExecutor(2) as pool, patch.object(run_stateless, "is_plain", lambda *_: plain):
         task = Task(spec, pool)
         pieces = asyncio.run(main(task))
-    poison = [each for piece in pieces if isinstance(piece, list) for each in piece]
+    dead = [each for piece in pieces if isinstance(piece, list) for each in piece]
     sent = [each for piece in pieces if not isinstance(piece, list) for each in to_envelopes(piece)]
-    return sent, poison, task.counts
+    return sent, dead, task.counts
 
 
 def facts(sent: list[Envelope]) -> dict[str, Envelope]:
@@ -153,8 +153,8 @@ def test_a_body_that_cannot_be_read_is_dead_and_the_others_are_not() -> None:
     ],
 )
 def test_what_is_unusual_is_handled_too(unusual: dict[str, Any]) -> None:
-    sent, poison, _ = handled(node("async"), [asked(7, **unusual), asked(8)], plain=True)
-    assert ([each.body for each in sent], poison) == ([b'{"number":7}', b'{"number":8}'], [])
+    sent, dead, _ = handled(node("async"), [asked(7, **unusual), asked(8)], plain=True)
+    assert ([each.body for each in sent], dead) == ([b'{"number":7}', b'{"number":8}'], [])
 
 
 def test_only_what_is_for_the_node_is_taken() -> None:
@@ -166,8 +166,8 @@ def test_only_what_is_for_the_node_is_taken() -> None:
         asked(5, kind="command", destination="answers"),
     ]
     ours = [asked(0, recipients=("else", "answers")), asked(8)]
-    sent, poison, counts = handled(node("async"), [ours[0], *others, ours[1]], plain=True)
-    assert ([each.body for each in sent], poison, counts["handled"]) == ([b'{"number":0}', b'{"number":8}'], [], 2)
+    sent, dead, counts = handled(node("async"), [ours[0], *others, ours[1]], plain=True)
+    assert ([each.body for each in sent], dead, counts["handled"]) == ([b'{"number":0}', b'{"number":8}'], [], 2)
 
 
 def test_columns_choose_what_rows_choose() -> None:

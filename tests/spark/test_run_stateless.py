@@ -75,7 +75,7 @@ def dead_letters(shop: Shop, node: str) -> list[Any]:
     async def main() -> list[Any]:
         async with fg.Bus(f"journal:{shop.journal}", nodes=[run_shop.shop]) as bus:
             await bus.idle()
-            return list(await bus.transport.poisoned(node, 10))
+            return list(await bus.transport.dead_letters(node, 10))
 
     return asyncio.run(main())
 

@@ -468,7 +468,7 @@ async def test_a_node_without_a_store_works_until_it_asks_for_the_database(kind:
         await bus.idle(timeout=LONG)
         [dead] = await bus.poisoned("worker")
     assert handled == ["does not"]
-    # Reading: a missing store is a configuration error, so it is poisoned at the first try.
+    # Reading: a missing store is a configuration error, so it is a dead letter at the first try.
     assert dead.tries == 1
     assert "worker" in dead.error
     assert "store" in dead.error
@@ -528,14 +528,14 @@ def misuse(node: fg.Node, misusing: Any) -> None:
 async def test_a_handler_may_not_end_the_transaction(name: str, tmp_path: Path) -> None:
     node = fg.Node("worker", schema=NOTES)
     misuse(node, lambda db: getattr(db, name)())
-    await _poisoned_for_misuse(node, tmp_path, rolled_back=True)
+    await _dead_for_misuse(node, tmp_path, rolled_back=True)
 
 
 @pytest.mark.parametrize("statement", ["commit", "  COMMIT ;", "rollback", "end", "begin", "-- done\ncommit"])
 async def test_a_handler_may_not_end_or_begin_a_transaction_in_sql(statement: str, tmp_path: Path) -> None:
     node = fg.Node("worker", schema=NOTES)
     misuse(node, lambda db: db.execute(statement))
-    await _poisoned_for_misuse(node, tmp_path, rolled_back=True)
+    await _dead_for_misuse(node, tmp_path, rolled_back=True)
 
 
 @pytest.mark.parametrize("name", ["commit", "rollback"])
@@ -543,10 +543,10 @@ async def test_ending_the_transaction_behind_our_back_is_noticed(name: str, tmp_
     # Reading: `ctx.db.raw` cannot be guarded without a wrapper; what it did cannot always be undone, but it is told.
     node = fg.Node("worker", schema=NOTES)
     misuse(node, lambda db: getattr(db.raw, name)())
-    await _poisoned_for_misuse(node, tmp_path, rolled_back=name == "rollback")
+    await _dead_for_misuse(node, tmp_path, rolled_back=name == "rollback")
 
 
-async def _poisoned_for_misuse(node: fg.Node, folder: Path, rolled_back: bool) -> None:
+async def _dead_for_misuse(node: fg.Node, folder: Path, rolled_back: bool) -> None:
     async with fg.Bus("memory:", nodes=[fg.Node("boss"), node], store=f"sqlite:{folder}/store.db") as bus:
         await bus.publish(Job(name="bad"), node="boss")
         await bus.publish(Job(name="good"), node="boss")

@@ -1,4 +1,4 @@
-"""The broker: topics, queues and their poison, the schedule, and the window of recent publications."""
+"""The broker: topics, queues, dead letters, the schedule, and the window of recent publications."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -15,15 +15,14 @@ from faregate.errors import ConfigurationError, QueueNotFound, Unroutable
 from faregate.message import Envelope
 from faregate.plain import plain
 from faregate.ports.clock import Clock
+from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.progress import Occupation
-from faregate.ports.queue import Binding, Poisoned, check_command, poison_queue
+from faregate.ports.queue import Binding, check_command, dead_letter_queue
 
 
-def unsent(node: str, envelope: Envelope, reason: str, error: str, at: float) -> Poisoned:
+def unsent(node: str, envelope: Envelope, reason: str, error: str, at: float) -> DeadLetter:
     """The dead letter of a message that never reached a queue."""
-    return Poisoned(
-        node=node, queue=node, reason=reason, error=error, tries=0, redeliveries=0, at=at, envelope=envelope
-    )
+    return DeadLetter.of(node, envelope, reason, error, at, queue=node)
 
 
 class Broker:
@@ -44,7 +43,7 @@ class Broker:
         self._bindings: dict[str, Binding] = {}
 
     def bind(self, binding: Binding, *, consumed: bool = True) -> Queue:
-        """Lead the binding's topic to its queue, made with its poison queue if it is not there yet.
+        """Lead the binding's topic to its queue, made with its dead-letter queue if it is not there yet.
 
         What waits in a queue that nobody here consumes is not in flight.
         """
@@ -81,8 +80,8 @@ class Broker:
                 on_abandoned=binding.on_abandoned,
             )
             self._bindings[binding.queue] = binding
-            if poison_queue(binding.node) not in self._queues:
-                self._make(poison_queue(binding.node))
+            if dead_letter_queue(binding.node) not in self._queues:
+                self._make(dead_letter_queue(binding.node))
         return self._queues[binding.queue]
 
     def _make(self, name: str, **properties: object) -> Queue:
@@ -153,27 +152,28 @@ class Broker:
         parsed = None if selector is None else Selector(selector)
         return self.queue(name).attach(deliver, credit=prefetch, window=True, selector=parsed, exclusive=exclusive)
 
-    def poison(self, record: Poisoned) -> None:
-        """Put a record among its node's poison."""
-        name = poison_queue(record.node)
+    def dead_letter(self, record: DeadLetter) -> None:
+        """Put it into its node's dead-letter queue."""
+        name = dead_letter_queue(record.node)
         queue = self._queues.get(name)
         if queue is None:  # an empty queue counts as false
             queue = self._make(name)
-        queue.enqueue(record.envelope, poisoned=record)
+        queue.enqueue(record.envelope, letter=record)
 
     def _give_up(self, queue: Queue, entry: Entry, reason: str, error: str) -> None:
-        self.poison(self._describe(queue, entry, reason, error))
+        self.dead_letter(self._describe(queue, entry, reason, error))
 
-    def _describe(self, queue: Queue, entry: Entry, reason: str, error: str) -> Poisoned:
-        return Poisoned(
-            node=entry.poisoned.node if entry.poisoned else self._bindings[queue.name].node,
+    def _describe(self, queue: Queue, entry: Entry, reason: str, error: str) -> DeadLetter:
+        node = entry.letter.node if entry.letter else self._bindings[queue.name].node
+        return DeadLetter.of(
+            node,
+            entry.envelope,
+            reason,
+            error,
+            self._clock.time(),
             queue=queue.name,
-            reason=reason,
-            error=error,
             tries=entry.tries,
             redeliveries=entry.redeliveries,
-            at=self._clock.time(),
-            envelope=entry.envelope,
         )
 
     def close(self) -> None:

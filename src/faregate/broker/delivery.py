@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from faregate.broker.entry import Entry
 from faregate.message import Envelope
-from faregate.ports.queue import Outcome, Poisoned
+from faregate.ports.dead_letter import DeadLetter
+from faregate.ports.queue import Outcome
 
 if TYPE_CHECKING:
     from faregate.broker.queue import Queue
@@ -43,8 +44,8 @@ class BrokerDelivery:
         return entry.position if entry.offset < 0 else entry.offset
 
     @property
-    def poisoned(self) -> Poisoned | None:
-        return self._entry.poisoned
+    def letter(self) -> DeadLetter | None:
+        return self._entry.letter
 
     @property
     def lock_seconds(self) -> float:
@@ -65,5 +66,5 @@ class BrokerDelivery:
     async def redeliver(self, delay: float, *, counted: bool = True) -> None:
         self._queue.redeliver(self._entry, self._lock, delay, counted=counted)
 
-    async def poison(self, reason: str, error: str) -> None:
-        self._queue.poison(self._entry, self._lock, reason, error)
+    async def dead_letter(self, reason: str, error: str) -> None:
+        self._queue.dead_letter(self._entry, self._lock, reason, error)

@@ -24,8 +24,9 @@ from faregate.broker.topics import Route
 from faregate.errors import FaregateError, Unroutable, ViewTaken
 from faregate.message import Envelope
 from faregate.ports.clock import Clock
+from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.progress import Occupation
-from faregate.ports.queue import Binding, Poisoned, poison_queue
+from faregate.ports.queue import Binding, dead_letter_queue
 
 log = logging.getLogger("faregate.broker")
 
@@ -34,12 +35,12 @@ _ENVELOPE_BYTES = 700
 """What an envelope costs in memory beside its body, roughly."""
 _SETTLEMENTS_PER_SNAPSHOT = 100_000
 _CAREFUL_STARTS = 10_000
-_BURY_AGAIN_SECONDS = 1.0
+_WRITE_AGAIN_SECONDS = 1.0
 
 
-def _grave(record: Poisoned) -> tuple[str, str, str]:
+def _place(letter: DeadLetter) -> tuple[str, str, str]:
     """What tells a dead letter from others."""
-    return record.node, record.queue, record.envelope.publication_id
+    return letter.node, letter.queue, letter.envelope.publication_id
 
 
 class DurableBroker(Broker):
@@ -67,8 +68,8 @@ class DurableBroker(Broker):
         self._enqueued = journal.next_offset
         self._last: Snapshot | None = None
         self._last_marker: Marker | None = None
-        self._graves: set[tuple[int, int]] = set()
-        """(queue number, offset) of messages given up on whose poison record is not durable yet."""
+        self._undurable: set[tuple[int, int]] = set()
+        """(queue number, offset) of dead messages whose dead letter is not durable yet."""
         self._tasks: set[asyncio.Future[None]] = set()
         self._taking_in = asyncio.Lock()
         self._begun = False
@@ -91,7 +92,7 @@ class DurableBroker(Broker):
         self._journal.bind(binding)
         queue = super().bind(binding, consumed=consumed)
         self._adopt(queue, timed=binding.expires is not None)
-        self._adopt(self.queue(poison_queue(binding.node)))
+        self._adopt(self.queue(dead_letter_queue(binding.node)))
         return queue
 
     def unbind(self, name: str) -> None:
@@ -109,7 +110,7 @@ class DurableBroker(Broker):
         topology = self._journal.topology
         for record in topology.queues:
             if record.name not in self._queues:
-                if record.is_poison or record.kind is None or record.type is None:
+                if record.is_dead_letter_queue or record.kind is None or record.type is None:
                     self._adopt(self._make(record.name))
                 else:
                     known = Binding(record.node, record.type, record.kind, record.source)
@@ -126,8 +127,8 @@ class DurableBroker(Broker):
         queue = LogView(binding.queue, clock=self._clock, schedule=self._schedule, give_up=self._give_up, recorder=self)
         self._queues[binding.queue] = queue
         self._bindings[binding.queue] = binding
-        if poison_queue(binding.node) not in self._queues:
-            self._adopt(self._make(poison_queue(binding.node)))
+        if dead_letter_queue(binding.node) not in self._queues:
+            self._adopt(self._make(dead_letter_queue(binding.node)))
         if bound:
             self.topics.add(binding, queue)
         self._adopt(queue)
@@ -153,10 +154,10 @@ class DurableBroker(Broker):
                     queue.restore_entry(position, envelope, Returning(offset, 0, 0, None))
             else:
                 queue.restore(piece.positions, piece.offsets)
-        for index, (offset, record) in enumerate(found.poison):
+        for index, (offset, record) in enumerate(found.dead_letters):
             returning = Returning(offset, record.tries, 0, None)
             queue.restore_entry(found.position + 2 * index, record.envelope, returning, record)
-        queue.leave_gap(found.position + 2 * len(found.poison) + 1)
+        queue.leave_gap(found.position + 2 * len(found.dead_letters) + 1)
 
     def _topic(self, envelope: Envelope, route: Route) -> int:
         """The number under which the journal knows where this publication goes."""
@@ -278,16 +279,16 @@ class DurableBroker(Broker):
                 await self._take_in(path, spooled)
 
     async def _take_in(self, path: Path, spooled: Spooled) -> None:
-        """Append a batch, and give up what became unroutable meanwhile; the file goes when both are durable."""
+        """Append a batch; what became unroutable meanwhile is a dead letter; the file goes when both are durable."""
         fresh: list[Envelope] = []
         routes: list[Route] = []
         try:
-            await self._take_in_poison(spooled.poison)
+            await self._take_in_dead_letters(spooled.dead_letters)
             for envelope in spooled.envelopes:
                 try:
                     route = self.route(envelope)
                 except Unroutable as exc:
-                    await self.bury(envelope.source, envelope, exc.reason, f"Unroutable: {exc}")
+                    await self.dead_letter_unsent(envelope.source, envelope, exc.reason, f"Unroutable: {exc}")
                     continue
                 if self.recent.add(envelope, route.partial):
                     fresh.append(envelope)
@@ -308,52 +309,52 @@ class DurableBroker(Broker):
             self._journal.intake.returned(path)
             self._journal.intake.set_aside(path, exc)
 
-    async def _take_in_poison(self, records: Sequence[Poisoned]) -> None:
-        """Bury what came with a batch. After a crash between this and the batch it comes again, and is there."""
+    async def _take_in_dead_letters(self, records: Sequence[DeadLetter]) -> None:
+        """Write what came with a batch. After a crash between this and the batch it comes again, and is there."""
         known: set[tuple[str, str, str]] = set()
-        for name in {poison_queue(record.node) for record in records} & self._queues.keys():
-            known.update(_grave(entry.poisoned) for entry in self._queues[name].browse() if entry.poisoned)
+        for name in {dead_letter_queue(record.node) for record in records} & self._queues.keys():
+            known.update(_place(entry.letter) for entry in self._queues[name].browse() if entry.letter)
         for record in records:
-            if _grave(record) not in known:
+            if _place(record) not in known:
                 waiter = asyncio.get_running_loop().create_future()
-                self._bury(record, None, waiter)
+                self._write_letter(record, None, waiter)
                 await waiter
 
-    # --- giving up ----------------------------------------------------------------------------------------
+    # --- dead letters -------------------------------------------------------------------------------------
 
-    def poison(self, record: Poisoned) -> None:
-        self._bury(record, None, None)
+    def dead_letter(self, record: DeadLetter) -> None:
+        self._write_letter(record, None, None)
 
-    async def bury(self, node: str, envelope: Envelope, reason: str, error: str) -> None:
-        """A message that never reached a queue: returns when its poison record is durable."""
+    async def dead_letter_unsent(self, node: str, envelope: Envelope, reason: str, error: str) -> None:
+        """A message that never reached a queue: returns when its dead letter is durable."""
         waiter = asyncio.get_running_loop().create_future()
-        self._bury(unsent(node, envelope, reason, error, self._clock.time()), None, waiter)
+        self._write_letter(unsent(node, envelope, reason, error, self._clock.time()), None, waiter)
         await waiter
 
     def _give_up(self, queue: Queue, entry: Entry, reason: str, error: str) -> None:
         dead = self._record(queue, entry, OUTCOMES["dead"], self._clock.time())
-        self._graves.add((dead.queue, dead.offset))
-        self._bury(self._describe(queue, entry, reason, error), dead, None)
+        self._undurable.add((dead.queue, dead.offset))
+        self._write_letter(self._describe(queue, entry, reason, error), dead, None)
 
-    def _bury(self, record: Poisoned, dead: Record | None, waiter: "asyncio.Future[None] | None") -> None:
-        """It is in flight until its poison record is durable; when the disk has no room, until it has."""
-        name = poison_queue(record.node)
+    def _write_letter(self, letter: DeadLetter, dead: Record | None, waiter: "asyncio.Future[None] | None") -> None:
+        """It is in flight until its dead letter is durable; when the disk has no room, until it has."""
+        name = dead_letter_queue(letter.node)
         if name not in self._queues:
-            self._journal.add_poison_queue(record.node)
+            self._journal.add_dead_letter_queue(letter.node)
             self._adopt(self._make(name))
         self.flight.count += 1
 
         def committed(offsets: Sequence[int], error: BaseException | None) -> None:
             if error is None:
-                self._queues[name].enqueue(record.envelope, poisoned=record, offset=offsets[0])
+                self._queues[name].enqueue(letter.envelope, letter=letter, offset=offsets[0])
                 self._enqueued = max(self._enqueued, offsets[0] + 1)
                 if dead is not None:
                     # In one step as far as snapshots can tell: no longer waiting, and marked as dead.
-                    self._graves.discard((dead.queue, dead.offset))
+                    self._undurable.discard((dead.queue, dead.offset))
                     self._journal.settle(dead)
             elif waiter is None and isinstance(error, JournalFull):
                 self.flight.count += 1
-                asyncio.get_running_loop().call_later(_BURY_AGAIN_SECONDS, self._bury_again, record, dead)
+                asyncio.get_running_loop().call_later(_WRITE_AGAIN_SECONDS, self._write_again, letter, dead)
             if waiter is not None and not waiter.done():
                 if error is None:
                     waiter.set_result(None)
@@ -362,16 +363,16 @@ class DurableBroker(Broker):
             self.flight.land()
 
         try:
-            self._journal.bury(record, committed)
+            self._journal.append_dead_letter(letter, committed)
         except FaregateError:
             self.flight.land()
             if waiter is not None:
                 raise
 
-    def _bury_again(self, record: Poisoned, dead: Record | None) -> None:
+    def _write_again(self, letter: DeadLetter, dead: Record | None) -> None:
         self.flight.land()
         if self._last is None and self._journal.failure is None:
-            self._bury(record, dead, None)
+            self._write_letter(letter, dead, None)
 
     # --- what queues tell (Recorder) ----------------------------------------------------------------------
 
@@ -384,7 +385,7 @@ class DurableBroker(Broker):
             self._journal.settle(record)
 
     def ended(self, queue: Queue, entry: Entry, outcome: str) -> None:
-        if outcome != "poisoned":  # that one is marked as dead when its poison record is durable
+        if outcome != "dead-letter":  # that one is marked as dead when its dead letter is durable
             self._journal.settle(self._record(queue, entry, OUTCOMES[outcome], self._clock.time()))
         self._settled += 1
         if self._settled >= _SETTLEMENTS_PER_SNAPSHOT and self._journal.failure is None:
@@ -412,14 +413,14 @@ class DurableBroker(Broker):
     # --- keeping ------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
-        """What waits now; what is given up on waits until that is durable."""
+        """What waits now; a dead message waits until its dead letter is durable."""
         queues: dict[int, QueueSnapshot] = {}
         for name, number in self._numbers.items():
             state = self._queues[name].state()
-            graves = [(offset, offset) for queue, offset in self._graves if queue == number]
-            if state.runs or graves:
+            undurable = [(offset, offset) for queue, offset in self._undurable if queue == number]
+            if state.runs or undurable:
                 returning = [ReturningRecord(*entry) for entry in state.returning]
-                queues[number] = QueueSnapshot(sorted([*state.runs, *graves]), returning)
+                queues[number] = QueueSnapshot(sorted([*state.runs, *undurable]), returning)
         return Snapshot(offset=self._enqueued, queues=queues)
 
     def keep(self) -> None:

@@ -21,7 +21,7 @@ import msgspec
 
 from faregate.broker.schedule import Alarm
 from faregate.message import Envelope
-from faregate.ports.queue import Poisoned
+from faregate.ports.dead_letter import DeadLetter
 
 if TYPE_CHECKING:
     from faregate.broker.consumer import QueueConsumer
@@ -58,7 +58,7 @@ class Entry(msgspec.Struct, gc=False, eq=False):
     """On the monotonic clock."""
     expiry: Alarm | None = None
     wake: Alarm | None = None
-    poisoned: Poisoned | None = None
+    letter: DeadLetter | None = None
     offset: int = -1
     """Its place in the journal; -1 in a broker that has none."""
 

@@ -32,8 +32,9 @@ from faregate.broker.selector import Selector
 from faregate.errors import ConfigurationError, ConsumerRefused, FaregateError, StaleLock
 from faregate.message import Envelope, too_late_at
 from faregate.ports.clock import Clock, Timer
+from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.progress import Occupation
-from faregate.ports.queue import Outcome, Poisoned
+from faregate.ports.queue import Outcome
 
 log = logging.getLogger("faregate.broker")
 
@@ -132,20 +133,20 @@ class Queue:
 
     # --- entries come in ----------------------------------------------------------------------------------
 
-    def enqueue(self, envelope: Envelope, poisoned: Poisoned | None = None, offset: int = -1) -> None:
-        """Add an entry at the end. A poisoned one waits for people: no time in its envelope applies any more.
+    def enqueue(self, envelope: Envelope, letter: DeadLetter | None = None, offset: int = -1) -> None:
+        """Add an entry at the end. A dead letter waits for people: no time in its envelope applies any more.
 
         With a journal behind it, a plain entry that memory has no room for waits there.
         """
         position = self._next_position
         self._next_position = position + 1
-        if self._recorder is not None and poisoned is None and self._must_wait_in_journal(envelope):
+        if self._recorder is not None and letter is None and self._must_wait_in_journal(envelope):
             self._flight.count += 1
             self._backlog.append(position, offset)
             self._watch_backlog(envelope)
             self.signal()
             return
-        self._insert(Entry(position, envelope, redeliveries=envelope.redeliveries, poisoned=poisoned, offset=offset))
+        self._insert(Entry(position, envelope, redeliveries=envelope.redeliveries, letter=letter, offset=offset))
 
     def enqueue_stored(self, envelopes: Sequence[Envelope], offsets: Sequence[int]) -> None:
         """Add entries that are in the journal, at the end and in order."""
@@ -189,7 +190,7 @@ class Queue:
             self._recorder.holds(envelope)
         self._read_key(entry)
         self._entries[entry.position] = entry
-        if entry.poisoned is None:
+        if entry.letter is None:
             if envelope.expires_at is not None or self._expires is not None:
                 self._watch_expiry(entry)
             if envelope.deliver_at is not None and (wait := self._seconds_until(envelope.deliver_at)) > 0:
@@ -217,7 +218,7 @@ class Queue:
 
     def _read_key(self, entry: Entry) -> None:
         """What has no readable key holds nobody up; its handler will see what is wrong with it."""
-        if self._key_of is not None and entry.poisoned is None:
+        if self._key_of is not None and entry.letter is None:
             try:
                 entry.key = self._key_of(entry.envelope)
             except Exception:
@@ -366,10 +367,10 @@ class Queue:
             entry.tries -= 1
         self._return(entry, delay)
 
-    def poison(self, entry: Entry, lock: int, reason: str, error: str) -> None:
-        """The holder gives up on it."""
+    def dead_letter(self, entry: Entry, lock: int, reason: str, error: str) -> None:
+        """The holder stops trying it."""
         self._give_back(entry, lock)
-        self._bury(entry, reason, error)
+        self._move_to_dead_letters(entry, reason, error)
 
     def renew(self, entry: Entry, lock: int) -> None:
         """The holder keeps it for another lock period."""
@@ -452,17 +453,17 @@ class Queue:
             self._expose(following)
 
     def _abandon(self, entry: Entry, reason: str, error: str) -> None:
-        """The queue itself gives up on an entry that nobody holds."""
-        log.warning("%s: %s is given up (%s): %s", self.name, entry.envelope, reason, error)
-        self._bury(entry, reason, error)
+        """The queue itself makes a dead letter of an entry that nobody holds."""
+        log.warning("%s: %s is a dead letter (%s): %s", self.name, entry.envelope, reason, error)
+        self._move_to_dead_letters(entry, reason, error)
         if self._on_abandoned is not None:
             self._on_abandoned(BrokerDelivery(self, entry, entry.delivered), reason, error)
 
-    def _bury(self, entry: Entry, reason: str, error: str) -> None:
+    def _move_to_dead_letters(self, entry: Entry, reason: str, error: str) -> None:
         self._give_up(self, entry, reason, error)
         self.settled["dead"] += 1
         if self._recorder is not None:
-            self._recorder.ended(self, entry, "poisoned")
+            self._recorder.ended(self, entry, "dead-letter")
         self._archive(entry)
 
     # --- time ---------------------------------------------------------------------------------------------
@@ -647,7 +648,7 @@ class Queue:
         self._next_position = max(self._next_position, position)
 
     def restore_entry(
-        self, position: int, envelope: Envelope, found: Returning, poisoned: Poisoned | None = None
+        self, position: int, envelope: Envelope, found: Returning, letter: DeadLetter | None = None
     ) -> None:
         """An entry with a past or with a time of its own, behind what was restored before."""
         self._next_position = position + 1
@@ -658,7 +659,7 @@ class Queue:
             redeliveries=found.redeliveries,
             delivered=found.tries > 0,
             offset=found.offset,
-            poisoned=poisoned,
+            letter=letter,
         )
         if self._max_deliveries is not None and entry.tries >= self._max_deliveries:
             self._entries[position] = entry

@@ -19,7 +19,7 @@ class Recorder(Protocol):
         ...
 
     def ended(self, queue: Queue, entry: Entry, outcome: str) -> None:
-        """It is settled with this outcome; or "poisoned", after it was given up and its poison record handed in."""
+        """It is settled with this outcome; or "dead-letter", after its dead letter was handed in."""
         ...
 
     def waits(self, queue: Queue, entry: Entry, due: float) -> None:

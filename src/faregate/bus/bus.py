@@ -30,10 +30,11 @@ from faregate.node.outgoing import Outgoing, publish, send
 from faregate.node.policy import check_count
 from faregate.node.subscription import Subscription
 from faregate.ports.clock import Clock, SystemClock
+from faregate.ports.dead_letter import DeadLetter, DeadStatus
 from faregate.ports.progress import Occupied
-from faregate.ports.queue import Poisoned, QueueTransport, SpoolTransport
+from faregate.ports.queue import QueueTransport, SpoolTransport
 from faregate.ports.schemes import hide_password, open_transport
-from faregate.ports.store import DeadFilter, DeadLetter, DeadStatus, Store
+from faregate.ports.store import DeadFilter, Store
 
 log = logging.getLogger("faregate.bus")
 
@@ -449,16 +450,16 @@ class Bus:
         names = ("handled", "skipped", "duplicate", "redelivered", "dead")
         return {name: sum(getattr(count, name) for count in self.counts()) for name in names}
 
-    async def poisoned(self, node: str | Node | None = None) -> list[Poisoned]:
-        """The messages that were given up on, of one node or of all, oldest first."""
+    async def poisoned(self, node: str | Node | None = None) -> list[DeadLetter]:
+        """The open dead letters of stores and transport, of one node or of all, oldest first."""
         self._check_running()
         wanted = list(self.nodes) if node is None else [node.name if isinstance(node, Node) else node]
-        found = [record for name in wanted for record in await self._transport.poisoned(name)]
+        found = [record for name in wanted for record in await self._transport.dead_letters(name)]
         for name in wanted:
             shared = self._stores.of(name)
             if shared is not None:
                 letters = await shared.store.dead(DeadFilter(node=name, status="open"))
-                found += map(as_poisoned, letters)
+                found += letters
         return sorted(found, key=lambda record: record.at)
 
     async def dead_letters(
@@ -562,17 +563,3 @@ def _classes(nodes: Iterable[Node]) -> dict[tuple[Kind, str], type]:
     """What the messages that these nodes handle are decoded into."""
     types = [subscription.message_type for node in nodes for subscription in node.subscriptions.values()]
     return {(message_type.kind, message_type.wire): message_type.cls for message_type in types}
-
-
-def as_poisoned(letter: DeadLetter) -> Poisoned:
-    """A dead letter of a store, in the form in which transports give theirs."""
-    return Poisoned(
-        node=letter.node,
-        queue=letter.queue,
-        reason=letter.reason,
-        error=letter.error,
-        tries=letter.tries,
-        redeliveries=letter.redeliveries,
-        at=letter.last_failed_at,
-        envelope=letter.envelope,
-    )

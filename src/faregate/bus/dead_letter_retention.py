@@ -19,7 +19,8 @@ import msgspec
 
 from faregate.errors import ConfigurationError, check_delay
 from faregate.message import set_out_at
-from faregate.ports.store import DeadFilter, DeadLetter, DeadStatus, Store
+from faregate.ports.dead_letter import DeadLetter, DeadStatus
+from faregate.ports.store import DeadFilter, Store
 
 DECIDED: tuple[DeadStatus, ...] = ("resolved", "discarded")
 _AT_ONCE = 200

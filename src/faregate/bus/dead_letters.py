@@ -22,7 +22,8 @@ from faregate.core.sealing import outbox_row
 from faregate.errors import ConfigurationError, DeadLetterClosed, DeadLetterNotFound, Unroutable
 from faregate.message import Envelope
 from faregate.ports.clock import Clock
-from faregate.ports.store import DeadFilter, DeadLetter, DeadStatus, OutboxRow, Store, Transaction
+from faregate.ports.dead_letter import DeadLetter, DeadStatus
+from faregate.ports.store import DeadFilter, OutboxRow, Store, Transaction
 
 EDITED_FROM = "faregate-edited-from"
 """The header of an edited message: the message id of the original."""

@@ -25,14 +25,15 @@ import msgspec
 
 from faregate.bus.attempts import Attempts, has_strays, is_pending, is_unresolved, signals, without_attempts
 from faregate.core.alarms import AlarmKind, Alarms
-from faregate.core.verdict import describe_error, failure_of, first_line
+from faregate.core.dead_letter import unsent
+from faregate.core.verdict import failure_of, first_line
 from faregate.errors import CommitUnknown, Permanent, StoreConflict, StoreUnavailable, Unroutable
 from faregate.message import Envelope
 from faregate.ports import faults
 from faregate.ports.clock import Clock
 from faregate.ports.progress import Occupation
 from faregate.ports.queue import QueueTransport
-from faregate.ports.store import FROM_OUTSIDE, DeadLetter, OutboxRow, Store, Transaction
+from faregate.ports.store import FROM_OUTSIDE, OutboxRow, Store, Transaction
 
 log = logging.getLogger("faregate.bus")
 
@@ -356,7 +357,7 @@ class Dispatcher:
             return
         cause = failure or error  # a middleware may keep the error for itself; but what is in the outbox is sent
         if isinstance(cause, Permanent):
-            await self._bury(row, [(row.envelope, cause)])
+            await self._add_dead(row, [(row.envelope, cause)])
         elif cause is not None:
             raise cause
         elif not called:
@@ -428,36 +429,22 @@ class Dispatcher:
                     last = exc
                     refused.append((signal, exc))
             if refused:
-                await self._bury(row, refused)
+                await self._add_dead(row, refused)
             else:
                 self._sent[row.seq] = None
         return last
 
-    async def _bury(self, row: OutboxRow, refused: list[tuple[Envelope, Permanent]]) -> None:
+    async def _add_dead(self, row: OutboxRow, refused: list[tuple[Envelope, Permanent]]) -> None:
         """Nobody takes these signals of a row, and the others are sent: a dead letter of the sending node, in the same
         commit in which the row leaves the outbox."""
         signal, exc = refused[-1]
         recipients = tuple(name for signal, _ in refused for name in signal.recipients)
-        envelope, now = msgspec.structs.replace(signal, recipients=recipients), self._clock.time()
-        letter = DeadLetter(
-            node=row.node,
-            message_id=envelope.publication_id,
-            publication_id=envelope.publication_id,
-            type=envelope.type,
-            source=envelope.source,
-            correlation_id=envelope.correlation_id,
-            key=envelope.key,
-            queue=row.destination,
-            reason=exc.reason,
-            error=describe_error(exc),
-            first_failed_at=now,
-            last_failed_at=now,
-            envelope=envelope,
-        )
+        envelope = msgspec.structs.replace(signal, recipients=recipients)
+        letter = unsent(row, envelope, exc, self._clock.time())
         transaction = self._store.transaction()
         try:
             await transaction.begin()
-            await transaction.bury(letter)
+            await transaction.add_dead(letter)
             await transaction.dispatched([row.seq])
             await transaction.commit()
         finally:

@@ -1,8 +1,8 @@
-"""Keeps a node's store in order: drains what the transport gave up on, and removes what the ledger need not remember.
+"""Keeps a node's store in order: takes in the transport's dead letters, removes what the ledger need not remember.
 
 Rules kept here:
-- What the transport gives up on (expiry, too many deliveries) is in the table of dead letters before it leaves the
-  transport's poison queue.
+- A dead letter of the transport (expiry, too many deliveries) is in the table of dead letters before it leaves the
+  transport's dead-letter queue.
 - Claims whose token is gone, and tokens of attempts that no signal carries, are swept up.
 - Ledger rows go by age, never before their outgoing messages are sent, and the floor rises in the same commit.
 - Dead letters go by age where the bus says so, exported first (`dead_retention.py`).
@@ -21,9 +21,10 @@ from faregate.core.unit import TRANSACTION_LOST
 from faregate.errors import QueueNotFound, StaleLock
 from faregate.ids import message_id_of
 from faregate.ports.clock import Clock, Timer
+from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.progress import Occupation
-from faregate.ports.queue import Consumer, Delivery, QueueTransport, poison_queue
-from faregate.ports.store import DeadFilter, DeadLetter, Transaction
+from faregate.ports.queue import Consumer, Delivery, QueueTransport, dead_letter_queue
+from faregate.ports.store import DeadFilter, Transaction
 
 log = logging.getLogger("faregate.bus")
 
@@ -73,9 +74,9 @@ class Keeper:
 
     async def start(self) -> None:
         try:
-            self._consumer = await self._transport.consume(poison_queue(self._node), self._take, prefetch=100)
+            self._consumer = await self._transport.consume(dead_letter_queue(self._node), self._take, prefetch=100)
         except QueueNotFound:
-            pass  # a node without subscriptions has nothing that could be given up on
+            pass  # a node without subscriptions has nothing that could die
         await self._evict_some()
         self._background(self._evict(), _REMOVING)
         self._timer = self._clock.call_later(self._period, self._evict_soon)
@@ -99,23 +100,18 @@ class Keeper:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    # --- what the transport gave up on -----------------------------------------------------------------------
+    # --- dead letters of the transport -----------------------------------------------------------------------
 
     def _take(self, delivery: Delivery) -> None:
         self._background(self._drain(delivery), f"puts {delivery.envelope} among the dead letters")
 
     async def _drain(self, delivery: Delivery) -> None:
-        envelope, record = delivery.envelope, delivery.poisoned
-        message_id = message_id_of(envelope, self._node)
-        reason, error = (record.reason, record.error) if record is not None else ("failed", "")
-        letter = dead_letter(self._node, message_id, delivery, reason, error, self._clock.time())
-        if record is not None:
-            letter.queue, letter.tries, letter.redeliveries = record.queue, record.tries, record.redeliveries
-            letter.first_failed_at = letter.last_failed_at = record.at
+        envelope, message_id = delivery.envelope, message_id_of(delivery.envelope, self._node)
+        letter = delivery.letter or dead_letter(self._node, message_id, delivery, "failed", "", self._clock.time())
         try:
             known = await self._shared.store.known(self._node, [message_id])
             if message_id not in known or known[message_id].state != "handled":
-                await self._shared.commit(lambda transaction: self._bury(transaction, letter))
+                await self._shared.commit(lambda transaction: self._add_dead(transaction, letter))
             if self._shared.gate is not None and envelope.attempt_id is not None:
                 await self._shared.gate.drop(message_id, envelope.attempt_id)
             await delivery.settle("handled")
@@ -123,15 +119,15 @@ class Keeper:
             log.warning("the dead letter of %s cannot be written now: %s", letter, exc)
             await self._later(delivery)
         except StaleLock:
-            pass  # another consumer of the poison queue has it
+            pass  # another consumer of the dead-letter queue has it
         except Exception:
             log.exception("the dead letter of %s cannot be written now", letter)
             await self._later(delivery)
         self.activity += 1
 
-    async def _bury(self, transaction: Transaction, letter: DeadLetter) -> None:
+    async def _add_dead(self, transaction: Transaction, letter: DeadLetter) -> None:
         """The dead letter, and with it its token, where that is in the same database."""
-        await transaction.bury(letter)
+        await transaction.add_dead(letter)
         if self._shared.gate is None and letter.envelope.attempt_id is not None:
             await transaction.consume_tokens([letter.envelope.attempt_id])
 
@@ -139,7 +135,7 @@ class Keeper:
         try:
             await delivery.redeliver(_STORE_DOWN_SECONDS, counted=False)
         except StaleLock:
-            pass  # another consumer of the poison queue has it
+            pass  # another consumer of the dead-letter queue has it
 
     # --- retention -------------------------------------------------------------------------------------------
 

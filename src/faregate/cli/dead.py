@@ -27,7 +27,8 @@ from faregate.codec import BodyReader
 from faregate.errors import ConfigurationError
 from faregate.message import Envelope
 from faregate.ports.clock import SystemClock
-from faregate.ports.store import DeadFilter, DeadLetter, DeadStatus
+from faregate.ports.dead_letter import DeadLetter, DeadStatus
+from faregate.ports.store import DeadFilter
 from faregate.units import parse_seconds
 
 _MOST = 100_000

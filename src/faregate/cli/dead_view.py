@@ -15,7 +15,7 @@ from faregate.cli.output import console
 from faregate.errors import Undecodable
 from faregate.message import Envelope
 from faregate.plain import plain
-from faregate.ports.store import DeadLetter
+from faregate.ports.dead_letter import DeadLetter
 from faregate.units import age, iso
 
 _STYLES = {"open": "red", "replayed": "yellow", "resolved": "green", "discarded": "dim"}

@@ -1,25 +1,38 @@
-"""The dead letter that a message becomes when it is given up on."""
+"""The dead letters that a node makes: of a delivery that it stopped trying, and of a message that nobody takes."""
 
+from faregate.core.verdict import describe_error
+from faregate.errors import Permanent
+from faregate.message import Envelope
+from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.queue import Delivery
-from faregate.ports.store import DeadLetter
+from faregate.ports.store import OutboxRow
 
 
 def dead_letter(node: str, message_id: str, delivery: Delivery, reason: str, error: str, now: float) -> DeadLetter:
     envelope = delivery.envelope
-    return DeadLetter(
-        node=node,
-        message_id=message_id,
-        publication_id=envelope.publication_id,
-        type=envelope.type,
-        source=envelope.source,
-        correlation_id=envelope.correlation_id or envelope.publication_id,
-        key=delivery.key,
+    return DeadLetter.of(
+        node,
+        envelope,
+        reason,
+        error,
+        now,
         queue=".".join(filter(None, (node, envelope.type, envelope.source if envelope.kind == "event" else None))),
-        reason=reason,
-        error=error,
+        message_id=message_id,
+        key=delivery.key,
         tries=delivery.tries,
         redeliveries=delivery.redeliveries,
-        first_failed_at=now,
-        last_failed_at=now,
-        envelope=envelope,
+    )
+
+
+def unsent(row: OutboxRow, envelope: Envelope, exc: Permanent, now: float) -> DeadLetter:
+    """Of a message in the outbox that nobody takes: the sending node's, under its publication id."""
+    return DeadLetter.of(
+        row.node,
+        envelope,
+        exc.reason,
+        describe_error(exc),
+        now,
+        queue=row.destination,
+        message_id=envelope.publication_id,
+        key=envelope.key,
     )

@@ -1,7 +1,7 @@
 """Handling without a store: run the pipeline, publish the outputs, settle.
 
     validate -> pipeline (middlewares, tries around the handler) -> publish outputs -> settle
-                   `-- failed --> redeliver later, or poison with the reason
+                   `-- failed --> redeliver later, or a dead letter with the reason
     and in any case -> `after` middlewares
 
 A crash between the publishing and the settling runs the handler again; its outputs keep their ids, so the broker's
@@ -60,7 +60,7 @@ class Direct(Receiver):
     async def _fail(self, delivery: Delivery, ctx: Context | None, exc: BaseException) -> Settled:
         verdict = self._judge(delivery, ctx, exc)
         if verdict.delay is None:
-            await delivery.poison(verdict.reason, describe_error(exc))
+            await delivery.dead_letter(verdict.reason, describe_error(exc))
             self._gave_up(delivery, verdict.reason, first_line(exc))
             return "dead"
         await self.redeliver(delivery, verdict.delay, counted=verdict.counted)

@@ -139,10 +139,10 @@ class Sender(Sealer):
         """Publish what a handler sends, together."""
         sealed = list(self.seal_outputs(ctx, handler))
         if chain is None or not sealed:
-            await self._publish_or_bury([envelope for _, envelope in sealed])
+            await self._publish_or_dead_letter([envelope for _, envelope in sealed])
         else:
             outs = [OutgoingContext(envelope, out.message, ctx) for out, envelope in sealed]
-            await send_together(chain, outs, self._publish_or_bury)
+            await send_together(chain, outs, self._publish_or_dead_letter)
 
     async def publish_recorded(self, envelope: Envelope, publish: Last) -> None:
         """Send what somebody recorded through `fg.outbox` without this node at hand, within its middlewares."""
@@ -172,7 +172,7 @@ class Sender(Sealer):
             )
         await self._store.publish([self.outbox_row(envelope, None, place) for place, envelope in enumerate(envelopes)])
 
-    async def _publish_or_bury(self, envelopes: list[Envelope]) -> Mapping[str, Exception]:
+    async def _publish_or_dead_letter(self, envelopes: list[Envelope]) -> Mapping[str, Exception]:
         """Publish what a handler sends. An output that no queue takes becomes a dead letter of its own."""
         errors: dict[str, Exception] = {}
         try:
@@ -183,7 +183,7 @@ class Sender(Sealer):
                     await self._transport.publish([envelope])
                 except Unroutable as exc:
                     errors[envelope.publication_id] = exc
-                    await self._transport.poison(self._node, envelope, exc.reason, f"Unroutable: {exc}")
+                    await self._transport.dead_letter(self._node, envelope, exc.reason, f"Unroutable: {exc}")
                     self._alarms.sound("unroutable", self._node, envelope.publication_id, str(exc))
         return errors
 

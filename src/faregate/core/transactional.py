@@ -516,7 +516,7 @@ class Transactional(Receiver):
             verdict = self._judge(work.delivery, work.ctx, work.error)
             if verdict.delay is not None:
                 await self.redeliver(work.delivery, verdict.delay, counted=verdict.counted)
-            elif (end := await self._bury(work, verdict.reason)) == "dead":
+            elif (end := await self._add_dead(work, verdict.reason)) == "dead":
                 if self._shared.gate is not None and work.attempt_id is not None:
                     await self._shared.gate.drop(work.message_id, work.attempt_id)
                 await work.delivery.settle("dead")
@@ -546,7 +546,7 @@ class Transactional(Receiver):
         except StaleLock as exc:
             log.warning("%s: %s; it is delivered again", self.subscription, exc)
 
-    async def _bury(self, work: Work, reason: str) -> Literal["dead", "handled", "later"]:
+    async def _add_dead(self, work: Work, reason: str) -> Literal["dead", "handled", "later"]:
         """Write the dead letter. `handled`: another copy has come to an end meanwhile, so there is nothing to give up.
         `later`: the store does not take it now, so the decision has to wait."""
         assert work.error is not None
@@ -558,7 +558,7 @@ class Transactional(Receiver):
             await transaction.begin()
             if not await self._is_unhandled(transaction, work):
                 return "handled"
-            await transaction.bury(letter)
+            await transaction.add_dead(letter)
             if faults.hook is not None:
                 await faults.hook("unit.before-commit")
             await transaction.commit()

@@ -5,25 +5,18 @@ suites in `faregate.testing` check the promises.
 """
 
 from faregate.ports.clock import Clock, SystemClock, Timer
-from faregate.ports.queue import (
-    Binding,
-    Consumer,
-    Delivery,
-    Outcome,
-    Poisoned,
-    QueueTransport,
-    poison_queue,
-)
+from faregate.ports.dead_letter import DeadLetter
+from faregate.ports.queue import Binding, Consumer, Delivery, Outcome, QueueTransport, dead_letter_queue
 
 __all__ = [
     "Binding",
     "Clock",
     "Consumer",
+    "DeadLetter",
     "Delivery",
     "Outcome",
-    "Poisoned",
     "QueueTransport",
     "SystemClock",
     "Timer",
-    "poison_queue",
+    "dead_letter_queue",
 ]

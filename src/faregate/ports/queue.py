@@ -1,7 +1,7 @@
 """The queue transport port: moves envelopes at least once, and lets a consumer hold one until it is settled.
 
 Rules every adapter keeps (and `faregate.testing.queue_suite` checks):
-- What `publish` confirmed is delivered until it is settled, poisoned or expired; never silently dropped.
+- What `publish` confirmed is delivered until it is settled, a dead letter or expired; never silently dropped.
 - A released message returns to its own position. A delivery ends once: a stale end raises `StaleLock`.
 - Within one key, a message is withheld while an earlier one of that key is out or waits for redelivery; of a serial
   subscription, all are withheld while one waits for redelivery.
@@ -11,23 +11,22 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
-import msgspec
-
 from faregate.errors import Unroutable
 from faregate.message import Envelope, Kind
 from faregate.plain import plain
+from faregate.ports.dead_letter import DeadLetter
 
 Outcome = Literal["handled", "skipped", "dead", "duplicate"]
-"""How a consumer is done with a message. dead: it gave up, and keeps the dead letter itself, so nothing goes to the
-poison queue. duplicate: it was handled before."""
+"""How a consumer is done with a message. dead: it keeps the dead letter itself, so nothing goes to the
+dead-letter queue. duplicate: it was handled before."""
 
 
 Remembers = Literal["ledger", "tokens", "off", "nothing"]
 """`nothing`: it has no store."""
 
 
-def poison_queue(node: str) -> str:
-    """Where a node's given-up messages wait for people."""
+def dead_letter_queue(node: str) -> str:
+    """Where a node's dead letters wait for people. The name is stored in journals."""
     return f"{node}-poison"
 
 
@@ -66,15 +65,15 @@ class Binding:
     lock_seconds: float = 60.0
     """A delivery that is neither ended nor renewed for this long returns by itself."""
     max_deliveries: int = 20
-    """Started deliveries after which a message that comes back is poisoned: it may be what kills the process."""
+    """Started deliveries after which a message that comes back is a dead letter: it may be what kills the process."""
     expires: float | None = None
-    """Seconds a message may wait, from when it set out, before it is poisoned as expired."""
+    """Seconds a message may wait, from when it set out, before it is a dead letter as expired."""
     remembers: Remembers | None = None
     """How the consumer tells what it has handled; None where that is not said. A durable transport keeps what it was
     told: an audit asks it what must be in the ledger."""
     on_abandoned: Callable[["Delivery", str, str], None] | None = None
-    """Told, from the event loop, when the transport itself has given up on a message: it expired, or its deliveries are
-    used up. The delivery has ended; with it come the reason and a text."""
+    """Told, from the event loop, when the transport itself makes a dead letter: the message expired, or its deliveries
+    are used up. The delivery has ended; with it come the reason and a text."""
 
     @property
     def queue(self) -> str:
@@ -83,21 +82,8 @@ class Binding:
         return ".".join(parts)
 
 
-class Poisoned(msgspec.Struct, frozen=True):
-    """A message given up on, with everything a person needs to decide about it."""
-
-    node: str
-    queue: str
-    reason: str
-    error: str
-    tries: int
-    redeliveries: int
-    at: float
-    envelope: Envelope
-
-
 class Delivery(Protocol):
-    """One acquisition of one message by one consumer. Exactly one of settle, release, redeliver, poison ends it.
+    """One acquisition of one message by one consumer. Exactly one of settle, release, redeliver, dead_letter ends it.
 
     Ending or renewing a delivery whose lock was lost raises `StaleLock`; the message then belongs to another.
     """
@@ -130,8 +116,8 @@ class Delivery(Protocol):
         ...
 
     @property
-    def poisoned(self) -> Poisoned | None:
-        """Why it was given up, when this is a delivery from a poison queue."""
+    def letter(self) -> DeadLetter | None:
+        """The dead letter, when this is a delivery from a dead-letter queue."""
         ...
 
     @property
@@ -158,8 +144,8 @@ class Delivery(Protocol):
         """Back to its own position after `delay` seconds. Uncounted: uses up neither a redelivery nor a try."""
         ...
 
-    async def poison(self, reason: str, error: str) -> None:
-        """Into the node's poison queue, with the reason; one atomic move."""
+    async def dead_letter(self, reason: str, error: str) -> None:
+        """Into the node's dead-letter queue, with the reason; one atomic move."""
         ...
 
 
@@ -209,7 +195,7 @@ class QueueTransport(Protocol):
         ...
 
     async def bind(self, binding: Binding) -> None:
-        """Declare the subscription's queue and the node's poison queue. Idempotent; before `consume`."""
+        """Declare the subscription's queue and the node's dead-letter queue. Idempotent; before `consume`."""
         ...
 
     def begin(self) -> None:
@@ -251,12 +237,12 @@ class QueueTransport(Protocol):
         """
         ...
 
-    async def poison(self, node: str, envelope: Envelope, reason: str, error: str) -> None:
-        """Put a message that could not be sent among the node's poison, as a dead letter of its own."""
+    async def dead_letter(self, node: str, envelope: Envelope, reason: str, error: str) -> None:
+        """Put a message that could not be sent into the node's dead-letter queue."""
         ...
 
-    async def poisoned(self, node: str, limit: int = 1000) -> list[Poisoned]:
-        """Look at a node's poison, oldest first, without taking it."""
+    async def dead_letters(self, node: str, limit: int = 1000) -> list[DeadLetter]:
+        """Look into a node's dead-letter queue, oldest first, without taking anything."""
         ...
 
     async def idle(self) -> None:

@@ -1,6 +1,6 @@
 """A bench: nodes on a real broker in memory and a fake clock, with everything they send on record.
 
-Redelivery, delay, expiry and poison are the broker's own, not imitations; only time is made.
+Redelivery, delay, expiry and dead letters are the broker's own, not imitations; only time is made.
 """
 
 import asyncio
@@ -12,15 +12,16 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar, overload
 
 from faregate.broker import Broker
-from faregate.bus.bus import Bus, as_poisoned
+from faregate.bus.bus import Bus
 from faregate.codec import BodyReader
 from faregate.errors import ConfigurationError, FaregateError, Unroutable
 from faregate.message import Envelope, known
 from faregate.node.node import Node
 from faregate.node.outgoing import Outgoing
 from faregate.ports.clock import Clock
-from faregate.ports.queue import Poisoned, poison_queue
-from faregate.ports.store import DeadFilter, DeadLetter, DeadStatus
+from faregate.ports.dead_letter import DeadLetter, DeadStatus
+from faregate.ports.queue import dead_letter_queue
+from faregate.ports.store import DeadFilter
 from faregate.testing.clock import FakeClock
 from faregate.transports.memory import MemoryTransport
 
@@ -167,7 +168,7 @@ class Bench:
     # --- letting time pass --------------------------------------------------------------------------------
 
     async def settle(self, timeout: float = 30.0) -> None:
-        """Run until every message is handled, skipped or poisoned, moving the clock over retries and redeliveries.
+        """Run until every message is handled, skipped or a dead letter, moving the clock over retries and redeliveries.
 
         Messages scheduled for later are not waited for, nor what waits at a paused subscription. `timeout` is
         real time. Raises `BenchStuck`.
@@ -279,12 +280,12 @@ class Bench:
         recorded = self._transport.recorded.values()
         return [envelope for envelope in recorded if wire is None or envelope.type == wire]
 
-    def poisoned(self, node: str | None = None) -> list[Poisoned]:
-        """The messages that were given up on, oldest first."""
+    def poisoned(self, node: str | None = None) -> list[DeadLetter]:
+        """The open dead letters of stores and broker, oldest first."""
         names = [node] if node else list(self.bus.nodes)
-        queues = [queue for queue in self.broker.queues() if queue.name in map(poison_queue, names)]
-        found = [entry.poisoned for queue in queues for entry in queue.browse() if entry.poisoned]
-        return sorted([*found, *map(as_poisoned, self.dead(node, status="open"))], key=lambda record: record.at)
+        queues = [queue for queue in self.broker.queues() if queue.name in map(dead_letter_queue, names)]
+        found = [entry.letter for queue in queues for entry in queue.browse() if entry.letter]
+        return sorted([*found, *self.dead(node, status="open")], key=lambda record: record.at)
 
     def dead(self, node: str | None = None, *, status: DeadStatus | None = None) -> list[DeadLetter]:
         """The dead letters in the nodes' store, oldest first."""

@@ -21,7 +21,8 @@ import msgspec
 from faregate import ids
 from faregate.errors import ConsumerRefused, QueueNotFound, StaleLock, Unroutable
 from faregate.message import Envelope
-from faregate.ports.queue import Binding, Consumer, Delivery, Outcome, Poisoned, QueueTransport, poison_queue
+from faregate.ports.dead_letter import DeadLetter
+from faregate.ports.queue import Binding, Consumer, Delivery, Outcome, QueueTransport, dead_letter_queue
 from faregate.testing.clock import FakeClock, rest
 from faregate.transports.journal import JournalTransport
 from faregate.transports.memory import MemoryTransport
@@ -189,10 +190,10 @@ async def inboxes(subject: QueueSubject, *nodes: str) -> list[Inbox]:
     return [await Inbox(subject).open(noted(node).queue) for node in nodes]
 
 
-async def only_poisoned(subject: QueueSubject) -> Poisoned:
+async def only_dead_letter(subject: QueueSubject) -> DeadLetter:
     await subject.rest()
-    records = await subject.transport.poisoned("reader")
-    assert len(records) == 1, f"{len(records)} messages are poisoned, not one"
+    records = await subject.transport.dead_letters("reader")
+    assert len(records) == 1, f"{len(records)} dead letters, not one"
     return records[0]
 
 
@@ -457,7 +458,7 @@ async def an_unbound_queue_is_not_waited_for(subject: QueueSubject) -> None:
 @case
 async def unbinding_an_unknown_queue_is_an_error(subject: QueueSubject) -> None:
     await subject.transport.bind(noted())
-    for name in ("no.such.queue", poison_queue("reader")):
+    for name in ("no.such.queue", dead_letter_queue("reader")):
         try:
             await subject.transport.unbind(name)
         except QueueNotFound as exc:
@@ -488,7 +489,7 @@ async def a_message_settled_as_dead_or_as_a_duplicate_is_gone(subject: QueueSubj
     await subject.advance(20)
     await inbox.nothing("all were settled")
     await subject.transport.idle()
-    assert not await subject.transport.poisoned("reader"), "a settled message is poison: it has two dead letters"
+    assert not await subject.transport.dead_letters("reader"), "a settled message has two dead letters"
 
 
 @case
@@ -498,7 +499,7 @@ async def a_delivery_knows_its_position_and_its_tries(subject: QueueSubject) -> 
     places = [delivery.position for delivery in (first, second, third)]
     if None not in places:
         assert places[0] < places[1] < places[2], f"positions are {places}"  # type: ignore[operator]
-    assert (first.tries, first.poisoned) == (0, None), f"{first.tries} tries before the first"
+    assert (first.tries, first.letter) == (0, None), f"{first.tries} tries before the first"
     first.start()
     assert first.tries == 1, f"{first.tries} tries after the first start"
     await first.redeliver(0)
@@ -507,19 +508,19 @@ async def a_delivery_knows_its_position_and_its_tries(subject: QueueSubject) -> 
 
 
 @case
-async def a_delivery_from_a_poison_queue_carries_the_reason(subject: QueueSubject) -> None:
+async def a_delivery_from_a_dead_letter_queue_carries_the_reason(subject: QueueSubject) -> None:
     inbox = await open_inbox(subject, "bad")
     delivery = await inbox.take()
     delivery.start()
-    await delivery.poison("broken", "ValueError: no")
+    await delivery.dead_letter("broken", "ValueError: no")
     await subject.rest()
-    buried = await (await Inbox(subject).open(poison_queue("reader"))).take()
-    record = buried.poisoned
-    assert record is not None, "it does not say why it is poison"
+    delivered = await (await Inbox(subject).open(dead_letter_queue("reader"))).take()
+    record = delivered.letter
+    assert record is not None, "it does not say why it is there"
     assert (record.reason, record.error, record.tries, record.queue) == ("broken", "ValueError: no", 1, QUEUE)
-    assert record.envelope.publication_id == buried.envelope.publication_id
-    await buried.settle("handled")
-    assert not await subject.transport.poisoned("reader"), "settled, and still among the poison"
+    assert record.envelope.publication_id == delivered.envelope.publication_id
+    await delivered.settle("handled")
+    assert not await subject.transport.dead_letters("reader"), "settled, and still a dead letter"
 
 
 @case
@@ -750,7 +751,7 @@ async def a_lenient_key_does_not_wait_for_its_redelivery(subject: QueueSubject) 
     assert await inbox.texts() == ["a1"], "the redelivered one did not come back to its own position"
 
 
-# --- time and giving up -----------------------------------------------------------------------------------
+# --- time and dead letters --------------------------------------------------------------------------------
 
 
 @case
@@ -813,7 +814,7 @@ async def a_message_does_not_expire_because_the_wall_clock_is_set(subject: Queue
     await inbox.consumer.close()
     _set_wall(subject, -HOUR)
     await subject.advance(31)
-    assert (await only_poisoned(subject)).reason == "expired"
+    assert (await only_dead_letter(subject)).reason == "expired"
 
 
 def _set_wall(subject: QueueSubject, seconds: float) -> None:
@@ -822,15 +823,15 @@ def _set_wall(subject: QueueSubject, seconds: float) -> None:
 
 
 @case
-async def an_expired_message_is_poisoned_with_the_reason(subject: QueueSubject) -> None:
+async def an_expired_message_is_a_dead_letter_with_the_reason(subject: QueueSubject) -> None:
     if not subject.expires_messages:
         return
     await subject.transport.bind(noted())
     await subject.transport.publish([event("old", expires_at=subject.now() + 5)])
     await subject.advance(6)
     await (await Inbox(subject).open()).nothing("it has expired")
-    record = await only_poisoned(subject)
-    assert (record.reason, record.envelope.body) == ("expired", b"old"), f"poisoned as {record}"
+    record = await only_dead_letter(subject)
+    assert (record.reason, record.envelope.body) == ("expired", b"old"), f"dead as {record}"
 
 
 @case
@@ -840,19 +841,19 @@ async def a_held_message_does_not_expire(subject: QueueSubject) -> None:
     inbox = await open_inbox(subject, "held", expires=5)
     delivery = await inbox.take()
     await subject.advance(6)
-    assert not await subject.transport.poisoned("reader"), "expired while a consumer held it"
+    assert not await subject.transport.dead_letters("reader"), "expired while a consumer held it"
     await delivery.settle("handled")
-    assert not await subject.transport.poisoned("reader"), "expired after it was settled"
+    assert not await subject.transport.dead_letters("reader"), "expired after it was settled"
 
 
 @case
-async def a_poisoned_message_keeps_its_reason_and_identity(subject: QueueSubject) -> None:
+async def a_dead_letter_keeps_its_reason_and_identity(subject: QueueSubject) -> None:
     inbox = await open_inbox(subject, "bad", "good", prefetch=1)
     delivery = await inbox.take()
     delivery.start()
-    await delivery.poison("broken", "ValueError: no")
+    await delivery.dead_letter("broken", "ValueError: no")
     assert await inbox.texts() == ["good"], "the next message does not go on"
-    record = await only_poisoned(subject)
+    record = await only_dead_letter(subject)
     assert (record.reason, record.error, record.tries, record.node) == (
         "broken",
         "ValueError: no",
@@ -863,14 +864,14 @@ async def a_poisoned_message_keeps_its_reason_and_identity(subject: QueueSubject
 
 
 @case
-async def a_message_that_keeps_coming_back_is_poisoned(subject: QueueSubject) -> None:
+async def a_message_that_keeps_coming_back_becomes_a_dead_letter(subject: QueueSubject) -> None:
     inbox = await open_inbox(subject, "killer", max_deliveries=3, lock_seconds=5)
     for _ in range(3):
         (await inbox.take()).start()
         await subject.advance(6)
     await inbox.nothing("its deliveries are used up")
-    record = await only_poisoned(subject)
-    assert (record.reason, record.tries) == ("max-deliveries", 3), f"poisoned as {record}"
+    record = await only_dead_letter(subject)
+    assert (record.reason, record.tries) == ("max-deliveries", 3), f"dead as {record}"
 
 
 @case
@@ -879,13 +880,13 @@ async def a_delivery_whose_handler_never_started_is_no_try(subject: QueueSubject
     for _ in range(5):
         await inbox.take()
         await subject.advance(11)
-    assert len(await inbox.texts()) == 1, "it was given up although no handler ever saw it"
+    assert len(await inbox.texts()) == 1, "it is a dead letter although no handler ever saw it"
 
 
 @case
 async def a_message_that_could_not_be_sent_is_a_dead_letter_of_its_own(subject: QueueSubject) -> None:
     await subject.transport.bind(noted())
     lost = command("nobody")
-    await subject.transport.poison("reader", lost, "unroutable", "Unroutable: nobody")
-    record = await only_poisoned(subject)
+    await subject.transport.dead_letter("reader", lost, "unroutable", "Unroutable: nobody")
+    record = await only_dead_letter(subject)
     assert (record.reason, record.envelope.publication_id) == ("unroutable", lost.publication_id)

@@ -6,7 +6,8 @@ from typing import Any
 
 from faregate.ids import root_id
 from faregate.message import Envelope
-from faregate.ports.store import DeadLetter, LedgerRow, OutboxRow, Store, Transaction
+from faregate.ports.dead_letter import DeadLetter
+from faregate.ports.store import LedgerRow, OutboxRow, Store, Transaction
 from faregate.testing.store_subjects import StoreSubject
 
 StoreCase = Callable[[StoreSubject], Awaitable[None]]

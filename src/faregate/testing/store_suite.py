@@ -55,7 +55,7 @@ async def do_everything(tx: Transaction, handled: str, dead: str) -> None:
     await tx.execute("insert into goods (name) values (?)", ("ticket",))
     await tx.send([outgoing("billing", handled)])
     assert await tx.identify("billing", "bill", "order-17", 5.0)
-    await tx.bury(letter("billing", dead))
+    await tx.add_dead(letter("billing", dead))
 
 
 async def what_is_there(store: Store, handled: str, dead: str) -> list[bool]:

@@ -83,10 +83,10 @@ async def a_business_key_is_claimed_once_per_handler(subject: StoreSubject) -> N
 @case
 async def a_dead_letter_comes_back_as_it_was_and_is_known_as_dead(subject: StoreSubject) -> None:
     store, [dead] = subject.store, ids(1)
-    buried = letter("billing", dead, key="k", tries=3, redeliveries=2, error="Boom\nin line 1", replays=1)
+    added = letter("billing", dead, key="k", tries=3, redeliveries=2, error="Boom\nin line 1", replays=1)
     async with committed(store) as tx:
-        assert await tx.bury(buried) == buried
-    assert await store.dead(DeadFilter()) == [buried]
+        assert await tx.add_dead(added) == added
+    assert await store.dead(DeadFilter()) == [added]
     assert await store.known("billing", [dead]) == {dead: Known("dead", None, 1)}
     assert await store.known("shipping", [dead]) == {}, "it is another node's"
     async with committed(store) as tx:
@@ -108,9 +108,9 @@ async def another_failure_folds_into_the_dead_letter(subject: StoreSubject) -> N
     )
     again.envelope = Envelope(publication_id="p", body=b"new")
     async with committed(store) as tx:
-        await tx.bury(letter("billing", dead, replays=2))
+        await tx.add_dead(letter("billing", dead, replays=2))
         await tx.mark_dead("billing", dead, "replayed", by="operator", at=15.0)
-        folded = await tx.bury(again)
+        folded = await tx.add_dead(again)
     assert [folded] == await store.dead(DeadFilter(node="billing")), "what it returned is not what is there"
     assert (folded.copies, folded.status, folded.replays) == (2, "open", 3), f"{folded!r}"
     assert (folded.reason, folded.error, folded.tries, folded.redeliveries) == ("expired", "late", 4, 9)
@@ -125,9 +125,9 @@ async def another_failure_folds_into_the_dead_letter(subject: StoreSubject) -> N
 async def a_discarded_dead_letter_only_counts_its_copies(subject: StoreSubject) -> None:
     store, [dead] = subject.store, ids(1)
     async with committed(store) as tx:
-        await tx.bury(letter("billing", dead))
+        await tx.add_dead(letter("billing", dead))
         await tx.mark_dead("billing", dead, "discarded", by="operator", at=15.0)
-        folded = await tx.bury(letter("billing", dead, error="new", reason="other", tries=9, last_failed_at=20.0))
+        folded = await tx.add_dead(letter("billing", dead, error="new", reason="other", tries=9, last_failed_at=20.0))
     assert (folded.copies, folded.status, folded.error, folded.reason) == (2, "discarded", "ValueError: no", "failed")
     assert (folded.tries, folded.last_failed_at) == (0, 10.0), f"{folded!r}"
     known = await store.known("billing", [dead])
@@ -139,7 +139,7 @@ async def a_message_that_is_handled_after_all_resolves_its_dead_letter(subject: 
     store, [dead, handled, other] = subject.store, ids(3)
     async with committed(store) as tx:
         for message_id in (dead, other):
-            await tx.bury(letter("billing", message_id))
+            await tx.add_dead(letter("billing", message_id))
     async with committed(store) as tx:
         await tx.resolve("billing", [dead, handled], 30.0)
     [resolved] = await store.dead(DeadFilter(message_id=dead))
@@ -154,7 +154,7 @@ async def a_message_that_is_handled_after_all_resolves_its_dead_letter(subject: 
 async def an_operator_changes_only_what_waits_for_a_decision(subject: StoreSubject) -> None:
     store, [dead, unknown] = subject.store, ids(2)
     async with committed(store) as tx:
-        await tx.bury(letter("billing", dead))
+        await tx.add_dead(letter("billing", dead))
         assert await tx.mark_dead("billing", unknown, "discarded", by="operator", at=1.0) is None
         for replays in (1, 2):
             changed = await tx.mark_dead("billing", dead, "replayed", by="operator", at=2.0)
@@ -173,10 +173,10 @@ async def an_operator_changes_only_what_waits_for_a_decision(subject: StoreSubje
 async def dead_letters_are_found_by_what_is_asked_for(subject: StoreSubject) -> None:
     store, given = subject.store, ids(4)
     async with committed(store) as tx:
-        await tx.bury(letter("billing", given[0], last_failed_at=40.0))
-        await tx.bury(letter("billing", given[1], last_failed_at=30.0, type="Other"))
-        await tx.bury(letter("billing", given[2], last_failed_at=20.0, reason="expired"))
-        await tx.bury(letter("shipping", given[3], last_failed_at=10.0))
+        await tx.add_dead(letter("billing", given[0], last_failed_at=40.0))
+        await tx.add_dead(letter("billing", given[1], last_failed_at=30.0, type="Other"))
+        await tx.add_dead(letter("billing", given[2], last_failed_at=20.0, reason="expired"))
+        await tx.add_dead(letter("shipping", given[3], last_failed_at=10.0))
         await tx.mark_dead("billing", given[2], "discarded", by="operator", at=50.0)
 
     async def found(limit: int = 1000, **which: object) -> list[int]:
@@ -200,8 +200,8 @@ async def a_dead_letter_is_removed_only_as_it_was_read(subject: StoreSubject) ->
     store, given = subject.store, ids(5)
     async with committed(store) as tx:
         for message_id in given:
-            await tx.bury(letter("billing", message_id))
-        await tx.bury(letter("shipping", given[0]))
+            await tx.add_dead(letter("billing", message_id))
+        await tx.add_dead(letter("shipping", given[0]))
     read = {one.message_id: one for one in await store.dead(DeadFilter(node="billing"))}
     async with committed(store) as tx:
         await tx.fold("billing", given[1])

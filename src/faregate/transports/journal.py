@@ -25,8 +25,9 @@ from faregate.broker.journal.spool import spool
 from faregate.errors import ConfigurationError
 from faregate.message import Envelope
 from faregate.ports.clock import Clock, SystemClock
+from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.progress import Occupation
-from faregate.ports.queue import Binding, Consumer, Delivery, Poisoned, poison_queue
+from faregate.ports.queue import Binding, Consumer, Delivery, dead_letter_queue
 from faregate.units import parse_bytes, parse_seconds
 
 log = logging.getLogger("faregate.journal")
@@ -160,14 +161,14 @@ class JournalTransport:
             topology.check_command(envelope)
         await asyncio.to_thread(spool, reader.layout, RealDisk(), envelopes)
 
-    async def poison(self, node: str, envelope: Envelope, reason: str, error: str) -> None:
-        await self.broker.bury(node, envelope, reason, error)
+    async def dead_letter(self, node: str, envelope: Envelope, reason: str, error: str) -> None:
+        await self.broker.dead_letter_unsent(node, envelope, reason, error)
 
-    async def poisoned(self, node: str, limit: int = 1000) -> list[Poisoned]:
+    async def dead_letters(self, node: str, limit: int = 1000) -> list[DeadLetter]:
         self.begin()
         await self.journal.barrier()
-        entries = self.broker.browse(poison_queue(node))
-        return [entry.poisoned for entry in islice(entries, limit) if entry.poisoned is not None]
+        entries = self.broker.browse(dead_letter_queue(node))
+        return [entry.letter for entry in islice(entries, limit) if entry.letter is not None]
 
     async def idle(self) -> None:
         """Raises `JournalFailed` when nothing can be confirmed any more."""

@@ -9,8 +9,9 @@ from faregate.broker.broker import unsent
 from faregate.errors import ConfigurationError
 from faregate.message import Envelope
 from faregate.ports.clock import Clock, SystemClock
+from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.progress import Occupation
-from faregate.ports.queue import Binding, Consumer, Delivery, Poisoned, poison_queue
+from faregate.ports.queue import Binding, Consumer, Delivery, dead_letter_queue
 
 _APPENDS_PER_TURN = 128
 """Publishing never waits here, so now and then it lets consumers run; else a busy publisher would starve them."""
@@ -65,12 +66,12 @@ class MemoryTransport:
     ) -> Consumer:
         return self.broker.consume(queue, on_delivery, prefetch=prefetch, selector=selector, exclusive=exclusive)
 
-    async def poison(self, node: str, envelope: Envelope, reason: str, error: str) -> None:
-        self.broker.poison(unsent(node, envelope, reason, error, self._clock.time()))
+    async def dead_letter(self, node: str, envelope: Envelope, reason: str, error: str) -> None:
+        self.broker.dead_letter(unsent(node, envelope, reason, error, self._clock.time()))
 
-    async def poisoned(self, node: str, limit: int = 1000) -> list[Poisoned]:
-        entries = self.broker.browse(poison_queue(node))
-        return [entry.poisoned for entry in islice(entries, limit) if entry.poisoned is not None]
+    async def dead_letters(self, node: str, limit: int = 1000) -> list[DeadLetter]:
+        entries = self.broker.browse(dead_letter_queue(node))
+        return [entry.letter for entry in islice(entries, limit) if entry.letter is not None]
 
     async def idle(self) -> None:
         await self.broker.flight.landed()

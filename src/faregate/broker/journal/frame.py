@@ -18,8 +18,8 @@ FRAME_MAGIC = b"FGJ\x01"
 SEGMENT_MAGIC = b"FGSEG\x00\x00\x01"
 SEALED_MAGIC = b"FGSEALED"
 
-MESSAGES, POISON, FOOTER = 1, 2, 3
-KIND_NAMES = {MESSAGES: "messages", POISON: "poison", FOOTER: "footer"}
+MESSAGES, DEAD_LETTERS, FOOTER = 1, 2, 3
+KIND_NAMES = {MESSAGES: "messages", DEAD_LETTERS: "poison", FOOTER: "footer"}
 
 _FRAME = struct.Struct("<4sHHIIIIQQqQ16sHHI")
 _SEGMENT = struct.Struct("<8sIIQQQqIxxxxxxxxxxxx")
@@ -79,7 +79,7 @@ class Footer(msgspec.Struct):
     first_time: int
     last_time: int
     messages: int
-    poison: int
+    dead_letters: int = msgspec.field(name="poison")
     bytes: int
     last_commit: int
     types: dict[str, int]

@@ -23,8 +23,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from faregate.broker.journal import dead_letters, settled
 from faregate.broker.journal import frame as frames
-from faregate.broker.journal import settled
 from faregate.broker.journal.columns import altered_offsets, read_batch
 from faregate.broker.journal.disk import PRIVATE_FILE, Disk, File, RealDisk, RealFile
 from faregate.broker.journal.errors import JournalCorrupt, JournalTooNew
@@ -38,7 +38,6 @@ from faregate.broker.journal.snapshot import Snapshot
 from faregate.broker.journal.spool import waiting
 from faregate.broker.journal.topology import Topology
 from faregate.ports.log import ReaderPosition
-from faregate.ports.queue import Poisoned
 
 _MOST_FINDINGS = 1000
 _CHUNK = 1 << 20
@@ -169,8 +168,8 @@ def _sound(data: Any, position: int, epoch: int | None, limit: int) -> tuple[Fra
         if frame.kind == frames.MESSAGES:
             content = read_batch(body)
             count = content.num_rows
-        elif frame.kind == frames.POISON:
-            content = msgspec.msgpack.decode(body, type=list[Poisoned])
+        elif frame.kind == frames.DEAD_LETTERS:
+            content = dead_letters.decode(body)
             count = len(content)
         else:
             content, count = msgspec.json.decode(body, type=Footer), 0
@@ -284,7 +283,7 @@ class Scan:
     def footer_differences(self, footer: Footer, size: int) -> Iterator[str]:
         """What the footer says that is not so."""
         true = self.segment.footer(self.end, self.commit)
-        names = ["base", "messages", "poison", "bytes"]
+        names = ["base", "messages", "dead_letters", "bytes"]
         if not footer.compacted and self.frames:
             names += ["first_time", "last_time", "types"]
         for name in names:
@@ -724,7 +723,7 @@ class Inspector:
         checked["segments"] += 1
         checked["frames"] += scan.frames
         checked["messages"] += scan.segment.messages
-        checked["poison"] += scan.segment.poison
+        checked["poison"] += scan.segment.dead_letters
         for topic, position in scan.topics.items():
             self._topics.setdefault(topic, (path, position))
         self._altered += [(path, position, offset) for position, offset in scan.altered]

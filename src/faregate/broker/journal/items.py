@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from faregate.message import Envelope
-from faregate.ports.queue import Poisoned
+from faregate.ports.dead_letter import DeadLetter
 
 Done = Callable[[Sequence[int], BaseException | None], None]
 """Called in the event loop with the offsets, or with what went wrong."""
@@ -32,14 +32,12 @@ class Append(msgspec.Struct, gc=False, eq=False):
         return sum([len(envelope.body) for envelope in self.envelopes])
 
 
-class Bury:
-    """A message given up on."""
+class AppendDeadLetter:
+    __slots__ = ("done", "letter", "size")
 
-    __slots__ = ("done", "record", "size")
-
-    def __init__(self, record: Poisoned, done: Done) -> None:
-        self.size = len(record.envelope.body)
-        self.record = record
+    def __init__(self, letter: DeadLetter, done: Done) -> None:
+        self.size = len(letter.envelope.body)
+        self.letter = letter
         self.done = done
 
 
@@ -62,7 +60,7 @@ class Call:
         self.done = done
 
 
-Item = Append | Bury | Call
+Item = Append | AppendDeadLetter | Call
 
 
 def weight(item: Item) -> int:

@@ -3,7 +3,7 @@
 Rules kept here:
 - One commit thread does all writing. A group is whatever arrived while the last one was being synced; no lingering.
 - A message is confirmed, and put into queues, after its group is synced.
-- A message is marked dead only after its poison record is synced.
+- A message is marked dead only after its dead letter is synced.
 - After a failed write or sync nothing is confirmed any more; the failure is told to everyone who waits.
 
 Everything public is called from the event loop; what starts with `_in_thread` runs in the commit thread.
@@ -24,7 +24,7 @@ from faregate.broker.journal import settled
 from faregate.broker.journal.columns import identities
 from faregate.broker.journal.disk import Disk, File, RealDisk
 from faregate.broker.journal.errors import JournalFailed, JournalFull, Unwritable
-from faregate.broker.journal.items import Append, Bury, Call, Done, Item, Marker, weight
+from faregate.broker.journal.items import Append, AppendDeadLetter, Call, Done, Item, Marker, weight
 from faregate.broker.journal.layout import Layout, prepare, write_json
 from faregate.broker.journal.lock import WriterLock
 from faregate.broker.journal.log import MOST_BYTES, MOST_ROWS, SEGMENT_SIZE, Log, now_us
@@ -38,7 +38,8 @@ from faregate.broker.journal.topology import Topology, View
 from faregate.broker.recent import Identity
 from faregate.errors import ConfigurationError, FaregateError, MessageTooLarge, QueueNotFound
 from faregate.message import Envelope, Kind
-from faregate.ports.queue import Binding, Poisoned
+from faregate.ports.dead_letter import DeadLetter
+from faregate.ports.queue import Binding
 
 log = logging.getLogger("faregate.journal")
 
@@ -190,9 +191,9 @@ class Journal:
         """Append messages as one; `on_appended` is told when they are durable, in the order of handing in."""
         self._hand_in(item)
 
-    def bury(self, record: Poisoned, done: Done) -> None:
-        """Write a poison record; whoever is told that it is durable may mark the message as dead."""
-        self._hand_in(Bury(record, done))
+    def append_dead_letter(self, letter: DeadLetter, done: Done) -> None:
+        """Write a dead letter; whoever is told that it is durable may mark the message as dead."""
+        self._hand_in(AppendDeadLetter(letter, done))
 
     async def call(self, function: Callable[[], None]) -> None:
         """Run something in the commit thread, behind what was handed in."""
@@ -262,8 +263,9 @@ class Journal:
     def unbind(self, name: str) -> None:
         """Lead no topic to that queue any more. Raises `QueueNotFound`."""
         queue = self.topology.queue(name)
-        if queue is None or queue.is_poison:
-            names = ", ".join(sorted(each.name for each in self.topology.queues if not each.is_poison)) or "none"
+        if queue is None or queue.is_dead_letter_queue:
+            bound = sorted(each.name for each in self.topology.queues if not each.is_dead_letter_queue)
+            names = ", ".join(bound) or "none"
             raise QueueNotFound(f"there is no bound queue {name!r} in {self.layout.root}; there are: {names}")
         self._change_topology(lambda topology: topology.remove(queue))
 
@@ -279,9 +281,9 @@ class Journal:
         """Let publications that name their recipients go to these queues of a topic."""
         self._change_topology(lambda topology: topology.add_partial(kind, address, type, queues))
 
-    def add_poison_queue(self, node: str) -> None:
+    def add_dead_letter_queue(self, node: str) -> None:
         """A node that only publishes has dead letters, too."""
-        self._change_topology(lambda topology: topology.add_poison_queue(node))
+        self._change_topology(lambda topology: topology.add_dead_letter_queue(node))
 
     def _change_topology(self, change: Callable[[Topology], bool]) -> None:
         """Durable before anything refers to it. What could not be written is not there, and may be tried again."""
@@ -388,7 +390,7 @@ class Journal:
         """Write and sync a group; what to tell whom. A batch of the spool is a unit of its own."""
         plain = [item for item in group if isinstance(item, Append) and item.batch is None]
         spooled = [item for item in group if isinstance(item, Append) and item.batch is not None]
-        buried = [item for item in group if isinstance(item, Bury)]
+        dead = [item for item in group if isinstance(item, AppendDeadLetter)]
         results: dict[Item, tuple[Sequence[int], BaseException | None]] = {}
         try:
             self._in_thread_append(plain, results)
@@ -400,10 +402,10 @@ class Journal:
                     results[item] = ((), exc)
                 else:
                     results[item] = (offsets, None)
-            if buried:
-                graves = self._log.append_poison([item.record for item in buried])
+            if dead:
+                offsets = self._log.append_dead_letters([item.letter for item in dead])
                 self._note_segment()
-                results.update((item, ([grave], None)) for item, grave in zip(buried, graves, strict=True))
+                results.update((item, ([offset], None)) for item, offset in zip(dead, offsets, strict=True))
             if any(error is None for _, error in results.values()):
                 self._log.sync()
             for item in spooled:
@@ -411,7 +413,7 @@ class Journal:
                 if results[item][1] is None:
                     self._in_thread_remove(item.batch)
         except (JournalFull, JournalFailed) as exc:
-            handed_in: list[Item] = [*plain, *spooled, *buried]
+            handed_in: list[Item] = [*plain, *spooled, *dead]
             for refused in handed_in:
                 if refused not in results or isinstance(exc, JournalFailed):
                     results[refused] = ([], exc)
@@ -421,7 +423,7 @@ class Journal:
                 self._in_thread_sync_rest(results)
         self._flush_side_logs()
         # In the order of offsets, so that queues are filled in it; then whoever waits behind all of them.
-        written: list[Item] = [*plain, *spooled, *buried]
+        written: list[Item] = [*plain, *spooled, *dead]
         told: list[tuple[Item, Sequence[int], BaseException | None]] = []
         for each in written:
             offsets, error = results[each]

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from faregate.broker.journal import dead_letters
 from faregate.broker.journal import frame as frames
 from faregate.broker.journal.columns import read_batch, write_envelopes
 from faregate.broker.journal.disk import Disk, File
@@ -27,7 +28,7 @@ from faregate.broker.journal.high_water import HighWater, pack, read_high_water
 from faregate.broker.journal.layout import Layout
 from faregate.errors import MessageTooLarge
 from faregate.message import Envelope
-from faregate.ports.queue import Poisoned
+from faregate.ports.dead_letter import DeadLetter
 
 log = logging.getLogger("faregate.journal")
 
@@ -53,7 +54,7 @@ class Segment:
         self.position = SEGMENT_BYTES
         self.previous = 0
         self.messages = 0
-        self.poison = 0
+        self.dead_letters = 0
         self.types: Counter[str] = Counter()
         self.times: list[int] = []
         self.index: list[tuple[int, int, int]] = []
@@ -68,7 +69,7 @@ class Segment:
             for counted in batch.column("type").value_counts().to_pylist():
                 self.types[counted["values"]] += counted["counts"]
         else:
-            self.poison += frame.rows
+            self.dead_letters += frame.rows
         self.times = [*self.times[:1], frame.time]
         if not self.index or frame.position - self.index[-1][2] >= _INDEX_EVERY:
             self.index.append((frame.base, frame.time, frame.position))
@@ -80,7 +81,7 @@ class Segment:
             first_time=self.times[0] if self.times else self.header.time,
             last_time=self.times[-1] if self.times else self.header.time,
             messages=self.messages,
-            poison=self.poison,
+            dead_letters=self.dead_letters,
             bytes=self.position,
             last_commit=commit,
             types=dict(self.types),
@@ -138,14 +139,14 @@ class Log:
             self.batches.add(batch)
         return offsets
 
-    def append_poison(self, records: Sequence[Poisoned]) -> list[int]:
-        """Write given-up messages; they have offsets of their own, and readers of messages do not see them."""
-        body = msgspec.msgpack.encode(records)
+    def append_dead_letters(self, letters: Sequence[DeadLetter]) -> list[int]:
+        """Write dead letters; they have offsets of their own, and readers of messages do not see them."""
+        body = dead_letters.encode(letters)
         moment = self._next_time()
         self._make_room(FRAME_BYTES + frames.padded(len(body)), moment)
         first = self.next_offset
-        self._write(frames.POISON, body, len(records), moment, Counter(), NO_BATCH, 0, 1)
-        self.next_offset += len(records)
+        self._write(frames.DEAD_LETTERS, body, len(letters), moment, Counter(), NO_BATCH, 0, 1)
+        self.next_offset += len(letters)
         return list(range(first, self.next_offset))
 
     def _write(
@@ -180,7 +181,7 @@ class Log:
             segment.messages += rows
             segment.types.update(types)
         else:
-            segment.poison += rows
+            segment.dead_letters += rows
         segment.times = [*segment.times[:1], moment]
         if not segment.index or position - segment.index[-1][2] >= _INDEX_EVERY:
             segment.index.append((self.next_offset, moment, position))
@@ -236,7 +237,7 @@ class Log:
         segment = self._current()
         if segment.position + size + FRAME_BYTES + TRAILER_BYTES <= segment.size:
             return
-        if segment.messages or segment.poison:
+        if segment.messages or segment.dead_letters:
             self.seal()
             self._start_segment(max(self._segment_size, size + SEGMENT_BYTES + FRAME_BYTES + TRAILER_BYTES), moment)
             return

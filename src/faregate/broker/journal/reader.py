@@ -185,14 +185,14 @@ class JournalReader:
         for key in [key for key in self._batches if key[0] == base]:
             del self._batches[key]
 
-    def poison_frames(self, start: int) -> Iterator[tuple[frames.Frame, Any]]:
+    def dead_letter_frames(self, start: int) -> Iterator[tuple[frames.Frame, Any]]:
         """The frames of given-up messages from an offset on, with their bodies."""
         mark = self.high_water()
         for base, view in self._segments(start, mark.offset, mark):
-            if view.footer is not None and not view.footer.poison:
+            if view.footer is not None and not view.footer.dead_letters:
                 continue
             for frame in self._frames(base, view, mark, start):
-                if frame.kind == frames.POISON:
+                if frame.kind == frames.DEAD_LETTERS:
                     if not frames.is_sound(view.data, frame):
                         raise self._damaged(base, frame.position)
                     yield frame, frames.body_of(view.data, frame)

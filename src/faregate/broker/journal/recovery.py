@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow.compute as pc
 
-from faregate.broker.journal import settled
+from faregate.broker.journal import dead_letters, settled
 from faregate.broker.journal.disk import Disk
 from faregate.broker.journal.errors import JournalCorrupt
 from faregate.broker.journal.layout import Layout, read_json
@@ -23,7 +23,7 @@ from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.snapshot import Snapshot
 from faregate.broker.journal.topology import FROM_THE_BEGINNING, Reading, Topology
 from faregate.broker.recorder import Returning
-from faregate.ports.queue import Poisoned
+from faregate.ports.dead_letter import DeadLetter
 
 _END = 1 << 62
 _MANY_RUNS = 4
@@ -57,7 +57,7 @@ class Found:
     """
 
     pieces: list[Stretch | Single] = field(default_factory=list)
-    poison: list[tuple[int, Poisoned]] = field(default_factory=list)
+    dead_letters: list[tuple[int, DeadLetter]] = field(default_factory=list)
     position: int = 0
     """The next one's position."""
 
@@ -90,7 +90,7 @@ class Found:
 
     def count(self) -> int:
         lengths = (1 if isinstance(piece, Single) else len(piece.offsets) for piece in self.pieces)
-        return len(self.poison) + sum(lengths)
+        return len(self.dead_letters) + sum(lengths)
 
 
 class _Waiting:
@@ -165,7 +165,7 @@ def recover(layout: Layout, disk: Disk, reader: JournalReader, topology: Topolog
                         f"went to topic {number}, which it does not know. Restore it from a backup"
                     )
             _sort_out(batch, topics, waiting, found)
-        _find_poison(reader, topology, start, waiting, found)
+        _find_dead_letters(reader, topology, start, waiting, found)
     return found
 
 
@@ -269,16 +269,16 @@ def _one_by_one(offsets: Any, one: _Waiting, found: Found, special: Any) -> None
         found.pieces.append(Stretch(positions, plain))
 
 
-def _find_poison(
+def _find_dead_letters(
     reader: JournalReader, topology: Topology, start: int, waiting: dict[int, _Waiting], found: dict[int, Found]
 ) -> None:
-    numbers = {queue.node: queue.number for queue in topology.queues if queue.is_poison}
-    for frame, body in reader.poison_frames(start):
-        records = msgspec.msgpack.decode(body, type=list[Poisoned])
+    numbers = {queue.node: queue.number for queue in topology.queues if queue.is_dead_letter_queue}
+    for frame, body in reader.dead_letter_frames(start):
+        records = dead_letters.decode(body)
         for offset, record in enumerate(records, frame.base):
             queue = numbers.get(record.node)
             if queue is None:
                 continue
             one = waiting[queue]
             if any(one.within(offset, offset + 1)) and offset not in one.ended:
-                found[queue].poison.append((offset, record))
+                found[queue].dead_letters.append((offset, record))

@@ -75,7 +75,7 @@ def apply_retention(
 def compact(
     layout: Layout, disk: Disk, reader: JournalReader, base: int, footer: Footer, waiting: list[tuple[int, int]]
 ) -> int:
-    """Rewrite a segment with only what still waits, and its poison; offsets stay. Returns its new size."""
+    """Rewrite a segment with only what still waits, and its dead letters; offsets stay. Returns its new size."""
     header = SegmentHeader(
         frames.VERSION, int.from_bytes(os.urandom(8), "little"), base, footer.last_commit, footer.first_time
     )

@@ -1,4 +1,4 @@
-"""The spool: how other processes publish to a journal that one process writes, or bury what they give up on.
+"""The spool: how other processes publish to a journal that one process writes, or leave their dead letters.
 
 Rules kept here:
 - A batch is a file of frames, synced and moved in atomically; it is confirmed then. The writer appends it as one atomic
@@ -19,6 +19,7 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 
+from faregate.broker.journal import dead_letters
 from faregate.broker.journal import frame as frames
 from faregate.broker.journal.columns import read_batch, to_envelopes, write_envelopes
 from faregate.broker.journal.disk import Disk
@@ -27,7 +28,7 @@ from faregate.broker.journal.frame import FRAME_BYTES
 from faregate.broker.journal.layout import BATCH_SUFFIX, Layout
 from faregate.errors import MessageTooLarge, Permanent
 from faregate.message import Envelope
-from faregate.ports.queue import Poisoned
+from faregate.ports.dead_letter import DeadLetter
 
 _ROWS_PER_FRAME = 10_000
 LARGEST_BATCH = 1 << 30
@@ -39,7 +40,7 @@ class Spooled(NamedTuple):
     """What is in a batch."""
 
     envelopes: list[Envelope]
-    poison: list[Poisoned]
+    dead_letters: list[DeadLetter]
 
 
 def spool(layout: Layout, disk: Disk, envelopes: Sequence[Envelope], name: str | None = None) -> Path:
@@ -105,8 +106,8 @@ def read_spooled(path: Path, disk: Disk) -> Spooled:
             raise JournalCorrupt(f"{path} is not a whole batch: it is damaged at position {position}")
         body = frames.body_of(data, frame)
         try:
-            if frame.kind == frames.POISON:
-                found.poison.extend(msgspec.msgpack.decode(body, type=list[Poisoned]))
+            if frame.kind == frames.DEAD_LETTERS:
+                found.dead_letters.extend(dead_letters.decode(body))
             else:
                 found.envelopes.extend(to_envelopes(read_batch(body)))
         except (pa.ArrowException, msgspec.MsgspecError, ValueError, TypeError, LookupError) as exc:

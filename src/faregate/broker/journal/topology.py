@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from faregate.message import Envelope, Kind
-from faregate.ports.queue import Binding, Remembers, check_command, poison_queue
+from faregate.ports.queue import Binding, Remembers, check_command, dead_letter_queue
 
 View = Literal["queue", "log"]
 
@@ -39,7 +39,7 @@ class QueueRecord(msgspec.Struct):
     source: str | None = None
 
     @property
-    def is_poison(self) -> bool:
+    def is_dead_letter_queue(self) -> bool:
         return self.type is None
 
 
@@ -96,7 +96,7 @@ class Topology(msgspec.Struct):
     def add(self, binding: Binding) -> bool:
         """Add the binding's queues and lead its topic there; whether anything changed."""
         before = self.version
-        self._queue(poison_queue(binding.node), binding.node)
+        self._queue(dead_letter_queue(binding.node), binding.node)
         is_new = self.queue(binding.queue) is None
         queue = self._queue(binding.queue, binding.node, binding)
         if binding.remembers is not None:
@@ -108,9 +108,9 @@ class Topology(msgspec.Struct):
             self._topic(binding.kind, address, binding.type, queues)
         return self.version != before
 
-    def add_poison_queue(self, node: str) -> bool:
+    def add_dead_letter_queue(self, node: str) -> bool:
         before = self.version
-        self._queue(poison_queue(node), node)
+        self._queue(dead_letter_queue(node), node)
         return self.version != before
 
     def add_partial(self, kind: Kind, address: str | None, type: str, queues: Collection[int]) -> bool:

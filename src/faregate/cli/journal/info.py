@@ -51,7 +51,7 @@ def describe(path: Path) -> dict[str, Any]:
             "queue": queue.name,
             "node": queue.node,
             **_waiting(found.get(queue.number, Found()), time.time()),
-            "poison": queue.is_poison,
+            "poison": queue.is_dead_letter_queue,
         }
         for queue in topology.queues
     ]
@@ -119,7 +119,7 @@ def _segments(
             segments.append((None, size))
             continue
         segments.append((footer, size))
-        if footer_like.messages or footer_like.poison:
+        if footer_like.messages or footer_like.dead_letters:
             times += [footer_like.first_time, footer_like.last_time]
     return segments, types, (min(times), max(times)) if times else None, compacted
 

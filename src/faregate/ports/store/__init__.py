@@ -19,13 +19,8 @@ from typing import Protocol
 
 import msgspec
 
-from faregate.ports.store.dead_letters import (
-    DeadFilter,
-    DeadLetter,
-    DeadLetterStore,
-    DeadLetterTransaction,
-    DeadStatus,
-)
+from faregate.ports.dead_letter import DeadLetter, DeadStatus
+from faregate.ports.store.dead_letters import DeadFilter, DeadLetterStore, DeadLetterTransaction
 from faregate.ports.store.ledger import Known, LedgerOutcome, LedgerRow, LedgerStore, LedgerTransaction, Sent
 from faregate.ports.store.outbox import FROM_OUTSIDE, Insertion, OutboxRow, OutboxStore, OutboxTransaction
 from faregate.ports.store.tokens import ClaimRecord, ClaimState, ClaimStore, TokenTransaction

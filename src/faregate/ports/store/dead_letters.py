@@ -1,45 +1,11 @@
-"""Dead letters: messages given up on, and what people decide about them."""
+"""Dead letters in a store, and what people decide about them."""
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 import msgspec
 
-from faregate.message import Envelope
-from faregate.plain import plain
-
-DeadStatus = Literal["open", "replayed", "resolved", "discarded"]
-
-
-class DeadLetter(msgspec.Struct, kw_only=True):
-    """A message given up on, with everything a person needs to decide about it. One per (node, message id)."""
-
-    node: str
-    message_id: str
-    publication_id: str
-    type: str
-    source: str
-    correlation_id: str
-    key: str | None = None
-    queue: str
-    reason: str
-    error: str
-    """The error's class and text, then the traceback."""
-    tries: int = 0
-    redeliveries: int = 0
-    first_failed_at: float
-    last_failed_at: float
-    copies: int = 1
-    """How many copies of the message ended here."""
-    replays: int = 0
-    """How often it was replayed; a replay carries this number."""
-    status: DeadStatus = "open"
-    changed_by: str | None = None
-    changed_at: float | None = None
-    envelope: Envelope
-
-    def __str__(self) -> str:
-        return plain(f"{self.type} {self.message_id} at {self.node} ({self.reason})")
+from faregate.ports.dead_letter import DeadLetter, DeadStatus
 
 
 class DeadFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +23,7 @@ class DeadFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeadLetterTransaction(Protocol):
-    async def bury(self, letter: DeadLetter) -> DeadLetter:
+    async def add_dead(self, letter: DeadLetter) -> DeadLetter:
         """Insert the dead letter, or fold it into the one of the same (node, message id); returns what is there now.
 
         Folding: `copies` grows by one; error, reason, tries, redeliveries, last failure, envelope are the new ones, and

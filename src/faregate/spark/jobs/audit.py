@@ -164,9 +164,9 @@ def _grouped(
         count(3).alias("dead_n"),
         count(6).alias("duplicate_n"),
         count(PASSED).alias("passed_n"),
-        count(seen.POISON).alias("poison_n"),
+        count(seen.DEAD_LETTER).alias("dead_letter_n"),
         F.max(F.when(in_ledger, kind)).alias("ledger"),
-        F.max(F.when(kind.between(seen.OPEN, seen.RESOLVED), kind)).alias("buried"),
+        F.max(F.when(kind.between(seen.OPEN, seen.RESOLVED), kind)).alias("letter"),
         count(seen.PARKED).alias("parked_n"),
         count(seen.EFFECT).alias("effects"),
         count(seen.ALTERED).alias("altered_n"),
@@ -198,7 +198,7 @@ def _classed(
     at_rest: bool,
 ) -> "DataFrame":
     """The same rows with what they are, and what is wrong with them: `FLAGS`."""
-    node, buried = F.col("node"), F.col("buried")
+    node, letter = F.col("node"), F.col("letter")
     stored = [index for index, name in enumerate(plan.nodes) if any(each.holds(name) for each in databases)]
     complete = {each.node for each in queries if each.complete}
     complete -= {each.node for each in queries if not each.complete}
@@ -213,9 +213,9 @@ def _classed(
     repeated = excused | node.isin(*(index for index, name in enumerate(plan.nodes) if name in by_identity))
     passed = F.col("passed_n") > 0
     settled = (F.col("handled_n") + F.col("duplicate_n") > 0) | passed
-    ended = (F.col("handled_n") + F.col("duplicate_n") > 0) | (passed & (F.col("parked_n") == 0) & buried.isNull())
+    ended = (F.col("handled_n") + F.col("duplicate_n") > 0) | (passed & (F.col("parked_n") == 0) & letter.isNull())
     bare = (F.col("effects") == 0) & node.isin(*wanted)
-    given_up = buried.isin(seen.OPEN, seen.DISCARDED) | ((buried == seen.REPLAYED) & (F.col("waiting_n") == 0))
+    given_up = letter.isin(seen.OPEN, seen.DISCARDED) | ((letter == seen.REPLAYED) & (F.col("waiting_n") == 0))
     handled = F.when(bare & (ended | F.lit(at_rest)), F.lit("effectless")).otherwise(F.lit("handled"))
     unrecorded = F.when(bare, "unrecorded_bare").otherwise("unrecorded")
     what = (
@@ -228,11 +228,11 @@ def _classed(
         .when(F.col("skipped_n") > 0, "skipped")
         .when(F.col("parked_n") > 0, "parked")
         .when(F.col("waiting_n") > 0, "in_flight")
-        .when(F.col("poison_n") > 0, "dead")
-        .when(passed & (buried == seen.RESOLVED), handled)
+        .when(F.col("dead_letter_n") > 0, "dead")
+        .when(passed & (letter == seen.RESOLVED), handled)
         .when(passed & repeated, F.when(bare, "effectless").otherwise("trusted"))
         .when(passed, F.when(bare, "passed_bare").otherwise("passed"))
-        .when(F.lit(at_rest) & node.isin(*stored) & buried.isNull() & ~forgotten, "unburied")
+        .when(F.lit(at_rest) & node.isin(*stored) & letter.isNull() & ~forgotten, "no_letter")
         .otherwise("dead")
     )
     # What has no key, or was delayed, has no order: each is a key of its own.
@@ -249,7 +249,7 @@ def _classed(
     flags = {
         "double": several & ~again,
         "again": several & again,
-        "ghost": F.lit(at_rest) & (F.col("effects") > 0) & what.isin("in_flight", "parked", "dead", "unburied"),
+        "ghost": F.lit(at_rest) & (F.col("effects") > 0) & what.isin("in_flight", "parked", "dead", "no_letter"),
         "disorder": ~free & disorder,
         "not_sent": counted & (F.coalesce("outs", F.lit(0)) < F.col("sent")),
         "sent_other": counted & (F.coalesce("outs", F.lit(0)) >= F.col("sent")) & _differs("out", "sent"),

@@ -27,14 +27,15 @@ import pyarrow as pa
 from faregate.broker.journal.columns import altered_offsets
 from faregate.broker.journal.reader import JournalReader
 from faregate.errors import ConfigurationError
-from faregate.spark.jobs.deliveries import FIELDS, digest_longs, id_pairs, read_deliveries, read_poison
+from faregate.spark.jobs.deliveries import FIELDS, digest_longs, id_pairs, read_dead_letters, read_deliveries
 from faregate.spark.jobs.settlements import JournalPlan, SegmentPlan, by_task
 from faregate.spark.jobs.stores import Database, Reading, id_of, readings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-LEDGER, LEDGER_SKIPPED, OPEN, REPLAYED, DISCARDED, RESOLVED, POISON, PARKED, EFFECT = 10, 11, 20, 21, 22, 23, 24, 30, 40
+LEDGER, LEDGER_SKIPPED, PARKED, EFFECT = 10, 11, 30, 40
+OPEN, REPLAYED, DISCARDED, RESOLVED, DEAD_LETTER = 20, 21, 22, 23, 24
 OUTPUTS, ALTERED, NOBODY = 50, 60, -1
 _DEAD = {"open": OPEN, "replayed": REPLAYED, "discarded": DISCARDED, "resolved": RESOLVED}
 
@@ -116,10 +117,10 @@ def given_up(spark: "SparkSession", plan: JournalPlan) -> "DataFrame":
     places = {node: index for index, node in enumerate(plan.nodes)}
 
     def read(_: int) -> Iterator[Any]:
-        for rows in read_poison(plan):
+        for rows in read_dead_letters(plan):
             own = [row for row in rows if row[0] in places]
             if own:
-                yield _batch("poison", own, places)
+                yield _batch("dead", own, places)
 
     return by_task(spark, [0], read, STORED)
 
@@ -175,7 +176,7 @@ def _batch(kind: str, rows: list[tuple[Any, ...]], places: dict[str, int]) -> An
     elif kind == "dead":
         kinds = [_DEAD[status] for status in columns[3]]
     else:
-        kinds = [{"poison": POISON, "parked": PARKED, "effects": EFFECT}[kind]] * count
+        kinds = [{"dead": DEAD_LETTER, "parked": PARKED, "effects": EFFECT}[kind]] * count
     arrays = [
         pa.array(np.fromiter((places[node] for node in columns[0]), np.int32, count)),
         pa.array(hi),

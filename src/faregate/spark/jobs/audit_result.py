@@ -37,7 +37,7 @@ BAD = {
         "missing",
         "it was settled as handled, and the store of its node has neither a ledger row nor an effect of it",
     ),
-    "unburied": ("missing", "it was settled as dead, and the store of its node has no dead letter of it"),
+    "no_letter": ("missing", "it was settled as dead, and the store of its node has no dead letter of it"),
     "effectless": ("missing", "it was handled, and its effect is not in the business data"),
     "passed": ("missing", "its node has read past it in the log, and the node's store has no record of it"),
     "passed_bare": ("missing", "its node has read past it in the log, and there is neither a record nor an effect"),
@@ -115,7 +115,7 @@ _COLUMN_OF = {
     "passed_bare": "handled",
     "skipped": "skipped",
     "dead": "dead",
-    "unburied": "dead",
+    "no_letter": "dead",
     "parked": "parked",
     "in_flight": "in_flight",
 }
@@ -162,7 +162,7 @@ def judge(counts: Sequence[Any], plan: JournalPlan, databases: Sequence[Database
         must_record = in_ledger[queue] > 0 or plan.ways.get(queue) == ("ledger",)
         must_have_effect = with_effects[queue] > 0 or not at_node[row["node"]]
         lost = (
-            kind == "unburied"
+            kind == "no_letter"
             or (kind in ("unrecorded", "unrecorded_bare", "passed", "passed_bare") and must_record)
             or (kind in ("effectless", "unrecorded_bare", "passed_bare") and must_have_effect)
         )

@@ -12,16 +12,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from faregate import ids
-from faregate.broker.journal import settled
+from faregate.broker.journal import dead_letters, settled
 from faregate.broker.journal.columns import to_envelopes
 from faregate.broker.journal.reader import JournalReader
-from faregate.ports.queue import Poisoned
 from faregate.spark.jobs.settlements import HandedOver, JournalPlan, SegmentPlan, side_log
 
 FIELDS = (
@@ -187,11 +185,10 @@ class Queues:
         return self._table[batch.column("topic").to_numpy()[rows], places]
 
 
-def read_poison(plan: JournalPlan) -> Iterator[list[tuple[str, bytes, float]]]:
+def read_dead_letters(plan: JournalPlan) -> Iterator[list[tuple[str, bytes, float]]]:
     """Node, message id and time of what was given up on into the journal itself, for want of a store."""
-    for _, body in JournalReader(plan.path).poison_frames(plan.earliest):
-        records = msgspec.msgpack.decode(body, type=list[Poisoned])
-        yield [(each.node, id_digits(ids.message_id_of(each.envelope, each.node)), each.at) for each in records]
+    for _, body in JournalReader(plan.path).dead_letter_frames(plan.earliest):
+        yield [(each.node, id_digits(each.message_id), each.at) for each in dead_letters.decode(body)]
 
 
 def message_ids(batch: Any, rows: Any, places: Any, nodes: Sequence[str]) -> list[bytes]:

@@ -103,7 +103,7 @@ def rates(
 
 
 _OUTCOMES = {"handled": 1, "skipped": 2, "duplicate": 6, "dead": 3}
-_RECORDED = {seen.LEDGER: 1, seen.LEDGER_SKIPPED: 2, seen.OPEN: 3, seen.DISCARDED: 3, seen.POISON: 3}
+_RECORDED = {seen.LEDGER: 1, seen.LEDGER_SKIPPED: 2, seen.OPEN: 3, seen.DISCARDED: 3, seen.DEAD_LETTER: 3}
 """What a record outside the side logs says of a message that has no settlement."""
 
 

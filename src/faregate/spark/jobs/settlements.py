@@ -91,7 +91,7 @@ class JournalPlan:
     latest: int
     segments: tuple[SegmentPlan, ...]
     queues: tuple[tuple[int, str, str, str], ...]
-    """Number, name, node and type of every queue that is no poison queue."""
+    """Number, name, node and type of every queue that is no dead-letter queue."""
     everyone: tuple[str, ...]
     """All nodes that the journal knows, also those that only publish."""
     handed_over: tuple[HandedOver, ...] = ()

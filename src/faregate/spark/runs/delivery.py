@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable
 
 from faregate.message import Envelope, too_late_at
 from faregate.node.subscription import Subscription
-from faregate.ports.queue import Outcome, Poisoned
+from faregate.ports.dead_letter import DeadLetter
+from faregate.ports.queue import Outcome
 
 Park = Callable[["LogDelivery", float, bool], Awaitable[None]]
 End = Callable[["LogDelivery", str], Awaitable[None]]
@@ -69,7 +70,7 @@ class LogDelivery:
         return self.parked
 
     @property
-    def poisoned(self) -> Poisoned | None:
+    def letter(self) -> DeadLetter | None:
         return None
 
     @property
@@ -92,7 +93,7 @@ class LogDelivery:
     async def redeliver(self, delay: float, *, counted: bool = True) -> None:
         await self._park(self, delay, counted)
 
-    async def poison(self, reason: str, error: str) -> None:
+    async def dead_letter(self, reason: str, error: str) -> None:
         raise AssertionError(f"{self.envelope}: with a store, giving up is a commit there ({reason}: {error})")
 
 

@@ -262,7 +262,7 @@ class Engine:
             await transaction.begin()
             await self._take_lock(transaction, delivery)
             if not await self.records.decided(transaction, {message_id: False}):
-                await transaction.bury(letter)
+                await transaction.add_dead(letter)
             await self.records.unpark(transaction, [message_id])
             await transaction.commit()
         finally:

@@ -5,7 +5,8 @@ from typing import NoReturn
 
 from faregate.errors import ConfigurationError
 from faregate.message import Envelope
-from faregate.ports.queue import Binding, Consumer, Delivery, Poisoned
+from faregate.ports.dead_letter import DeadLetter
+from faregate.ports.queue import Binding, Consumer, Delivery
 
 
 class NoTransport:
@@ -40,10 +41,10 @@ class NoTransport:
     ) -> Consumer:
         self._refuse()
 
-    async def poison(self, node: str, envelope: Envelope, reason: str, error: str) -> None:
+    async def dead_letter(self, node: str, envelope: Envelope, reason: str, error: str) -> None:
         self._refuse()
 
-    async def poisoned(self, node: str, limit: int = 1000) -> list[Poisoned]:
+    async def dead_letters(self, node: str, limit: int = 1000) -> list[DeadLetter]:
         return []
 
     async def idle(self) -> None:

@@ -21,11 +21,12 @@ from faregate.bus.attempts import Attempts, signals, without_attempts
 from faregate.bus.dispatcher import Dispatcher
 from faregate.bus.recipients import Directory
 from faregate.core.alarms import Alarms
-from faregate.core.verdict import describe_error
+from faregate.core.dead_letter import unsent
 from faregate.errors import Unroutable
 from faregate.message import Envelope
 from faregate.ports.clock import Clock
-from faregate.ports.store import DeadLetter, OutboxRow, Store
+from faregate.ports.dead_letter import DeadLetter
+from faregate.ports.store import OutboxRow, Store
 from faregate.spark.runs.no_transport import NoTransport
 from faregate.transports.journal import JournalTransport
 
@@ -90,30 +91,16 @@ class OutboxSpooler:
         try:
             await transaction.begin()
             for letter in letters:
-                await transaction.bury(letter)
+                await transaction.add_dead(letter)
             await transaction.dispatched([row.seq for row in rows])
             await transaction.commit()
         finally:
             await transaction.roll_back()
 
     def _letter(self, row: OutboxRow, exc: Unroutable) -> DeadLetter:
-        envelope, now = row.envelope, self._clock.time()
+        envelope = row.envelope
         self._alarms.sound("unroutable", row.node, envelope.publication_id, str(exc))
-        return DeadLetter(
-            node=row.node,
-            message_id=envelope.publication_id,
-            publication_id=envelope.publication_id,
-            type=envelope.type,
-            source=envelope.source,
-            correlation_id=envelope.correlation_id,
-            key=envelope.key,
-            queue=row.destination,
-            reason=exc.reason,
-            error=describe_error(exc),
-            first_failed_at=now,
-            last_failed_at=now,
-            envelope=envelope,
-        )
+        return unsent(row, envelope, exc, self._clock.time())
 
     # --- the journal's side ----------------------------------------------------------------------------------
 

@@ -36,7 +36,8 @@ from faregate.core.verdict import describe_error, first_line, judge
 from faregate.errors import HandlerFailed, Unavailable
 from faregate.message import Envelope
 from faregate.ports.clock import SystemClock
-from faregate.ports.queue import Delivery, Poisoned
+from faregate.ports.dead_letter import DeadLetter
+from faregate.ports.queue import Delivery
 from faregate.spark.runs.delivery import LogDelivery, has_expired
 from faregate.spark.runs.no_transport import NoTransport
 from faregate.spark.runs.plain import Plain, is_plain
@@ -62,8 +63,8 @@ class Captured(NoTransport):
 
     def __init__(self) -> None:
         self.envelopes: list[Envelope] = []
-        self.dead: list[Poisoned] = []
-        self.buried = 0
+        self.dead: list[DeadLetter] = []
+        self.dead_count = 0
         """All that were, in this task."""
 
     async def publish(self, envelopes: Sequence[Envelope]) -> None:
@@ -103,31 +104,31 @@ class StatelessReceiver(Direct):
         verdict = judge(exc, len(delays), delays)
         if verdict.delay is not None:
             await delivery.redeliver(verdict.delay)
-        if self.captured.buried >= MOST_DEAD:
+        if self.captured.dead_count >= MOST_DEAD:
             raise HandlerFailed(
-                f"{self.captured.buried} messages of one task failed, the last is {delivery.envelope}: that is "
+                f"{self.captured.dead_count} messages of one task failed, the last is {delivery.envelope}: that is "
                 f"more than bad messages. Nothing of this batch is published; it runs again with the next start: {exc}"
             ) from exc
-        self._bury(delivery, verdict.reason, describe_error(exc))
+        self._add_dead(delivery, verdict.reason, describe_error(exc))
         self._gave_up(delivery, verdict.reason, first_line(exc))
         return "dead"
 
     def abandoned(self, delivery: Delivery, reason: str, error: str) -> Coroutine[Any, Any, None]:
-        self._bury(delivery, reason, error)
+        self._add_dead(delivery, reason, error)
         return super().abandoned(delivery, reason, error)
 
-    def _bury(self, delivery: Delivery, reason: str, error: str) -> None:
-        self.captured.buried += 1
+    def _add_dead(self, delivery: Delivery, reason: str, error: str) -> None:
+        self.captured.dead_count += 1
         self.captured.dead.append(
-            Poisoned(
-                node=self._node,
+            DeadLetter.of(
+                self._node,
+                delivery.envelope,
+                reason,
+                error,
+                self._clock.time(),
                 queue=self.queue,
-                reason=reason,
-                error=error,
                 tries=delivery.tries,
                 redeliveries=delivery.redeliveries,
-                at=self._clock.time(),
-                envelope=delivery.envelope,
             )
         )
 

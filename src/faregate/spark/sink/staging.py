@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 import pyarrow.compute as pc
 
+from faregate.broker.journal import dead_letters
 from faregate.broker.journal import frame as frames
 from faregate.broker.journal.columns import write_batch
 from faregate.broker.journal.disk import PRIVATE_FOLDER, RealDisk
@@ -31,7 +32,6 @@ from faregate.broker.journal.errors import JournalCorrupt
 from faregate.broker.journal.layout import BATCH_SUFFIX, Layout
 from faregate.broker.journal.spool import LARGEST_BATCH
 from faregate.errors import MessageTooLarge
-from faregate.ports.queue import Poisoned
 
 _FOLDER = "staging"
 _FRAME_ROWS = 10_000
@@ -43,7 +43,7 @@ _SAFE = re.compile(r"[A-Za-z0-9-]{1,100}")
 
 
 Piece = Any
-"""Of what is staged: a record batch of messages, or a list of `Poisoned`."""
+"""Of what is staged: a record batch of messages, or a list of `DeadLetter`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +103,8 @@ def _small(pieces: Iterable[Piece]) -> Iterator[Piece]:
 def _described(piece: Piece) -> tuple[int, Any, int, int]:
     """Which kind of frame, its body, how many rows, and the bytes of the messages' bodies."""
     if isinstance(piece, list):
-        poison: list[Poisoned] = piece
-        size = sum(len(each.envelope.body) for each in poison)
-        return frames.POISON, msgspec.msgpack.encode(poison), len(poison), size
+        size = sum(len(each.envelope.body) for each in piece)
+        return frames.DEAD_LETTERS, dead_letters.encode(piece), len(piece), size
     size = pc.sum(pc.binary_length(piece.column("payload"))).as_py() or 0
     return frames.MESSAGES, write_batch(piece), piece.num_rows, size
 

@@ -107,7 +107,7 @@ where seq = %s and version = %s;
 -- Set the chosen attempts of the version that was read.
 update faregate_outbox set chosen = %s, version = version + 1 where seq = %s and version = %s;
 
--- name: bury
+-- name: add_dead
 -- Insert a dead letter, or fold it into the one that is there; a discarded one only counts.
 insert into faregate_dead as dead
     (node, message_id, publication_id, type, source, correlation_id, key, queue, reason, error, tries, redeliveries,

@@ -12,7 +12,8 @@ import psycopg
 
 from faregate.errors import ConfigurationError
 from faregate.ports.cancellation import finish
-from faregate.ports.store import ClaimRecord, DeadFilter, DeadLetter, Known, OutboxRow
+from faregate.ports.dead_letter import DeadLetter
+from faregate.ports.store import ClaimRecord, DeadFilter, Known, OutboxRow
 from faregate.stores.postgres.faults import is_lost, raise_translated
 from faregate.stores.postgres.server import PostgresServer, query
 from faregate.stores.postgres.transaction import PostgresTransaction

@@ -22,7 +22,8 @@ from psycopg.sql import SQL, Literal
 
 from faregate.errors import StoreConflict, StoreUnavailable, TransactionMisused
 from faregate.ports.cancellation import finish
-from faregate.ports.store import DeadLetter, DeadStatus, LedgerRow, OutboxRow, Sent
+from faregate.ports.dead_letter import DeadLetter, DeadStatus
+from faregate.ports.store import LedgerRow, OutboxRow, Sent
 from faregate.ports.tokens import NOBODY, Recipients, Token
 from faregate.stores.postgres.faults import is_lost, raise_translated
 from faregate.stores.postgres.rows import QUERIES, token_columns
@@ -276,8 +277,8 @@ class PostgresTransaction:
 
     # --- dead letters ---
 
-    async def bury(self, letter: DeadLetter) -> DeadLetter:
-        rows = await self._rows(QUERIES["bury"], columns.dead_values(letter, letter.message_id))
+    async def add_dead(self, letter: DeadLetter) -> DeadLetter:
+        rows = await self._rows(QUERIES["add_dead"], columns.dead_values(letter, letter.message_id))
         return columns.dead_letter(rows[0])
 
     async def fold(self, node: str, message_id: str) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 
 from faregate.message import Envelope
-from faregate.ports.store import DeadLetter, OutboxRow
+from faregate.ports.dead_letter import DeadLetter
+from faregate.ports.store import OutboxRow
 from faregate.ports.tokens import Mode, Recipients
 
 pack = msgspec.msgpack.Encoder().encode

@@ -89,7 +89,7 @@ update faregate_outbox set registered = ?, not_after = ?, version = version + 1 
 -- Set the chosen attempts of the version that was read.
 update faregate_outbox set chosen = ?, version = version + 1 where seq = ? and version = ?;
 
--- name: bury
+-- name: add_dead
 -- Insert a dead letter, or fold it into the one that is there; a discarded one only counts.
 insert into faregate_dead
     (node, message_id, publication_id, type, source, correlation_id, key, queue, reason, error, tries, redeliveries,

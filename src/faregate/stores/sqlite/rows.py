@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from faregate.ports.store import ClaimRecord, DeadLetter, OutboxRow
+from faregate.ports.dead_letter import DeadLetter
+from faregate.ports.store import ClaimRecord, OutboxRow
 from faregate.ports.tokens import Token
 from faregate.stores.sql import columns
 from faregate.stores.sql.columns import id_bytes, id_text

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from faregate.errors import ConfigurationError
-from faregate.ports.store import DeadFilter, DeadLetter, Known, OutboxRow
+from faregate.ports.dead_letter import DeadLetter
+from faregate.ports.store import DeadFilter, Known, OutboxRow
 from faregate.stores.sql.columns import id_bytes, id_text
 from faregate.stores.sql.statements import check_statement
 from faregate.stores.sqlite.claims import SqliteClaims

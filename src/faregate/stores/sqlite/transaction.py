@@ -13,7 +13,8 @@ from typing import Any
 
 from faregate.errors import TransactionMisused
 from faregate.ports.clock import Clock
-from faregate.ports.store import DeadLetter, DeadStatus, LedgerRow, OutboxRow, Sent
+from faregate.ports.dead_letter import DeadLetter, DeadStatus
+from faregate.ports.store import LedgerRow, OutboxRow, Sent
 from faregate.ports.tokens import NOBODY, Recipients, Token
 from faregate.stores.sql import columns
 from faregate.stores.sql.columns import attempts_text, id_bytes, id_text, pack
@@ -233,9 +234,9 @@ class SqliteTransaction:
 
     # --- dead letters ---
 
-    async def bury(self, letter: DeadLetter) -> DeadLetter:
+    async def add_dead(self, letter: DeadLetter) -> DeadLetter:
         values = columns.dead_values(letter, id_bytes(letter.message_id))
-        return dead_letter(self._fetch(QUERIES["bury"], values)[0])
+        return dead_letter(self._fetch(QUERIES["add_dead"], values)[0])
 
     async def fold(self, node: str, message_id: str) -> None:
         self._run(QUERIES["fold"], (node, id_bytes(message_id)))
