@@ -107,7 +107,7 @@ class Envelopes:
 
     def seal(self, placement: Placement, now: float) -> Envelope:
         order = OrderPlaced(order_id=placement.order_id, customer=placement.customer, total=placement.total)
-        envelope = self._sealer.seal_root(publish(order), placement.order_id, now)
+        envelope = self._sealer.seal_root(publish(order, idempotency_key=placement.order_id), now)
         if placement.is_garbled:
             envelope.body = envelope.body[: len(envelope.body) // 2]
             envelope.body_digest = sha256(envelope.body).digest()[:16]

@@ -74,7 +74,7 @@ from faregate.errors import (
 )
 from faregate.message import Command, Envelope, Event, command, event
 from faregate.node.node import Node
-from faregate.node.outgoing import Outgoing, publish, send
+from faregate.node.outgoing import Options, Outgoing, publish, send
 from faregate.node.policy import ByKey, Parallel, Redeliver, Retry, Serial
 from faregate.ports.dead_letter import DeadLetter
 
@@ -122,6 +122,7 @@ __all__ = [
     "Node",
     "NotAJournal",
     "OffsetGone",
+    "Options",
     "Outbox",
     "OutcomeUnknown",
     "Outgoing",

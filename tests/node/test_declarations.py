@@ -60,11 +60,14 @@ def test_what_is_no_message_class_is_refused(target: Any) -> None:
     assert isinstance(caught.value, fg.ConfigurationError)
 
 
-def test_an_event_needs_a_source_and_the_sentence_says_so() -> None:
+def test_an_event_that_no_node_of_the_bus_publishes_needs_a_source_and_the_sentence_says_so() -> None:
     with pytest.raises(fg.ConfigurationError, match="source"):
+        billing = fg.Node("billing")
 
-        @fg.Node("billing").on(OrderPlaced)
+        @billing.on(OrderPlaced)
         async def bill(order: OrderPlaced) -> None: ...
+
+        fg.Bus("memory:", nodes=[billing])
 
 
 def test_a_command_has_no_source_and_the_sentence_says_so() -> None:

@@ -4,9 +4,8 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, Unpack
 
 from faregate.bus.dead_letter_retention import RetainDead
 from faregate.bus.dead_letters import DeadLetters
@@ -26,8 +25,9 @@ from faregate.errors import ConfigurationError, IdleTimeout, WrongEventLoop, che
 from faregate.message import Envelope, Kind, known
 from faregate.node.key import Key
 from faregate.node.node import Node
-from faregate.node.outgoing import Outgoing, publish, send
+from faregate.node.outgoing import Options, Outgoing, as_command, publish
 from faregate.node.policy import check_count
+from faregate.node.sources import publishers, with_sources
 from faregate.node.subscription import Subscription
 from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.dead_letter import DeadLetter, DeadStatus
@@ -89,7 +89,8 @@ class Bus:
         clock: Clock | None = None,
     ) -> None:
         self.clock = clock or SystemClock()
-        self.nodes = {node.name: node for node in _check_nodes(nodes)}
+        self._publishers = publishers(_check_nodes(nodes))
+        self.nodes = {node.name: node for node in with_sources(nodes, self._publishers)}
         self._alarms = Alarms()
         self.url = hide_password(transport) if isinstance(transport, str) else type(transport).__name__
         self._transport = open_transport(transport, self.clock) if isinstance(transport, str) else transport
@@ -297,47 +298,31 @@ class Bus:
 
     # --- sending ------------------------------------------------------------------------------------------
 
-    async def publish(
-        self,
-        event: Any,
-        *,
-        node: str | Node | None = None,
-        idempotency_key: str | None = None,
-        delay: float | timedelta | None = None,
-        at: float | datetime | None = None,
-        headers: Mapping[str, str] | None = None,
-        expires: float | timedelta | None = None,
-    ) -> str:
+    async def publish(self, event: Any, *, node: str | Node | None = None, **options: Unpack[Options]) -> str:
         """Publish an event as `node`; returns its publication id once the transport has it safe.
 
-        The same idempotency key (for one node and type) is the same publication.
+        `node` is needed where the bus has several and not just one of them is known to publish this event: by its
+        `publishes=`, or as the `source=` of a subscription.
         """
-        sender = self._sender(node, idempotency_key)
-        outgoing = publish(event, delay=delay, at=at, headers=headers, expires=expires)
-        return await sender.publish(outgoing, idempotency_key)
+        outgoing = publish(event, **options)
+        return await self._sender(node, (outgoing,)).publish(outgoing)
 
     async def publish_many(self, events: Iterable[Any], *, node: str | Node | None = None) -> list[str]:
         """Publish events, or `fg.publish(…)` and `fg.send(…)` with their options, together: all or none."""
-        outgoing = [event if isinstance(event, Outgoing) else publish(event) for event in events]
-        return await self._sender(node, None).publish_many(outgoing)
+        outgoing = [publish(event) for event in events]
+        return await self._sender(node, outgoing).publish_many(outgoing)
 
     async def send(
         self,
         command: Any,
         *,
-        to: str | Node,
+        to: str | Node | None = None,
         node: str | Node | None = None,
-        idempotency_key: str | None = None,
-        delay: float | timedelta | None = None,
-        at: float | datetime | None = None,
-        headers: Mapping[str, str] | None = None,
-        expires: float | timedelta | None = None,
+        **options: Unpack[Options],
     ) -> str:
         """Send a command to the node `to`; raises `Unroutable` when that node does not handle it."""
-        destination = to.name if isinstance(to, Node) else to
-        sender = self._sender(node, idempotency_key)
-        outgoing = send(command, to=destination, delay=delay, at=at, headers=headers, expires=expires)
-        return await sender.publish(outgoing, idempotency_key)
+        outgoing = as_command(command, to, options)
+        return await self._sender(node, (outgoing,)).publish(outgoing)
 
     @property
     def spools(self) -> bool:
@@ -350,40 +335,40 @@ class Bus:
         *,
         to: str | Node | None = None,
         node: str | Node | None = None,
-        idempotency_key: str | None = None,
-        delay: float | timedelta | None = None,
-        at: float | datetime | None = None,
-        headers: Mapping[str, str] | None = None,
-        expires: float | timedelta | None = None,
+        **options: Unpack[Options],
     ) -> str:
         """Publish (or, with `to`, send) without starting this bus: the process that runs its nodes takes it from the
         transport's spool. Returns the publication id once it is durable there."""
         if not isinstance(self._transport, SpoolTransport):
             raise ConfigurationError(f"{self.url} has no spool: start the bus and publish")
-        if to is None:
-            outgoing = publish(message, delay=delay, at=at, headers=headers, expires=expires)
-        else:
-            destination = to.name if isinstance(to, Node) else to
-            outgoing = send(message, to=destination, delay=delay, at=at, headers=headers, expires=expires)
-        sender = self._named_sender(node, idempotency_key)
-        return await sender.publish(outgoing, idempotency_key, through=self._transport.spool)
+        outgoing = publish(message, **options) if to is None else as_command(message, to, options)
+        return await self._named_sender(node, (outgoing,)).publish(outgoing, through=self._transport.spool)
 
-    def _sender(self, node: str | Node | None, idempotency_key: str | None) -> Sender:
+    def _sender(self, node: str | Node | None, outgoing: Sequence[Outgoing]) -> Sender:
         self._check_running()
-        return self._named_sender(node, idempotency_key)
+        return self._named_sender(node, outgoing)
 
-    def _named_sender(self, node: str | Node | None, idempotency_key: str | None) -> Sender:
-        if idempotency_key is not None and (not isinstance(idempotency_key, str) or not idempotency_key):
-            raise ConfigurationError(f"idempotency_key must be a non-empty text; got {idempotency_key!r}")
-        name = node.name if isinstance(node, Node) else node
-        if name is None and len(self._senders) == 1:
+    def _named_sender(self, node: str | Node | None, outgoing: Sequence[Outgoing]) -> Sender:
+        if node is not None:
+            name = node.name if isinstance(node, Node) else node
+            if name not in self._senders:
+                raise ConfigurationError(f"there is no node {name!r} on this bus; its nodes are: {self._names()}")
+            return self._senders[name]
+        if len(self._senders) == 1:
             return next(iter(self._senders.values()))
-        sender = self._senders.get(name or "")
-        if sender is None:
-            names = ", ".join(self._senders)
-            told = f"there is no node {name!r} on this bus" if name else "say which node publishes, with node="
-            raise ConfigurationError(f"{told}; its nodes are: {names}")
-        return sender
+        able = set(self._senders)
+        for out in outgoing:
+            if out.kind == "event":
+                able &= self._publishers.get(out.message_type.wire, set())
+        if len(able) != 1:
+            what = ", ".join(sorted({out.message_type.wire for out in outgoing}))
+            raise ConfigurationError(
+                f"say which node publishes {what}, with node=, one of {', '.join(sorted(able)) or self._names()}"
+            )
+        return self._senders[able.pop()]
+
+    def _names(self) -> str:
+        return ", ".join(self._senders)
 
     async def unsubscribe(self, node: str | Node, message: type | str) -> None:
         """Take a node off the recipients of a type; what is on its way to it is still handled.
@@ -525,7 +510,7 @@ class Bus:
             )
 
 
-def _check_nodes(nodes: Sequence[Node]) -> list[Node]:
+def _check_nodes(nodes: Sequence[Node]) -> Sequence[Node]:
     found: dict[str, Node] = {}
     for node in nodes:
         if not isinstance(node, Node):
@@ -534,7 +519,7 @@ def _check_nodes(nodes: Sequence[Node]) -> list[Node]:
             raise ConfigurationError(f"two nodes are named {node.name!r}; a name is one logical service")
     if not found:
         raise ConfigurationError("a bus needs at least one node: nodes=[fg.Node('shop')]")
-    return list(found.values())
+    return nodes
 
 
 def _check_retain_dead(given: object, store: object) -> RetainDead | None:

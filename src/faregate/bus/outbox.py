@@ -12,20 +12,21 @@ Rules kept here:
 - No driver is imported: a connection is known by the module and the name of its class.
 """
 
-from collections.abc import Awaitable, Mapping
-from datetime import datetime, timedelta
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Coroutine
 from time import time
-from typing import Any, NamedTuple, Protocol, overload
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, Unpack, overload
 
 from faregate.bus.bus import MAX_MESSAGE_BYTES
 from faregate.codec import BodyWriter, Codec, find_codec
 from faregate.core.sealing import Sealer
 from faregate.errors import ConfigurationError
-from faregate.message import check_name
 from faregate.node.node import Node
-from faregate.node.outgoing import Outgoing, publish, send
+from faregate.node.outgoing import Options, Outgoing, as_command, node_name, publish
 from faregate.ports.schemes import open_insertion
 from faregate.ports.store import FROM_OUTSIDE
+
+R = TypeVar("R")
 
 _KNOWN = "a connection of sqlite3, aiosqlite or psycopg 3, or SQLAlchemy's Connection or Session on one of these"
 
@@ -79,66 +80,51 @@ def outbox(connection: Any, node: str | Node | None = None, *, codec: str | Code
     return AsyncOutbox(connection, kind, node, writer) if kind.is_async else Outbox(connection, kind, node, writer)
 
 
-class _Writing:
+class _Writing(ABC, Generic[R]):
+    """What both outboxes are; `R` is what they return: the publication's id, or what is awaited for it."""
+
     def __init__(self, connection: Any, kind: Kind, node: str | Node | None, writer: BodyWriter) -> None:
         self._connection = connection
         self._kind = kind
-        self._node = None if node is None else _name(node)
+        self._node = None if node is None else node_name(node)
         self._writer = writer
 
-    def _insertion(
-        self, out: Outgoing, node: str | Node | None, key: str | None, scheme: str
-    ) -> tuple[str, str, tuple[Any, ...]]:
-        """The publication's id, the statement, its parameters."""
-        name = self._node if node is None else _name(node)
-        if name is None:
-            raise ConfigurationError("say which node publishes: fg.outbox(connection, node='shop')")
-        if key is not None and (not isinstance(key, str) or not key):
-            raise ConfigurationError(f"idempotency_key must be a non-empty text; got {key!r}")
-        sealer = Sealer(name, self._writer, {})
-        envelope = sealer.seal_root(out, key, time())
-        row = sealer.outbox_row(envelope, None, FROM_OUTSIDE)
-        return envelope.publication_id, *open_insertion(scheme).insertion(row)
-
-
-class Outbox(_Writing):
-    """Made by `fg.outbox` for a blocking connection."""
-
-    def publish(
-        self,
-        event: Any,
-        *,
-        node: str | Node | None = None,
-        idempotency_key: str | None = None,
-        delay: float | timedelta | None = None,
-        at: float | datetime | None = None,
-        headers: Mapping[str, str] | None = None,
-        expires: float | timedelta | None = None,
-    ) -> str:
+    def publish(self, event: Any, *, node: str | Node | None = None, **options: Unpack[Options]) -> R:
         """Record an event in the open transaction; returns its publication id. It is sent after the commit."""
-        out = publish(event, delay=delay, at=at, headers=headers, expires=expires)
-        return self._put(out, node, idempotency_key)
+        return self._put(publish(event, **options), node)
 
     def send(
         self,
         command: Any,
         *,
-        to: str | Node,
+        to: str | Node | None = None,
         node: str | Node | None = None,
-        idempotency_key: str | None = None,
-        delay: float | timedelta | None = None,
-        at: float | datetime | None = None,
-        headers: Mapping[str, str] | None = None,
-        expires: float | timedelta | None = None,
-    ) -> str:
+        **options: Unpack[Options],
+    ) -> R:
         """Record a command in the same way. One that nobody handles becomes a dead letter when it is sent."""
-        out = send(command, to=_name(to), delay=delay, at=at, headers=headers, expires=expires)
-        return self._put(out, node, idempotency_key)
+        return self._put(as_command(command, to, options), node)
 
-    def _put(self, out: Outgoing, node: str | Node | None, key: str | None) -> str:
+    @abstractmethod
+    def _put(self, out: Outgoing, node: str | Node | None) -> R: ...
+
+    def _insertion(self, out: Outgoing, node: str | Node | None, scheme: str) -> tuple[str, str, tuple[Any, ...]]:
+        """The publication's id, the statement, its parameters."""
+        name = self._node if node is None else node_name(node)
+        if name is None:
+            raise ConfigurationError("say which node publishes: fg.outbox(connection, node='shop')")
+        sealer = Sealer(name, self._writer, {})
+        envelope = sealer.seal_root(out, time())
+        row = sealer.outbox_row(envelope, None, FROM_OUTSIDE)
+        return envelope.publication_id, *open_insertion(scheme).insertion(row)
+
+
+class Outbox(_Writing[str]):
+    """Made by `fg.outbox` for a blocking connection."""
+
+    def _put(self, out: Outgoing, node: str | Node | None) -> str:
         connection = self._connection.connection() if self._kind.has_session else self._connection
         scheme = self._kind.scheme or _scheme(connection)
-        publication_id, sql, values = self._insertion(out, node, key, scheme)
+        publication_id, sql, values = self._insertion(out, node, scheme)
         try:
             _execute(connection, self._kind)(sql, values)
         except Exception as exc:
@@ -147,44 +133,13 @@ class Outbox(_Writing):
         return publication_id
 
 
-class AsyncOutbox(_Writing):
+class AsyncOutbox(_Writing[Coroutine[Any, Any, str]]):
     """Made by `fg.outbox` for a connection that is awaited."""
 
-    async def publish(
-        self,
-        event: Any,
-        *,
-        node: str | Node | None = None,
-        idempotency_key: str | None = None,
-        delay: float | timedelta | None = None,
-        at: float | datetime | None = None,
-        headers: Mapping[str, str] | None = None,
-        expires: float | timedelta | None = None,
-    ) -> str:
-        """Record an event in the open transaction; returns its publication id. It is sent after the commit."""
-        out = publish(event, delay=delay, at=at, headers=headers, expires=expires)
-        return await self._put(out, node, idempotency_key)
-
-    async def send(
-        self,
-        command: Any,
-        *,
-        to: str | Node,
-        node: str | Node | None = None,
-        idempotency_key: str | None = None,
-        delay: float | timedelta | None = None,
-        at: float | datetime | None = None,
-        headers: Mapping[str, str] | None = None,
-        expires: float | timedelta | None = None,
-    ) -> str:
-        """Record a command in the same way. One that nobody handles becomes a dead letter when it is sent."""
-        out = send(command, to=_name(to), delay=delay, at=at, headers=headers, expires=expires)
-        return await self._put(out, node, idempotency_key)
-
-    async def _put(self, out: Outgoing, node: str | Node | None, key: str | None) -> str:
+    async def _put(self, out: Outgoing, node: str | Node | None) -> str:
         connection = await self._connection.connection() if self._kind.has_session else self._connection
         scheme = self._kind.scheme or _scheme(connection)
-        publication_id, sql, values = self._insertion(out, node, key, scheme)
+        publication_id, sql, values = self._insertion(out, node, scheme)
         try:
             await _execute(connection, self._kind)(sql, values)
         except Exception as exc:
@@ -226,7 +181,3 @@ def _raise_if_no_store(exc: Exception, scheme: str) -> None:
             "this database is not a store of Faregate yet: start a bus that has it as a store= once, or run "
             f"`faregate store migrate {url}`"
         ) from exc
-
-
-def _name(node: str | Node) -> str:
-    return node.name if isinstance(node, Node) else check_name(node, "the node")

@@ -14,6 +14,8 @@ from faregate.cli.output import console, print_json
 from faregate.codec import BodyReader
 from faregate.errors import ConfigurationError
 from faregate.message import Envelope
+from faregate.node.outgoing import Options, Outgoing, send
+from faregate.node.outgoing import publish as fg_publish
 from faregate.node.subscription import Subscription
 from faregate.plain import plain
 
@@ -45,16 +47,19 @@ def publish(
     text = sys.stdin.read(_LONGEST_BODY) if body == "-" else body
     cls = subscriptions[0].message_type.cls
     parsed = BodyReader(cls, limit=_LONGEST_BODY).read(Envelope(body=text.encode(errors="surrogateescape")))
-    options = {
+    if subscriptions[0].message_type.kind == "event":
+        to, sender = None, node or _only({each.source for each in subscriptions}, "--node", "nodes publish it")
+    else:
+        to = to or _only({each.node for each in subscriptions}, "--to", "nodes handle it")
+        sender = node or to  # it may as well have sent it
+    options: Options = {
         "idempotency_key": idempotency_key,
         "delay": delay,
         "expires": expires,
         "headers": _headers(header or []),
     }
-    if bus.spools:
-        result = run_async(_spool(bus, parsed, subscriptions, node, to, options))
-    else:
-        result = run_async(_publish(bus, parsed, subscriptions, node, to, options, timeout))
+    out = fg_publish(parsed, **options) if to is None else send(parsed, to=to, **options)
+    result = run_async(_spool(bus, out, sender) if bus.spools else _publish(bus, out, sender, timeout))
     if as_json:
         print_json(result)
     else:
@@ -63,58 +68,29 @@ def publish(
         raise typer.Exit(1)
 
 
-async def _spool(
-    bus: Bus,
-    message: Any,
-    subscriptions: list[Subscription],
-    node: str | None,
-    to: str | None,
-    options: dict[str, Any],
-) -> dict[str, Any]:
-    sender = _sender(subscriptions, node, to)
-    destination = sender if subscriptions[0].message_type.kind == "command" else None
+async def _spool(bus: Bus, out: Outgoing, sender: str) -> dict[str, Any]:
     try:
-        published = await bus.spool(message, to=destination, node=node or sender, **options)
+        published = await bus.spool(out, node=sender)
     except JournalNotFound:
         await bus.prepare()
-        published = await bus.spool(message, to=destination, node=node or sender, **options)
+        published = await bus.spool(out, node=sender)
     return {
         "publication_id": published,
-        "type": subscriptions[0].message_type.wire,
+        "type": out.message_type.wire,
         "spooled": True,
         "outcomes": {},
         "dead": [],
     }
 
 
-def _sender(subscriptions: list[Subscription], node: str | None, to: str | None) -> str:
-    """The node that publishes an event; for a command the one it goes to, which may as well have sent it."""
-    if subscriptions[0].message_type.kind == "event":
-        return node or _only({s.source for s in subscriptions}, "--node", "nodes publish it")
-    return to or _only({s.node for s in subscriptions}, "--to", "nodes handle it")
-
-
-async def _publish(
-    bus: Bus,
-    message: Any,
-    subscriptions: list[Subscription],
-    node: str | None,
-    to: str | None,
-    options: dict[str, Any],
-    timeout: float,
-) -> dict[str, Any]:
-    first = subscriptions[0]
+async def _publish(bus: Bus, out: Outgoing, sender: str, timeout: float) -> dict[str, Any]:
     async with bus:
-        sender = _sender(subscriptions, node, to)
-        if first.message_type.kind == "event":
-            published = await bus.publish(message, node=sender, **options)
-        else:
-            published = await bus.send(message, to=sender, node=node or sender, **options)
+        published = await bus.publish(out, node=sender)
         await bus.idle(timeout)
         dead = await bus.poisoned()
         return {
             "publication_id": published,
-            "type": first.message_type.wire,
+            "type": out.message_type.wire,
             "outcomes": bus.outcomes(),
             "dead": [
                 {

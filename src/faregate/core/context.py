@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
 
 from faregate.core.database import BlockingDatabase, Database
 from faregate.errors import ConfigurationError, TryEnded, WrongEventLoop
 from faregate.ids import message_id
 from faregate.message import Envelope
-from faregate.node.outgoing import RECORDED, Outgoing, Recorded, publish, send
+from faregate.node.outgoing import RECORDED, Options, Outgoing, Recorded, as_command, publish
 from faregate.plain import plain
 from faregate.ports.queue import Delivery
 
 if TYPE_CHECKING:
     from faregate.core.unit import Work
+    from faregate.node.node import Node
 
 Settled = Literal["handled", "skipped", "duplicate", "redelivered", "dead", "lost"]
 """How a delivery ended; `duplicate`: it had been handled before; `lost`: its lock had expired, so the message is
@@ -199,33 +199,14 @@ class Context:
             self._database = Database(self, self._work)
         return self._database
 
-    def publish(
-        self,
-        event: Any,
-        *,
-        id_key: str | None = None,
-        delay: float | timedelta | None = None,
-        at: float | datetime | None = None,
-        headers: Mapping[str, str] | None = None,
-        expires: float | timedelta | None = None,
-    ) -> Recorded:
+    def publish(self, event: Any, **options: Unpack[Options]) -> Recorded:
         """Record an event to be published when the handler has succeeded."""
-        self._send(publish(event, id_key=id_key, delay=delay, at=at, headers=headers, expires=expires))
+        self._send(publish(event, **options))
         return RECORDED
 
-    def send(
-        self,
-        command: Any,
-        *,
-        to: str,
-        id_key: str | None = None,
-        delay: float | timedelta | None = None,
-        at: float | datetime | None = None,
-        headers: Mapping[str, str] | None = None,
-        expires: float | timedelta | None = None,
-    ) -> Recorded:
+    def send(self, command: Any, *, to: str | Node | None = None, **options: Unpack[Options]) -> Recorded:
         """Record a command to be sent when the handler has succeeded."""
-        self._send(send(command, to=to, id_key=id_key, delay=delay, at=at, headers=headers, expires=expires))
+        self._send(as_command(command, to, options))
         return RECORDED
 
     def _send(self, outgoing: Outgoing) -> None:

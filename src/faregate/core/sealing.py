@@ -3,6 +3,7 @@ publication has the same id whichever way it takes."""
 
 from faregate import ids
 from faregate.codec import BodyWriter
+from faregate.errors import ConfigurationError
 from faregate.message import Envelope, Kind
 from faregate.node.key import Key
 from faregate.node.outgoing import Outgoing
@@ -18,11 +19,17 @@ class Sealer:
         self._writer = writer
         self._keys = keys
 
-    def seal_root(self, out: Outgoing, idempotency_key: str | None, now: float) -> Envelope:
-        if idempotency_key is None:
+    def seal_root(self, out: Outgoing, now: float) -> Envelope:
+        """The envelope of what no handler caused."""
+        if out.id_key is not None:
+            raise ConfigurationError(
+                f"{out!r} has id_key={out.id_key!r}, which names one of a handler's outputs: outside of handlers "
+                "give idempotency_key="
+            )
+        if out.idempotency_key is None:
             root = ids.root_id(int(now * 1000))
         else:
-            root = ids.idempotent_id(self._node, out.message_type.wire, idempotency_key)
+            root = ids.idempotent_id(self._node, out.message_type.wire, out.idempotency_key)
         return self._seal(out, root, root, None, 0, now)
 
     def outbox_row(self, envelope: Envelope, cause: str | None, ordinal: int) -> OutboxRow:

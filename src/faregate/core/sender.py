@@ -55,12 +55,12 @@ class Sender(Sealer):
         self._store = store
         self._directory = directory
 
-    async def publish(self, outgoing: Outgoing, idempotency_key: str | None, through: Publish | None = None) -> str:
+    async def publish(self, outgoing: Outgoing, through: Publish | None = None) -> str:
         """Publish a root: a message that no handler caused. Returns its publication id.
 
         `through` is what takes the envelope instead of the transport's own publish.
         """
-        envelope = self.seal_root(outgoing, idempotency_key, self._clock.time())
+        envelope = self.seal_root(outgoing, self._clock.time())
         if self._chain is None:
             await self._publish_root(envelope, through)
         else:
@@ -83,7 +83,7 @@ class Sender(Sealer):
     async def publish_many(self, outgoing: Sequence[Outgoing]) -> list[str]:
         """Publish roots together: all or none."""
         now = self._clock.time()
-        sealed = [self.seal_root(out, None, now) for out in outgoing]
+        sealed = [self.seal_root(out, now) for out in outgoing]
         if self._chain is None or not sealed:
             await self._publish_all(sealed)
         else:
@@ -105,6 +105,11 @@ class Sender(Sealer):
         now = self._clock.time()
         for ordinal, out in enumerate(ctx._sent()):
             wire = out.message_type.wire
+            if out.idempotency_key is not None:
+                raise ConfigurationError(
+                    f"{handler!r} sends {out!r} with idempotency_key={out.idempotency_key!r}, which is for what no "
+                    "handler causes: in a handler the same run gives the same ids; id_key= names one output of it"
+                )
             if out.id_key is not None:
                 if (wire, out.id_key) in used:
                     raise DuplicateIdKey(

@@ -1,6 +1,6 @@
 """A node: a logical service and everything it declares. No I/O happens here; mistakes are found here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -16,6 +16,7 @@ from faregate.errors import (
 )
 from faregate.message import Kind, MessageType, check_name, describe, known
 from faregate.node.key import Key, KeySource, read_key
+from faregate.node.outgoing import node_name
 from faregate.node.policy import (
     DEFAULT_REDELIVER,
     DEFAULT_RETRY,
@@ -36,12 +37,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Node:
     """Declares subscriptions, middlewares, interpreters and resources of one logical service.
 
-    `schema` is SQL that the node's store runs at start.
+    `schema` is SQL that the node's store runs at start. `publishes` are the events that it publishes: where one node
+    of a bus does, subscriptions to the event need no `source=`, and `bus.publish` needs no `node=`.
     """
 
-    def __init__(self, name: str, *, schema: str | None = None) -> None:
+    def __init__(self, name: str, *, schema: str | None = None, publishes: Iterable[type] = ()) -> None:
         self.name = check_name(name, "the node")
         self.schema = schema
+        self.publishes = {_declared_event(cls).wire for cls in publishes}
         self.subscriptions: dict[tuple[str, str | None], Subscription] = {}
         self.interpreters: dict[type, Signature] = {}
         self.providers: dict[type, Signature] = {}
@@ -68,7 +71,8 @@ class Node:
         expires: float | timedelta | None = None,
         name: str | None = None,
     ) -> Callable[[F], F]:
-        """Subscribe a handler: to an event from the node `source`, or, without one, to a command sent here.
+        """Subscribe a handler: to an event from the node `source`, or to a command sent here. `source` may be left out
+        for a declared event that one node of the bus is known to publish.
 
         `key` is a field, a tuple of fields or a function of the message: messages with the same value are handled in
         order. `dedup` is how repetitions are recognised, `identity`, given like `key`, tells what is handled once only,
@@ -185,17 +189,18 @@ class Node:
         if declared is not None and declared.declared:
             kind = declared.kind
         message_type = describe(cls, kind)
-        if kind == "event" and source is None:
-            raise UnknownMessage(
-                f"{message_type.wire} is an event: say which node publishes it, on({cls.__name__}, source='…')"
-            )
         if kind == "command" and source is not None:
             raise UnknownMessage(
                 f"{message_type.wire} is a command, which may come from any node: subscribe without source="
             )
-        if isinstance(source, Node):
-            source = source.name
-        return message_type, None if source is None else check_name(source, "the source node")
+        return message_type, None if source is None else node_name(source, "the source node")
+
+
+def _declared_event(cls: type) -> MessageType:
+    message_type = describe(cls, "event")
+    if message_type is not known(cls):
+        raise UnknownMessage(f"{cls.__name__} is declared nowhere as an event: put @fg.event above it")
+    return message_type
 
 
 def _check_order(order: Order | None, key: Key | None, where: str) -> Order:

@@ -1,17 +1,39 @@
-"""What a handler returns to have something sent, and how it says more than the message itself."""
+"""What is to be sent, and all that may be said of it beside the message itself: the options of a publication."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import msgspec
 
-from faregate.errors import BareCommand, ConfigurationError, check_delay, check_expires
+from faregate.errors import BareCommand, ConfigurationError, UnknownMessage, check_delay, check_expires
 from faregate.message import Kind, MessageType, check_name, describe, known
 
+if TYPE_CHECKING:
+    from faregate.node.node import Node
 
-class Outgoing(msgspec.Struct, gc=False, eq=False):
-    """A message on its way out, with its options. Made by `fg.publish` and `fg.send`.
+
+class Options(TypedDict, total=False):
+    """All that may be said of a publication beside the message: the same for handlers, the bus, `fg.outbox`, the bench.
+
+    A new one is a line here, a field of `Outgoing`, and how it is checked (`_CHECKS`).
+    """
+
+    id_key: str | None
+    """In handlers: names this publication within the handler's run, where its position may vary between two runs."""
+    idempotency_key: str | None
+    """Outside of handlers: the same key, for one node and type, is the same publication."""
+    delay: float | timedelta | None
+    """Seconds from now until it is delivered."""
+    at: float | datetime | None
+    """When it is delivered: an aware datetime, or seconds since the epoch."""
+    headers: Mapping[str, str] | None
+    expires: float | timedelta | None
+    """How many seconds it may wait to be handled, from when it sets out: now, or when `delay` or `at` says."""
+
+
+class Outgoing(msgspec.Struct, gc=False, eq=False, frozen=True):
+    """A message on its way out, with its options. Made by `fg.publish` and `fg.send`, and taken wherever messages are.
 
     One is made for every message: a struct without garbage-collector tracking is the cheapest object there is.
     """
@@ -20,29 +42,11 @@ class Outgoing(msgspec.Struct, gc=False, eq=False):
     message_type: MessageType
     destination: str | None = None
     id_key: str | None = None
+    idempotency_key: str | None = None
     delay: float | None = None
     at: float | None = None
     headers: dict[str, str] | None = None
     expires: float | None = None
-
-    def choose(
-        self,
-        id_key: str | None,
-        delay: float | timedelta | None,
-        at: float | datetime | None,
-        headers: Mapping[str, str] | None,
-        expires: float | timedelta | None,
-    ) -> None:
-        """Set the options that were given."""
-        if delay is not None and at is not None:
-            raise ConfigurationError("give delay= or at=, not both")
-        if id_key is not None and (not isinstance(id_key, str) or not id_key):
-            raise ConfigurationError(f"id_key must be a non-empty text; got {id_key!r}")
-        self.id_key = id_key
-        self.delay = None if delay is None else check_delay(delay, "delay")
-        self.at = None if at is None else _epoch(at)
-        self.headers = check_headers(headers) if headers else None
-        self.expires = None if expires is None else check_expires(expires)
 
     @property
     def kind(self) -> Kind:
@@ -53,41 +57,41 @@ class Outgoing(msgspec.Struct, gc=False, eq=False):
         return f"<outgoing {self.kind} {self.message_type.wire}{where}>"
 
 
-def publish(
-    event: Any,
-    *,
-    id_key: str | None = None,
-    delay: float | timedelta | None = None,
-    at: float | datetime | None = None,
-    headers: Mapping[str, str] | None = None,
-    expires: float | timedelta | None = None,
-) -> Outgoing:
-    """Return this from a handler to publish an event with options.
+def publish(event: Any, **options: Unpack[Options]) -> Outgoing:
+    """An event with its options (see `Options`): return it from a handler, or hand it to whatever publishes.
 
-    `id_key` names this publication within the handler's run, where its position may vary between two runs. `expires`
-    is how many seconds it may wait to be handled, from when it sets out: now, or when `delay` or `at` says.
+    What `fg.publish` or `fg.send` made is taken as it is.
     """
-    outgoing = Outgoing(event, describe(type(event), "event"))
-    if id_key is not None or delay is not None or at is not None or headers is not None or expires is not None:
-        outgoing.choose(id_key, delay, at, headers, expires)
-    return outgoing
+    if isinstance(event, Outgoing):
+        return _as_it_is(event, options)
+    message_type = describe(type(event), "event")
+    return Outgoing(event, message_type, **_checked(options)) if options else Outgoing(event, message_type)
 
 
-def send(
-    command: Any,
-    *,
-    to: str,
-    id_key: str | None = None,
-    delay: float | timedelta | None = None,
-    at: float | datetime | None = None,
-    headers: Mapping[str, str] | None = None,
-    expires: float | timedelta | None = None,
-) -> Outgoing:
-    """Return this from a handler to send a command to the node that handles it."""
-    outgoing = Outgoing(command, describe(type(command), "command"))
-    outgoing.destination = check_name(to, "the destination node")
-    outgoing.choose(id_key, delay, at, headers, expires)
-    return outgoing
+def send(command: Any, *, to: "str | Node", **options: Unpack[Options]) -> Outgoing:
+    """A command for the node `to`, with its options: return it from a handler, or hand it to whatever sends."""
+    message_type = describe(type(command), "command")
+    destination = node_name(to, "the destination node")
+    return Outgoing(command, message_type, destination, **_checked(options))
+
+
+def as_command(command: Any, to: "str | Node | None", options: Options) -> Outgoing:
+    """What `send` methods take: a command and where it goes, or what `fg.send` made of them."""
+    if not isinstance(command, Outgoing):
+        if to is None:
+            raise bare_command(type(command))
+        return send(command, to=to, **options)
+    if command.kind != "command":
+        raise UnknownMessage(f"{command!r} is no command: publish it")
+    return _as_it_is(command, options if to is None else {"to": to, **options})
+
+
+def _as_it_is(out: Outgoing, more: Mapping[str, Any]) -> Outgoing:
+    if more:
+        raise ConfigurationError(
+            f"{out!r} was made with its options: give {', '.join(more)} to fg.publish(…) or fg.send(…) as well"
+        )
+    return out
 
 
 def as_outgoing(value: Any) -> Outgoing | None:
@@ -126,9 +130,40 @@ def check_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return dict(headers)
 
 
+def _text(value: object, option: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise ConfigurationError(f"{option} must be a non-empty text; got {value!r}")
+    return value
+
+
 def _epoch(at: float | datetime) -> float:
     if not isinstance(at, datetime):
         return check_delay(at, "at (seconds since the epoch, or a datetime)")
     if at.tzinfo is None:
         raise ConfigurationError(f"at={at!r} has no time zone: use an aware datetime, for example in UTC")
     return at.timestamp()
+
+
+_CHECKS: dict[str, Callable[[Any], Any]] = {
+    "id_key": lambda value: _text(value, "id_key"),
+    "idempotency_key": lambda value: _text(value, "idempotency_key"),
+    "delay": lambda value: check_delay(value, "delay"),
+    "at": _epoch,
+    "headers": check_headers,
+    "expires": check_expires,
+}
+
+
+def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that were given, as `Outgoing` has them."""
+    for name in options:
+        if name not in _CHECKS:
+            raise ConfigurationError(f"a publication has no option {name}=: there are {', '.join(_CHECKS)}")
+    found = {name: _CHECKS[name](value) for name, value in options.items() if value is not None}
+    if "delay" in found and "at" in found:
+        raise ConfigurationError("give delay= or at=, not both")
+    return found
+
+
+def node_name(node: "str | Node", what: str = "the node") -> str:
+    return check_name(node if isinstance(node, str) else getattr(node, "name", node), what)

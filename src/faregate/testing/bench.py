@@ -5,11 +5,10 @@ Redelivery, delay, expiry and dead letters are the broker's own, not imitations;
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from datetime import datetime, timedelta
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, Unpack, overload
 
 from faregate.broker import Broker
 from faregate.bus.bus import Bus
@@ -17,7 +16,8 @@ from faregate.codec import BodyReader
 from faregate.errors import ConfigurationError, FaregateError, Unroutable
 from faregate.message import Envelope, known
 from faregate.node.node import Node
-from faregate.node.outgoing import Outgoing
+from faregate.node.outgoing import Options, Outgoing, publish
+from faregate.node.sources import open_events, publishers
 from faregate.ports.clock import Clock
 from faregate.ports.dead_letter import DeadLetter, DeadStatus
 from faregate.ports.queue import dead_letter_queue
@@ -66,11 +66,9 @@ class Bench:
         self.clock = FakeClock()
         self._nodes = list(nodes)
         self._transport = RecordingTransport(self.clock)
-        names = {node.name for node in nodes}
-        sources = {source for node in nodes for _, source in node.subscriptions if source and source not in names}
         self.bus = Bus(
             self._transport,
-            nodes=[*nodes, *(Node(source) for source in sorted(sources))],
+            nodes=[*nodes, *_stand_ins(nodes)],
             store="memory:",
             clock=self.clock,
             drain_seconds=0,
@@ -87,51 +85,25 @@ class Bench:
 
     # --- putting messages in ------------------------------------------------------------------------------
 
-    async def publish(
-        self,
-        event: Any,
-        *,
-        node: str | None = None,
-        idempotency_key: str | None = None,
-        delay: float | timedelta | None = None,
-        at: float | datetime | None = None,
-        headers: Mapping[str, str] | None = None,
-        expires: float | timedelta | None = None,
-    ) -> str:
-        """Publish as the node that the subscriptions name as the source of this type, unless told otherwise."""
-        return await self.bus.publish(
-            event,
-            node=node or self._source_of(event),
-            idempotency_key=idempotency_key,
-            delay=delay,
-            at=at,
-            headers=headers,
-            expires=expires,
-        )
+    async def publish(self, event: Any, *, node: str | Node | None = None, **options: Unpack[Options]) -> str:
+        """Publish as the node that is known to publish this type, or as the first one, unless told otherwise."""
+        outgoing = publish(event, **options)
+        if node is None and not self.bus._publishers.get(outgoing.message_type.wire):
+            node = self._nodes[0]
+        return await self.bus.publish(outgoing, node=node)
 
     async def send(
         self,
         command: Any,
         *,
-        to: str | None = None,
-        node: str | None = None,
-        idempotency_key: str | None = None,
-        delay: float | timedelta | None = None,
-        at: float | datetime | None = None,
-        headers: Mapping[str, str] | None = None,
-        expires: float | timedelta | None = None,
+        to: str | Node | None = None,
+        node: str | Node | None = None,
+        **options: Unpack[Options],
     ) -> str:
         """Send to the one node that handles this command, unless told otherwise."""
-        return await self.bus.send(
-            command,
-            to=to or self._handler_of(command),
-            node=node or self._nodes[0].name,
-            idempotency_key=idempotency_key,
-            delay=delay,
-            at=at,
-            headers=headers,
-            expires=expires,
-        )
+        if to is None and not isinstance(command, Outgoing):
+            to = self._handler_of(command)
+        return await self.bus.send(command, to=to, node=node or self._nodes[0], **options)
 
     async def deliver(self, envelope: Envelope) -> None:
         """Put an envelope on the bus as it is; if it has no way of its own, into the first subscription's queue."""
@@ -145,18 +117,6 @@ class Bench:
             raise ConfigurationError("no node on this bench has a subscription to deliver to")
         for queue in queues if route.queues else queues[:1]:
             queue.enqueue(envelope)
-
-    def _source_of(self, event: Any) -> str:
-        declared = known(type(event))
-        sources = {
-            source
-            for node in self._nodes
-            for wire, source in node.subscriptions
-            if source and declared and wire == declared.wire
-        }
-        if len(sources) > 1:
-            raise ConfigurationError(f"several nodes publish {declared}: say which, node= one of {sorted(sources)}")
-        return sources.pop() if sources else self._nodes[0].name
 
     def _handler_of(self, command: Any) -> str:
         declared = known(type(command))
@@ -295,6 +255,15 @@ class Bench:
     def outcomes(self) -> dict[str, int]:
         """How many messages were handled, skipped, redelivered, dead."""
         return self.bus.outcomes()
+
+
+def _stand_ins(nodes: Sequence[Node]) -> list[Node]:
+    """The nodes that the tested ones name as sources; and `publisher`, for events of which none is known."""
+    named = publishers(nodes)
+    absent = set().union(*named.values()) - {node.name for node in nodes}
+    wanted = [each.message_type for node in nodes for each in open_events(node)]
+    unnamed = [message_type.cls for message_type in wanted if message_type.wire not in named]
+    return [*map(Node, sorted(absent)), *([Node("publisher", publishes=unnamed)] if unnamed else [])]
 
 
 def _at_once(coroutine: Coroutine[Any, Any, T]) -> T:

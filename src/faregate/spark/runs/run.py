@@ -31,6 +31,7 @@ from faregate.bus.bus import MAX_MESSAGE_BYTES, RETAIN_LEDGER
 from faregate.codec import Codec, find_codec
 from faregate.errors import ConfigurationError, FaregateError, check_delay
 from faregate.node.node import Node
+from faregate.node.sources import open_events
 from faregate.spark.format import FaregateSource
 from faregate.spark.runs.checkpoint import committed_end
 from faregate.spark.runs.driver import Driver
@@ -319,6 +320,8 @@ def _check(node: Node, store: str | None, codec: str | Codec, max_messages_per_t
         raise ConfigurationError(f"max_messages_per_trigger must be 1 or more; got {max_messages_per_trigger}")
     if not node.subscriptions:
         raise ConfigurationError(f"node {node.name!r} handles nothing: give it a handler with @{node.name}.on(…)")
+    for subscription in open_events(node):
+        raise ConfigurationError(f"{subscription}: on Spark a node runs alone; say who publishes this, with source=")
     if store is None:
         check_stateless(node)
     return content_type
