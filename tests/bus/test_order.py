@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import faregate as fg
 from faregate.testing.clock import rest
+from tests.core.rig import committed
 
 LONG = 30  # seconds until a test that hangs is failed; never waited for when the code is right
 
@@ -412,11 +413,14 @@ async def test_a_serial_subscription_still_waits_after_a_restart(store: bool, tm
 @pytest.mark.parametrize("store", [None, "memory:"])
 async def test_a_handler_that_cancels_its_own_lane_is_put_off_and_overtaken_by_nobody(store: str | None) -> None:
     tries: list[int] = []
-    node, clock = fg.Node("worker"), fg.testing.FakeClock()
+    clock = fg.testing.FakeClock()
+    node = fg.Node("worker", schema="create table if not exists notes(number integer)" if store else None)
 
     @node.on(Step, source="feeder", order=fg.Serial())
-    async def work(step: Step) -> None:
+    async def work(step: Step, ctx: fg.Context) -> None:
         tries.append(step.number)
+        if store:
+            await ctx.db.execute("insert into notes values (?)", (step.number,))
         if step.number == 1 and tries.count(1) < 3:
             lane = asyncio.current_task()
             assert lane is not None
@@ -429,4 +433,6 @@ async def test_a_handler_that_cancels_its_own_lane_is_put_off_and_overtaken_by_n
         await until(clock, lambda: len(tries) >= 6)
         await bus.idle(timeout=LONG)
         assert bus.outcomes()["handled"] == 4
+        if store:
+            assert await committed(bus, "select number from notes order by number") == [(0,), (1,), (2,), (3,)]
     assert [number for number in tries if number != 0] == [1, 1, 1, 2, 3]

@@ -92,29 +92,6 @@ async def test_a_scheduled_message_does_not_hold_its_key() -> None:
     assert handled == ["now", "later"]
 
 
-async def test_an_output_may_be_delayed() -> None:
-    heard: list[str] = []
-    node = fg.Node("reader")
-
-    @node.on(Reminder, source="planner")
-    async def read(reminder: Reminder) -> Any:
-        return [
-            fg.publish(Noted(text="later"), delay=100),
-            fg.publish(Noted(text="now")),
-        ]
-
-    @node.on(Noted, source="reader")
-    async def hear(note: Noted) -> None:
-        heard.append(note.text)
-
-    async with fg.testing.bench(node) as bench:
-        await bench.publish(Reminder(text="go"))
-        await bench.settle()
-        assert heard == ["now"]
-        await bench.advance(100)
-        assert heard == ["now", "later"]
-
-
 async def test_scheduled_messages_do_not_count_as_in_flight() -> None:
     handled: list[str] = []
     async with fg.Bus("memory:", nodes=[fg.Node("planner"), reader(handled)]) as bus:

@@ -139,6 +139,7 @@ async def test_filters_by_time_and_number(place: Place) -> None:
         ("sqlite:nowhere.db", "there is no file nowhere.db"),
         ("jobs:bus", "there is no file store.db"),
         ("jobs.py", "neither a bus"),
+        ("nonsense", "nonsense"),
     ],
 )
 def test_a_target_without_dead_letters_is_one_clear_sentence(place: Place, target: str, told: str) -> None:

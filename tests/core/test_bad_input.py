@@ -203,23 +203,6 @@ async def test_an_event_without_subscribers_is_fine() -> None:
         assert await bus.poisoned() == []
 
 
-async def test_an_unroutable_output_becomes_a_dead_letter_of_its_own() -> None:
-    node = fg.Node("worker")
-
-    @node.on(Placed, source="boss", retry=None, redeliver=None)
-    async def work(placed: Placed) -> Any:
-        return fg.send(Job(name="lost"), to="nowhere")
-
-    async with fg.Bus("memory:", nodes=[fg.Node("boss"), node]) as bus:
-        await bus.publish(Placed(name="x"), node="boss")
-        await bus.idle(timeout=30)
-        [dead] = await bus.poisoned()
-        assert bus.outcomes()["handled"] == 1
-    assert dead.reason == "unroutable"
-    assert dead.envelope.type == "Job"
-    assert "nowhere" in dead.error
-
-
 async def test_an_oversize_message_is_refused_at_publish_and_the_bus_goes_on() -> None:
     handled: list[str] = []
     nodes = [fg.Node("boss"), worker(handled)]

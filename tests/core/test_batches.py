@@ -13,6 +13,7 @@ import pytest
 import faregate as fg
 from faregate.core.unit import UnitOfWork
 from faregate.ports.store import Store
+from faregate.stores.postgres import PostgresStore
 from faregate.stores.sqlite import SqliteStore
 from tests.core.rig import INSERT, LONG, TABLE, Answered, Asked, committed, notes, numbers
 
@@ -22,6 +23,13 @@ def url(store_url: str, one_batch: None, monkeypatch: pytest.MonkeyPatch) -> str
     """SQLite's savepoints are said to be dear, too, so that batches begin without them on either."""
     monkeypatch.setattr(SqliteStore, "dear_savepoints", True)
     return store_url
+
+
+@pytest.fixture(params=[True, False], ids=["without savepoints", "with savepoints"])
+def either_way(request: pytest.FixtureRequest, url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    for store in (SqliteStore, PostgresStore):
+        monkeypatch.setattr(store, "dear_savepoints", request.param)
+    return url
 
 
 @pytest.fixture
@@ -114,13 +122,13 @@ async def test_the_tries_are_those_of_the_policy(url: str) -> None:
     assert all(runs[n] <= 2 for n in (0, 1, 2, 4, 5))
 
 
-async def test_a_middleware_that_calls_the_handler_twice(url: str) -> None:
-    """The first run does not count, so nothing that it wrote may stay."""
+async def test_of_a_handler_that_a_middleware_calls_twice_the_last_run_counts(either_way: str) -> None:
     runs: Counter[int] = Counter()
 
     async def handle(asked: Asked, ctx: fg.Context) -> Answered:
         runs[asked.n] += 1
-        return await write(asked, ctx)
+        await write(asked, ctx)
+        return Answered(n=asked.n + 100 * (runs[asked.n] - 1))
 
     def twice(answering: fg.Node) -> None:
         @answering.use
@@ -129,11 +137,13 @@ async def test_a_middleware_that_calls_the_handler_twice(url: str) -> None:
             if ctx.message.n == 2:
                 await call_next()
 
-    _, found = await run(url, handle, prepare=twice)
-    assert found == ([*range(6)], [*range(6)])
+    _, (written, answers) = await run(either_way, handle, prepare=twice)
+    assert written == [*range(6)]
+    assert sorted(n % 100 for n in answers) == [*range(6)], "who shared a batch with it may have run again"
+    assert 2 not in answers, "the first run's answer was sent"
 
 
-async def test_a_middleware_that_swallows_errors_does_not_swallow_the_spoiling(url: str) -> None:
+async def test_a_middleware_that_swallows_errors_does_not_swallow_the_spoiling(either_way: str) -> None:
     async def handle(asked: Asked, ctx: fg.Context) -> Answered:
         answered = await write(asked, ctx)
         if asked.n == 3:
@@ -145,10 +155,10 @@ async def test_a_middleware_that_swallows_errors_does_not_swallow_the_spoiling(u
         async def quiet(ctx: fg.Context, call_next: Any) -> None:
             try:
                 await call_next()
-            except OSError:
+            except BaseException:
                 pass
 
-    bus, found = await run(url, handle, prepare=hush, retry=None)
+    bus, found = await run(either_way, handle, prepare=hush, retry=None)
     assert found == ([0, 1, 2, 4, 5], [0, 1, 2, 4, 5])
     assert bus.outcomes()["skipped"] == 1
 

@@ -203,21 +203,6 @@ async def test_outputs_of_a_failed_try_are_never_sent(shape: str) -> None:
     assert tries == 2
 
 
-async def test_outputs_of_a_message_that_dies_are_never_sent() -> None:
-    billing = fg.Node("billing")
-
-    @billing.on(OrderPlaced, source="shop", retry=None, redeliver=None)
-    async def bill(order: OrderPlaced) -> AsyncIterator[Noted]:
-        yield Noted(text="ghost")
-        raise RuntimeError("too late")
-
-    async with fg.testing.bench(billing) as bench:
-        await bench.publish(OrderPlaced(order_id="1"))
-        await bench.settle()
-        assert bench.sent() == []
-        assert len(bench.poisoned()) == 1
-
-
 async def test_effects_are_interpreted_in_order_between_the_messages() -> None:
     log: list[str] = []
     billing = fg.Node("billing")

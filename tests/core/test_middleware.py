@@ -13,6 +13,7 @@ import faregate as fg
 from faregate.ids import message_id
 from faregate.testing.clock import FakeClock, rest
 from faregate.transports.memory import MemoryTransport
+from tests.core.rig import committed
 
 
 class OrderPlaced(fg.Event):
@@ -150,7 +151,7 @@ async def test_a_middleware_may_catch_the_handlers_error_and_try_again() -> None
 
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_a_middlewares_exception_aborts_the_unit_of_work(when: str) -> None:
-    billing = fg.Node("billing")
+    billing = fg.Node("billing", schema="create table if not exists bills(order_id text)")
 
     async def broken(ctx: fg.Context, call_next: Any) -> None:
         if when == "after":
@@ -160,7 +161,8 @@ async def test_a_middlewares_exception_aborts_the_unit_of_work(when: str) -> Non
     billing.use(broken)
 
     @billing.on(OrderPlaced, source="shop", retry=None, redeliver=None)
-    async def bill(order: OrderPlaced) -> Any:
+    async def bill(order: OrderPlaced, ctx: fg.Context) -> Any:
+        await ctx.db.execute("insert into bills values (?)", (order.order_id,))
         return Noted(text="never sent")
 
     async with fg.testing.bench(billing) as bench:
@@ -169,6 +171,7 @@ async def test_a_middlewares_exception_aborts_the_unit_of_work(when: str) -> Non
         assert bench.sent() == []
         [dead] = bench.poisoned()
         assert bench.outcomes()["handled"] == 0
+        assert await committed(bench.bus, "select * from bills") == []
     assert "LookupError" in dead.error
     assert "middleware is broken" in dead.error
 

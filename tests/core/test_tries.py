@@ -282,29 +282,6 @@ async def test_a_handler_that_catches_everything_is_still_recognised_as_a_copy(s
         assert heard == ["once"]
 
 
-@pytest.mark.usefixtures("one_batch")
-async def test_a_middleware_that_catches_everything_saves_no_write_of_a_failed_try(store_url: str) -> None:
-    asking, answering = nodes()
-
-    @answering.use
-    async def swallow(ctx: fg.Context, call_next: Any) -> None:
-        try:
-            await call_next()
-        except BaseException:
-            pass
-
-    @answering.on(Asked, source="asking", retry=None)
-    async def answer(asked: Asked, ctx: fg.Context) -> None:
-        await ctx.db.execute(INSERT, (asked.n, "written"))
-        if asked.n == 2:
-            raise RuntimeError("and then it fails")
-
-    async with fg.Bus("memory:", nodes=[asking, answering], store=store_url) as bus:
-        await bus.publish_many(numbers(4), node="asking")
-        await bus.idle(timeout=LONG)
-        assert await committed(bus, NOTES) == [(n, "written") for n in (0, 1, 3)]
-
-
 async def test_a_thread_that_a_plain_handler_left_behind_writes_nothing(store_url: str) -> None:
     asking, answering = nodes()
     go_on, ends = threading.Event(), list[BaseException]()
@@ -466,30 +443,6 @@ async def test_a_process_forked_in_a_handler_never_comes_back_into_the_bus(
     out, err = await asyncio.wait_for(child.communicate(), 2 * LONG)
     assert out.decode().splitlines() == [f"status {status}", "heard [0, 1, 2] 6"], err.decode()
     assert ("was forked in a handler" in err.decode()) == (status == 70)
-
-
-async def test_a_handler_that_cancels_its_own_task_holds_up_nobody() -> None:
-    asking, answering = nodes()
-    clock = FakeClock()
-    cancelled = 0
-
-    @answering.on(Asked, source="asking", order=fg.Serial())
-    async def answer(asked: Asked, ctx: fg.Context) -> None:
-        nonlocal cancelled
-        await ctx.db.execute(INSERT, (asked.n, "once"))
-        if asked.n == 1 and not cancelled:
-            cancelled += 1
-            task = asyncio.current_task()
-            assert task is not None
-            task.cancel()
-            await asyncio.sleep(0)
-
-    async with fg.Bus("memory:", nodes=[asking, answering], store="memory:", clock=clock) as bus:
-        await bus.publish_many(numbers(3), node="asking")
-        await clock.advance(30)
-        await bus.idle(timeout=LONG)
-        assert await committed(bus, NOTES) == [(n, "once") for n in range(3)]
-        assert cancelled == 1
 
 
 @pytest.mark.parametrize("how", ["returns early", "calls at once"])

@@ -175,15 +175,6 @@ async def test_an_edited_message_is_a_new_one_that_names_the_original(rig: Rig) 
     assert rig.runs == ["bad", "good", "better"]
 
 
-async def test_an_edit_to_what_is_no_json_is_refused(rig: Rig) -> None:
-    async with fg.testing.bench(rig.worker) as bench:
-        await bench.send(Job(name="bad"))
-        await bench.settle()
-        [letter] = await bench.bus.dead_letters()
-        with pytest.raises(fg.ConfigurationError, match="no JSON"):
-            await letters(bench).edit(letter.message_id, "{", "ann")
-
-
 async def test_the_beginning_of_an_id_is_enough_while_it_is_the_only_one(rig: Rig) -> None:
     async with fg.testing.bench(rig.worker) as bench:
         for key in ("a", "b"):  # roots by key have nothing in common

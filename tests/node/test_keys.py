@@ -106,6 +106,7 @@ def _wrong() -> list[Any]:
         pytest.param(later, "a plain 'def' function", id="async"),
         pytest.param(two_of, "takes the message, and nothing else", id="two parameters"),
         pytest.param(Booked, "a plain 'def' function", id="class"),
+        pytest.param("acount_id", "'acount_id' is not a field of Booked; its fields are: account_id", id="field"),
         pytest.param(
             ("timestamp", "acount_id"), "'acount_id' is not a field of Booked; its fields are: account_id", id="typo"
         ),
