@@ -93,6 +93,42 @@ class ForgetsTheOutboxAtCommit(Faulty):
             await super().commit()
 
 
+@breaks("everything_in_a_transaction_is_committed_together")
+class LeavesABlockWithADeadLetterUncommitted(Faulty):
+    class tx(SqliteTransaction):
+        with_dead = False
+
+        async def add_dead(self, letter: Any) -> Any:
+            self.with_dead = True
+            return await super().add_dead(letter)
+
+        async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
+            await (self.roll_back() if self.with_dead else super().__aexit__(kind, error, trace))
+
+
+@breaks("a_block_that_raises_is_rolled_back_and_its_error_is_passed_on")
+class CommitsABlockThatRaised(Faulty):
+    class tx(SqliteTransaction):
+        async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
+            await self.commit()
+
+
+@breaks("a_block_that_raises_is_rolled_back_and_its_error_is_passed_on")
+class SwallowsTheErrorOfABlock(Faulty):
+    class tx(SqliteTransaction):
+        async def __aexit__(self, kind: Any, error: Any, trace: Any) -> bool:  # type: ignore[override]
+            await super().__aexit__(kind, error, trace)
+            return True
+
+
+@breaks("a_block_that_is_cancelled_is_rolled_back_and_the_store_goes_on")
+class LeavesACancelledBlockOpen(Faulty):
+    class tx(SqliteTransaction):
+        async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
+            if kind is not asyncio.CancelledError:
+                await super().__aexit__(kind, error, trace)
+
+
 @breaks("what_is_not_committed_is_not_read")
 class ReadsWhatIsNotCommitted(Faulty):
     async def _read(self, name: str, parameters: Any = ()) -> list[Any]:

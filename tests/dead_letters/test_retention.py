@@ -17,7 +17,7 @@ from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import open_store
 from faregate.ports.store import DeadFilter, Store
 from faregate.testing import FakeClock
-from faregate.testing.store_rows import committed, ids, ledger, letter
+from faregate.testing.store_rows import ids, ledger, letter
 
 HOUR = 3_600.0
 
@@ -35,12 +35,12 @@ async def store(store_url: str) -> AsyncIterator[Store]:
 
 
 async def add_dead(store: Store, count: int, **more: Any) -> list[fg.DeadLetter]:
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         return [await tx.add_dead(letter("billing", message_id, **more)) for message_id in ids(count)]
 
 
 async def raise_floor(store: Store, at: float) -> None:
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         await tx.record("billing", [ledger(ids(1)[0], at=at - 1)])
     await store.evict("billing", at, 10)
     assert await store.floor("billing") == at
@@ -74,7 +74,7 @@ async def test_what_was_not_handled_stays_while_a_copy_of_it_could_run(store: St
     [old] = await add_dead(store, 1, envelope=fg.Envelope(publication_id="o", sent_at=99.0))
     [late] = await add_dead(store, 1, envelope=fg.Envelope(publication_id="l", sent_at=99.0, deliver_at=150.0))
     [handled] = await add_dead(store, 1, envelope=fg.Envelope(publication_id="h", sent_at=200.0))
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         await tx.resolve("billing", [handled.message_id], 20.0)
         for each in (young, old, late):
             await tx.mark_dead("billing", each.message_id, "discarded", by="ann", at=20.0)
@@ -97,7 +97,7 @@ async def test_a_letter_that_changes_while_it_is_exported_stays(
     remove = dead_retention._remove
 
     async def after_a_decision(store: Store, letters: Any) -> int:
-        async with committed(store) as tx:
+        async with store.transaction() as tx:
             await tx.mark_dead("billing", added.message_id, "replayed", by="ann", at=30.0)
         return await remove(store, letters)
 

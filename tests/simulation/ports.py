@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from faregate.errors import CommitUnknown, StoreUnavailable
+from faregate.ports.store import TransactionBlock
 from tests.simulation.scheduler import Scheduler
 
 Watch = Callable[[str, tuple[Any, ...], Any], None]
@@ -79,7 +80,7 @@ class Port:
         return SimTransaction(self._real.transaction(), self._scheduler, self._modes)
 
 
-class SimTransaction:
+class SimTransaction(TransactionBlock):
     def __init__(self, real: Any, scheduler: Scheduler, modes: Modes) -> None:
         self._real, self._scheduler = real, scheduler
         self._commit_modes = modes.get("store.commit", ())

@@ -15,7 +15,7 @@ from faregate.ids import root_id
 from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import open_store
 from faregate.stores.postgres import PostgresStore
-from faregate.testing.store_rows import aborted, committed, ids, ledger, outgoing
+from faregate.testing.store_rows import aborted, ids, ledger, outgoing
 
 UNREACHABLE = "postgresql://shop:secret@127.0.0.1:1/shop"
 
@@ -89,7 +89,7 @@ async def test_a_connection_lost_in_a_transaction_is_unavailable_and_the_store_r
         await tx.execute("insert into goods values ('x')")
     assert not tx.is_open
     await tx.roll_back()
-    async with committed(store) as again:
+    async with store.transaction() as again:
         assert await again.record("billing", [ledger(message_id)]) == {}
 
 
@@ -140,7 +140,7 @@ async def test_when_all_idle_connections_are_gone_nobody_notices(store: Postgres
         await tx.roll_back()
     await end_sessions(postgres_url, *processes)
     [message_id] = ids(1)
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         assert await tx.record("billing", [ledger(message_id)]) == {}
     assert set(await store.known("billing", [message_id])) == {message_id}
 
@@ -204,9 +204,9 @@ async def test_a_transaction_ended_by_the_back_door_is_noticed(store: PostgresSt
 async def test_the_drivers_connection_is_inside_the_transaction_and_the_savepoint(
     store: PostgresStore,
 ) -> None:
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         seqs = await tx.send([outgoing("billing"), outgoing("billing")])
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         await tx.dispatched(seqs[:1])
         await tx.savepoint()
         await tx.raw.execute("insert into goods values ('undone')")

@@ -13,7 +13,7 @@ from faregate.errors import ConfigurationError, StoreConflict, TransactionMisuse
 from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import open_store, open_token_store
 from faregate.stores.sqlite import MemoryStore, SqliteStore
-from faregate.testing.store_rows import aborted, committed, ids, ledger
+from faregate.testing.store_rows import aborted, ids, ledger
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
 
 
 async def test_only_the_owner_may_read_the_files(store: SqliteStore, tmp_path: Path) -> None:
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         await tx.record("billing", [ledger(ids(1)[0])])
     found = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
     assert found == {"store.db": 0o600, "store.db-shm": 0o600, "store.db-wal": 0o600}
@@ -90,7 +90,7 @@ async def test_a_writer_that_stays_is_a_conflict_and_holds_nothing_up_afterwards
     await asyncio.gather(waiting, return_exceptions=True)
     other.execute("rollback")
     other.close()
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         await tx.record("billing", [ledger(ids(1)[0])])
 
 
@@ -99,7 +99,7 @@ async def test_two_stores_of_one_file_take_turns(store: SqliteStore) -> None:
     await second.open()
     assert second.identity == store.identity
     [first] = ids(1)
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         waiting = second.transaction()
         beginning = asyncio.ensure_future(waiting.begin())
         await tx.record("billing", [ledger(first)])
@@ -143,7 +143,7 @@ async def test_a_database_in_memory_uses_no_thread() -> None:
     before = threading.active_count()
     store = MemoryStore(clock=SystemClock())
     await store.open()
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         await tx.record("billing", [ledger(ids(1)[0])])
     assert threading.active_count() == before
     await store.close()
@@ -153,7 +153,7 @@ async def test_a_large_transaction_in_memory_can_be_read_beside(monkeypatch: pyt
     store = MemoryStore(clock=SystemClock())
     await store.open()
     await store.apply_schema("create table goods (name text)")
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         await tx.executemany("insert into goods values (?)", [("x" * 1000,)] * 10_000)
         assert await store.undispatched(1) == []
     await store.close()
@@ -168,7 +168,7 @@ async def test_databases_in_memory_are_apart_unless_they_share_a_name() -> None:
     assert len({each.identity for each in stores}) == 3
     given = ids(1)
     for each in (stores[0], stores[2]):
-        async with committed(each) as tx:
+        async with each.transaction() as tx:
             await tx.record("billing", [ledger(given[0])])
     assert [len(await each.known("billing", given)) for each in stores] == [1, 0, 1, 1]
     for each in stores:

@@ -94,9 +94,7 @@ class Attempts:
         if not fresh:
             return {}
         resolved: dict[int, OutboxRow | None] = {}
-        transaction = self._store.transaction()
-        try:
-            await transaction.begin()
+        async with self._store.transaction() as transaction:
             ours = await transaction.revise(fresh)
             for row in fresh:
                 if row.seq in ours:
@@ -109,9 +107,6 @@ class Attempts:
                 await transaction.create_tokens([token for each in tokens for token in each])
             if faults.hook is not None:
                 await faults.hook("tokens.resolved")
-            await transaction.commit()
-        finally:
-            await transaction.roll_back()
         for row in fresh:
             if row.seq not in ours:  # another dispatcher was faster, or our own commit happened without our knowing
                 resolved[row.seq] = await self._current(row.seq)
@@ -202,13 +197,8 @@ class Attempts:
         if not due:
             return 0
         await self._tokens.discard([attempt for row in due for attempt in row.registered if attempt not in row.chosen])
-        transaction = self._store.transaction()
-        try:
-            await transaction.begin()
+        async with self._store.transaction() as transaction:
             await transaction.dispatched([row.seq for row in due])
-            await transaction.commit()
-        finally:
-            await transaction.roll_back()
         return len(due)
 
 

@@ -109,14 +109,8 @@ def _is_over(letter: DeadLetter, floor: float | None) -> bool:
 
 
 async def _remove(store: Store, letters: Sequence[DeadLetter]) -> int:
-    transaction = store.transaction()
-    try:
-        await transaction.begin()
-        removed = await transaction.remove_dead(letters)
-        await transaction.commit()
-    finally:
-        await transaction.roll_back()
-    return removed
+    async with store.transaction() as transaction:
+        return await transaction.remove_dead(letters)
 
 
 def append(file: Path, letters: Sequence[DeadLetter], *, new: bool = False) -> None:

@@ -119,10 +119,8 @@ class DeadLetters:
         self, store: Store, letters: Sequence[DeadLetter], status: DeadStatus, by: str, only_decidable: bool
     ) -> list[DeadLetter]:
         pending = await _pending_replays(store) if status == "discarded" else {}
-        transaction = store.transaction()
         changed: list[DeadLetter] = []
-        try:
-            await transaction.begin()
+        async with store.transaction() as transaction:
             for letter in letters:
                 now = self._clock.time()
                 after = await transaction.mark_dead(letter.node, letter.message_id, status, by=by, at=now)
@@ -131,9 +129,6 @@ class DeadLetters:
                 elif not only_decidable:
                     raise _not_decidable(await _read_again(store, letter), status)
             await _carry_out(transaction, changed, status, pending)
-            await transaction.commit()
-        finally:
-            await transaction.roll_back()
         return changed
 
     async def edit(self, message_id: str, body: str | bytes, by: str, node: str | None = None) -> Envelope:
@@ -143,13 +138,8 @@ class DeadLetters:
         """
         letter, store = await self.one(message_id, node)
         envelope = edited(letter, body, by, self._clock.time())
-        transaction = store.transaction()
-        try:
-            await transaction.begin()
+        async with store.transaction() as transaction:
             await transaction.send([outbox_row(letter.node, envelope)])
-            await transaction.commit()
-        finally:
-            await transaction.roll_back()
         return envelope
 
 

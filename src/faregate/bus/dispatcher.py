@@ -441,14 +441,9 @@ class Dispatcher:
         recipients = tuple(name for signal, _ in refused for name in signal.recipients)
         envelope = msgspec.structs.replace(signal, recipients=recipients)
         letter = unsent(row, envelope, exc, self._clock.time())
-        transaction = self._store.transaction()
-        try:
-            await transaction.begin()
+        async with self._store.transaction() as transaction:
             await transaction.add_dead(letter)
             await transaction.dispatched([row.seq])
-            await transaction.commit()
-        finally:
-            await transaction.roll_back()
         self._held.discard(row.seq)
         if self._attempts is not None:
             await self._attempts.give_up(row, [signal for signal, _ in refused])

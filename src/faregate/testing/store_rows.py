@@ -50,25 +50,10 @@ def letter(node: str, message_id: str, **more: Any) -> DeadLetter:
 
 
 @asynccontextmanager
-async def committed(store: Store) -> AsyncIterator[Transaction]:
-    """A transaction that is committed at the end, or rolled back after an error."""
-    tx = store.transaction()
-    await tx.begin()
-    try:
-        yield tx
-        await tx.commit()
-    finally:
-        await tx.roll_back()
-
-
-@asynccontextmanager
 async def aborted(store: Store) -> AsyncIterator[Transaction]:
     """A transaction that is rolled back at the end."""
-    tx = store.transaction()
-    await tx.begin()
-    try:
+    async with store.transaction() as tx:
         yield tx
-    finally:
         await tx.roll_back()
 
 

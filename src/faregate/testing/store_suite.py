@@ -19,7 +19,6 @@ from faregate.testing.store_rows import (
     STORE_CASES,
     aborted,
     case,
-    committed,
     expect,
     ids,
     ledger,
@@ -75,7 +74,7 @@ async def what_is_there(store: Store, handled: str, dead: str) -> list[bool]:
 @case
 async def everything_in_a_transaction_is_committed_together(subject: StoreSubject) -> None:
     store, [handled, dead] = await prepared(subject), ids(2)
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         await do_everything(tx, handled, dead)
     there = await what_is_there(store, handled, dead)
     assert all(there), f"ledger, business data, outbox, identity, dead letter: {there}"
@@ -91,9 +90,47 @@ async def a_transaction_that_is_rolled_back_leaves_nothing(subject: StoreSubject
 
 
 @case
+async def a_block_that_raises_is_rolled_back_and_its_error_is_passed_on(subject: StoreSubject) -> None:
+    store, [handled, dead] = await prepared(subject), ids(2)
+    try:
+        async with store.transaction() as tx:
+            await do_everything(tx, handled, dead)
+            raise LookupError("the block fails")
+    except LookupError:
+        pass
+    else:
+        raise AssertionError("the error of a block was swallowed")
+    assert not tx.is_open, "a block that failed left its transaction open"
+    there = await what_is_there(store, handled, dead)
+    assert not any(there), f"ledger, business data, outbox, identity, dead letter: {there}"
+
+
+@case
+async def a_block_that_is_cancelled_is_rolled_back_and_the_store_goes_on(subject: StoreSubject) -> None:
+    store, [handled, dead], inside = await prepared(subject), ids(2), asyncio.Event()
+
+    async def work() -> None:
+        async with store.transaction() as tx:
+            await do_everything(tx, handled, dead)
+            inside.set()
+            await asyncio.Event().wait()
+
+    working = asyncio.ensure_future(work())
+    await inside.wait()
+    working.cancel()
+    await asyncio.gather(working, return_exceptions=True)
+    assert working.cancelled(), "a block kept its cancellation for itself"
+    there = await what_is_there(store, handled, dead)
+    assert not any(there), f"ledger, business data, outbox, identity, dead letter: {there}"
+    async with asyncio.timeout(5), store.transaction() as after:
+        await do_everything(after, handled, dead)
+    assert all(await what_is_there(store, handled, dead)), "the store does not go on"
+
+
+@case
 async def what_is_not_committed_is_not_read(subject: StoreSubject) -> None:
     store, [handled, dead] = await prepared(subject), ids(2)
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         await do_everything(tx, handled, dead)
         assert await store.known("billing", [handled, dead]) == {}, "an open transaction's ledger row was read"
         assert await store.undispatched(10) == [], "an open transaction's outbox row was read"
@@ -120,7 +157,7 @@ async def ending_a_transaction_once_more_does_nothing(subject: StoreSubject) -> 
 @case
 async def a_transaction_that_has_ended_cannot_be_used(subject: StoreSubject) -> None:
     store = await prepared(subject)
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         pass
     await expect(TransactionMisused, tx.execute("insert into goods (name) values ('late')"), "a late statement")
     await expect(TransactionMisused, tx.record("billing", [ledger(ids(1)[0])]), "a late ledger row")
@@ -155,7 +192,7 @@ async def a_cancelled_commit_is_whole_or_nothing_and_the_store_goes_on(subject: 
         committing.cancel()
         await asyncio.gather(committing, return_exceptions=True)
         await tx.roll_back()
-        async with asyncio.timeout(5), committed(store) as after:
+        async with asyncio.timeout(5), store.transaction() as after:
             await after.record("billing", [ledger(dead)])
         known = await store.known("billing", [handled, dead])
         assert dead in known, "the store does not go on after a cancelled commit"
@@ -170,13 +207,13 @@ async def who_is_cancelled_while_waiting_to_begin_holds_nothing_up(subject: Stor
         async with aborted(store):
             await asyncio.Event().wait()
 
-    async with committed(store):
+    async with store.transaction():
         waiting = [asyncio.ensure_future(visit()) for _ in range(20)]
         await rest()
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-    async with asyncio.timeout(5), committed(store) as tx:
+    async with asyncio.timeout(5), store.transaction() as tx:
         await tx.record("billing", [ledger(first)])
     assert set(await store.known("billing", [first])) == {first}
 
@@ -186,7 +223,7 @@ async def what_is_committed_is_there_after_reopening(subject: StoreSubject) -> N
     if subject.reopen is None:
         return
     store, [handled, dead] = await prepared(subject), ids(2)
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         await do_everything(tx, handled, dead)
     await store.close()
     await store.close()
@@ -202,7 +239,7 @@ async def what_is_committed_is_there_after_reopening(subject: StoreSubject) -> N
 @case
 async def a_savepoint_undoes_what_came_after_it_and_nothing_else(subject: StoreSubject) -> None:
     store, [first, second] = await prepared(subject), ids(2)
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         await tx.record("billing", [ledger(first)])
         await tx.savepoint()
         await tx.record("billing", [ledger(second)])
@@ -219,7 +256,7 @@ async def a_savepoint_undoes_what_came_after_it_and_nothing_else(subject: StoreS
 @case
 async def a_savepoint_can_be_remade_again_and_again(subject: StoreSubject) -> None:
     store = await prepared(subject)
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         for number in range(6):
             await tx.savepoint()
             await tx.execute("insert into goods (name) values (?)", (f"try {number}",))
@@ -232,9 +269,9 @@ async def a_savepoint_can_be_remade_again_and_again(subject: StoreSubject) -> No
 @case
 async def rows_removed_from_the_outbox_before_a_savepoint_stay_removed(subject: StoreSubject) -> None:
     store = await prepared(subject)
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         seqs = await tx.send([outgoing("billing"), outgoing("billing")])
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         await tx.dispatched(seqs[:1])
         await tx.savepoint()
         await tx.dispatched(seqs[1:])
@@ -246,7 +283,7 @@ async def rows_removed_from_the_outbox_before_a_savepoint_stay_removed(subject: 
 @case
 async def a_failed_statement_is_the_drivers_own_error_and_can_be_undone(subject: StoreSubject) -> None:
     store, [first] = await prepared(subject), ids(1)
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         await tx.record("billing", [ledger(first)])
         await tx.execute("insert into goods (name) values ('once')")
         for statement in ("insert into goods (name) values ('once')", "insert into nowhere (x) values (1)", "selec 1"):
@@ -268,7 +305,7 @@ async def a_failed_statement_is_the_drivers_own_error_and_can_be_undone(subject:
 @case
 async def a_transaction_can_be_committed_right_after_undoing_a_failed_statement(subject: StoreSubject) -> None:
     store, [first] = await prepared(subject), ids(1)
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         await tx.record("billing", [ledger(first)])
         await tx.savepoint()
         try:
@@ -318,9 +355,9 @@ async def a_schema_is_applied_whole_or_not_at_all(subject: StoreSubject) -> None
 @case
 async def a_message_is_recorded_once_per_node(subject: StoreSubject) -> None:
     store, [first] = subject.store, ids(1)
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         assert await tx.record("billing", [ledger(first, b"digest")]) == {}
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         assert await tx.record("billing", [ledger(first, b"other")]) == {first: b"digest"}
         assert await tx.record("shipping", [ledger(first, None)]) == {}, "another node has a ledger of its own"
         assert await tx.record("shipping", [ledger(first)]) == {first: None}, "recorded by the same transaction"
@@ -332,9 +369,9 @@ async def a_message_is_recorded_once_per_node(subject: StoreSubject) -> None:
 async def a_duplicate_in_a_batch_does_not_fail_its_neighbours(subject: StoreSubject) -> None:
     store, given = subject.store, ids(9)
     there = [given[4], given[1]]
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         await tx.record("billing", [ledger(message_id, message_id.encode()) for message_id in there])
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         found = await tx.record("billing", [ledger(message_id) for message_id in reversed(given)])
     assert found == {message_id: message_id.encode() for message_id in there}, f"there before: {found}"
     assert set(await store.known("billing", given)) == set(given), "a neighbour was not recorded"
@@ -351,11 +388,11 @@ async def an_id_that_is_twice_in_a_batch_is_refused(subject: StoreSubject) -> No
 @case
 async def what_was_taken_out_can_be_recorded_again(subject: StoreSubject) -> None:
     store, given = subject.store, ids(3)
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         await tx.record("billing", [ledger(message_id) for message_id in given])
         await tx.unrecord("billing", given[1:])
     assert set(await store.known("billing", given)) == {given[0]}
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         assert set(await tx.record("billing", [ledger(message_id) for message_id in given])) == {given[0]}
 
 
@@ -363,7 +400,7 @@ async def what_was_taken_out_can_be_recorded_again(subject: StoreSubject) -> Non
 async def what_a_handler_sent_is_kept_in_its_ledger_row(subject: StoreSubject) -> None:
     store, given = subject.store, ids(4)
     combined = [bytes([number]) * 16 for number in range(3)]
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         await tx.record("billing", [ledger(message_id) for message_id in given])
         await tx.record("shipping", [ledger(given[0])])
         await tx.note_sent("billing", [Sent(given[1], 1, combined[1]), Sent(given[2], 70_000, combined[2])])
@@ -406,7 +443,7 @@ async def overlapping_batches_in_any_order_do_not_lock_each_other(subject: Store
     told: list[int] = []
 
     async def handle(order: list[str]) -> None:
-        async with committed(store) as tx:
+        async with store.transaction() as tx:
             found = await tx.record("billing", [ledger(message_id) for message_id in order])
             await rest(3)
             told.append(len(order) - len(found))

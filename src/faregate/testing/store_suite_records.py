@@ -7,7 +7,7 @@ import msgspec
 from faregate.message import Envelope
 from faregate.ports.store import ClaimRecord, DeadFilter, Known
 from faregate.ports.tokens import NOBODY, Token
-from faregate.testing.store_rows import aborted, case, committed, ids, ledger, letter, outgoing
+from faregate.testing.store_rows import aborted, case, ids, ledger, letter, outgoing
 from faregate.testing.store_subjects import StoreSubject
 
 # --- outbox -----------------------------------------------------------------------------------------------
@@ -17,7 +17,7 @@ from faregate.testing.store_subjects import StoreSubject
 async def outgoing_messages_come_back_in_order_and_as_they_were(subject: StoreSubject) -> None:
     store, [cause] = subject.store, ids(1)
     rows = [outgoing("billing", cause, f"{number}", ordinal=number) for number in range(5)]
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         seqs = await tx.send(rows)
         assert await tx.send([]) == []
         [last] = await tx.send([outgoing("billing", registered=("a",), chosen=("b",), not_after=5.0, version=3)])
@@ -31,7 +31,7 @@ async def outgoing_messages_come_back_in_order_and_as_they_were(subject: StoreSu
 @case
 async def dispatched_messages_leave_the_outbox_and_unknown_ones_are_fine(subject: StoreSubject) -> None:
     store = subject.store
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         seqs = await tx.send([outgoing("billing") for _ in range(6)])
     for gone, left in (
         ([seqs[1]], 5),
@@ -40,7 +40,7 @@ async def dispatched_messages_leave_the_outbox_and_unknown_ones_are_fine(subject
         ([10**6, *seqs[:4]], 1),
         ([], 1),
     ):
-        async with committed(store) as tx:
+        async with store.transaction() as tx:
             await tx.dispatched(gone)
         assert len(await store.undispatched(100)) == left, f"after {gone}"
     assert [row.seq for row in await store.undispatched(100)] == [seqs[4]]
@@ -51,11 +51,11 @@ async def the_number_of_an_outgoing_message_is_never_used_again(subject: StoreSu
     store = subject.store
     used: list[int] = []
     for _ in range(3):
-        async with committed(store) as tx:
+        async with store.transaction() as tx:
             new = await tx.send([outgoing("billing"), outgoing("billing")])
         assert min(new) > max(used, default=0), f"{new} after {used}"
         used += new
-        async with committed(store) as tx:
+        async with store.transaction() as tx:
             await tx.dispatched(used)
 
 
@@ -65,12 +65,12 @@ async def the_number_of_an_outgoing_message_is_never_used_again(subject: StoreSu
 @case
 async def a_business_key_is_claimed_once_per_handler(subject: StoreSubject) -> None:
     store = subject.store
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         assert await tx.identify("billing", "bill", "order-17", 1.0)
         assert not await tx.identify("billing", "bill", "order-17", 2.0), "claimed twice"
         assert await tx.identify("billing", "remind", "order-17", 1.0), "another handler"
         assert await tx.identify("shipping", "bill", "order-17", 1.0), "another node"
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         assert not await tx.identify("billing", "bill", "order-17", 3.0), "claimed twice, in two transactions"
         await tx.unidentify("billing", "remind", "order-17")
     assert await store.has_identity("billing", "bill", "order-17")
@@ -84,12 +84,12 @@ async def a_business_key_is_claimed_once_per_handler(subject: StoreSubject) -> N
 async def a_dead_letter_comes_back_as_it_was_and_is_known_as_dead(subject: StoreSubject) -> None:
     store, [dead] = subject.store, ids(1)
     added = letter("billing", dead, key="k", tries=3, redeliveries=2, error="Boom\nin line 1", replays=1)
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         assert await tx.add_dead(added) == added
     assert await store.dead(DeadFilter()) == [added]
     assert await store.known("billing", [dead]) == {dead: Known("dead", None, 1)}
     assert await store.known("shipping", [dead]) == {}, "it is another node's"
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         assert await tx.record("billing", [ledger(dead)]) == {}, "a dead letter left a ledger row"
 
 
@@ -107,7 +107,7 @@ async def another_failure_folds_into_the_dead_letter(subject: StoreSubject) -> N
         first_failed_at=20.0,
     )
     again.envelope = Envelope(publication_id="p", body=b"new")
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         await tx.add_dead(letter("billing", dead, replays=2))
         await tx.mark_dead("billing", dead, "replayed", by="operator", at=15.0)
         folded = await tx.add_dead(again)
@@ -115,7 +115,7 @@ async def another_failure_folds_into_the_dead_letter(subject: StoreSubject) -> N
     assert (folded.copies, folded.status, folded.replays) == (2, "open", 3), f"{folded!r}"
     assert (folded.reason, folded.error, folded.tries, folded.redeliveries) == ("expired", "late", 4, 9)
     assert (folded.first_failed_at, folded.last_failed_at, folded.envelope.body) == (10.0, 20.0, b"new")
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         await tx.fold("billing", dead)
     [counted] = await store.dead(DeadFilter())
     assert (counted.copies, counted.error) == (3, "late"), f"{counted!r}"
@@ -124,7 +124,7 @@ async def another_failure_folds_into_the_dead_letter(subject: StoreSubject) -> N
 @case
 async def a_discarded_dead_letter_only_counts_its_copies(subject: StoreSubject) -> None:
     store, [dead] = subject.store, ids(1)
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         await tx.add_dead(letter("billing", dead))
         await tx.mark_dead("billing", dead, "discarded", by="operator", at=15.0)
         folded = await tx.add_dead(letter("billing", dead, error="new", reason="other", tries=9, last_failed_at=20.0))
@@ -137,15 +137,15 @@ async def a_discarded_dead_letter_only_counts_its_copies(subject: StoreSubject) 
 @case
 async def a_message_that_is_handled_after_all_resolves_its_dead_letter(subject: StoreSubject) -> None:
     store, [dead, handled, other] = subject.store, ids(3)
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         for message_id in (dead, other):
             await tx.add_dead(letter("billing", message_id))
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         await tx.resolve("billing", [dead, handled], 30.0)
     [resolved] = await store.dead(DeadFilter(message_id=dead))
     assert (resolved.status, resolved.changed_at) == ("resolved", 30.0), f"{resolved!r}"
     assert set(await store.known("billing", [dead, handled, other])) == {other}, "a resolved one is known as dead"
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         await tx.record("billing", [ledger(dead, b"d")])
     assert await store.known("billing", [dead]) == {dead: Known("handled", b"d")}
 
@@ -153,7 +153,7 @@ async def a_message_that_is_handled_after_all_resolves_its_dead_letter(subject: 
 @case
 async def an_operator_changes_only_what_waits_for_a_decision(subject: StoreSubject) -> None:
     store, [dead, unknown] = subject.store, ids(2)
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         await tx.add_dead(letter("billing", dead))
         assert await tx.mark_dead("billing", unknown, "discarded", by="operator", at=1.0) is None
         for replays in (1, 2):
@@ -172,7 +172,7 @@ async def an_operator_changes_only_what_waits_for_a_decision(subject: StoreSubje
 @case
 async def dead_letters_are_found_by_what_is_asked_for(subject: StoreSubject) -> None:
     store, given = subject.store, ids(4)
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         await tx.add_dead(letter("billing", given[0], last_failed_at=40.0))
         await tx.add_dead(letter("billing", given[1], last_failed_at=30.0, type="Other"))
         await tx.add_dead(letter("billing", given[2], last_failed_at=20.0, reason="expired"))
@@ -198,16 +198,16 @@ async def dead_letters_are_found_by_what_is_asked_for(subject: StoreSubject) -> 
 @case
 async def a_dead_letter_is_removed_only_as_it_was_read(subject: StoreSubject) -> None:
     store, given = subject.store, ids(5)
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         for message_id in given:
             await tx.add_dead(letter("billing", message_id))
         await tx.add_dead(letter("shipping", given[0]))
     read = {one.message_id: one for one in await store.dead(DeadFilter(node="billing"))}
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         await tx.fold("billing", given[1])
         await tx.mark_dead("billing", given[2], "replayed", by="operator", at=20.0)
         await tx.resolve("billing", [given[3]], 20.0)
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         assert await tx.remove_dead([]) == 0
         assert await tx.remove_dead([read[message_id] for message_id in given[:4]]) == 1, "others had changed"
         assert await tx.remove_dead([read[given[0]]]) == 0, "it was gone"
@@ -222,7 +222,7 @@ async def a_dead_letter_is_removed_only_as_it_was_read(subject: StoreSubject) ->
 @case
 async def old_ledger_rows_are_evicted_and_the_floor_rises_with_them(subject: StoreSubject) -> None:
     store, given = subject.store, ids(6)
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         await tx.record("billing", [ledger(message_id, at=float(at)) for at, message_id in enumerate(given)])
         await tx.record("shipping", [ledger(given[0], at=0.0)])
     assert await store.floor("billing") is None
@@ -240,11 +240,11 @@ async def old_ledger_rows_are_evicted_and_the_floor_rises_with_them(subject: Sto
 async def the_floor_never_sinks(subject: StoreSubject) -> None:
     store, [first, second] = subject.store, ids(2)
     for message_id, before in ((first, 10.0), (second, 5.0)):
-        async with committed(store) as tx:
+        async with store.transaction() as tx:
             await tx.record("billing", [ledger(message_id, at=1.0)])
         assert await store.evict("billing", before, 10) == 1
     assert await store.floor("billing") == 10.0
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         assert await tx.floor("billing") == 10.0, "a transaction does not see the floor"
         assert await tx.floor("shipping") is None
 
@@ -252,14 +252,14 @@ async def the_floor_never_sinks(subject: StoreSubject) -> None:
 @case
 async def what_has_outputs_to_dispatch_is_not_evicted(subject: StoreSubject) -> None:
     store, given = subject.store, ids(4)
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         await tx.record("billing", [ledger(message_id, at=1.0) for message_id in given])
         seqs = await tx.send([outgoing("billing", given[0]), outgoing("billing", given[1]), outgoing("billing", None)])
         await tx.send([outgoing("shipping", given[2])])
     await store.mark_dispatched([seqs[1]], 5.0)
     assert await store.evict("billing", 10.0, 100) == 3
     assert set(await store.known("billing", given)) == {given[0]}
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         await tx.dispatched(seqs)
     assert await store.evict("billing", 10.0, 100) == 1
 
@@ -267,7 +267,7 @@ async def what_has_outputs_to_dispatch_is_not_evicted(subject: StoreSubject) -> 
 @case
 async def business_keys_are_evicted_with_the_ledger(subject: StoreSubject) -> None:
     store, [first] = subject.store, ids(1)
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         await tx.record("billing", [ledger(first, at=1.0)])
         for identity, at in (("old", 1.0), ("new", 20.0)):
             await tx.identify("billing", "bill", identity, at)
@@ -291,7 +291,7 @@ async def a_claim_is_inserted_once_and_finished_once(subject: StoreSubject) -> N
     assert await store.claim_record("billing", message_id) == expected
     async with aborted(store) as tx:
         assert await tx.finish_claim("billing", message_id, "c1")
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         assert not await tx.finish_claim("billing", message_id, "c2"), "finished with another claim"
         assert await tx.finish_claim("billing", message_id, "c1"), "what was rolled back counts"
         assert not await tx.finish_claim("billing", message_id, "c1"), "finished twice"
@@ -303,7 +303,7 @@ async def a_claim_is_deleted_only_by_its_holder(subject: StoreSubject) -> None:
     store, [new, done] = subject.store, ids(2)
     for message_id in (new, done):
         await store.insert_claim("billing", message_id, "c1", "a1", 5.0)
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         await tx.finish_claim("billing", done, "c1")
     assert not await store.delete_claim("billing", new, "c2", only_new=True), "deleted by another claim"
     assert not await store.delete_claim("billing", done, "c1", only_new=True), "deleted though it was done"
@@ -324,7 +324,7 @@ async def old_claims_are_found_oldest_first(subject: StoreSubject) -> None:
 @case
 async def attempts_change_only_from_the_version_that_was_read(subject: StoreSubject) -> None:
     store, [cause] = subject.store, ids(1)
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         seq, other = await tx.send([outgoing("billing", cause), outgoing("billing", cause)])
     assert await store.register_attempts(seq, 0, ["a1", "a2"], 50.0)
     assert not await store.register_attempts(seq, 0, ["a3"], 60.0), "registered from an old version"
@@ -343,7 +343,7 @@ async def attempts_change_only_from_the_version_that_was_read(subject: StoreSubj
 @case
 async def a_revised_row_keeps_its_place(subject: StoreSubject) -> None:
     store, [cause] = subject.store, ids(1)
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         seqs = await tx.send([outgoing("billing", cause, text) for text in "abc"])
     rows = await store.undispatched(10)
     changed = [
@@ -353,7 +353,7 @@ async def a_revised_row_keeps_its_place(subject: StoreSubject) -> None:
     async with aborted(store) as tx:
         await tx.revise(changed)
     assert await store.undispatched(10) == rows, "a row was revised by a transaction that was rolled back"
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         assert await tx.revise(changed) == set(seqs[:2])
     found = await store.undispatched(10)
     assert [row.seq for row in found] == seqs, "a revised row is in another place"
@@ -364,10 +364,10 @@ async def a_revised_row_keeps_its_place(subject: StoreSubject) -> None:
 @case
 async def rows_are_revised_only_from_the_version_that_was_read(subject: StoreSubject) -> None:
     store = subject.store
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         await tx.send([outgoing("billing"), outgoing("billing")])
     first, second = await store.undispatched(10)
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         assert await tx.revise([first._replace(chosen=("a1",))]) == {first.seq}
         late = [first._replace(chosen=("a2",)), first._replace(seq=10**6), second]
         assert await tx.revise(late) == {second.seq}, "revised from an old version, or without a row"
@@ -377,7 +377,7 @@ async def rows_are_revised_only_from_the_version_that_was_read(subject: StoreSub
 
 @case
 async def of_two_that_choose_at_once_one_wins(subject: StoreSubject) -> None:
-    async with committed(subject.store) as tx:
+    async with subject.store.transaction() as tx:
         [seq] = await tx.send([outgoing("billing")])
     tries = [subject.store.choose_attempts(seq, 0, [f"a{number}"]) for number in range(5)]
     assert sorted(await asyncio.gather(*tries)) == [False] * 4 + [True]
@@ -386,7 +386,7 @@ async def of_two_that_choose_at_once_one_wins(subject: StoreSubject) -> None:
 @case
 async def rows_that_are_marked_as_dispatched_stay_until_they_are_removed(subject: StoreSubject) -> None:
     store, [cause, other] = subject.store, ids(2)
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         seqs = await tx.send([outgoing("billing", cause), outgoing("billing", cause), outgoing("billing", other)])
         await tx.send([outgoing("shipping", cause)])
     await store.mark_dispatched([seqs[0], 10**6], 5.0)
@@ -394,7 +394,7 @@ async def rows_that_are_marked_as_dispatched_stay_until_they_are_removed(subject
     assert seqs[0] not in [row.seq for row in await store.undispatched(10)]
     assert [(row.seq, row.dispatched_at) for row in await store.dispatched_rows(10)] == [(seqs[0], 5.0)]
     assert [row.seq for row in await store.outbox_rows_of("billing", cause)] == [seqs[1]]
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         await tx.dispatched(seqs[:1])
     assert await store.dispatched_rows(10) == []
 
@@ -405,14 +405,14 @@ async def tokens_are_created_and_consumed_with_the_transaction(subject: StoreSub
     now = subject.now()
     made = [Token(attempt, message_id, "shipping", "billing", now, now + 3600) for attempt in ("a1", "a2", "a3")]
     late = Token("late", message_id, "shipping", "billing", now, now - 3600)
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         await tx.create_tokens([*made, late])
         await tx.create_tokens(made[:1])
         assert await tx.recipients(["author.Noted"]) == {"author.Noted": NOBODY}
     async with aborted(store) as tx:
         assert await tx.consume_tokens(["a3", "a1"]) == {"a1", "a3"}
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         found = await tx.consume_tokens(["late", "a3", "unknown", "a1"])
         assert found == {"a1", "a3"}, f"{found} were there"
-    async with committed(store) as tx:
+    async with store.transaction() as tx:
         assert await tx.consume_tokens(["a1", "a2"]) == {"a2"}, "a token was consumed twice"

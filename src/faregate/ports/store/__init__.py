@@ -24,7 +24,7 @@ from faregate.ports.store.dead_letters import DeadFilter, DeadLetterStore, DeadL
 from faregate.ports.store.ledger import Known, LedgerOutcome, LedgerRow, LedgerStore, LedgerTransaction, Sent
 from faregate.ports.store.outbox import FROM_OUTSIDE, Insertion, OutboxRow, OutboxStore, OutboxTransaction
 from faregate.ports.store.tokens import ClaimRecord, ClaimState, ClaimStore, TokenTransaction
-from faregate.ports.store.transaction import DatabaseTransaction
+from faregate.ports.store.transaction import DatabaseTransaction, TransactionBlock
 
 __all__ = [
     "FROM_OUTSIDE",
@@ -42,6 +42,7 @@ __all__ = [
     "Store",
     "StoreInfo",
     "Transaction",
+    "TransactionBlock",
 ]
 
 

@@ -1,14 +1,14 @@
 """One transaction on a node's database: beginning and ending it, savepoints, and the user's own statements."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 
-class DatabaseTransaction(Protocol):
-    """One transaction on one connection. Made by `Store.transaction`; nothing happens before `begin`.
+class TransactionBlock(Protocol):
+    """`async with store.transaction() as transaction:` begins it; the end of the block commits it.
 
-    `begin`, then anything, then `commit` or `roll_back`; both may be called once more without effect. A driver's error
-    inside leaves it to be rolled back to the savepoint, or as a whole.
+    An error rolls back, and so does a cancellation; nothing is left open. An adapter inherits this.
     """
 
     async def begin(self) -> None:
@@ -22,6 +22,27 @@ class DatabaseTransaction(Protocol):
     async def roll_back(self) -> None:
         """As if it had never been. Never raises for a connection that is gone."""
         ...
+
+    async def __aenter__(self) -> Self:
+        await self.begin()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                await self.commit()
+        finally:
+            await self.roll_back()
+
+
+class DatabaseTransaction(TransactionBlock, Protocol):
+    """One transaction on one connection. Made by `Store.transaction`; nothing happens before `begin`.
+
+    `begin`, then anything, then `commit` or `roll_back`; both may be called once more without effect. A driver's error
+    inside leaves it to be rolled back to the savepoint, or as a whole.
+    """
 
     @property
     def is_open(self) -> bool:

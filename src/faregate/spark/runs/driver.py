@@ -146,33 +146,24 @@ class Driver:
         return Directory(self._tokens)
 
     async def _read_low_water(self, marks: list[str]) -> dict[str, int]:
-        transaction = self._store.transaction()
-        try:
-            await transaction.begin()
-            return await self._records.low_water(transaction, marks)
-        finally:
-            await transaction.roll_back()
+        async with self._store.transaction() as transaction:
+            found = await self._records.low_water(transaction, marks)
+            await transaction.roll_back()  # it only read
+        return found
 
     async def _raise_low_water(self, position: int) -> None:
         """Of this run as a whole: from now on the store is one that belongs to the checkpoint."""
-        transaction = self._store.transaction()
-        try:
-            await transaction.begin()
+        async with self._store.transaction() as transaction:
             await self._records.raise_low_water(transaction, self._marks[:1], position)
-            await transaction.commit()
-        finally:
-            await transaction.roll_back()
 
     def due(self) -> list[Parked]:
         return self._loop.run(self._due())
 
     async def _due(self) -> list[Parked]:
-        transaction = self._store.transaction()
-        try:
-            await transaction.begin()
-            return await self._records.due(transaction, self._clock.time(), PARKED_AT_ONCE)
-        finally:
-            await transaction.roll_back()
+        async with self._store.transaction() as transaction:
+            found = await self._records.due(transaction, self._clock.time(), PARKED_AT_ONCE)
+            await transaction.roll_back()  # it only read
+        return found
 
     def finish_batch(self, done: int) -> tuple[int, int]:
         """Everything below `done` is decided: send what was sent, and note it. Returns (sent, parked)."""
@@ -181,14 +172,9 @@ class Driver:
     async def _finish_batch(self, done: int) -> tuple[int, int]:
         assert self._spooler is not None
         sent = await self._spooler.send()
-        transaction = self._store.transaction()
-        try:
-            await transaction.begin()
+        async with self._store.transaction() as transaction:
             await self._records.raise_low_water(transaction, self._marks, done)
             parked, lowest = await self._counts(transaction)
-            await transaction.commit()
-        finally:
-            await transaction.roll_back()
         JournalReader(self._path).save_position(
             reader_name(self._node.name), done if lowest is None else min(done, lowest)
         )

@@ -211,12 +211,9 @@ class Engine:
         message_ids = {delivery: self._message_id(delivery) for delivery in self._line_of}
         here = {message_ids[delivery] for delivery in self._line_of if delivery.parked}
         keys = [delivery.line for delivery, line in self._line_of.items() if line.strict and delivery.line is not None]
-        transaction = self.store.transaction()
-        try:
-            await transaction.begin()
+        async with self.store.transaction() as transaction:
             known = await self.records.parked_with(transaction, list(message_ids.values()), keys)
-        finally:
-            await transaction.roll_back()
+            await transaction.roll_back()  # it only read
         parked = {each.message_id for each in known}
         for line in self.lines:
             line.blocked.clear()
@@ -287,9 +284,7 @@ class Engine:
 
     async def _commit_parked(self, found: list[tuple[LogDelivery, Parked]]) -> None:
         """Park them, but for those that another attempt of this task has dealt with meanwhile."""
-        transaction = self.store.transaction()
-        try:
-            await transaction.begin()
+        async with self.store.transaction() as transaction:
             await self.records.lock(transaction, [each.bucket for each, _ in found if each.line is not None])
             behind = await self._behind(transaction, [delivery for delivery, _ in found])
             replays = {parked.message_id: bool(delivery.envelope.replay) for delivery, parked in found}
@@ -301,9 +296,6 @@ class Engine:
             ]
             if left:
                 await self.records.park(transaction, left)
-                await transaction.commit()
-        finally:
-            await transaction.roll_back()
 
     async def _behind(self, transaction: Any, deliveries: list[LogDelivery]) -> set[LogDelivery]:
         """Those that the positions of their keys say were dealt with."""
@@ -321,13 +313,8 @@ class Engine:
 
     async def _ended(self, delivery: LogDelivery, outcome: str) -> None:
         if delivery.parked and outcome in ("dead", "duplicate"):
-            transaction = self.store.transaction()
-            try:
-                await transaction.begin()
+            async with self.store.transaction() as transaction:
                 await self.records.unpark(transaction, [self._message_id(delivery)])
-                await transaction.commit()
-            finally:
-                await transaction.roll_back()
         self._end(outcome)
 
     def _message_id(self, delivery: LogDelivery) -> str:

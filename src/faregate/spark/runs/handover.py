@@ -135,22 +135,15 @@ def _fast_path_to_queue(node: Node, closed: ClosedJournal, changing: list[Bindin
 
 
 async def _left(store: Store, records: LogRecords, marks: list[str]) -> tuple[dict[str, int], list[Parked]]:
-    transaction = store.transaction()
-    try:
-        await transaction.begin()
-        return await records.low_water(transaction, marks), await records.all(transaction)
-    finally:
-        await transaction.roll_back()
+    async with store.transaction() as transaction:
+        left = await records.low_water(transaction, marks), await records.all(transaction)
+        await transaction.roll_back()  # it only read
+    return left
 
 
 async def _forget(store: Store, records: LogRecords, message_ids: list[str]) -> None:
-    transaction = store.transaction()
-    try:
-        await transaction.begin()
+    async with store.transaction() as transaction:
         await records.unpark(transaction, message_ids)
-        await transaction.commit()
-    finally:
-        await transaction.roll_back()
 
 
 def _is_of(binding: Binding, envelope: Envelope) -> bool:

@@ -87,15 +87,10 @@ class OutboxSpooler:
             await asyncio.to_thread(
                 spool, reader.layout, RealDisk(), [signal for row in going for signal in signals(row)], name
             )
-        transaction = self._store.transaction()
-        try:
-            await transaction.begin()
+        async with self._store.transaction() as transaction:
             for letter in letters:
                 await transaction.add_dead(letter)
             await transaction.dispatched([row.seq for row in rows])
-            await transaction.commit()
-        finally:
-            await transaction.roll_back()
 
     def _letter(self, row: OutboxRow, exc: Unroutable) -> DeadLetter:
         envelope = row.envelope

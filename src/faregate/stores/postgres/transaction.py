@@ -23,7 +23,7 @@ from psycopg.sql import SQL, Literal
 from faregate.errors import StoreConflict, StoreUnavailable, TransactionMisused
 from faregate.ports.cancellation import finish
 from faregate.ports.dead_letter import DeadLetter, DeadStatus
-from faregate.ports.store import LedgerRow, OutboxRow, Sent
+from faregate.ports.store import LedgerRow, OutboxRow, Sent, TransactionBlock
 from faregate.ports.tokens import NOBODY, Recipients, Token
 from faregate.stores.postgres.faults import is_lost, raise_translated
 from faregate.stores.postgres.rows import QUERIES, token_columns
@@ -40,7 +40,7 @@ _RESOLVE = QUERIES["resolve"].replace("%s", "{}")
 _NOTE_SENT = QUERIES["note_sent"].replace("%s", "{}")
 
 
-class PostgresTransaction:
+class PostgresTransaction(TransactionBlock):
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
         self._connection: Connection | None = None

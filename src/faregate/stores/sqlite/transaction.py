@@ -14,7 +14,7 @@ from typing import Any
 from faregate.errors import TransactionMisused
 from faregate.ports.clock import Clock
 from faregate.ports.dead_letter import DeadLetter, DeadStatus
-from faregate.ports.store import LedgerRow, OutboxRow, Sent
+from faregate.ports.store import LedgerRow, OutboxRow, Sent, TransactionBlock
 from faregate.ports.tokens import NOBODY, Recipients, Token
 from faregate.stores.sql import columns
 from faregate.stores.sql.columns import attempts_text, id_bytes, id_text, pack
@@ -31,7 +31,7 @@ _DISPATCHED, _DISPATCHED_RANGE = QUERIES["dispatched"], QUERIES["dispatched_rang
 _LAST_ROWID = QUERIES["last_rowid"]
 
 
-class SqliteTransaction:
+class SqliteTransaction(TransactionBlock):
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
