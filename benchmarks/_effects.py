@@ -1,4 +1,4 @@
-"""What all contestants of `exactly-once` share: the messages, the tables and their rows, places, and the clock.
+"""What all contestants of `exactly-once` share: the messages, the tables and their rows, and places.
 
 For each message one business row is inserted and one event goes out.
 """
@@ -7,7 +7,6 @@ import os
 import shutil
 import sqlite3
 import tempfile
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -34,8 +33,6 @@ OUTBOX = "insert into faregate_outbox (node, message_id, ordinal, destination, k
 
 Rows = list[tuple[Any, ...]]
 
-cpu: dict[str, list[float]] = {}
-"""Processor seconds per message, by contestant, run by run; the first is the warm-up."""
 rows_per_commit: dict[str, list[float]] = {"sqlite": [], "postgres": []}
 """What `ledger` had, run by run."""
 
@@ -89,16 +86,6 @@ def make_rows(count: int, as_id: Callable[[str], Any]) -> tuple[Rows, Rows, Rows
 def share(kind: str) -> int:
     """How many messages `ledger` put into a commit when it ran last."""
     return round(rows_per_commit[kind][-1])
-
-
-@contextmanager
-def timed(name: str, messages: int) -> Iterator[list[float]]:
-    """Gives a list that holds the seconds afterwards; notes processor time by itself."""
-    took: list[float] = []
-    begin, used = time.perf_counter(), time.process_time()
-    yield took
-    took.append(time.perf_counter() - begin)
-    cpu.setdefault(name, []).append((time.process_time() - used) / messages)
 
 
 @contextmanager

@@ -29,8 +29,8 @@ from _effects import (
     make_rows,
     make_tables,
     share,
-    timed,
 )
+from _harness import timed
 
 from faregate import ids
 from faregate.message import Envelope

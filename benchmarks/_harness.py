@@ -17,7 +17,9 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from statistics import median
@@ -53,6 +55,31 @@ class Samples:
         """How many times faster `ours` is than `other`: the median of the ratios within each round."""
         pairs = zip(self.seconds[ours], self.seconds[other], strict=True)
         return median(theirs / mine for mine, theirs in pairs)
+
+
+_processor: dict[str, list[float]] = {}
+"""Processor seconds per message, by contestant, run by run."""
+
+
+@contextmanager
+def timed(name: str, messages: int) -> Iterator[list[float]]:
+    """Gives a list that holds the seconds afterwards. Notes processor time by itself: that of all threads of this
+    process, which suffers less from others on the machine."""
+    took: list[float] = []
+    begin, used = time.perf_counter(), time.process_time()
+    yield took
+    took.append(time.perf_counter() - begin)
+    note_processor(name, (time.process_time() - used) / messages)
+
+
+def note_processor(name: str, seconds: float) -> None:
+    _processor.setdefault(name, []).append(seconds)
+
+
+def processor(name: str) -> float:
+    """The median processor seconds per message, without the warm-up."""
+    found = _processor[name]
+    return median(found[1:] or found)
 
 
 def options(doc: str | None, *, rounds: int, messages: int) -> argparse.Namespace:

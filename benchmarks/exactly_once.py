@@ -40,16 +40,14 @@ from _effects import (
     POSTGRES,
     Billed,
     Order,
-    cpu,
     folder,
     make_order,
     place,
     rows_per_commit,
-    timed,
 )
 from _effects_by_hand import run_awaited_postgres, run_bare_sqlite, run_best_postgres, run_floor
 from _effects_peers import run_dbos, run_taskiq
-from _harness import Contestant, Report, interleave, loop, options
+from _harness import Contestant, Report, interleave, loop, options, processor, timed
 
 import faregate as fg
 from faregate.node.subscription import Dedup
@@ -239,7 +237,7 @@ def main() -> None:
     contestants = on_sqlite(report) + on_postgres(report)
     samples = interleave(contestants, rounds=args.rounds, messages=args.messages)
     names = [each.name for each in contestants]
-    used = {name: median(cpu[name][1:] or cpu[name]) for name in names}
+    used = {name: processor(name) for name in names}
     report.table(
         ("one insert and one event for each message", "messages/s", "µs each", "µs of processor"),
         [
@@ -252,10 +250,8 @@ def main() -> None:
         if sizes:
             report.say(f"messages for each commit of ledger on {kind}: {median(sizes[1:] or sizes):.0f}")
     for name in names:
-        mine = name.startswith(OURS)
-        (report.ours if mine else report.peers)[name] = samples.rate(name)
-        if mine:
-            report.ours[f"{name}, processor us"] = used[name] * 1e6
+        figures = report.ours if name.startswith(OURS) else report.peers
+        figures |= {name: samples.rate(name), f"{name}, processor us": used[name] * 1e6}
     report_latencies(report, args.messages)
     for goal, (ours, other, target) in GOALS.items():
         if other in names:

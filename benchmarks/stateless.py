@@ -10,20 +10,15 @@ Processor time is shown beside, since it suffers less from others on the machine
 
 import shutil
 import tempfile
-import time
 from functools import partial
 from pathlib import Path
-from statistics import median
 
-from _harness import Contestant, Report, interleave, options
+from _harness import Contestant, Report, interleave, options, processor, timed
 
 import faregate as fg
 
 TARGET = 0.4
 PUBLISHED_TOGETHER = 1000
-
-cpu: dict[str, list[float]] = {}
-"""Processor seconds per message, by contestant, run by run; the first is the warm-up."""
 
 
 class Order(fg.Event):
@@ -61,16 +56,14 @@ async def run(messages: int, *, name: str) -> float:
             await bus.pause("billing", Order)
             for first in range(0, messages, PUBLISHED_TOGETHER):
                 await bus.publish_many(orders[first : first + PUBLISHED_TOGETHER], node="shop")
-            begin, used = time.perf_counter(), time.process_time()
-            await bus.resume("billing", Order)
-            await bus.idle()
-            seconds = time.perf_counter() - begin
-            cpu.setdefault(name, []).append((time.process_time() - used) / messages)
+            with timed(name, messages) as took:
+                await bus.resume("billing", Order)
+                await bus.idle()
             if bus.outcomes()["handled"] != messages:
                 raise RuntimeError(f"{messages} messages were published, and this became of them: {bus.outcomes()}")
     finally:
         shutil.rmtree(path)
-    return seconds
+    return took[0]
 
 
 def main() -> None:
@@ -80,7 +73,7 @@ def main() -> None:
     samples = interleave(
         [Contestant(name, partial(run, name=name)) for name in names], rounds=args.rounds, messages=args.messages
     )
-    used = {name: median(cpu[name][1:] or cpu[name]) * 1e6 for name in names}
+    used = {name: processor(name) * 1e6 for name in names}
     report.table(
         ("one in, one out, no store", "messages/s", "µs each", "µs of processor"),
         [
