@@ -84,7 +84,7 @@ async def open_once(path: Path) -> tuple[float, int]:
     transport = await opened(path)
     transport.broker.begin()
     seconds = time.perf_counter() - begin
-    waiting = transport.broker.flight.count
+    waiting = transport.broker.in_flight.count
     await transport.journal.close(None)
     return seconds, waiting
 

@@ -99,7 +99,14 @@ async def run_bare(messages: int) -> float:
         for commit in range(messages // BATCH):
             body = write_batch(to_batch(rows, [0] * BATCH, range(commit * BATCH, (commit + 1) * BATCH), commit))
             header, padding, previous = frames.pack_frame(
-                body, kind=1, previous=previous, rows=BATCH, commit=commit, base=commit * BATCH, time=commit, epoch=1
+                body,
+                kind=1,
+                previous=previous,
+                rows=BATCH,
+                commit=commit,
+                base=commit * BATCH,
+                time=commit,
+                segment_id=1,
             )
             position += os.pwritev(descriptor, (header, body, padding), position)
             os.fdatasync(descriptor)

@@ -6,7 +6,7 @@ from typing import Any
 from faregate.broker.consumer import QueueConsumer
 from faregate.broker.delivery import BrokerDelivery
 from faregate.broker.entry import STATE_NAMES, Entry
-from faregate.broker.in_flight import Flight
+from faregate.broker.in_flight import InFlight
 from faregate.broker.queue import Queue
 from faregate.broker.schedule import Schedule
 from faregate.broker.selector import Selector
@@ -45,12 +45,17 @@ class Rig:
     def __init__(self, make: MakeQueue = Queue, **properties: Any) -> None:
         self.clock = FakeClock()
         self.schedule = Schedule(self.clock)
-        self.flight = Flight()
+        self.in_flight = InFlight()
         self.dead: list[tuple[str, str]] = []
         """The text and the reason of everything the queue gave up on."""
         properties.setdefault("key_of", key_header)
         self.queue = make(
-            "tested", clock=self.clock, schedule=self.schedule, give_up=self._add_dead, flight=self.flight, **properties
+            "tested",
+            clock=self.clock,
+            schedule=self.schedule,
+            give_up=self._add_dead,
+            in_flight=self.in_flight,
+            **properties,
         )
 
     def _add_dead(self, queue: Queue, entry: Entry, reason: str, error: str) -> None:

@@ -53,7 +53,7 @@ async def test_a_message_whose_key_cannot_be_read_is_taken_without_one() -> None
     broker.append([good, bad])
     assert held_by(broker, NOTED.queue) == ["a", "b"]
     assert [entry.key for entry in queue.browse()] == ["k", None]
-    assert len(queue) == broker.flight.count == 2
+    assert len(queue) == broker.in_flight.count == 2
 
 
 async def test_a_publication_is_recognised_within_the_window_and_by_its_replay() -> None:
@@ -98,7 +98,7 @@ async def test_every_subscriber_gets_its_own_entry_and_the_envelope_names_them()
     sent = event("a")
     broker.append([sent])
     assert sent.recipients == ("one", "two")
-    assert broker.flight.count == 2
+    assert broker.in_flight.count == 2
     assert {queue.name for queue in broker.queues() if len(queue)} == {"one.Noted.author", "two.Noted.author"}
 
 
@@ -131,7 +131,7 @@ async def test_a_dead_letter_keeps_everything_a_person_needs_and_no_time_applies
         NOTED.queue,
         clock.time(),
     )
-    assert broker.flight.count == 0
+    assert broker.in_flight.count == 0
     await clock.advance(1000)
     assert len(list(broker.browse("reader-poison"))) == 1
 

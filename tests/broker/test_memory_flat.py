@@ -5,7 +5,7 @@ import gc
 import weakref
 
 from faregate.broker import Broker
-from faregate.broker.entry import Line
+from faregate.broker.entry import EntryLine
 from faregate.message import Envelope
 from faregate.ports.queue import Binding
 from faregate.testing import FakeClock
@@ -31,7 +31,7 @@ async def pass_through(rig: Rig, inbox: Inbox, many: int = MANY, **how: object) 
     return max(most, references(rig))
 
 
-def lines(rig: Rig) -> list[Line]:
+def lines(rig: Rig) -> list[EntryLine]:
     own = [consumer.line for consumer in rig.queue._consumers if consumer.line is not None]
     return [rig.queue._available, *own, *rig.queue._behind.values()]
 
@@ -118,14 +118,14 @@ async def test_entries_that_are_redelivered_behind_a_lenient_key_leave_no_trace(
         await inbox.got.pop().redeliver(1)
         rig.clock.jump(0.5)
     assert references(rig) < BOUND
-    assert len(rig.schedule._alarms) < BOUND
+    assert len(rig.schedule._calls) < BOUND
 
 
 async def test_the_alarms_of_settled_entries_are_forgotten() -> None:
     rig = Rig()
     assert await pass_through(rig, rig.inbox(credit=100), ttl=3600) < BOUND
     assert len(rig.schedule) == 0
-    assert len(rig.schedule._alarms) < BOUND
+    assert len(rig.schedule._calls) < BOUND
 
 
 async def test_cancelled_alarms_are_forgotten_behind_one_that_stays() -> None:
@@ -133,7 +133,7 @@ async def test_cancelled_alarms_are_forgotten_behind_one_that_stays() -> None:
     rig.put("later", after=1)
     assert await pass_through(rig, rig.inbox(credit=100), ttl=3600) < BOUND
     assert len(rig.schedule) == 1
-    assert len(rig.schedule._alarms) < BOUND
+    assert len(rig.schedule._calls) < BOUND
 
 
 class Tracked(str):

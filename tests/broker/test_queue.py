@@ -55,10 +55,10 @@ async def test_every_ending_is_refused_after_any_other(ending: str) -> None:
         "dead_letter": lambda: delivery.dead_letter("bad", "it is bad"),
     }
     await endings[ending]()
-    before = (rig.states(), rig.flight.count, dict(rig.queue.settled), list(rig.dead))
+    before = (rig.states(), rig.in_flight.count, dict(rig.queue.settled), list(rig.dead))
     for again in (*endings.values(), delivery.renew):
         assert await refused(again)
-    assert (rig.states(), rig.flight.count, dict(rig.queue.settled), list(rig.dead)) == before
+    assert (rig.states(), rig.in_flight.count, dict(rig.queue.settled), list(rig.dead)) == before
 
 
 async def test_a_lock_that_expires_gives_the_entry_back_and_is_stale() -> None:
@@ -238,10 +238,10 @@ async def test_a_message_expires_while_it_waits_for_its_turn_or_time(state: str)
     else:
         rig.put("x", ttl=5)
         await (await inbox.take()).redeliver(10)
-    in_flight = rig.flight.count
+    in_flight = rig.in_flight.count
     await rig.clock.advance(5)
     assert rig.dead == [("x", "expired")]
-    assert rig.flight.count == in_flight - (state != "scheduled")
+    assert rig.in_flight.count == in_flight - (state != "scheduled")
     await rig.clock.advance(20)
     assert await inbox.texts() == []
 
@@ -270,7 +270,7 @@ async def test_a_scheduled_message_waits_and_then_takes_its_own_position() -> No
 async def test_a_delivery_time_in_the_past_is_now() -> None:
     rig = Rig()
     rig.put("x", after=-5)
-    assert rig.flight.count == 1
+    assert rig.in_flight.count == 1
     assert await rig.inbox().texts() == ["x"]
 
 
@@ -403,22 +403,22 @@ async def test_without_consumers_nothing_runs_and_nothing_is_lost() -> None:
 async def test_what_is_in_flight_is_everything_but_the_done_and_the_scheduled() -> None:
     rig = Rig()
     rig.put("later", after=5)
-    assert rig.flight.count == 0
+    assert rig.in_flight.count == 0
     rig.put("a", "b", "c")
-    assert rig.flight.count == 3
+    assert rig.in_flight.count == 3
     inbox = rig.inbox(credit=3, window=False)
     for end in (lambda d: d.settle("handled"), lambda d: d.redeliver(20), lambda d: d.dead_letter("bad", "bad")):
         await end(await inbox.take())
-    assert rig.flight.count == 1, "what waits for redelivery is in flight"
+    assert rig.in_flight.count == 1, "what waits for redelivery is in flight"
     await rig.clock.advance(5)
-    assert rig.flight.count == 2
+    assert rig.in_flight.count == 2
 
 
 async def test_waiting_for_nothing_in_flight_ends_with_the_last_one() -> None:
     rig = Rig()
     rig.put("a", "b")
     inbox = rig.inbox()
-    waiting = asyncio.ensure_future(rig.flight.landed())
+    waiting = asyncio.ensure_future(rig.in_flight.landed())
     await (await inbox.take()).settle("handled")
     await rest()
     assert not waiting.done()

@@ -410,7 +410,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
         assert list(real) == sorted(real), "browsing is out of order"
         assert self.queue._available_count == list(real.values()).count("available"), "the pump is misled"
         assert len(self.rig.schedule) == self.model.alarms(self.now), "an alarm is missing or left over"
-        assert self.rig.flight.count == self.model.in_flight()
+        assert self.rig.in_flight.count == self.model.in_flight()
         assert sorted(self.rig.dead) == sorted(self.model.dead)
         assert self.queue.settled == self.model.settled
         assert len(self.queue) + sum(self.queue.settled.values()) == len(self.model.items), "lost or doubled"
@@ -443,7 +443,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
             self.time_passes(1)
         self.they_agree()
         assert len(self.queue) == 0, "some never came"
-        assert self.rig.flight.count == 0
+        assert self.rig.in_flight.count == 0
 
 
 @pytest.fixture(autouse=True)

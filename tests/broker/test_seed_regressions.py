@@ -149,7 +149,7 @@ async def check_a_held_entry_does_not_expire(make: MakeQueue) -> None:
     assert rig.dead == [], "it expired while a consumer held it"
     assert rig.states() == {"held": "acquired"}
     await delivery.settle("handled")
-    assert (rig.queue.settled["handled"], rig.flight.count) == (1, 0)
+    assert (rig.queue.settled["handled"], rig.in_flight.count) == (1, 0)
 
 
 class ExpiresWhateverItFinds(Queue):

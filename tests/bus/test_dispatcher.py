@@ -16,7 +16,7 @@ from faregate.bus import dispatcher as dispatching
 from faregate.bus.attempts import Attempts
 from faregate.bus.dead_letters import DeadLetters
 from faregate.bus.dispatcher import Dispatcher
-from faregate.bus.recipients import Directory
+from faregate.bus.recipients import RecipientLists
 from faregate.core.alarms import Alarms
 from faregate.message import Envelope
 from faregate.ports.clock import SystemClock
@@ -192,15 +192,15 @@ async def test_a_signal_with_a_token_that_one_recipient_did_not_take_is_replayed
     store, tokens = open_store("memory:", clock), open_token_store("memory:", clock)
     await store.open()
     await tokens.open()
-    directory = Directory(tokens)
+    recipient_lists = RecipientLists(tokens)
     for node, mode in (("here", "tokens"), ("gone", "tokens"), ("ledger", "ledger")):
-        await directory.subscribe("event:n.t", node, mode)  # type: ignore[arg-type]
+        await recipient_lists.subscribe("event:n.t", node, mode)  # type: ignore[arg-type]
     envelope = Envelope(publication_id=ids.root_id(2), type="t", kind="event", source="n", body=b"")
     sending = store.transaction()
     await sending.begin()
     await sending.send([OutboxRow(0, "n", None, 0, "n.t", None, envelope)])
     await sending.commit()
-    attempts = Attempts(store, directory, clock)
+    attempts = Attempts(store, recipient_lists, clock)
     dispatcher = Dispatcher(store, Transport(), clock, Alarms(), attempts)  # type: ignore[arg-type]
     await asyncio.wait_for(dispatcher.start(), LONG)
     assert sorted(each.recipients for each in sent) == [("here",), ("ledger",)]

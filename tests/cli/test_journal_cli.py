@@ -270,7 +270,7 @@ async def test_info_tells_what_waits_for_a_later_time(tmp_path: Path) -> None:
 
 def test_info_shows_readers_spool_and_foreign_files(tmp_path: Path) -> None:
     layout = write(tmp_path / "j")
-    JournalReader(layout.root).save_position("spark", 30)
+    JournalReader(layout.root).save_reader_offset("spark", 30)
     spool(layout, DISK, [envelope(1)])
     (layout.segments / "notes.txt").write_text("mine")
     told = journal("info", layout.root, "--json").json
@@ -287,7 +287,7 @@ def test_info_of_a_damaged_journal_says_what_it_can(tmp_path: Path) -> None:
     damage(layout.segment(30), 200)
     told = journal("info", layout.root, "--json").json
     assert told["latest"] == 40
-    assert "is damaged at position 64" in told["trouble"][0]
+    assert "is damaged at byte 64" in told["trouble"][0]
 
 
 def test_info_of_an_empty_journal(tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ def test_a_damaged_frame_is_found_with_file_position_and_offsets(tmp_path: Path)
     assert told.code == 1
     [problem] = told.json["problems"]
     assert problem["file"] == "segments/00000000000000000015.seg"
-    assert problem["position"] == second.position
+    assert problem["position"] == second.at_byte
     assert problem["lost"] == [18, 20]
     assert told.json["lost"] == [[18, 20]]
     shown = journal("verify", layout.root)
@@ -389,7 +389,7 @@ def _lie_in_footer(layout: Layout) -> None:
         commit=footer.last_commit,
         base=footer.end,
         time=footer.last_time,
-        epoch=header.epoch,
+        segment_id=header.segment_id,
     )
     path.write_bytes(data[:position] + packed + body + padding + frames.pack_trailer(position))
 
@@ -416,7 +416,7 @@ def _spool_half(layout: Layout) -> None:
 DAMAGES: dict[str, tuple[Callable[[Layout], object], str]] = {
     "segment header": (lambda j: damage(j.segment(15), 10), "has a header that cannot be read"),
     "first header": (lambda j: damage(j.segment(0), 0, bytes(64)), "has a header that cannot be read"),
-    "frame": (lambda j: damage(j.segment(0), 400), "is damaged up to position"),
+    "frame": (lambda j: damage(j.segment(0), 400), "is damaged up to byte"),
     "footer cut": (_cut_footer, "has no footer that can be read"),
     "footer lies": (_lie_in_footer, "its footer says messages 16, and it is 15"),
     "confirmed tail": (_damage_confirmed_tail, "messages up to offset 39 were confirmed"),
@@ -435,7 +435,7 @@ DAMAGES: dict[str, tuple[Callable[[Layout], object], str]] = {
     "damaged settlement": (_bad_settlement, "has 1 damaged record"),
     "half a batch": (_spool_half, "is not a whole batch"),
     "reader": (lambda j: (j.readers / "spark.json").write_bytes(b"{"), "cannot be read"),
-    "reader ahead": (lambda j: JournalReader(j.root).save_position("spark", 50), "the position of a reader"),
+    "reader ahead": (lambda j: JournalReader(j.root).save_reader_offset("spark", 50), "the offset of a reader"),
     "journal.json": (lambda j: j.meta.write_bytes(b"{"), "cannot be read"),
 }
 
@@ -546,7 +546,7 @@ def test_a_batch_whose_last_part_never_came_is_a_torn_tail(tmp_path: Path) -> No
     log.close()
     layout.high_water.write_bytes(mark)
     [base] = [base for base in layout.segment_bases(DISK) if _frames(layout, base)[-1].parts > 1]
-    damage(layout.segment(base), _frames(layout, base)[-1].position, bytes(100_000))
+    damage(layout.segment(base), _frames(layout, base)[-1].at_byte, bytes(100_000))
     told = journal("verify", layout.root, "--json")
     assert told.code == 0, told.out
     assert "torn commit" in told.json["notes"][0]["what"]
@@ -679,7 +679,7 @@ async def test_verify_beside_a_bus_that_writes(tmp_path: Path) -> None:
 
 
 def _inspect(path: Path) -> list[str]:
-    return [f"{problem.path} {problem.position} {problem.what}" for problem in inspect(path).problems]
+    return [f"{problem.path} {problem.at_byte} {problem.what}" for problem in inspect(path).problems]
 
 
 async def test_repair_refuses_beside_a_bus(tmp_path: Path) -> None:
@@ -931,7 +931,7 @@ def test_export_refuses_what_makes_no_sense(tmp_path: Path) -> None:
     assert "takes an offset or a time" in journal("export", layout.root, tmp_path / "x", "--start", "soon").error
     assert "is not in" in journal("export", layout.root, tmp_path / "x", "--start", 99).error
     damage(layout.segment(15), 400)
-    assert "is damaged at position 64" in journal("export", layout.root, out, "--force").error
+    assert "is damaged at byte 64" in journal("export", layout.root, out, "--force").error
     assert out.read_text() == "precious"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["j", "out.parquet"]
 
@@ -1071,12 +1071,12 @@ def test_retention_during_a_backup_leaves_no_hole(tmp_path: Path) -> None:
 
 def test_a_backup_is_private_and_has_readers(tmp_path: Path) -> None:
     layout = write(tmp_path / "j")
-    JournalReader(layout.root).save_position("spark", 12)
+    JournalReader(layout.root).save_reader_offset("spark", 12)
     told = journal("backup", layout.root, tmp_path / "b", "--json").json
     assert told["sound"] is True
     assert told["id"] == JournalReader(layout.root).meta.id
     assert told["target"] == str(tmp_path / "b")
-    assert [position.offset for position in JournalReader(tmp_path / "b").positions()] == [12]
+    assert [each.offset for each in JournalReader(tmp_path / "b").reader_offsets()] == [12]
     for path in (tmp_path / "b").rglob("*"):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
@@ -1097,7 +1097,7 @@ def test_a_damaged_journal_makes_no_backup(tmp_path: Path) -> None:
     damage(layout.segment(15), 400)
     shown = journal("backup", layout.root, tmp_path / "b")
     assert shown.code == 1
-    assert "segments/00000000000000000015.seg at 64 is damaged up to position" in shown.error
+    assert "segments/00000000000000000015.seg at 64 is damaged up to byte" in shown.error
     assert not (tmp_path / "b").exists()
 
 

@@ -360,8 +360,8 @@ class ForgetsWhatWasSent(Faulty):
 @breaks("a_business_key_is_claimed_once_per_handler")
 class ClaimsABusinessKeyAgain(Faulty):
     class tx(SqliteTransaction):
-        async def identify(self, node: str, handler: str, identity: str, at: float) -> bool:
-            await super().identify(node, handler, identity, at)
+        async def identify(self, node: str, handler: str, database_id: str, at: float) -> bool:
+            await super().identify(node, handler, database_id, at)
             return True
 
 
@@ -630,8 +630,8 @@ class CountsNothing(MemoryTokenStore):
 @breaks("the_same_database_has_one_identity")
 class IsSomebodyElseEachTime(MemoryTokenStore):
     @property
-    def identity(self) -> str:
-        return f"{super().identity} {id(self)}"
+    def database_id(self) -> str:
+        return f"{super().database_id} {id(self)}"
 
 
 @breaks("a_topic_without_a_list_has_nobody")

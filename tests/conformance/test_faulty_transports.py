@@ -355,7 +355,7 @@ class BindsAQueueOnce(Faulty):
 class WaitsForUnboundQueues(Faulty):
     async def unbind(self, queue: str) -> None:
         await super().unbind(queue)
-        self.broker.queue(queue).count_in(self.broker.flight)
+        self.broker.queue(queue).count_in(self.broker.in_flight)
 
 
 @breaks("unbinding_an_unknown_queue_is_an_error")

@@ -11,7 +11,7 @@ from faregate.broker.journal import JournalReader
 from faregate.broker.journal.frame import SEGMENT_BYTES
 from faregate.broker.journal.high_water import HighWater
 from faregate.message import Envelope
-from faregate.ports.log import ReaderPosition
+from faregate.ports.log import ReaderOffset
 from faregate.testing.log_suite import LOG_CASES, journal_log_subject, run_log_case
 
 
@@ -59,10 +59,10 @@ class ReadsPastTheMark(JournalReader):
 
         header = frames.read_segment_header(data)
         assert header is not None
-        offset, position = mark.offset, SEGMENT_BYTES
+        offset, at_byte = mark.offset, SEGMENT_BYTES
         for frame in frames.scan(data, header):
-            offset, position = frame.base + frame.rows, frame.end
-        return mark._replace(offset=offset, position=position)
+            offset, at_byte = frame.base + frame.rows, frame.end
+        return mark._replace(offset=offset, at_byte=at_byte)
 
 
 class NeverLooksAgain(JournalReader):
@@ -91,16 +91,16 @@ class SkipsWhatIsGone(JournalReader):
 
 
 class MovesReadersBack(JournalReader):
-    def save_position(self, name: str, offset: int) -> None:
+    def save_reader_offset(self, name: str, offset: int) -> None:
         self.forget_reader(name)
-        super().save_position(name, offset)
+        super().save_reader_offset(name, offset)
 
 
 class KeepsNoReaders(JournalReader):
-    def save_position(self, name: str, offset: int) -> None:
+    def save_reader_offset(self, name: str, offset: int) -> None:
         pass
 
-    def positions(self) -> list[ReaderPosition]:
+    def reader_offsets(self) -> list[ReaderOffset]:
         return []
 
 
@@ -123,7 +123,7 @@ FAULTS: dict[str, Callable[[Path], JournalReader]] = {
     "time_in_the_log_never_goes_back": ShowsTheWallClock,
     "reading_what_was_removed_is_an_error": SkipsWhatIsGone,
     "reading_from_beyond_the_end_is_an_error": SkipsWhatIsGone,
-    "a_named_reader_keeps_its_position_and_never_goes_back": MovesReadersBack,
+    "a_named_reader_keeps_its_offset_and_never_goes_back": MovesReadersBack,
     "retention_waits_for_named_readers": KeepsNoReaders,
     "following_waits_for_what_comes": FollowsInCircles,
 }

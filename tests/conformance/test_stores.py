@@ -33,7 +33,7 @@ async def test_postgresql(name: str) -> None:
 
 @pytest.mark.services
 @pytest.mark.parametrize("name", STORE_CASES)
-async def test_postgresql_with_brief_waits(name: str) -> None:
+async def test_postgresql_with_a_polling_connection(name: str) -> None:
     """As Spark's workers use it."""
     await run_store_case(name, partial(postgres_store_subject, address("FAREGATE_TEST_POSTGRES"), blocking=True))
 

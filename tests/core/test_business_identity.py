@@ -12,7 +12,7 @@ import pytest
 
 import faregate as fg
 from faregate.errors import StoreConflict
-from faregate.stores.sqlite.database import Database
+from faregate.stores.sqlite.database import SqliteDatabase
 from tests.core.rig import INSERT, TABLE, Answered, Asked, notes
 
 LONG = 30  # seconds until a test that hangs is failed
@@ -278,9 +278,9 @@ async def test_a_message_whose_commit_gave_way_is_not_stopped_by_its_own_eager_c
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asking, answering = fg.Node("asking"), fg.Node("answering", schema=TABLE)
-    real, refused, armed = Database.commit, 0, False
+    real, refused, armed = SqliteDatabase.commit, 0, False
 
-    async def commit(database: Database) -> None:
+    async def commit(database: SqliteDatabase) -> None:
         nonlocal armed, refused
         if armed and not refused:
             armed, refused = False, 1
@@ -288,7 +288,7 @@ async def test_a_message_whose_commit_gave_way_is_not_stopped_by_its_own_eager_c
             raise StoreConflict("deadlock")
         await real(database)
 
-    monkeypatch.setattr(Database, "commit", commit)
+    monkeypatch.setattr(SqliteDatabase, "commit", commit)
 
     @answering.on(Asked, source="asking", identity="n", claim="eager", retry=fg.Retry(2, delay=0.001))
     async def answer(asked: Asked, ctx: fg.Context) -> Answered:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from faregate.bus import housekeeping as keeper
+from faregate.bus import housekeeping
 from faregate.core import transactional as unit
 from faregate.core import verdict
 from faregate.errors import Unavailable
@@ -23,4 +23,4 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(Unavailable.__init__.__kwdefaults__, "retry_after", 0.2)
     monkeypatch.setattr(unit, "_STORE_DOWN_SECONDS", 0.2)
     monkeypatch.setattr(verdict, "_UNKNOWN_SECONDS", 0.2)
-    monkeypatch.setattr(keeper, "_STORE_DOWN_SECONDS", 0.2)
+    monkeypatch.setattr(housekeeping, "_STORE_DOWN_SECONDS", 0.2)

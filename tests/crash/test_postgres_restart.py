@@ -11,8 +11,7 @@ import psycopg
 import pytest
 
 import faregate as fg
-from faregate.bus import attempts
-from faregate.bus import housekeeping as keeper
+from faregate.bus import attempts, housekeeping
 from faregate.ports import faults
 from tests.crash.killing import check
 from tests.crash.line import nodes, ordered
@@ -29,9 +28,9 @@ LONG = 60
 @pytest.fixture(autouse=True)
 def disarmed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(attempts, "FENCE_SECONDS", 1.0)
-    monkeypatch.setattr(keeper, "_LONGEST_PERIOD", 0.2)
-    monkeypatch.setattr(keeper, "_SHORTEST_PERIOD", 0.2)
-    monkeypatch.setattr(keeper, "_CLAIM_AGE", 1.0)
+    monkeypatch.setattr(housekeeping, "_LONGEST_PERIOD", 0.2)
+    monkeypatch.setattr(housekeeping, "_SHORTEST_PERIOD", 0.2)
+    monkeypatch.setattr(housekeeping, "_CLAIM_AGE", 1.0)
     yield
     faults.hook = None
 

@@ -15,8 +15,7 @@ from collections import Counter
 import msgspec
 
 import faregate as fg
-from faregate.bus import attempts
-from faregate.bus import housekeeping as keeper
+from faregate.bus import attempts, housekeeping
 from faregate.ports import faults
 from tests.crash.line import nodes, ordered
 from tests.crash.mutants import MUTANTS
@@ -56,8 +55,8 @@ def arm(task: Task) -> Counter[str]:
 def shorten() -> None:
     """Sweep up within a second or two: what it does is the same, and a minute is long for a test."""
     attempts.FENCE_SECONDS = 1.0
-    keeper._LONGEST_PERIOD = keeper._SHORTEST_PERIOD = 0.2
-    keeper._CLAIM_AGE = 1.0
+    housekeeping._LONGEST_PERIOD = housekeeping._SHORTEST_PERIOD = 0.2
+    housekeeping._CLAIM_AGE = 1.0
 
 
 def state(fact: str) -> None:
@@ -87,7 +86,7 @@ async def run(task: Task) -> None:
 
 
 async def swept(bus: fg.Bus) -> None:
-    """Return once the keepers have removed what an earlier process left half done."""
+    """Return once the housekeepers have removed what an earlier process left half done."""
     async with asyncio.timeout(LONG):
         for store in bus._stores.stores:
             while await store.dispatched_rows(1) or await store.claim_records(1e12, 1):  # noqa: ASYNC110

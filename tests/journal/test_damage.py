@@ -82,7 +82,7 @@ def check_damage(disk: SimulatedDisk, damaged: Path, expected: object, factory: 
         assert str(damaged) in str(exc) or str(ROOT) in str(exc), f"the error does not name {damaged}: {exc}"
         if damaged.suffix == ".seg":
             assert damaged.name in str(exc), f"the error does not name {damaged}: {exc}"
-            assert re.search(r"position \d+|at its (start|end)|missing", str(exc)), f"nor where: {exc}"
+            assert re.search(r"byte \d+|at its (start|end)|missing", str(exc)), f"nor where: {exc}"
         return "loud"
     for queue, names in waiting.items():
         lost = [name for name in names if name not in found.get(queue, [])]
@@ -120,7 +120,7 @@ def regions(disk: SimulatedDisk) -> dict[str, tuple[Path, range]]:
         listed = list(frames.scan(data, header))
         for number, frame in enumerate(listed):
             kind = frames.KIND_NAMES[frame.kind]
-            found[f"{label} {kind} {number} header"] = (path, range(frame.position, frame.body))
+            found[f"{label} {kind} {number} header"] = (path, range(frame.at_byte, frame.body))
             found[f"{label} {kind} {number} body"] = (path, range(frame.body, frame.body + frame.length, 61))
             found[f"{label} {kind} {number} padding"] = (path, range(frame.body + frame.length, frame.end))
         if label == "sealed":

@@ -10,7 +10,7 @@ import pytest
 
 from faregate.broker.journal import frame as frames
 from faregate.broker.journal.errors import JournalFailed, JournalFull
-from faregate.broker.journal.items import Marker
+from faregate.broker.journal.items import SnapshotPoint
 from faregate.broker.journal.layout import Layout
 from faregate.broker.journal.retention import Retention
 from faregate.broker.journal.snapshot import Snapshot
@@ -199,7 +199,7 @@ async def test_what_is_settled_while_a_snapshot_is_being_written_does_not_come_b
         await it.publish(noted("a"), noted("b"))
         it.consume()
         delivery = await it.take("a")
-        writing = asyncio.ensure_future(it.journal.snapshot(it.broker.snapshot(), it.journal.mark()))
+        writing = asyncio.ensure_future(it.journal.snapshot(it.broker.snapshot(), it.journal.snapshot_point()))
         await asyncio.sleep(0)
         delivery.start()
         await delivery.settle("handled")
@@ -242,8 +242,8 @@ async def test_retention_keeps_what_was_published_while_it_was_being_prepared() 
         await it.publish(noted("0", size=4000))
         write = it.journal.snapshot
 
-        async def slow(snapshot: Snapshot, marker: Marker) -> None:
-            await write(snapshot, marker)
+        async def slow(snapshot: Snapshot, point: SnapshotPoint) -> None:
+            await write(snapshot, point)
             for n in range(1, 5):
                 await it.publish(noted(str(n), size=4000))
 

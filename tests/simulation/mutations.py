@@ -10,7 +10,7 @@ from pytest import MonkeyPatch
 from faregate import ids
 from faregate.bus import attempts as attempts_module
 from faregate.bus.attempts import FENCE_SECONDS, Attempts
-from faregate.bus.housekeeping import Keeper
+from faregate.bus.housekeeping import Housekeeper
 from faregate.core.claims import TokenGate
 from faregate.core.context import Context
 from faregate.core.transactional import Transactional
@@ -168,7 +168,7 @@ def claim_deleted_before_the_token(patch: MonkeyPatch) -> None:
 def no_sweeper(patch: MonkeyPatch) -> None:
     async def mutant(self: Any) -> None: ...
 
-    patch.setattr(Keeper, "_sweep", mutant)
+    patch.setattr(Housekeeper, "_sweep", mutant)
 
 
 # --- tokens: sending -----------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ class Port:
     ) -> None:
         self._prefix, self._real, self._scheduler = prefix, real, scheduler
         self._modes, self._late, self._watch = modes, late, watch
-        self.url, self.identity = real.url, real.identity
+        self.url, self.database_id = real.url, real.database_id
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._real, name)

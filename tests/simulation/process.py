@@ -1,4 +1,4 @@
-"""One simulated process: the real receivers, dispatcher and keepers of the nodes, on ports of their own.
+"""One simulated process: the real receivers, dispatcher and housekeepers of the nodes, on ports of their own.
 
 Several of them run the same nodes on the same stores. A crash ends all tasks of one; what it held returns, what it had
 not committed is gone, what it had on the wire may still arrive.
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from faregate.bus.attempts import Attempts
 from faregate.bus.dispatcher import Dispatcher
-from faregate.bus.housekeeping import Keeper
-from faregate.bus.recipients import Directory
+from faregate.bus.housekeeping import Housekeeper
+from faregate.bus.recipients import RecipientLists
 from faregate.codec import BodyWriter, find_codec
 from faregate.core.alarms import Alarms
 from faregate.core.claims import TokenGate
@@ -52,28 +52,29 @@ class SimProcess:
         attempts = None
         if world.tokens is not None:
             self.tokens = Port("tokens", world.tokens, scheduler, scenario.modes, world.late, world.audit.watch)
-            attempts = Attempts(self.store, Directory(self.tokens), clock)
+            attempts = Attempts(self.store, RecipientLists(self.tokens), clock)
         transport: Any = SimTransport(world.broker, scheduler, scenario.modes.get("transport.publish", ()))
         alarms = Alarms()
         self.dispatcher = Dispatcher(self.store, transport, clock, alarms, attempts)
         self.shared: dict[str, NodeStore] = {}
         self.senders: dict[str, Sender] = {}
         self.receivers: dict[str, Transactional] = {}
-        self.keepers: list[Keeper] = []
+        self.housekeepers: list[Housekeeper] = []
         for node in world.nodes.values():
             gate = None
-            if self.tokens is not None and self.tokens.identity != self.store.identity:
+            if self.tokens is not None and self.tokens.database_id != self.store.database_id:
                 gate = TokenGate(node.name, self.store, self.tokens, self.dispatcher, alarms, clock)
             shared = NodeStore(self.store, self.dispatcher, alarms, self.tokens, gate)
             sender = Sender(node, transport, _WRITER, clock, {("command", "b", "Bill"): _KEY}, alarms)
             [subscription] = node.subscriptions.values()
             self.shared[node.name] = shared
             self.senders[node.name] = sender
-            sender.use_store(shared, None if attempts is None else Directory(self.tokens))
+            sender.use_store(shared, None if attempts is None else RecipientLists(self.tokens))
             self.receivers[node.name] = Transactional(
                 subscription, node, sender, shared, clock=clock, pool=cast(Executor, None), body_limit=_LIMIT
             )
-            self.keepers.append(Keeper(node.name, shared, transport, clock, retain_ledger=scenario.retain_ledger))
+            made = Housekeeper(node.name, shared, transport, clock, retain_ledger=scenario.retain_ledger)
+            self.housekeepers.append(made)
 
     def __str__(self) -> str:
         return self.name
@@ -104,8 +105,8 @@ class SimProcess:
                 self.held.pop(delivery, None)
 
     async def sweep(self) -> None:
-        for keeper in self.keepers:
-            await keeper._evict()
+        for housekeeper in self.housekeepers:
+            await housekeeper._evict()
 
     def crash(self) -> None:
         self.alive = False

@@ -14,7 +14,7 @@ import msgspec
 
 import faregate as fg
 from faregate import ids
-from faregate.bus.recipients import Directory, topic_for
+from faregate.bus.recipients import RecipientLists, topic_for
 from faregate.message import Envelope
 from faregate.ports import faults
 from faregate.ports.dead_letter import DeadLetter
@@ -162,10 +162,10 @@ class Stage:
         self.published, self.messages_of, self.correlations = set(), {}, dict[str, str]()
         self.steps = []
         if self.tokens is not None:
-            directory = Directory(self.tokens)
+            recipient_lists = RecipientLists(self.tokens)
             for node in (self.nodes["a"], self.nodes["b"]):
                 for subscription in node.subscriptions.values():
-                    self.loop.run(directory.subscribe(topic_for(subscription), node.name, subscription.dedup))
+                    self.loop.run(recipient_lists.subscribe(topic_for(subscription), node.name, subscription.dedup))
         self.processes = []
         self.scenario.begin(self)
         self.processes = [SimProcess(self, f"P{number}") for number in range(self.scenario.processes)]

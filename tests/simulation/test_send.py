@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from faregate.bus.recipients import Directory
+from faregate.bus.recipients import RecipientLists
 from faregate.core.sealing import outbox_row
 from tests.simulation.scenario import Mode, Scenario
 from tests.simulation.tiers import explored, in_every_mode, limits, with_tokens
@@ -117,10 +117,10 @@ def test_subscriber_added_and_removed_between_retries(mode: Mode, limit: int) ->
 
     def subscribe(world: World) -> Any:
         world.broker.routes["Noted"] = ["c"]
-        return Directory(world.directory()).subscribe("event:a.Noted", "c", "tokens")
+        return RecipientLists(world.directory()).subscribe("event:a.Noted", "c", "tokens")
 
     def unsubscribe(world: World) -> Any:
-        return Directory(world.directory()).unsubscribe("event:a.Noted", "c")
+        return RecipientLists(world.directory()).unsubscribe("event:a.Noted", "c")
 
     scenario = Scenario(
         begin,
@@ -151,7 +151,7 @@ def test_unroutable_recipient(mode: Mode, limit: int) -> None:
 @with_tokens
 def test_recipient_changes_its_mode_while_messages_are_in_flight(mode: Mode, limit: int) -> None:
     def change(new: Any) -> Any:
-        return lambda world: Directory(world.directory()).subscribe("command:b.Bill", "b", new)
+        return lambda world: RecipientLists(world.directory()).subscribe("command:b.Bill", "b", new)
 
     scenario = Scenario(
         one,

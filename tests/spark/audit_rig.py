@@ -169,4 +169,4 @@ def alter_body(path: Path, old: bytes, new: bytes) -> int:
     return int(changed)
 
 
-_PLACES = {"position", "length", "crc", "previous"}
+_PLACES = {"at_byte", "length", "crc", "previous"}

@@ -210,7 +210,7 @@ def test_damaged_bytes_are_never_rows(tmp_path: Path) -> None:
     at = data.index(b'"text":"5"')
     data[at] ^= 1
     segment.write_bytes(data)
-    with pytest.raises(JournalCorrupt, match="is damaged at position"):
+    with pytest.raises(JournalCorrupt, match="is damaged at byte"):
         read(options(path))
 
 

@@ -7,7 +7,7 @@ import pytest
 from faregate.cli.spark.jobs import stores_of
 from faregate.errors import FaregateError
 from faregate.ports.schemes import hide_password
-from faregate.spark.jobs.stores import Database, open_stores
+from faregate.spark.jobs.stores import StoreReader, open_stores
 
 URLS = [
     "postgresql://u:SECRET@127.0.0.1:1/db",
@@ -37,7 +37,7 @@ def test_no_password_is_in_an_error(url: str) -> None:
     with pytest.raises(FaregateError) as caught:
         stores_of([url if "//" in url else f"x:{url}", "x=sqlite:y"])
     assert "SEC" not in str(caught.value) and "RET" not in str(caught.value)
-    assert "SEC" not in repr(Database(url))
+    assert "SEC" not in repr(StoreReader(url))
 
 
 def test_what_is_no_password_is_shown() -> None:

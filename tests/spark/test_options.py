@@ -6,7 +6,7 @@ import pytest
 
 from faregate.spark.options import InvalidOption, parse_options
 from faregate.spark.schema import row_schema
-from faregate.spark.source.bounds import EARLIEST, LATEST, AtTime, Positions
+from faregate.spark.source.bounds import EARLIEST, LATEST, AtTime, Bounds
 
 
 def test_the_defaults_lose_nothing() -> None:
@@ -37,7 +37,7 @@ def test_names_are_found_in_any_case_because_spark_changes_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "position"),
+    ("text", "bound"),
     [
         ("earliest", "earliest"),
         ("LATEST", "latest"),
@@ -48,26 +48,26 @@ def test_names_are_found_in_any_case_because_spark_changes_it() -> None:
         ("@1794733200.5", AtTime(1794733200.5)),
     ],
 )
-def test_a_position_is_a_word_an_offset_or_a_time(text: str, position: object) -> None:
-    assert parse_options({"path": "/j", "startingOffsets": text}).starting.of("0") == position
-    assert parse_options({"path": "/j", "endingOffsets": f'{{"0": "{text}"}}'}).ending.of("0") == position
+def test_a_bound_is_a_word_an_offset_or_a_time(text: str, bound: object) -> None:
+    assert parse_options({"path": "/j", "startingOffsets": text}).starting.of("0") == bound
+    assert parse_options({"path": "/j", "endingOffsets": f'{{"0": "{text}"}}'}).ending.of("0") == bound
 
 
 def test_the_offset_that_a_query_reports_can_be_pasted() -> None:
     found = parse_options({"path": "/j", "startingOffsets": '{"0": 17, "log": "abc"}'}).starting
-    assert found == Positions(None, {"0": 17}, "abc")
+    assert found == Bounds(None, {"0": 17}, "abc")
 
 
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("startingOffsets", "soon", "'soon' is no position; allowed are 'earliest', 'latest', an offset such as 17"),
+        ("startingOffsets", "soon", "'soon' is no bound; allowed are 'earliest', 'latest', an offset such as 17"),
         ("startingOffsets", "-1", "allowed are"),
         ("startingOffsets", '{"0": -1}', "an offset is not negative"),
         ("startingOffsets", '{"0": 1', "it is not JSON"),
         ("startingOffsets", "{}", "it names no partition"),
         ("endingOffsets", "2026-11-15T09:00:00", "has no zone: write 2026-11-15T09:00:00Z for UTC"),
-        ("endingOffsets", '{"0": true}', "True is no position"),
+        ("endingOffsets", '{"0": true}', "True is no bound"),
         ("failOnDataLoss", "maybe", "true or false"),
         ("maxMessagesPerTrigger", "0", "a whole number, 1 or more"),
         ("maxMessagesPerTrigger", "1e3", "a whole number, 1 or more"),

@@ -75,7 +75,7 @@ def test_types_and_nodes_choose_and_nonsense_is_one_sentence(spark: SparkSession
     for given, why in (
         ({"identity": "other"}, "the identity 'other' is none"),
         ({"recipients": ["payments"]}, "no node 'payments' takes messages of this journal; there are billing, stock"),
-        ({"start": "yesterday"}, "the start 'yesterday' is no position: allowed are 'earliest'"),
+        ({"start": "yesterday"}, "the start 'yesterday' is no bound: allowed are 'earliest'"),
         ({"start": 5, "end": 2}, "the start, offset 5, lies behind the end, offset 2"),
         ({"name": "a/b"}, "the replay's name 'a/b' is none"),
         ({"batch": 0}, "batch=0 is no size of a batch: use 1 to 100,000 messages"),

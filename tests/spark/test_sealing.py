@@ -22,7 +22,7 @@ from faregate.errors import InvalidName, Unroutable
 from faregate.message import Envelope
 from faregate.ports.queue import Binding
 from faregate.spark.schema import COLUMNS
-from faregate.spark.sink.publications import WRITABLE, Sealer, UnfitColumns, UnfitValue, check_columns
+from faregate.spark.sink.publications import WRITABLE, BatchSealer, UnfitColumns, UnfitValue, check_columns
 
 
 def rows(**columns: Any) -> Any:
@@ -40,7 +40,7 @@ def _type(name: str) -> Any:
 def seal(batch: Any, origin: str = "spark/q/0/0", source: str | None = None, **more: Any) -> list[Envelope]:
     topology = Topology()
     topology.add(Binding("reader", "Do", "command"))
-    sealed = Sealer(origin, source, topology, **more).seal(batch)
+    sealed = BatchSealer(origin, source, topology, **more).seal(batch)
     assert sealed.schema.equals(SCHEMA)
     return to_envelopes(sealed)
 

@@ -188,9 +188,7 @@ def test_a_damaged_staged_file_is_not_committed(path: Path, write: Write) -> Non
     data = bytearray(file.read_bytes())
     data[data.index(b'"text"')] ^= 1
     file.write_bytes(data)
-    with pytest.raises(
-        JournalCorrupt, match=r"the staged file .* is damaged at position 0; the batch is not committed"
-    ):
+    with pytest.raises(JournalCorrupt, match=r"the staged file .* is damaged at byte 0; the batch is not committed"):
         commit(path, message)
     assert texts(path) == []
 

@@ -130,12 +130,12 @@ def test_only_a_named_reader_holds_retention_back(tmp_path: Path) -> None:
     path = journal(tmp_path / "j", 20)
     nameless = reader(path)
     nameless.commit(nameless.latestOffset(nameless.initialOffset(), ReadAllAvailable()))
-    assert JournalReader(path).positions() == []
+    assert JournalReader(path).reader_offsets() == []
     named = reader(path, readerName="warehouse", startingOffsets=5)
     start = named.initialOffset()
-    assert [(kept.name, kept.offset) for kept in JournalReader(path).positions()] == [("warehouse", 5)]
+    assert [(kept.name, kept.offset) for kept in JournalReader(path).reader_offsets()] == [("warehouse", 5)]
     named.commit(named.latestOffset(start, ReadMaxRows(5)))
-    assert [(kept.name, kept.offset) for kept in JournalReader(path).positions()] == [("warehouse", 10)]
+    assert [(kept.name, kept.offset) for kept in JournalReader(path).reader_offsets()] == [("warehouse", 10)]
 
 
 # --- queries ----------------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def test_a_stream_on_an_empty_journal_waits_and_takes_what_comes(
         query.stop()
     assert [offset for _, offsets in seen for offset in offsets] == list(range(10))
     # It is told of a batch when the next one is made, so it may be one behind, never ahead.
-    [kept] = JournalReader(path).positions()
+    [kept] = JournalReader(path).reader_offsets()
     assert kept.name == "waiting" and kept.offset in (0, 5)
 
 

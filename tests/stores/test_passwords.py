@@ -65,7 +65,7 @@ def nodes() -> list[fg.Node]:
 def made(bus: fg.Bus) -> None:
     check(repr(bus) + bus.url + repr(bus.stores) + str([*bus.stores]))
     for store in bus.stores.values():
-        check(repr(store) + store.url + store.identity)
+        check(repr(store) + store.url + store.database_id)
 
 
 async def as_store(url: str) -> None:

@@ -46,7 +46,7 @@ async def test_a_server_that_is_not_there_is_tried_again_and_then_named(caplog: 
     assert len(warnings) == 2, warnings
     assert "127.0.0.1:1/shop" in warnings[0] and "try 2 of 3 in 0.01 s" in warnings[0]
     assert "check that the server runs" in str(caught.value)
-    assert not any("secret" in text for text in [*warnings, str(caught.value), store.url, store.identity])
+    assert not any("secret" in text for text in [*warnings, str(caught.value), store.url, store.database_id])
 
 
 def test_a_password_is_shown_nowhere() -> None:
@@ -56,7 +56,7 @@ def test_a_password_is_shown_nowhere() -> None:
         "postgres://shop:secret@db/shop",
     ):
         store = PostgresStore(postgres_url, clock=SystemClock())
-        assert "secret" not in store.url + store.identity
+        assert "secret" not in store.url + store.database_id
     with pytest.raises(ConfigurationError) as caught:
         PostgresStore("postgresql://shop:secret@db/shop?nonsense=1", clock=SystemClock())
     assert "secret" not in str(caught.value)

@@ -97,7 +97,7 @@ async def test_a_writer_that_stays_is_a_conflict_and_holds_nothing_up_afterwards
 async def test_two_stores_of_one_file_take_turns(store: SqliteStore) -> None:
     second = SqliteStore(store.url.removeprefix("sqlite:"), clock=SystemClock())
     await second.open()
-    assert second.identity == store.identity
+    assert second.database_id == store.database_id
     [first] = ids(1)
     async with store.transaction() as tx:
         waiting = second.transaction()
@@ -164,8 +164,8 @@ async def test_databases_in_memory_are_apart_unless_they_share_a_name() -> None:
     for each in stores:
         await each.open()
     tokens = open_token_store("memory:shared", SystemClock())
-    assert tokens.identity == stores[2].identity == stores[3].identity
-    assert len({each.identity for each in stores}) == 3
+    assert tokens.database_id == stores[2].database_id == stores[3].database_id
+    assert len({each.database_id for each in stores}) == 3
     given = ids(1)
     for each in (stores[0], stores[2]):
         async with each.transaction() as tx:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from faregate.broker.consumer import QueueConsumer
 from faregate.broker.delivery import BrokerDelivery
 from faregate.broker.entry import Entry
-from faregate.broker.in_flight import Flight
+from faregate.broker.in_flight import InFlight
 from faregate.broker.queue import Queue
 from faregate.broker.recent import DUPLICATE_WINDOW, RecentPublications
 from faregate.broker.schedule import Schedule
@@ -34,7 +34,7 @@ class Broker:
         on_disagreement: Callable[[Envelope], None] | None = None,
     ) -> None:
         self.topics = Topics()
-        self.flight = Flight()
+        self.in_flight = InFlight()
         self.recent = RecentPublications(duplicate_window)
         self.recent.on_disagreement = on_disagreement
         self._clock = clock
@@ -50,7 +50,7 @@ class Broker:
         queue = self._declare(binding, consumed=consumed)
         self.topics.add(binding, queue)
         if consumed:
-            queue.count_in(self.flight)
+            queue.count_in(self.in_flight)
         return queue
 
     def unbind(self, name: str) -> None:
@@ -60,7 +60,7 @@ class Broker:
             raise QueueNotFound(f"there is no bound queue {name!r}; there are: {names}")
         queue = self._queues[name]
         self.topics.remove(self._bindings[name], queue)
-        queue.count_in(Flight())
+        queue.count_in(InFlight())
 
     def _declare(self, binding: Binding, *, consumed: bool) -> Queue:
         """The binding's queue, without leading anything there."""
@@ -70,7 +70,7 @@ class Broker:
         if known is None:
             self._make(
                 binding.queue,
-                flight=self.flight if consumed else Flight(),
+                in_flight=self.in_flight if consumed else InFlight(),
                 key_of=binding.key_of,
                 strict=binding.strict,
                 serial=binding.serial,

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from faregate.broker.entry import AVAILABLE, Entry, Line
+from faregate.broker.entry import AVAILABLE, Entry, EntryLine
 from faregate.broker.selector import Selector
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class QueueConsumer:
         self.deliver = deliver
         self.window = window
         self.selector = selector
-        self.line = None if selector is None else Line(AVAILABLE, fresh_epoch=1)
+        self.line = None if selector is None else EntryLine(AVAILABLE, fresh_turn=1)
         """A selector's own line of entries that it has not examined yet in their present availability."""
         self.exclusive = exclusive
         self.single_active = single_active

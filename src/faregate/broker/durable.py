@@ -11,7 +11,7 @@ from pathlib import Path
 from faregate.broker.broker import Broker, unsent
 from faregate.broker.entry import Entry
 from faregate.broker.journal.errors import JournalFull
-from faregate.broker.journal.items import Append, Marker
+from faregate.broker.journal.items import Append, SnapshotPoint
 from faregate.broker.journal.journal import Journal
 from faregate.broker.journal.recovery import Found, Single
 from faregate.broker.journal.settled import OUTCOMES, REDELIVER, STARTED, Record
@@ -67,7 +67,7 @@ class DurableBroker(Broker):
         self._segments_seen = journal.segments
         self._enqueued = journal.next_offset
         self._last: Snapshot | None = None
-        self._last_marker: Marker | None = None
+        self._last_point: SnapshotPoint | None = None
         self._undurable: set[tuple[int, int]] = set()
         """(queue number, offset) of dead messages whose dead letter is not durable yet."""
         self._tasks: set[asyncio.Future[None]] = set()
@@ -76,8 +76,8 @@ class DurableBroker(Broker):
         """Whether every queue of the journal is here; before that a snapshot would forget the others."""
         self._careful = _CAREFUL_STARTS
         """After an opening, starts are written at once: a message that kills the process must be counted."""
-        for identity, digest in journal.recent_publications(self.recent.window):
-            self.recent.restore(identity, digest)
+        for key, digest in journal.recent_publications(self.recent.window):
+            self.recent.restore(key, digest)
 
     # --- queues -------------------------------------------------------------------------------------------
 
@@ -236,7 +236,7 @@ class DurableBroker(Broker):
         else:
             self._forget(item.envelopes, item.routes)
         if item.batch is not None:
-            self.flight.land()
+            self.in_flight.land()
         if item.waiter is not None and not item.waiter.done():
             if error is None:
                 item.waiter.set_result(None)
@@ -267,7 +267,7 @@ class DurableBroker(Broker):
         """Append the batches that other processes left."""
         found = self._journal.spooled()
         if found:
-            self.flight.count += len(found)  # until they are in their queues
+            self.in_flight.count += len(found)  # until they are in their queues
             task = asyncio.ensure_future(self._take_in_order(found))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -297,14 +297,14 @@ class DurableBroker(Broker):
                 self._journal.append(Append(fresh, routes, self._topics_of(fresh, routes), batch=path))
             else:
                 self._journal.discard(path)
-                self.flight.land()
+                self.in_flight.land()
         except FaregateError as exc:
-            self.flight.land()
+            self.in_flight.land()
             self._forget(fresh, routes)
             self._journal.intake.returned(path)
             log.warning("a batch in the spool has to wait: %s", exc)
         except Exception as exc:  # whatever is in it, the others must go on
-            self.flight.land()
+            self.in_flight.land()
             self._forget(fresh, routes)
             self._journal.intake.returned(path)
             self._journal.intake.set_aside(path, exc)
@@ -342,7 +342,7 @@ class DurableBroker(Broker):
         if name not in self._queues:
             self._journal.add_dead_letter_queue(letter.node)
             self._adopt(self._make(name))
-        self.flight.count += 1
+        self.in_flight.count += 1
 
         def committed(offsets: Sequence[int], error: BaseException | None) -> None:
             if error is None:
@@ -353,24 +353,24 @@ class DurableBroker(Broker):
                     self._undurable.discard((dead.queue, dead.offset))
                     self._journal.settle(dead)
             elif waiter is None and isinstance(error, JournalFull):
-                self.flight.count += 1
+                self.in_flight.count += 1
                 asyncio.get_running_loop().call_later(_WRITE_AGAIN_SECONDS, self._write_again, letter, dead)
             if waiter is not None and not waiter.done():
                 if error is None:
                     waiter.set_result(None)
                 else:
                     waiter.set_exception(error)
-            self.flight.land()
+            self.in_flight.land()
 
         try:
             self._journal.append_dead_letter(letter, committed)
         except FaregateError:
-            self.flight.land()
+            self.in_flight.land()
             if waiter is not None:
                 raise
 
     def _write_again(self, letter: DeadLetter, dead: Record | None) -> None:
-        self.flight.land()
+        self.in_flight.land()
         if self._last is None and self._journal.failure is None:
             self._write_letter(letter, dead, None)
 
@@ -430,8 +430,8 @@ class DurableBroker(Broker):
 
     async def _keep(self) -> None:
         try:
-            snapshot, marker = self.snapshot(), self._journal.mark()
-            await self._journal.snapshot(snapshot, marker)
+            snapshot, point = self.snapshot(), self._journal.snapshot_point()
+            await self._journal.snapshot(snapshot, point)
             await self._journal.retain(snapshot)
         except (OSError, FaregateError) as exc:
             log.warning("no snapshot and no retention this time: %s", exc)
@@ -444,7 +444,7 @@ class DurableBroker(Broker):
         if self._last is None and self._begun and self._journal.failure is None:
             for queue in self._queues.values():
                 queue.detach_all()
-            self._last, self._last_marker = self.snapshot(), self._journal.mark()
+            self._last, self._last_point = self.snapshot(), self._journal.snapshot_point()
         super().close()
 
     async def close_journal(self) -> None:
@@ -452,4 +452,4 @@ class DurableBroker(Broker):
             await asyncio.gather(self._keeping, return_exceptions=True)
         for task in list(self._tasks):
             task.cancel()
-        await self._journal.close(self._last, self._last_marker)
+        await self._journal.close(self._last, self._last_point)

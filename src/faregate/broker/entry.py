@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from faregate.broker.schedule import Alarm
+from faregate.broker.schedule import ScheduledCall
 from faregate.message import Envelope
 from faregate.ports.dead_letter import DeadLetter
 
@@ -41,7 +41,7 @@ class Entry(msgspec.Struct, gc=False, eq=False):
     envelope: Envelope
     key: str | None = None
     state: int = WITHHELD
-    epoch: int = 0
+    turn: int = 0
     """How often it became available; a reference from an earlier availability is stale."""
     lock: int = 0
     """The token of the current acquisition."""
@@ -56,8 +56,8 @@ class Entry(msgspec.Struct, gc=False, eq=False):
     """Waits for redelivery, as opposed to a first delivery scheduled for later."""
     expires_at: float | None = None
     """On the monotonic clock."""
-    expiry: Alarm | None = None
-    wake: Alarm | None = None
+    expiry: ScheduledCall | None = None
+    wake: ScheduledCall | None = None
     letter: DeadLetter | None = None
     offset: int = -1
     """Its place in the journal; -1 in a broker that has none."""
@@ -68,18 +68,18 @@ class Entry(msgspec.Struct, gc=False, eq=False):
         return self.state != ARCHIVED and (self.state != SCHEDULED or self.redelivering)
 
 
-class Line:
+class EntryLine:
     """Entries in order of position, with O(1) append at the end and cheap return to the own position.
 
     Entries are not taken out when they leave by another door; a stale reference is recognised when it comes up:
-    its entry is in another state, or became available again since (another epoch).
+    its entry is in another state, or became available again since (another turn).
     """
 
-    __slots__ = ("_fresh", "_fresh_epoch", "_returned", "_stale", "_state")
+    __slots__ = ("_fresh", "_fresh_turn", "_returned", "_stale", "_state")
 
-    def __init__(self, state: int, fresh_epoch: int) -> None:
+    def __init__(self, state: int, fresh_turn: int) -> None:
         self._state = state
-        self._fresh_epoch = fresh_epoch
+        self._fresh_turn = fresh_turn
         self._fresh: deque[Entry] = deque()
         self._returned: list[tuple[int, int, Entry]] = []
         self._stale = 0
@@ -94,15 +94,15 @@ class Line:
 
     def put_back(self, entry: Entry) -> None:
         """Add an entry at its own position, wherever that is."""
-        heappush(self._returned, (entry.position, entry.epoch, entry))
+        heappush(self._returned, (entry.position, entry.turn, entry))
 
     def pop(self) -> Entry | None:
         """Take the first entry that still belongs here."""
         state, fresh, returned = self._state, self._fresh, self._returned
-        while fresh and (fresh[0].state != state or fresh[0].epoch != self._fresh_epoch):
+        while fresh and (fresh[0].state != state or fresh[0].turn != self._fresh_turn):
             fresh.popleft()
         if returned:
-            while returned and (returned[0][2].state != state or returned[0][2].epoch != returned[0][1]):
+            while returned and (returned[0][2].state != state or returned[0][2].turn != returned[0][1]):
                 heappop(returned)
             if returned and (not fresh or returned[0][0] < fresh[0].position):
                 return heappop(returned)[2]
@@ -118,7 +118,7 @@ class Line:
     def drop_stale(self) -> None:
         """Forget references to entries that left by another door, so that memory follows what really waits."""
         self._fresh = deque(
-            entry for entry in self._fresh if entry.state == self._state and entry.epoch == self._fresh_epoch
+            entry for entry in self._fresh if entry.state == self._state and entry.turn == self._fresh_turn
         )
-        self._returned = [item for item in self._returned if item[2].state == self._state and item[2].epoch == item[1]]
+        self._returned = [item for item in self._returned if item[2].state == self._state and item[2].turn == item[1]]
         heapify(self._returned)

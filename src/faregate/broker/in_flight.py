@@ -3,7 +3,7 @@
 import asyncio
 
 
-class Flight:
+class InFlight:
     __slots__ = ("_waiters", "count")
 
     def __init__(self) -> None:

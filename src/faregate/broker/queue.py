@@ -24,10 +24,10 @@ from heapq import heappop, heappush
 from faregate.broker.backlog import Backlog
 from faregate.broker.consumer import QueueConsumer
 from faregate.broker.delivery import BrokerDelivery
-from faregate.broker.entry import ACQUIRED, ARCHIVED, AVAILABLE, SCHEDULED, WITHHELD, Entry, Line
-from faregate.broker.in_flight import Flight
+from faregate.broker.entry import ACQUIRED, ARCHIVED, AVAILABLE, SCHEDULED, WITHHELD, Entry, EntryLine
+from faregate.broker.in_flight import InFlight
 from faregate.broker.recorder import QueueState, Recorder, Returning
-from faregate.broker.schedule import Alarm, Schedule
+from faregate.broker.schedule import Schedule, ScheduledCall
 from faregate.broker.selector import Selector
 from faregate.errors import ConfigurationError, ConsumerRefused, FaregateError, StaleLock
 from faregate.message import Envelope, too_late_at
@@ -64,7 +64,7 @@ class Queue:
         clock: Clock,
         schedule: Schedule,
         give_up: GiveUp,
-        flight: Flight | None = None,
+        in_flight: InFlight | None = None,
         key_of: Callable[[Envelope], str | None] | None = None,
         strict: bool = True,
         serial: bool = False,
@@ -80,7 +80,7 @@ class Queue:
         self._clock = clock
         self._schedule = schedule
         self._give_up = give_up
-        self._flight = flight if flight is not None else Flight()
+        self._in_flight = in_flight if in_flight is not None else InFlight()
         self._key_of = key_of
         self._strict = strict
         self._serial = serial
@@ -91,7 +91,7 @@ class Queue:
         self._on_abandoned = on_abandoned
         self._recorder = recorder
         self._backlog = Backlog()
-        self._backlog_watch: Alarm | None = None
+        self._backlog_watch: ScheduledCall | None = None
         self._scheduled = 0
         """How many entries wait for a first delivery later."""
         self._late: list[tuple[int, Entry]] = []
@@ -100,14 +100,14 @@ class Queue:
         self._entries: dict[int, Entry] = {}
         self._next_position = 0
         self._next_lock = 0
-        self._available = Line(AVAILABLE, fresh_epoch=1)
+        self._available = EntryLine(AVAILABLE, fresh_turn=1)
         self._available_count = 0
         self._lines = [self._available]
         """The line for everybody, then one for each consumer with a selector."""
         self._exposures = 0
         self._holders: dict[str, Entry] = {}
         """Per key, the one entry that may be available, acquired or (strict) waiting for redelivery."""
-        self._behind: dict[str, Line] = {}
+        self._behind: dict[str, EntryLine] = {}
         self._acquired: dict[int, Entry] = {}
         self._lock_timer: Timer | None = None
         self._consumers: deque[QueueConsumer] = deque()
@@ -123,12 +123,12 @@ class Queue:
         """A number that grows with every enqueue and every acquisition."""
         return self._next_position + self._next_lock
 
-    def count_in(self, flight: Flight) -> None:
-        """What is here counts in that flight from now on, and no longer in the one it counted in."""
-        if flight is not self._flight:
-            before, self._flight = self._flight, flight
+    def count_in(self, in_flight: InFlight) -> None:
+        """What is here counts there from now on, and no longer in the one it counted in."""
+        if in_flight is not self._in_flight:
+            before, self._in_flight = self._in_flight, in_flight
             here = len(self) - self._scheduled
-            flight.count += here
+            in_flight.count += here
             before.land(here)
 
     # --- entries come in ----------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ class Queue:
         position = self._next_position
         self._next_position = position + 1
         if self._recorder is not None and letter is None and self._must_wait_in_journal(envelope):
-            self._flight.count += 1
+            self._in_flight.count += 1
             self._backlog.append(position, offset)
             self._watch_backlog(envelope)
             self.signal()
@@ -159,7 +159,7 @@ class Queue:
                 positions = range(self._next_position, self._next_position + len(rest))
                 self._backlog.extend(positions, rest)
                 self._next_position = positions.stop
-                self._flight.count += len(rest)
+                self._in_flight.count += len(rest)
                 self.signal()
                 return
             self.enqueue(envelope, offset=offsets[index])
@@ -201,7 +201,7 @@ class Queue:
                 else:  # no longer than was asked for, should the wall clock have been set back since
                     entry.wake = self._schedule.after(min(wait, envelope.delay), self._due, entry)
                 return
-        self._flight.count += 1
+        self._in_flight.count += 1
         self._admit_in_order(entry)
 
     def _seconds_until(self, wall: float) -> float:
@@ -243,7 +243,7 @@ class Queue:
         self._backlog.drop(len(offsets))
         for position, envelope, offset in zip(positions, envelopes, offsets, strict=True):
             self._admit_late(position)
-            self._flight.count -= 1  # counted when it was put into the backlog
+            self._in_flight.count -= 1  # counted when it was put into the backlog
             self._insert(Entry(position, envelope, redeliveries=envelope.redeliveries, offset=offset))
         self._admit_late(self._backlog.first_position)
         return True
@@ -264,8 +264,8 @@ class Queue:
                 entry.state = WITHHELD
                 behind = self._behind.get(key)
                 if behind is None:
-                    behind = self._behind[key] = Line(WITHHELD, fresh_epoch=0)
-                if entry.epoch or entry.position != self._next_position - 1:
+                    behind = self._behind[key] = EntryLine(WITHHELD, fresh_turn=0)
+                if entry.turn or entry.position != self._next_position - 1:
                     behind.put_back(entry)
                 else:
                     behind.append(entry)
@@ -274,9 +274,9 @@ class Queue:
 
     def _expose(self, entry: Entry) -> None:
         entry.state = AVAILABLE
-        entry.epoch += 1
+        entry.turn += 1
         self._available_count += 1
-        newest = entry.epoch == 1 and entry.position == self._next_position - 1
+        newest = entry.turn == 1 and entry.position == self._next_position - 1
         for line in self._lines:
             if newest:
                 line.append(entry)
@@ -304,7 +304,7 @@ class Queue:
                 return
         else:
             self._scheduled -= 1
-            self._flight.count += 1
+            self._in_flight.count += 1
         self._admit_in_order(entry)
 
     # --- entries go out -----------------------------------------------------------------------------------
@@ -430,7 +430,7 @@ class Queue:
         if entry.key is not None:
             self._pass_key_on(entry)
         if counted:
-            self._flight.land()
+            self._in_flight.land()
         else:
             self._scheduled -= 1
 
@@ -640,7 +640,7 @@ class Queue:
         Positions follow each other only where nothing of this queue between them is done; see `state`.
         """
         self._backlog.extend(positions, offsets)
-        self._flight.count += len(positions)
+        self._in_flight.count += len(positions)
         self._next_position = positions[-1] + 1
 
     def leave_gap(self, position: int) -> None:
@@ -663,7 +663,7 @@ class Queue:
         )
         if self._max_deliveries is not None and entry.tries >= self._max_deliveries:
             self._entries[position] = entry
-            self._flight.count += 1
+            self._in_flight.count += 1
             if self._recorder is not None:
                 self._recorder.holds(envelope)
             self._abandon(entry, "max-deliveries", f"delivered {entry.tries} times without being settled")
@@ -676,7 +676,7 @@ class Queue:
         """It waited for redelivery when the journal was closed, and goes on waiting, holding its key if strict."""
         self._read_key(entry)
         self._entries[entry.position] = entry
-        self._flight.count += 1
+        self._in_flight.count += 1
         if self._recorder is not None:
             self._recorder.holds(entry.envelope)
         if entry.envelope.expires_at is not None or self._expires is not None:

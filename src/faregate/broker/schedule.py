@@ -24,7 +24,7 @@ _ROUNDING = 1e-6
 """Times that differ by less are the same: a difference of wall times is no more exact."""
 
 
-class Alarm:
+class ScheduledCall:
     """A callback at a time; `cancel` on the schedule makes it silent."""
 
     __slots__ = ("argument", "callback", "order", "wall", "when")
@@ -40,14 +40,14 @@ class Alarm:
         self.callback: Callable[[Any], None] | None = callback
         self.argument = argument
 
-    def __lt__(self, other: "Alarm") -> bool:
+    def __lt__(self, other: "ScheduledCall") -> bool:
         return (self.when, self.order) < (other.when, other.order)
 
 
 class Schedule:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._alarms: list[Alarm] = []
+        self._calls: list[ScheduledCall] = []
         self._order = 0
         self._cancelled = 0
         self._timer: Timer | None = None
@@ -55,47 +55,47 @@ class Schedule:
         self._offset = clock.time() - clock.monotonic()
 
     def __len__(self) -> int:
-        return len(self._alarms) - self._cancelled
+        return len(self._calls) - self._cancelled
 
-    def at(self, wall: float, callback: Callable[[Any], None], argument: Any) -> Alarm:
+    def at(self, wall: float, callback: Callable[[Any], None], argument: Any) -> ScheduledCall:
         """Call `callback(argument)` once the wall clock shows that; in order of time, then of asking."""
         return self._add(self._expected(wall), wall, callback, argument)
 
-    def after(self, seconds: float, callback: Callable[[Any], None], argument: Any) -> Alarm:
+    def after(self, seconds: float, callback: Callable[[Any], None], argument: Any) -> ScheduledCall:
         """Call `callback(argument)` after that many seconds; in the same order."""
         return self._add(round(self._clock.monotonic() + seconds, 6), None, callback, argument)
 
-    def wall_time(self, alarm: Alarm) -> float:
+    def wall_time(self, call: ScheduledCall) -> float:
         """When it rings, as far as one can tell now."""
-        if alarm.wall is not None:
-            return alarm.wall
-        return self._clock.time() + alarm.when - self._clock.monotonic()
+        if call.wall is not None:
+            return call.wall
+        return self._clock.time() + call.when - self._clock.monotonic()
 
     def _expected(self, wall: float) -> float:
         return round(self._clock.monotonic() + (wall - self._clock.time()), 6)
 
-    def _add(self, when: float, wall: float | None, callback: Callable[[Any], None], argument: Any) -> Alarm:
+    def _add(self, when: float, wall: float | None, callback: Callable[[Any], None], argument: Any) -> ScheduledCall:
         self._order += 1
-        alarm = Alarm(when, wall, self._order, callback, argument)
-        heappush(self._alarms, alarm)
+        call = ScheduledCall(when, wall, self._order, callback, argument)
+        heappush(self._calls, call)
         if self._timer is None or when < self._timer_at:
             self._arm()
-        return alarm
+        return call
 
-    def cancel(self, alarm: Alarm | None) -> None:
-        if alarm is None or alarm.callback is None:
+    def cancel(self, call: ScheduledCall | None) -> None:
+        if call is None or call.callback is None:
             return
-        alarm.callback = alarm.argument = None
+        call.callback = call.argument = None
         self._cancelled += 1
-        if self._cancelled > 64 and self._cancelled * 2 > len(self._alarms):
-            self._alarms = [alarm for alarm in self._alarms if alarm.callback is not None]
-            heapify(self._alarms)
+        if self._cancelled > 64 and self._cancelled * 2 > len(self._calls):
+            self._calls = [call for call in self._calls if call.callback is not None]
+            heapify(self._calls)
             self._cancelled = 0
 
     def close(self) -> None:
-        for alarm in self._alarms:
-            alarm.callback = alarm.argument = None
-        self._alarms.clear()
+        for call in self._calls:
+            call.callback = call.argument = None
+        self._calls.clear()
         self._cancelled = 0
         if self._timer is not None:
             self._timer.cancel()
@@ -105,12 +105,12 @@ class Schedule:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        while self._alarms and self._alarms[0].callback is None:
-            heappop(self._alarms)
+        while self._calls and self._calls[0].callback is None:
+            heappop(self._calls)
             self._cancelled -= 1
-        if self._alarms:
+        if self._calls:
             now = self._clock.monotonic()
-            delay = min(max(0.0, self._alarms[0].when - now), _LONGEST_SLEEP)
+            delay = min(max(0.0, self._calls[0].when - now), _LONGEST_SLEEP)
             self._timer_at = now + delay
             self._timer = self._clock.call_later(delay, self._ring)
 
@@ -118,27 +118,27 @@ class Schedule:
         self._timer = None
         self._look_at_wall_clock()
         now = self._clock.monotonic() + _ROUNDING
-        while self._alarms and self._alarms[0].when <= now:
-            alarm = heappop(self._alarms)
-            callback, argument = alarm.callback, alarm.argument
+        while self._calls and self._calls[0].when <= now:
+            call = heappop(self._calls)
+            callback, argument = call.callback, call.argument
             if callback is None:
                 self._cancelled -= 1
-            elif alarm.wall is not None and alarm.wall > self._clock.time() + 2 * _ROUNDING:
-                alarm.when = self._expected(alarm.wall)  # the wall clock was set back, or runs slow
-                heappush(self._alarms, alarm)
+            elif call.wall is not None and call.wall > self._clock.time() + 2 * _ROUNDING:
+                call.when = self._expected(call.wall)  # the wall clock was set back, or runs slow
+                heappush(self._calls, call)
             else:
-                alarm.callback = alarm.argument = None
+                call.callback = call.argument = None
                 try:
                     callback(argument)
                 except Exception:
-                    log.exception("an alarm failed; the others go on")
+                    log.exception("a scheduled call failed; the others go on")
         self._arm()
 
     def _look_at_wall_clock(self) -> None:
         offset = self._clock.time() - self._clock.monotonic()
         if abs(offset - self._offset) > _DRIFT:
             self._offset = offset
-            for alarm in self._alarms:
-                if alarm.wall is not None:
-                    alarm.when = self._expected(alarm.wall)
-            heapify(self._alarms)
+            for call in self._calls:
+                if call.wall is not None:
+                    call.when = self._expected(call.wall)
+            heapify(self._calls)

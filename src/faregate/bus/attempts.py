@@ -20,7 +20,7 @@ from uuid import uuid4
 import msgspec
 
 from faregate import ids
-from faregate.bus.recipients import Directory, topic_of
+from faregate.bus.recipients import RecipientLists, topic_of
 from faregate.core.alarms import Alarms
 from faregate.message import Envelope
 from faregate.ports import faults
@@ -70,13 +70,13 @@ def has_strays(row: OutboxRow) -> bool:
 class Attempts:
     """For one store, whose outbox rows it prepares for sending."""
 
-    def __init__(self, store: Store, directory: Directory, clock: Clock, alarms: Alarms | None = None) -> None:
+    def __init__(self, store: Store, lists: RecipientLists, clock: Clock, alarms: Alarms | None = None) -> None:
         self._store = store
-        self._directory = directory
-        self._tokens = directory.tokens
+        self._lists = lists
+        self._tokens = lists.tokens
         self._clock = clock
         self._alarms = alarms or Alarms()
-        self.merged = self._tokens.identity == store.identity
+        self.merged = self._tokens.database_id == store.database_id
         """Whether tokens and outbox are in one database."""
 
     # --- resolving -------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ class Attempts:
         An event without recipients is for nobody from then on, but for those who read the transport's log. A command
         without a list stays as it is: the transport says whether anybody takes it.
         """
-        lists = await self._directory.resolve(row.envelope for row in rows)
+        lists = await self._lists.resolve(row.envelope for row in rows)
         modes = {row.seq: lists.get(topic_of(row.envelope), NOBODY).modes for row in rows}
         listed = [row for row in rows if modes[row.seq] or row.envelope.kind == "event"]
         fresh = [self._addressed_to(row, modes[row.seq]) for row in listed]

@@ -121,7 +121,7 @@ class Bus:
             },
         )
         for name, sender in self._senders.items():
-            sender.use_store(self._stores.of(name), self._stores.directory)
+            sender.use_store(self._stores.of(name), self._stores.recipient_lists)
         self._workers = [
             self._worker(node, subscription, limit)
             for node in self.nodes.values()
@@ -377,9 +377,9 @@ class Bus:
         """
         self._check_running()
         for worker in self._find(node, message):
-            if self._stores.directory is not None:
+            if self._stores.recipient_lists is not None:
                 subscription = worker.subscription
-                await self._stores.directory.unsubscribe(topic_for(subscription), subscription.node)
+                await self._stores.recipient_lists.unsubscribe(topic_for(subscription), subscription.node)
             await self._transport.unbind(worker.binding.queue)
 
     # --- control and view ---------------------------------------------------------------------------------

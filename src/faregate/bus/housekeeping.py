@@ -38,7 +38,7 @@ _CLAIM_AGE = 60.0
 """A claim this old whose token is gone belongs to nobody who still works on it."""
 
 
-class Keeper:
+class Housekeeper:
     def __init__(
         self,
         node: str,
@@ -70,7 +70,7 @@ class Keeper:
 
     def occupations(self) -> Iterator[Occupation]:
         for task in self._tasks:
-            yield Occupation(task, self._node, "", f"the keeper of {self._node} {task.get_name()}")
+            yield Occupation(task, self._node, "", f"the housekeeper of {self._node} {task.get_name()}")
 
     async def start(self) -> None:
         try:

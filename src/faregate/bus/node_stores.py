@@ -1,4 +1,4 @@
-"""The stores of a bus: which node has which, opened together, each with its dispatcher and its keeper."""
+"""The stores of a bus: which node has which, opened together, each with its dispatcher and its housekeeper."""
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
@@ -7,8 +7,8 @@ from itertools import count
 from faregate.bus.attempts import Attempts
 from faregate.bus.dead_letter_retention import RetainDead
 from faregate.bus.dispatcher import Around, Dispatcher
-from faregate.bus.housekeeping import Keeper
-from faregate.bus.recipients import Directory, topic_for
+from faregate.bus.housekeeping import Housekeeper
+from faregate.bus.recipients import RecipientLists, topic_for
 from faregate.core.alarms import Alarms
 from faregate.core.claims import TokenGate
 from faregate.core.node_store import NodeStore
@@ -48,21 +48,22 @@ class NodeStores:
         self.stores = list(opened_by_url.values())
         token_url = _token_url(nodes.values(), urls, tokens)
         self._tokens = None if token_url is None else open_token_store(token_url, clock)
-        self.directory = Directory(self._tokens) if self._tokens is not None else None
+        self.recipient_lists = RecipientLists(self._tokens) if self._tokens is not None else None
         self.dispatchers: dict[str, Dispatcher] = {}
         for url, opened in opened_by_url.items():
-            attempts = Attempts(opened, self.directory, clock, alarms) if self.directory is not None else None
+            lists = self.recipient_lists
+            attempts = None if lists is None else Attempts(opened, lists, clock, alarms)
             owners = [name for name, its_url in urls.items() if its_url == url]
             self.dispatchers[url] = Dispatcher(opened, transport, clock, alarms, attempts, owners, around)
         self._of: dict[str, NodeStore] = {}
         for name, url in urls.items():
             opened, dispatcher, gate = opened_by_url[url], self.dispatchers[url], None
-            if self._tokens is not None and self._tokens.identity != opened.identity:
+            if self._tokens is not None and self._tokens.database_id != opened.database_id:
                 gate = TokenGate(name, opened, self._tokens, dispatcher, alarms, clock)
             self._of[name] = NodeStore(opened, dispatcher, alarms, self._tokens, gate)
             self._of[name].young_seconds = min(_YOUNG_SECONDS, retain_ledger)
-        self._keepers = [
-            Keeper(name, shared, transport, clock, retain_ledger=retain_ledger, retain_dead=retain_dead)
+        self._housekeepers = [
+            Housekeeper(name, shared, transport, clock, retain_ledger=retain_ledger, retain_dead=retain_dead)
             for name, shared in self._of.items()
         ]
 
@@ -89,21 +90,21 @@ class NodeStores:
 
     async def subscribe(self) -> None:
         """Put the nodes on the recipient lists. Their queues are there already: whoever is listed can be reached."""
-        if self.directory is not None:
+        if self.recipient_lists is not None:
             for node in self._nodes.values():
                 for subscription in node.subscriptions.values():
-                    await self.directory.subscribe(topic_for(subscription), node.name, subscription.dedup)
+                    await self.recipient_lists.subscribe(topic_for(subscription), node.name, subscription.dedup)
 
     async def start(self) -> None:
         """Send what an earlier process left; drain what the transport gave up on. Before anything is consumed."""
         for dispatcher in self.dispatchers.values():
             await dispatcher.start()
-        for keeper in self._keepers:
-            await keeper.start()
+        for housekeeper in self._housekeepers:
+            await housekeeper.start()
 
     async def stop(self, deadline: float) -> None:
-        for keeper in self._keepers:
-            await keeper.stop()
+        for housekeeper in self._housekeepers:
+            await housekeeper.stop()
         for dispatcher in self.dispatchers.values():
             await dispatcher.stop(deadline)
 
@@ -117,26 +118,26 @@ class NodeStores:
         """Return once every outbox is empty and every dead letter of the transport is in its table."""
         for dispatcher in self.dispatchers.values():
             await dispatcher.idle()
-        for keeper in self._keepers:
-            await keeper.drained()
+        for housekeeper in self._housekeepers:
+            await housekeeper.drained()
 
     def occupations(self) -> Iterator[Occupation]:
         for dispatcher in self.dispatchers.values():
             yield from dispatcher.occupations()
-        for keeper in self._keepers:
-            yield from keeper.occupations()
+        for housekeeper in self._housekeepers:
+            yield from housekeeper.occupations()
 
     @property
     def activity(self) -> int:
         """Grows with everything that happens in the background."""
         return sum(dispatcher.activity for dispatcher in self.dispatchers.values()) + sum(
-            keeper.activity for keeper in self._keepers
+            housekeeper.activity for housekeeper in self._housekeepers
         )
 
     @property
     def busy(self) -> bool:
         return any(dispatcher.busy for dispatcher in self.dispatchers.values()) or any(
-            keeper.busy for keeper in self._keepers
+            housekeeper.busy for housekeeper in self._housekeepers
         )
 
 
@@ -182,9 +183,9 @@ def _open_once(urls: Mapping[str, str], clock: Clock) -> tuple[dict[str, str], d
     opened = {url: open_store(url, clock) for url in dict.fromkeys(urls.values())}
     first: dict[str, str] = {}
     for url, store in opened.items():
-        first.setdefault(store.identity, url)
+        first.setdefault(store.database_id, url)
     return (
-        {name: first[opened[url].identity] for name, url in urls.items()},
+        {name: first[opened[url].database_id] for name, url in urls.items()},
         {url: opened[url] for url in first.values()},
     )
 

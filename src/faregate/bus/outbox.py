@@ -31,7 +31,7 @@ R = TypeVar("R")
 _KNOWN = "a connection of sqlite3, aiosqlite or psycopg 3, or SQLAlchemy's Connection or Session on one of these"
 
 
-class Kind(NamedTuple):
+class ConnectionKind(NamedTuple):
     """What a class of connections is to us."""
 
     scheme: str | None
@@ -42,16 +42,16 @@ class Kind(NamedTuple):
 
 
 _KINDS = {
-    ("sqlite3", "Connection"): Kind("sqlite"),
-    ("aiosqlite", "Connection"): Kind("sqlite", is_async=True),
-    ("psycopg", "Connection"): Kind("postgresql"),
-    ("psycopg", "AsyncConnection"): Kind("postgresql", is_async=True),
-    ("sqlalchemy", "Connection"): Kind(None),
-    ("sqlalchemy", "Session"): Kind(None, has_session=True),
-    ("sqlalchemy", "scoped_session"): Kind(None, has_session=True),
-    ("sqlalchemy", "AsyncConnection"): Kind(None, is_async=True),
-    ("sqlalchemy", "AsyncSession"): Kind(None, is_async=True, has_session=True),
-    ("sqlalchemy", "async_scoped_session"): Kind(None, is_async=True, has_session=True),
+    ("sqlite3", "Connection"): ConnectionKind("sqlite"),
+    ("aiosqlite", "Connection"): ConnectionKind("sqlite", is_async=True),
+    ("psycopg", "Connection"): ConnectionKind("postgresql"),
+    ("psycopg", "AsyncConnection"): ConnectionKind("postgresql", is_async=True),
+    ("sqlalchemy", "Connection"): ConnectionKind(None),
+    ("sqlalchemy", "Session"): ConnectionKind(None, has_session=True),
+    ("sqlalchemy", "scoped_session"): ConnectionKind(None, has_session=True),
+    ("sqlalchemy", "AsyncConnection"): ConnectionKind(None, is_async=True),
+    ("sqlalchemy", "AsyncSession"): ConnectionKind(None, is_async=True, has_session=True),
+    ("sqlalchemy", "async_scoped_session"): ConnectionKind(None, is_async=True, has_session=True),
 }
 _DIALECTS = {"pysqlite": "sqlite", "aiosqlite": "sqlite", "psycopg": "postgresql", "psycopg_async": "postgresql"}
 """SQLAlchemy's drivers, and the stores whose statements they can run."""
@@ -80,10 +80,10 @@ def outbox(connection: Any, node: str | Node | None = None, *, codec: str | Code
     return AsyncOutbox(connection, kind, node, writer) if kind.is_async else Outbox(connection, kind, node, writer)
 
 
-class _Writing(ABC, Generic[R]):
+class _OutboxWriter(ABC, Generic[R]):
     """What both outboxes are; `R` is what they return: the publication's id, or what is awaited for it."""
 
-    def __init__(self, connection: Any, kind: Kind, node: str | Node | None, writer: BodyWriter) -> None:
+    def __init__(self, connection: Any, kind: ConnectionKind, node: str | Node | None, writer: BodyWriter) -> None:
         self._connection = connection
         self._kind = kind
         self._node = None if node is None else node_name(node)
@@ -118,7 +118,7 @@ class _Writing(ABC, Generic[R]):
         return envelope.publication_id, *open_insertion(scheme).insertion(row)
 
 
-class Outbox(_Writing[str]):
+class Outbox(_OutboxWriter[str]):
     """Made by `fg.outbox` for a blocking connection."""
 
     def _put(self, out: Outgoing, node: str | Node | None) -> str:
@@ -133,7 +133,7 @@ class Outbox(_Writing[str]):
         return publication_id
 
 
-class AsyncOutbox(_Writing[Coroutine[Any, Any, str]]):
+class AsyncOutbox(_OutboxWriter[Coroutine[Any, Any, str]]):
     """Made by `fg.outbox` for a connection that is awaited."""
 
     async def _put(self, out: Outgoing, node: str | Node | None) -> str:
@@ -148,12 +148,12 @@ class AsyncOutbox(_Writing[Coroutine[Any, Any, str]]):
         return publication_id
 
 
-def _execute(connection: Any, kind: Kind) -> Any:
+def _execute(connection: Any, kind: ConnectionKind) -> Any:
     """SQLAlchemy begins its transaction with a statement that it knows of, so it has to be told of this one."""
     return connection.exec_driver_sql if kind.scheme is None else connection.execute
 
 
-def _kind(connection: Any) -> Kind:
+def _kind(connection: Any) -> ConnectionKind:
     for cls in type(connection).__mro__:
         kind = _KINDS.get((cls.__module__.partition(".")[0], cls.__name__))
         if kind is not None:

@@ -22,7 +22,7 @@ def topic_for(subscription: Subscription) -> str:
     return f"{kind}:{subscription.source if kind == 'event' else subscription.node}.{wire}"
 
 
-class Directory:
+class RecipientLists:
     def __init__(self, tokens: TokenStore) -> None:
         self.tokens = tokens
 

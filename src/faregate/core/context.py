@@ -11,7 +11,7 @@ from faregate.core.database import BlockingDatabase, Database
 from faregate.errors import ConfigurationError, TryEnded, WrongEventLoop
 from faregate.ids import message_id
 from faregate.message import Envelope
-from faregate.node.outgoing import RECORDED, Options, Outgoing, Recorded, as_command, publish
+from faregate.node.outgoing import NOTHING_TO_AWAIT, NothingToAwait, Options, Outgoing, as_command, publish
 from faregate.plain import plain
 from faregate.ports.queue import Delivery
 
@@ -199,15 +199,15 @@ class Context:
             self._database = Database(self, self._work)
         return self._database
 
-    def publish(self, event: Any, **options: Unpack[Options]) -> Recorded:
+    def publish(self, event: Any, **options: Unpack[Options]) -> NothingToAwait:
         """Record an event to be published when the handler has succeeded."""
         self._send(publish(event, **options))
-        return RECORDED
+        return NOTHING_TO_AWAIT
 
-    def send(self, command: Any, *, to: str | Node | None = None, **options: Unpack[Options]) -> Recorded:
+    def send(self, command: Any, *, to: str | Node | None = None, **options: Unpack[Options]) -> NothingToAwait:
         """Record a command to be sent when the handler has succeeded."""
         self._send(as_command(command, to, options))
-        return RECORDED
+        return NOTHING_TO_AWAIT
 
     def _send(self, outgoing: Outgoing) -> None:
         if self._ended:

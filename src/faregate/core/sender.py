@@ -21,7 +21,7 @@ from faregate.ports.clock import Clock
 from faregate.ports.queue import QueueTransport
 
 if TYPE_CHECKING:
-    from faregate.bus.recipients import Directory
+    from faregate.bus.recipients import RecipientLists
     from faregate.core.node_store import NodeStore
 
 Publish = Callable[[Sequence[Envelope]], Awaitable[None]]
@@ -48,12 +48,12 @@ class Sender(Sealer):
         """The outgoing middlewares, for what is sent outside of handlers."""
         self._classes = classes or {}
         self._store: NodeStore | None = None
-        self._directory: Directory | None = None
+        self._recipient_lists: RecipientLists | None = None
 
-    def use_store(self, store: NodeStore | None, directory: Directory | None) -> None:
+    def use_store(self, store: NodeStore | None, recipient_lists: RecipientLists | None) -> None:
         """Where this node keeps what must not be lost, and who wants tokens."""
         self._store = store
-        self._directory = directory
+        self._recipient_lists = recipient_lists
 
     async def publish(self, outgoing: Outgoing, through: Publish | None = None) -> str:
         """Publish a root: a message that no handler caused. Returns its publication id.
@@ -73,10 +73,10 @@ class Sender(Sealer):
             await faults.hook("bus.before-publish")
         if through is not None:
             await through((envelope,))
-        elif self._directory is None:
+        elif self._recipient_lists is None:
             await self._transport.publish((envelope,))
         else:
-            await self._publish_roots(self._directory, (envelope,))
+            await self._publish_roots(self._recipient_lists, (envelope,))
         if faults.hook is not None:
             await faults.hook("bus.after-publish")
 
@@ -93,10 +93,10 @@ class Sender(Sealer):
         return [envelope.publication_id for envelope in sealed]
 
     async def _publish_all(self, envelopes: list[Envelope]) -> Mapping[str, Exception]:
-        if self._directory is None:
+        if self._recipient_lists is None:
             await self._hand_over(envelopes)
         elif envelopes:
-            await self._publish_roots(self._directory, envelopes)
+            await self._publish_roots(self._recipient_lists, envelopes)
         return {}
 
     def seal_outputs(self, ctx: Context, handler: str) -> Iterator[tuple[Outgoing, Envelope]]:
@@ -164,9 +164,9 @@ class Sender(Sealer):
         except Undecodable:
             return None
 
-    async def _publish_roots(self, directory: Directory, envelopes: Sequence[Envelope]) -> None:
+    async def _publish_roots(self, recipient_lists: RecipientLists, envelopes: Sequence[Envelope]) -> None:
         """Publish where some recipients may want tokens: then through the outbox, which makes them."""
-        lists = await directory.resolve(envelopes)
+        lists = await recipient_lists.resolve(envelopes)
         if not any("tokens" in recipients.modes.values() for recipients in lists.values()):
             await self._transport.publish(envelopes)
             return

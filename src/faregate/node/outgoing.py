@@ -112,7 +112,7 @@ def bare_command(cls: type) -> BareCommand:
     )
 
 
-class Recorded:
+class NothingToAwait:
     """What `ctx.publish` and `ctx.send` give back: awaiting it is allowed and does nothing."""
 
     def __await__(self) -> Generator[Any, None, None]:
@@ -120,7 +120,7 @@ class Recorded:
         yield
 
 
-RECORDED = Recorded()
+NOTHING_TO_AWAIT = NothingToAwait()
 
 
 def check_headers(headers: Mapping[str, str]) -> dict[str, str]:
@@ -136,7 +136,7 @@ def _text(value: object, option: str) -> str:
     return value
 
 
-def _epoch(at: float | datetime) -> float:
+def _seconds(at: float | datetime) -> float:
     if not isinstance(at, datetime):
         return check_delay(at, "at (seconds since the epoch, or a datetime)")
     if at.tzinfo is None:
@@ -148,7 +148,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "id_key": lambda value: _text(value, "id_key"),
     "idempotency_key": lambda value: _text(value, "idempotency_key"),
     "delay": lambda value: check_delay(value, "delay"),
-    "at": _epoch,
+    "at": _seconds,
     "headers": check_headers,
     "expires": check_expires,
 }

@@ -18,7 +18,7 @@ ArrowBatch = Any
 """A `pyarrow.RecordBatch` with the columns of docs/journal.md; ports do not import pyarrow."""
 
 
-class ReaderPosition(msgspec.Struct):
+class ReaderOffset(msgspec.Struct):
     """How far a named reader has come: the next offset that it wants."""
 
     name: str
@@ -55,11 +55,11 @@ class LogTransport(Protocol):
         """(offset, envelope) from `start` on, waiting for what is not there yet, for ever."""
         ...
 
-    def positions(self) -> list[ReaderPosition]:
+    def reader_offsets(self) -> list[ReaderOffset]:
         """The named readers. Retention keeps what they have not read."""
         ...
 
-    def save_position(self, name: str, offset: int) -> None:
+    def save_reader_offset(self, name: str, offset: int) -> None:
         """Remember how far a named reader has come; never moves it back. Durable when it returns."""
         ...
 

@@ -50,8 +50,8 @@ class TokenStore(Protocol):
         ...
 
     @property
-    def identity(self) -> str:
-        """Equal to the `Store.identity` of a store that is the same database."""
+    def database_id(self) -> str:
+        """Equal to the `Store.database_id` of a store that is the same database."""
         ...
 
     async def open(self) -> None:

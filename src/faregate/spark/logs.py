@@ -1,6 +1,6 @@
 """The logs that can be read, by option: a journal today, RabbitMQ streams later.
 
-Readers know only this: a log has a name for people, an identity, and partitions, each behind the log port.
+Readers know only this: a log has a name for people, an id, and partitions, each behind the log port.
 """
 
 import time
@@ -19,7 +19,7 @@ _PAUSE = 0.05
 @dataclass(frozen=True, slots=True)
 class OpenLog:
     name: str
-    identity: str
+    log_id: str
     """The same as long as its offsets mean the same; a folder that was emptied and filled anew has another."""
     partitions: dict[str, LogTransport]
 

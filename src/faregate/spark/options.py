@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from faregate.errors import ConfigurationError, InvalidName, InvalidOption
 from faregate.message import check_name
-from faregate.spark.source.bounds import ALLOWED, EARLIEST, LATEST, MalformedPosition, Positions, parse_positions
+from faregate.spark.source.bounds import ALLOWED, EARLIEST, LATEST, Bounds, MalformedBound, parse_bounds
 from faregate.units import parse_bytes
 
 
@@ -26,8 +26,8 @@ class Options:
     """What a user asked for. Plain values: it travels to executors."""
 
     path: Path
-    starting: Positions = EARLIEST
-    ending: Positions = LATEST
+    starting: Bounds = EARLIEST
+    ending: Bounds = LATEST
     fail_on_data_loss: bool = True
     max_messages: int | None = None
     max_bytes: int | None = None
@@ -91,10 +91,10 @@ def _path(name: str, value: str) -> Path:
     return Path(folder).absolute()
 
 
-def _positions(name: str, value: str) -> Positions:
+def _bounds(name: str, value: str) -> Bounds:
     try:
-        return parse_positions(value)
-    except MalformedPosition as exc:
+        return parse_bounds(value)
+    except MalformedBound as exc:
         raise InvalidOption(f"option {name} is {value!r}: {exc}; allowed are {ALLOWED}") from exc
 
 
@@ -151,8 +151,8 @@ def _name(name: str, value: str) -> str:
 
 _PARSERS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "path": ("path", _path),
-    "startingOffsets": ("starting", _positions),
-    "endingOffsets": ("ending", _positions),
+    "startingOffsets": ("starting", _bounds),
+    "endingOffsets": ("ending", _bounds),
     "failOnDataLoss": ("fail_on_data_loss", _flag),
     "maxMessagesPerTrigger": ("max_messages", _count),
     "maxBytesPerTrigger": ("max_bytes", _bytes),

@@ -164,7 +164,7 @@ class Bench:
         waiting = sum(
             1 for queue in self.broker.queues() if queue.name in paused for entry in queue.browse() if entry.in_flight
         )
-        return self.broker.flight.count == waiting
+        return self.broker.in_flight.count == waiting
 
     def _working(self) -> int:
         return sum(worker.busy for worker in self.bus._workers) - self.clock.sleepers

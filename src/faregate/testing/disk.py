@@ -37,7 +37,7 @@ class Step(NamedTuple):
     operation: str
     """write, truncate, sync, make_folder, create, open, replace, rename, remove or note."""
     path: Path
-    position: int = 0
+    at_byte: int = 0
     """Where was written; for truncate and create the size."""
     data: bytes = b""
     target: Path | None = None
@@ -88,11 +88,11 @@ class _Content:
 def _changed(data: bytearray, step: Step) -> bytearray:
     """The bytes after a write or truncation. Within its size a file changes in place: views of it see that."""
     if step.operation == "truncate":
-        return data[: step.position] + bytes(max(0, step.position - len(data)))
-    end = step.position + len(step.data)
+        return data[: step.at_byte] + bytes(max(0, step.at_byte - len(data)))
+    end = step.at_byte + len(step.data)
     if end > len(data):
         data = data + bytes(end - len(data))
-    data[step.position : end] = step.data
+    data[step.at_byte : end] = step.data
     return data
 
 
@@ -102,17 +102,17 @@ class SimulatedFile:
         self._path = path
         self._content: _Content | None = content
 
-    def write(self, position: int, buffers: Sequence[Any]) -> int:
+    def write(self, at_byte: int, buffers: Sequence[Any]) -> int:
         data = b"".join(bytes(memoryview(buffer).cast("B")) for buffer in buffers)
         with self._disk.lock:
             content = self._open()
-            grows = position + len(data) > len(content.now)
+            grows = at_byte + len(data) > len(content.now)
             partly = self._disk.check("write", self._path, grows=grows)
             if partly is not None:
                 if partly[0]:
-                    self._disk.do(Step("write", self._path, position, data[: partly[0]]), content)
+                    self._disk.do(Step("write", self._path, at_byte, data[: partly[0]]), content)
                 raise partly[1]
-            self._disk.do(Step("write", self._path, position, data), content)
+            self._disk.do(Step("write", self._path, at_byte, data), content)
         return len(data)
 
     def sync(self) -> None:
@@ -230,10 +230,10 @@ class SimulatedDisk:
                 self.do(Step("open", path))
             return SimulatedFile(self, path, self._files[path])
 
-    def read(self, path: Path, position: int = 0, length: int = -1) -> bytes:
+    def read(self, path: Path, at_byte: int = 0, length: int = -1) -> bytes:
         self.refuse("read", path)
         now = self._content(path).now
-        return bytes(now[position:] if length < 0 else now[position : position + length])
+        return bytes(now[at_byte:] if length < 0 else now[at_byte : at_byte + length])
 
     def view(self, path: Path) -> Any:
         return memoryview(self._content(path).now).toreadonly()
@@ -273,7 +273,7 @@ class SimulatedDisk:
         elif step.operation == "make_folder":
             self._folders.update((step.path, *step.path.parents))
         elif step.operation == "create":
-            self._files[step.path] = _Content(bytes(step.position))
+            self._files[step.path] = _Content(bytes(step.at_byte))
         elif step.operation == "open":
             self._files[step.path] = _Content()
         elif step.operation == "replace":
@@ -369,9 +369,9 @@ def _chosen(content: _Content, choose: Choose) -> bytes:
             cut = choose(length)
             masks.append(b"\1" * cut + b"\0" * (length - cut))
         else:
-            sectors = range(step.position // SECTOR, (step.position + length - 1) // SECTOR + 1)
+            sectors = range(step.at_byte // SECTOR, (step.at_byte + length - 1) // SECTOR + 1)
             there = {sector for sector in sectors if choose(1)}
-            masks.append(bytes((step.position + n) // SECTOR in there for n in range(length)))
+            masks.append(bytes((step.at_byte + n) // SECTOR in there for n in range(length)))
     return _rebuilt(content, masks)
 
 
@@ -382,11 +382,11 @@ def _rebuilt(content: _Content, masks: Sequence[bytes | None]) -> bytes:
         if mask is _WHOLE:
             data = _changed(data, step)
         elif step.operation == "write" and any(mask):
-            end = step.position + mask.rfind(1) + 1
+            end = step.at_byte + mask.rfind(1) + 1
             data += bytes(max(0, end - len(data)))
             for n, there in enumerate(mask):
                 if there:
-                    data[step.position + n] = step.data[n]
+                    data[step.at_byte + n] = step.data[n]
     return bytes(data)
 
 

@@ -215,25 +215,25 @@ def _is_gone(subject: LogSubject, start: int) -> None:
 
 
 @case
-def a_named_reader_keeps_its_position_and_never_goes_back(subject: LogSubject) -> None:
+def a_named_reader_keeps_its_offset_and_never_goes_back(subject: LogSubject) -> None:
     fill(subject, 100)
-    subject.reader.save_position("spark", 40)
-    subject.reader.save_position("other", 7)
-    subject.reader.save_position("spark", 30)
-    found = {position.name: position.offset for position in subject.reader.positions()}
-    assert found == {"spark": 40, "other": 7}, f"positions are {found}"
+    subject.reader.save_reader_offset("spark", 40)
+    subject.reader.save_reader_offset("other", 7)
+    subject.reader.save_reader_offset("spark", 30)
+    found = {each.name: each.offset for each in subject.reader.reader_offsets()}
+    assert found == {"spark": 40, "other": 7}, f"offsets are {found}"
     subject.reader.forget_reader("other")
     subject.reader.forget_reader("unknown")
-    assert [position.name for position in subject.reader.positions()] == ["spark"]
+    assert [each.name for each in subject.reader.reader_offsets()] == ["spark"]
 
 
 @case
 def retention_waits_for_named_readers(subject: LogSubject) -> None:
     fill(subject, 1000)
-    subject.reader.save_position("slow", 0)
+    subject.reader.save_reader_offset("slow", 0)
     subject.drop_before_last_segment()
     assert subject.reader.earliest() == 0, "what a named reader has not read was removed"
-    subject.reader.save_position("slow", 1000)
+    subject.reader.save_reader_offset("slow", 1000)
     subject.drop_before_last_segment()
     assert subject.reader.earliest() > 0, "a named reader that has read everything still holds the log"
 

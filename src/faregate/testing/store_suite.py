@@ -230,7 +230,7 @@ async def what_is_committed_is_there_after_reopening(subject: StoreSubject) -> N
     again = await subject.reopen()
     await prepared(subject)
     assert all(await what_is_there(again, handled, dead)), "a committed record is gone"
-    assert again.identity == store.identity, "the same database has another identity now"
+    assert again.database_id == store.database_id, "the same database has another id now"
 
 
 # --- savepoints -------------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ async def tokens_are_counted(subject: TokenSubject) -> None:
 
 @case
 async def the_same_database_has_one_identity(subject: TokenSubject) -> None:
-    assert subject.store.identity == subject.other.identity
+    assert subject.store.database_id == subject.other.database_id
 
 
 # --- recipient lists --------------------------------------------------------------------------------------

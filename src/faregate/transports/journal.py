@@ -174,7 +174,7 @@ class JournalTransport:
         """Raises `JournalFailed` when nothing can be confirmed any more."""
         self.begin()
         assert self._failed is not None
-        landed = asyncio.ensure_future(self.broker.flight.landed())
+        landed = asyncio.ensure_future(self.broker.in_flight.landed())
         either: set[asyncio.Future[Any]] = {landed, self._failed}
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

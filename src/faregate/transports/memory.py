@@ -74,7 +74,7 @@ class MemoryTransport:
         return [entry.letter for entry in islice(entries, limit) if entry.letter is not None]
 
     async def idle(self) -> None:
-        await self.broker.flight.landed()
+        await self.broker.in_flight.landed()
 
     async def failed(self) -> Exception:
         """Memory does not fail."""

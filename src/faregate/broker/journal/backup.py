@@ -53,9 +53,7 @@ def copy_journal(
         unsound = [each for each in found.problems if not each.is_content]
         if unsound:
             first = unsound[0]
-            where = f"{first.path.relative_to(target)}" + (
-                f" at {first.position}" if first.position is not None else ""
-            )
+            where = f"{first.path.relative_to(target)}" + (f" at {first.at_byte}" if first.at_byte is not None else "")
             raise JournalCorrupt(
                 f"the copy of {source} is not sound ({where} {first.what}), so it was taken away again: run 'faregate "
                 f"journal verify {source}'"
@@ -147,7 +145,7 @@ class Copy:
         for base in bases:
             whole = base != mark.segment or sealed
             path, target = self._from.segment(base), self._to.segment(base)
-            if base not in copied and not self._file(path, target, None if whole else mark.position):
+            if base not in copied and not self._file(path, target, None if whole else mark.at_byte):
                 return False
             if whole:
                 copied.add(base)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from faregate.broker.journal.errors import Unwritable
-from faregate.broker.recent import Identity, identity_of
+from faregate.broker.recent import PublicationKey, publication_key
 from faregate.codec import is_altered
 from faregate.message import Envelope
 
@@ -148,9 +148,9 @@ def to_envelopes(batch: Any) -> list[Envelope]:
     return [Envelope(*values) for values in zip(*columns, strict=True)]
 
 
-def identities(batch: Any, restricted: set[int]) -> Sequence[Identity]:
+def publication_keys(batch: Any, restricted: set[int]) -> Sequence[PublicationKey]:
     """What recognises a repetition of each row. `restricted`: topics whose rows went to their recipients only."""
-    plain: list[Identity] = batch.column("publication_id").to_pylist()
+    plain: list[PublicationKey] = batch.column("publication_id").to_pylist()
     replays = batch.column("replay").to_pylist()
     attempts = batch.column("attempt_id")
     topics = batch.column("topic")
@@ -163,7 +163,7 @@ def identities(batch: Any, restricted: set[int]) -> Sequence[Identity]:
         recipients = [
             names if topic in restricted else () for topic, names in zip(topics.to_pylist(), listed, strict=True)
         ]
-    return [identity_of(*row) for row in zip(plain, replays, attempts.to_pylist(), recipients, strict=True)]  # type: ignore[arg-type]
+    return [publication_key(*row) for row in zip(plain, replays, attempts.to_pylist(), recipients, strict=True)]  # type: ignore[arg-type]
 
 
 def read_batch(body: memoryview) -> Any:

@@ -18,7 +18,7 @@ PRIVATE_FOLDER = 0o700
 
 
 class File(Protocol):
-    def write(self, position: int, buffers: Sequence[Any]) -> int:
+    def write(self, at_byte: int, buffers: Sequence[Any]) -> int:
         """Write the buffers one behind the other; returns how many bytes that were. Not durable before `sync`."""
         ...
 
@@ -46,7 +46,7 @@ class Disk(Protocol):
         ...
 
     def open(self, path: Path) -> File: ...
-    def read(self, path: Path, position: int = 0, length: int = -1) -> bytes: ...
+    def read(self, path: Path, at_byte: int = 0, length: int = -1) -> bytes: ...
     def view(self, path: Path) -> Any:
         """The file's bytes as they are now, without reading them all."""
         ...
@@ -63,13 +63,13 @@ class RealFile:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
-    def write(self, position: int, buffers: Sequence[Any]) -> int:
+    def write(self, at_byte: int, buffers: Sequence[Any]) -> int:
         views = [memoryview(buffer).cast("B") for buffer in buffers]
         total = sum(view.nbytes for view in views)
-        written = os.pwritev(self._descriptor, views, position)
+        written = os.pwritev(self._descriptor, views, at_byte)
         while written < total:
             rest = b"".join(views)[written:]
-            count = os.pwrite(self._descriptor, rest, position + written)
+            count = os.pwrite(self._descriptor, rest, at_byte + written)
             if not count:
                 raise OSError(errno.EIO, "the disk took no more bytes")
             written += count
@@ -128,9 +128,9 @@ class RealDisk:
         give_to_owner(descriptor, path.parent)
         return RealFile(descriptor)
 
-    def read(self, path: Path, position: int = 0, length: int = -1) -> bytes:
+    def read(self, path: Path, at_byte: int = 0, length: int = -1) -> bytes:
         with path.open("rb") as file:
-            file.seek(position)
+            file.seek(at_byte)
             return file.read(length)
 
     def view(self, path: Path) -> Any:

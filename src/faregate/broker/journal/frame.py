@@ -2,8 +2,8 @@
 
 Rules kept here:
 - A frame is one group commit and one atomic unit: it is valid as a whole, by its CRC, or it is not there.
-- Every frame names its segment's epoch, a random number, and the CRC of the frame before it: bytes that merely look
-  like a frame (a payload may hold anything) are not taken for one.
+- Every frame names its segment's id, a random number, and the CRC of the frame before it: bytes that merely look like
+  a frame (a payload may hold anything) are not taken for one.
 """
 
 import struct
@@ -35,7 +35,7 @@ LONGEST_BODY = 1 << 30
 class Frame(NamedTuple):
     """A frame's header, and where it stands in its segment."""
 
-    position: int
+    at_byte: int
     kind: int
     length: int
     crc: int
@@ -46,7 +46,7 @@ class Frame(NamedTuple):
     """The offset of its first row, were there no gaps; rows carry their own offsets."""
     time: int
     """Microseconds since the epoch; never less than the frame before."""
-    epoch: int
+    segment_id: int
     batch: bytes
     part: int
     parts: int
@@ -55,16 +55,16 @@ class Frame(NamedTuple):
 
     @property
     def body(self) -> int:
-        return self.position + FRAME_BYTES
+        return self.at_byte + FRAME_BYTES
 
     @property
     def end(self) -> int:
-        return self.position + FRAME_BYTES + padded(self.length)
+        return self.at_byte + FRAME_BYTES + padded(self.length)
 
 
 class SegmentHeader(NamedTuple):
     version: int
-    epoch: int
+    segment_id: int
     base: int
     commit: int
     time: int
@@ -84,7 +84,7 @@ class Footer(msgspec.Struct):
     last_commit: int
     types: dict[str, int]
     index: list[tuple[int, int, int]]
-    """Now and then a frame's (base offset, time, position): where to start looking."""
+    """Now and then a frame's (base offset, time, byte): where to start looking."""
     batches: list[str] = []
     """The spooled batches in it, in hexadecimal."""
     lost: list[tuple[int, int]] = []
@@ -111,7 +111,7 @@ def pack_frame(
     commit: int,
     base: int,
     time: int,
-    epoch: int,
+    segment_id: int,
     batch: bytes = NO_BATCH,
     part: int = 0,
     parts: int = 1,
@@ -119,25 +119,25 @@ def pack_frame(
 ) -> tuple[bytes, bytes, int]:
     """The header, the padding behind the body, and the CRC."""
     length = memoryview(body).nbytes
-    fields = (rows, commit, base, time, epoch, batch, part, parts, since)
+    fields = (rows, commit, base, time, segment_id, batch, part, parts, since)
     bare = _FRAME.pack(FRAME_MAGIC, VERSION, kind, length, 0, previous, *fields)
     crc = crc32(bare, body)
     header = _FRAME.pack(FRAME_MAGIC, VERSION, kind, length, crc, previous, *fields)
     return header, bytes(padded(length) - length), crc
 
 
-def read_header(data: Any, position: int, epoch: int | None = None) -> Frame | None:
-    """The header at a position, unless no frame of this segment can stand there. The body is not checked."""
-    if position + FRAME_BYTES > len(data):
+def read_header(data: Any, at_byte: int, segment_id: int | None = None) -> Frame | None:
+    """The header at a byte, unless no frame of this segment can stand there. The body is not checked."""
+    if at_byte + FRAME_BYTES > len(data):
         return None
-    magic, version, kind, length, crc, previous, rows, commit, base, time, own_epoch, batch, part, parts, since = (
-        _FRAME.unpack_from(data, position)
+    magic, version, kind, length, crc, previous, rows, commit, base, time, own_id, batch, part, parts, since = (
+        _FRAME.unpack_from(data, at_byte)
     )
     if magic != FRAME_MAGIC or version != VERSION or kind not in KIND_NAMES or length > LONGEST_BODY:
         return None
-    if (epoch is not None and own_epoch != epoch) or position + FRAME_BYTES + padded(length) > len(data):
+    if (segment_id is not None and own_id != segment_id) or at_byte + FRAME_BYTES + padded(length) > len(data):
         return None
-    return Frame(position, kind, length, crc, previous, rows, commit, base, time, own_epoch, batch, part, parts, since)
+    return Frame(at_byte, kind, length, crc, previous, rows, commit, base, time, own_id, batch, part, parts, since)
 
 
 def body_of(data: Any, frame: Frame) -> memoryview:
@@ -146,22 +146,22 @@ def body_of(data: Any, frame: Frame) -> memoryview:
 
 def is_sound(data: Any, frame: Frame) -> bool:
     """Whether header and body are what was written."""
-    header = bytearray(memoryview(data)[frame.position : frame.body])
+    header = bytearray(memoryview(data)[frame.at_byte : frame.body])
     header[12:16] = bytes(4)
     return crc32(bytes(header), body_of(data, frame)) == frame.crc
 
 
 def scan(data: Any, header: SegmentHeader, start: int = SEGMENT_BYTES) -> Iterator[Frame]:
-    """The sound frames from a frame's position on, chained to each other; ends where the chain does."""
+    """The sound frames from a frame's first byte on, chained to each other; ends where the chain does."""
     previous: int | None = 0 if start == SEGMENT_BYTES else None
-    position = start
+    at_byte = start
     while True:
-        frame = read_header(data, position, header.epoch)
+        frame = read_header(data, at_byte, header.segment_id)
         if frame is None or (previous is not None and frame.previous != previous) or not is_sound(data, frame):
             return
         yield frame
         previous = frame.crc
-        position = frame.end
+        at_byte = frame.end
 
 
 _ZEROS = bytes(1 << 16)
@@ -179,17 +179,17 @@ def written_end(data: Any, start: int) -> int:
     return start
 
 
-def later_frame(data: Any, header: SegmentHeader, position: int, commit: int) -> Frame | None:
+def later_frame(data: Any, header: SegmentHeader, at_byte: int, commit: int) -> Frame | None:
     """A sound frame of a later sync behind damage: then the damage is corruption, not a torn tail.
 
     Frames between two syncs may reach the disk in any order: a frame whose missing predecessors, back to `commit`,
     were all written since the same sync as itself shows nothing.
     """
-    view = bytes(memoryview(data)[position : written_end(data, position)])
+    view = bytes(memoryview(data)[at_byte : written_end(data, at_byte)])
     found = view.find(FRAME_MAGIC)
     while found >= 0:
-        if not (position + found) % 8:
-            frame = read_header(data, position + found, header.epoch)
+        if not (at_byte + found) % 8:
+            frame = read_header(data, at_byte + found, header.segment_id)
             if frame is not None and frame.commit - commit - 1 > frame.since and is_sound(data, frame):
                 return frame
         found = view.find(FRAME_MAGIC, found + 1)
@@ -197,35 +197,34 @@ def later_frame(data: Any, header: SegmentHeader, position: int, commit: int) ->
 
 
 def pack_segment_header(header: SegmentHeader) -> bytes:
-    bare = _SEGMENT.pack(SEGMENT_MAGIC, header.version, 0, header.epoch, header.base, header.commit, header.time, 0)
-    return _SEGMENT.pack(
-        SEGMENT_MAGIC, header.version, 0, header.epoch, header.base, header.commit, header.time, zlib.crc32(bare)
-    )
+    version, *others = header
+    bare = _SEGMENT.pack(SEGMENT_MAGIC, version, 0, *others, 0)
+    return _SEGMENT.pack(SEGMENT_MAGIC, version, 0, *others, zlib.crc32(bare))
 
 
 def read_segment_header(data: Any) -> SegmentHeader | None:
     """None when these bytes do not begin a segment."""
     if len(data) < SEGMENT_BYTES:
         return None
-    magic, version, _, epoch, base, commit, time, crc = _SEGMENT.unpack_from(data, 0)
-    bare = _SEGMENT.pack(magic, version, 0, epoch, base, commit, time, 0)
+    magic, version, _, segment_id, base, commit, time, crc = _SEGMENT.unpack_from(data, 0)
+    bare = _SEGMENT.pack(magic, version, 0, segment_id, base, commit, time, 0)
     if magic != SEGMENT_MAGIC or zlib.crc32(bare) != crc:
         return None
-    return SegmentHeader(version, epoch, base, commit, time)
+    return SegmentHeader(version, segment_id, base, commit, time)
 
 
-def pack_trailer(footer_position: int) -> bytes:
-    return _TRAILER.pack(footer_position, zlib.crc32(footer_position.to_bytes(8, "little")), SEALED_MAGIC)
+def pack_trailer(footer_at: int) -> bytes:
+    return _TRAILER.pack(footer_at, zlib.crc32(footer_at.to_bytes(8, "little")), SEALED_MAGIC)
 
 
 def read_footer(data: Any, header: SegmentHeader) -> Footer | None:
     """The footer of a sealed segment; None when it is not sealed (or the footer is damaged)."""
     if len(data) < SEGMENT_BYTES + FRAME_BYTES + TRAILER_BYTES:
         return None
-    position, crc, magic = _TRAILER.unpack_from(data, len(data) - TRAILER_BYTES)
-    if magic != SEALED_MAGIC or zlib.crc32(position.to_bytes(8, "little")) != crc:
+    at_byte, crc, magic = _TRAILER.unpack_from(data, len(data) - TRAILER_BYTES)
+    if magic != SEALED_MAGIC or zlib.crc32(at_byte.to_bytes(8, "little")) != crc:
         return None
-    frame = read_header(data, position, header.epoch)
+    frame = read_header(data, at_byte, header.segment_id)
     if frame is None or frame.kind != FOOTER or not is_sound(data, frame):
         return None
     return msgspec.json.decode(body_of(data, frame), type=Footer)

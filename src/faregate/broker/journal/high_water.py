@@ -22,7 +22,7 @@ class HighWater(NamedTuple):
     commit: int
     segment: int
     """The base of the segment that is written to."""
-    position: int
+    at_byte: int
     """Where the covered frames of that segment end."""
     time: int
 

@@ -37,7 +37,7 @@ from faregate.broker.journal.settled import RECORD_BYTES
 from faregate.broker.journal.snapshot import Snapshot
 from faregate.broker.journal.spool import waiting
 from faregate.broker.journal.topology import Topology
-from faregate.ports.log import ReaderPosition
+from faregate.ports.log import ReaderOffset
 
 _MOST_FINDINGS = 1000
 _CHUNK = 1 << 20
@@ -51,7 +51,7 @@ class Finding(NamedTuple):
     """One thing that is not as it should be."""
 
     path: Path
-    position: int | None
+    at_byte: int | None
     what: str
     lost: tuple[int, int] | None = None
     """The first and the last offset of the messages that are lost by it."""
@@ -136,30 +136,30 @@ def repair(root: Path, *, act: bool, progress: Progress | None = None) -> tuple[
 class Damage(NamedTuple):
     """Bytes that are no sound frame, up to where the next one starts or the end."""
 
-    position: int
+    at_byte: int
     end: int
     is_tail: bool
 
 
-def walk(data: Any, epoch: int | None, limit: int) -> Iterator[tuple[Frame, Any] | Damage]:
+def walk(data: Any, segment_id: int | None, limit: int) -> Iterator[tuple[Frame, Any] | Damage]:
     """The sound frames with what is in them, and the damage between them. Zeros at the end are neither."""
-    position, commit = SEGMENT_BYTES, -1
-    while position < limit:
-        found = _sound(data, position, epoch, limit)
+    at_byte, commit = SEGMENT_BYTES, -1
+    while at_byte < limit:
+        found = _sound(data, at_byte, segment_id, limit)
         if found is None:
-            found = _next_sound(data, position, epoch, limit, commit)
+            found = _next_sound(data, at_byte, segment_id, limit, commit)
             if found is None:
-                if not _only_zeros(data, position, limit):
-                    yield Damage(position, limit, True)
+                if not _only_zeros(data, at_byte, limit):
+                    yield Damage(at_byte, limit, True)
                 return
-            yield Damage(position, found[0].position, False)
+            yield Damage(at_byte, found[0].at_byte, False)
         frame = found[0]
-        epoch, commit, position = frame.epoch, frame.commit, frame.end
+        segment_id, commit, at_byte = frame.segment_id, frame.commit, frame.end
         yield found
 
 
-def _sound(data: Any, position: int, epoch: int | None, limit: int) -> tuple[Frame, Any] | None:
-    frame = frames.read_header(data, position, epoch)
+def _sound(data: Any, at_byte: int, segment_id: int | None, limit: int) -> tuple[Frame, Any] | None:
+    frame = frames.read_header(data, at_byte, segment_id)
     if frame is None or frame.end > limit or not frames.is_sound(data, frame):
         return None
     body = frames.body_of(data, frame)
@@ -178,13 +178,13 @@ def _sound(data: Any, position: int, epoch: int | None, limit: int) -> tuple[Fra
     return (frame, content) if count == frame.rows else None
 
 
-def _next_sound(data: Any, start: int, epoch: int | None, limit: int, commit: int) -> tuple[Frame, Any] | None:
-    position = data.find(frames.FRAME_MAGIC, start, limit)
-    while position >= 0:
-        found = _sound(data, position, epoch, limit) if position % 8 == 0 else None
+def _next_sound(data: Any, start: int, segment_id: int | None, limit: int, commit: int) -> tuple[Frame, Any] | None:
+    at_byte = data.find(frames.FRAME_MAGIC, start, limit)
+    while at_byte >= 0:
+        found = _sound(data, at_byte, segment_id, limit) if at_byte % 8 == 0 else None
         if found is not None and (found[0].commit > commit or found[0].kind == frames.FOOTER):
             return found
-        position = data.find(frames.FRAME_MAGIC, position + 1, limit)
+        at_byte = data.find(frames.FRAME_MAGIC, at_byte + 1, limit)
     return None
 
 
@@ -218,41 +218,41 @@ class Scan:
         self.whole_end = base
         self.frames = 0
         self.topics: dict[int, int] = {}
-        """Topic numbers, and the position of a frame where each is used."""
+        """Topic numbers, and the first byte of a frame where each is used."""
         self.altered: list[tuple[int, int]] = []
-        """Positions of frames, and offsets of messages in them whose body is not the one their digest was made of."""
+        """Where frames stand, and offsets of messages in them whose body is not the one their digest was made of."""
         self.gaps: list[tuple[int, tuple[int, int]]] = []
-        """Offsets that are missing although nothing is damaged (compacted, repaired, or a problem), by position."""
-        self._read(data, limit, None if header is None else header.epoch)
+        """Offsets that are missing although nothing is damaged (compacted, repaired, or a problem), by byte."""
+        self._read(data, limit, None if header is None else header.segment_id)
 
-    def _read(self, data: Any, limit: int, epoch: int | None) -> None:
+    def _read(self, data: Any, limit: int, segment_id: int | None) -> None:
         damage: Damage | None = None
         previous: int | None = 0
-        for found in walk(data, epoch, limit):
+        for found in walk(data, segment_id, limit):
             if isinstance(found, Damage):
                 damage, previous = found, None
                 if found.is_tail:
-                    self.tail = found.position
+                    self.tail = found.at_byte
                 continue
             frame, content = found
             if previous is not None and frame.previous != previous:
-                self.wrong.append((frame.position, "does not follow the frame before it", None))
+                self.wrong.append((frame.at_byte, "does not follow the frame before it", None))
             previous = frame.crc
             if frame.kind == frames.FOOTER:
                 self.footer = content
                 body = frames.body_of(data, frame)
                 self.lost_before = msgspec.json.decode(body, type=_Lost).lost
             elif self.footer is not None:
-                self.wrong.append((frame.position, "stands behind the footer, where nobody reads it", None))
+                self.wrong.append((frame.at_byte, "stands behind the footer, where nobody reads it", None))
                 self.footer = None
             if damage is not None:
                 lost = (self.end, frame.base - 1) if frame.base > self.end else None
-                self.wrong.append((damage.position, f"is damaged up to position {damage.end}", lost))
+                self.wrong.append((damage.at_byte, f"is damaged up to byte {damage.end}", lost))
                 damage = None
             elif frame.base > self.end:
-                self.gaps.append((frame.position, (self.end, frame.base - 1)))
+                self.gaps.append((frame.at_byte, (self.end, frame.base - 1)))
             elif frame.base < self.end:
-                self.wrong.append((frame.position, f"has offset {frame.base} again", None))
+                self.wrong.append((frame.at_byte, f"has offset {frame.base} again", None))
             if frame.kind != frames.FOOTER:
                 self._count(frame, content)
 
@@ -260,19 +260,19 @@ class Scan:
         self.frames += 1
         self.end = max(self.end, frame.base + frame.rows)
         if frame.commit <= self._last_commit:
-            self.wrong.append((frame.position, f"has commit number {frame.commit} behind {self._last_commit}", None))
+            self.wrong.append((frame.at_byte, f"has commit number {frame.commit} behind {self._last_commit}", None))
         self._last_commit = frame.commit
         if frame.time < self.time:
-            self.wrong.append((frame.position, "is older than the frame before it", None))
+            self.wrong.append((frame.at_byte, "is older than the frame before it", None))
         if frame.kind == frames.MESSAGES and frame.rows:
             offsets = content.column("offset")
             first, last = offsets[0].as_py(), offsets[-1].as_py()
             self.end = max(self.end, last + 1)
             if first < frame.base or last - first + 1 < frame.rows:
-                self.wrong.append((frame.position, "has rows whose offsets do not fit", None))
-            self.altered += [(frame.position, offset) for offset in altered_offsets(content)]
+                self.wrong.append((frame.at_byte, "has rows whose offsets do not fit", None))
+            self.altered += [(frame.at_byte, offset) for offset in altered_offsets(content)]
             for topic in pc.unique(content.column("topic")).to_pylist():
-                self.topics.setdefault(topic, frame.position)
+                self.topics.setdefault(topic, frame.at_byte)
         self.commit, self.time = max(self.commit, frame.commit), max(self.time, frame.time)
         self.segment.count(frame, content)
         if frame.batch != NO_BATCH:
@@ -350,27 +350,27 @@ class Inspector:
 
     def _look_at_bodies(self) -> None:
         """Last, so that they crowd out no damage."""
-        for path, position, offset in self._altered:
+        for path, at_byte, offset in self._altered:
             what = f"has another body at offset {offset} than the one that its digest was made of"
-            self._problem(path, position, what, is_content=True)
+            self._problem(path, at_byte, what, is_content=True)
 
     def _problem(
         self,
         path: Path,
-        position: int | None,
+        at_byte: int | None,
         what: str,
         lost: tuple[int, int] | None = None,
         *,
         is_content: bool = False,
     ) -> None:
         if len(self._found.problems) < _MOST_FINDINGS:
-            self._found.problems.append(Finding(path, position, what, lost, is_content))
+            self._found.problems.append(Finding(path, at_byte, what, lost, is_content))
         else:
             self._found.more += 1
 
-    def _note(self, path: Path, position: int | None, what: str) -> None:
+    def _note(self, path: Path, at_byte: int | None, what: str) -> None:
         if len(self._found.notes) < _MOST_FINDINGS:
-            self._found.notes.append(Finding(path, position, what))
+            self._found.notes.append(Finding(path, at_byte, what))
         else:
             self._found.more += 1
 
@@ -417,14 +417,14 @@ class Inspector:
             if not name.endswith(".json") or name.startswith("."):
                 continue
             try:
-                position: ReaderPosition = read_json(path, self._disk, ReaderPosition)
+                kept: ReaderOffset = read_json(path, self._disk, ReaderOffset)
             except FileNotFoundError:
                 continue
             except JournalCorrupt as exc:
                 self._problem(path, None, f"cannot be read: {exc.__cause__}")
                 self._set_aside(path, ": that reader starts anew")
                 continue
-            self._witnesses.append((position.offset, path, None, "is the position of a reader that is farther"))
+            self._witnesses.append((kept.offset, path, None, "is the offset of a reader that is farther"))
 
     def _look_at_spool(self) -> None:
         for path in waiting(self._layout, self._disk):
@@ -554,14 +554,14 @@ class Inspector:
 
     def _look_at_damaged_records(self, path: Path, data: memoryview) -> None:
         start: int | None = None
-        for position in range(0, len(data) + RECORD_BYTES, RECORD_BYTES):
-            if _is_record(data, position):
+        for at_byte in range(0, len(data) + RECORD_BYTES, RECORD_BYTES):
+            if _is_record(data, at_byte):
                 if start is not None:
-                    count = (position - start) // RECORD_BYTES
+                    count = (at_byte - start) // RECORD_BYTES
                     self._problem(path, start, f"has {count} damaged record(s): their messages may be delivered again")
                 start = None
             elif start is None:
-                start = position
+                start = at_byte
         if start is not None and not self._live and start < len(data):
             self._note(path, start, "ends with torn records; their messages are delivered again")
         if any(finding.path == path for finding in self._found.problems) and not self._live:
@@ -628,7 +628,7 @@ class Inspector:
         """The offset behind it, and its scan unless it is not to be kept."""
         path = self._layout.segment(base)
         header = frames.read_segment_header(data)
-        confirmed = mark.position if mark is not None and mark.segment == base else 0
+        confirmed = mark.at_byte if mark is not None and mark.segment == base else 0
         if header is None and following is None and confirmed <= SEGMENT_BYTES and data.find(frames.FRAME_MAGIC) < 0:
             self._note(path, 0, "was just being made and holds nothing; opening the journal makes it again")
             return base, Scan(base, data, header, 0)
@@ -653,7 +653,7 @@ class Inspector:
             wrong += [(footer.bytes, what, None) for what in scan.footer_differences(footer, len(data))]
         known = set(scan.lost_before)
         if not (scan.footer is not None and scan.footer.compacted):
-            wrong += [(position, "lacks messages", gap) for position, gap in scan.gaps if not _covered(gap, known)]
+            wrong += [(at_byte, "lacks messages", gap) for at_byte, gap in scan.gaps if not _covered(gap, known)]
         for first, final in scan.lost_before:
             self._note(path, None, f"lost {offsets(first, final)}, and was repaired")
         if footer is not None or following is not None:
@@ -665,8 +665,8 @@ class Inspector:
                 wrong.append((scan.whole if scan.tail is None else scan.tail, "has no footer that can be read", lost))
             elif scan.tail is not None or (scan.footer is None and not wrong):
                 wrong.append((scan.tail or scan.whole, "is damaged before its footer", None))
-            for position, what, lost in wrong:
-                self._problem(path, position, what, lost)
+            for at_byte, what, lost in wrong:
+                self._problem(path, at_byte, what, lost)
             if wrong:
                 self._rewrite(base, end, [lost for *_, lost in wrong if lost], 0)
             return end, scan
@@ -676,14 +676,14 @@ class Inspector:
         self, path: Path, scan: Scan, wrong: list[tuple[int, str, tuple[int, int] | None]], confirmed: int, size: int
     ) -> int:
         """The last segment, which has no footer yet."""
-        for position, what, lost in wrong:
-            self._problem(path, position, what, lost)
+        for at_byte, what, lost in wrong:
+            self._problem(path, at_byte, what, lost)
         scan.footer = None
         scan.wrong = wrong
         if scan.whole < confirmed:  # what follows was confirmed: the high-water mark is a witness, and tells
-            scan.whole = scan.segment.position
+            scan.whole = scan.segment.at_byte
             return scan.end
-        torn = scan.tail is not None or scan.whole < scan.segment.position
+        torn = scan.tail is not None or scan.whole < scan.segment.at_byte
         if torn and not wrong and not self._live:
             self._note(path, scan.whole, "ends with a torn commit, never confirmed; opening the journal cuts it off")
             what = f"move the torn end of {self._name(path)} to quarantine"
@@ -693,15 +693,15 @@ class Inspector:
     def _end_at(self, end: int, last: tuple[int, Scan] | None, nothing_left: bool) -> None:
         """Nothing may have seen an offset behind the end. If something has, the offsets up to there were given."""
         given = end
-        for seen, path, position, what in sorted(self._witnesses, key=lambda witness: -witness[0]):
+        for seen, path, at_byte, what in sorted(self._witnesses, key=lambda witness: -witness[0]):
             if end < seen < _FARTHEST:
                 lost = (end, seen - 1) if seen > given else None
                 given = max(given, seen)
                 told = f"{what} than the log has: it goes to offset {seen - 1}, and the log ends at offset {end}"
                 if last is not None and path == self._layout.high_water:
-                    path, position = self._layout.segment(last[0]), last[1].whole
+                    path, at_byte = self._layout.segment(last[0]), last[1].whole
                     told = f"is damaged or cut off here: messages up to offset {seen - 1} were confirmed"
-                self._problem(path, position, told, lost)
+                self._problem(path, at_byte, told, lost)
         self._found.end = given
         if nothing_left or (last is not None and last[1].wrong and given == last[0]):
             given += 1  # so that the next segment starts behind the one that is made here
@@ -724,9 +724,9 @@ class Inspector:
         checked["frames"] += scan.frames
         checked["messages"] += scan.segment.messages
         checked["poison"] += scan.segment.dead_letters
-        for topic, position in scan.topics.items():
-            self._topics.setdefault(topic, (path, position))
-        self._altered += [(path, position, offset) for position, offset in scan.altered]
+        for topic, at_byte in scan.topics.items():
+            self._topics.setdefault(topic, (path, at_byte))
+        self._altered += [(path, at_byte, offset) for at_byte, offset in scan.altered]
 
 
 def _covered(gap: tuple[int, int], known: set[tuple[int, int]]) -> bool:
@@ -737,19 +737,19 @@ def offsets(first: int, last: int) -> str:
     return f"offset {first}" if first == last else f"offsets {first} to {last}"
 
 
-def _is_record(data: memoryview, position: int) -> bool:
-    return any(True for _ in settled.unpack(data[position : position + RECORD_BYTES]))
+def _is_record(data: memoryview, at_byte: int) -> bool:
+    return any(True for _ in settled.unpack(data[at_byte : at_byte + RECORD_BYTES]))
 
 
 def _damage_in_batch(data: Any) -> int | None:
     """Where a spooled batch is not whole."""
-    position = previous = part = 0
+    at_byte = previous = part = 0
     parts = 1
     while part < parts:
-        found = _sound(data, position, 0, len(data))
+        found = _sound(data, at_byte, 0, len(data))
         if found is None or found[0].part != part or found[0].previous != previous:
-            return position
-        position, previous, parts, part = found[0].end, found[0].crc, found[0].parts, part + 1
+            return at_byte
+        at_byte, previous, parts, part = found[0].end, found[0].crc, found[0].parts, part + 1
     return None
 
 
@@ -825,11 +825,11 @@ def _write_mark(layout: Layout) -> None:
     disk.replace(layout.high_water, pack(sound_mark(layout, disk)[0]))
 
 
-def _cut_tail(layout: Layout, path: Path, position: int, size: int) -> None:
-    tail = RealDisk().read(path, position).rstrip(b"\0")
-    RealDisk().replace(layout.place_in_quarantine(f"{path.name}.tail-{position}", RealDisk()), tail)
+def _cut_tail(layout: Layout, path: Path, at_byte: int, size: int) -> None:
+    tail = RealDisk().read(path, at_byte).rstrip(b"\0")
+    RealDisk().replace(layout.place_in_quarantine(f"{path.name}.tail-{at_byte}", RealDisk()), tail)
     file = RealDisk().open(path)
-    file.truncate(position)
+    file.truncate(at_byte)
     file.sync()
     file.truncate(size)
     file.sync()
@@ -880,11 +880,11 @@ def _write_segment(layout: Layout, base: int, end: int, lost: list[tuple[int, in
     file.write(0, [frames.pack_segment_header(first)])
     segment = Segment(first, file, 0)
     commit, end_so_far = first.commit, base
-    for found in walk(data, None if header is None else header.epoch, len(data)):
+    for found in walk(data, None if header is None else header.segment_id, len(data)):
         if isinstance(found, Damage) or found[0].kind == frames.FOOTER or found[0].base < end_so_far:
             continue
         frame, content = found
-        if stop and frame.position >= stop:
+        if stop and frame.at_byte >= stop:
             break
         body = frames.body_of(data, frame)
         packed, padding, crc = frames.pack_frame(
@@ -895,10 +895,10 @@ def _write_segment(layout: Layout, base: int, end: int, lost: list[tuple[int, in
             commit=frame.commit,
             base=frame.base,
             time=frame.time,
-            epoch=first.epoch,
+            segment_id=first.segment_id,
         )
-        file.write(segment.position, [packed, body, padding])
-        moved = frame._replace(position=segment.position, crc=crc)
+        file.write(segment.at_byte, [packed, body, padding])
+        moved = frame._replace(at_byte=segment.at_byte, crc=crc)
         segment.count(moved, content)
         if frame.batch != NO_BATCH:
             segment.batches.add(frame.batch)
@@ -920,9 +920,9 @@ def _write_segment(layout: Layout, base: int, end: int, lost: list[tuple[int, in
         commit=footer.last_commit,
         base=footer.end,
         time=footer.last_time,
-        epoch=first.epoch,
+        segment_id=first.segment_id,
     )
-    file.write(segment.position, [packed, body, padding, frames.pack_trailer(segment.position)])
+    file.write(segment.at_byte, [packed, body, padding, frames.pack_trailer(segment.at_byte)])
     file.sync()
     file.close()
     _replace(layout, new, path)

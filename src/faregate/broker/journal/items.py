@@ -41,7 +41,7 @@ class AppendDeadLetter:
         self.done = done
 
 
-class Marker:
+class SnapshotPoint:
     """Stands between settlements: how far the side logs were written when it was passed."""
 
     __slots__ = ("sizes",)

@@ -21,10 +21,10 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from faregate.broker.journal import settled
-from faregate.broker.journal.columns import identities
+from faregate.broker.journal.columns import publication_keys
 from faregate.broker.journal.disk import Disk, File, RealDisk
 from faregate.broker.journal.errors import JournalFailed, JournalFull, Unwritable
-from faregate.broker.journal.items import Append, AppendDeadLetter, Call, Done, Item, Marker, weight
+from faregate.broker.journal.items import Append, AppendDeadLetter, Call, Done, Item, SnapshotPoint, weight
 from faregate.broker.journal.layout import Layout, prepare, write_json
 from faregate.broker.journal.lock import WriterLock
 from faregate.broker.journal.log import MOST_BYTES, MOST_ROWS, SEGMENT_SIZE, Log, now_us
@@ -33,9 +33,9 @@ from faregate.broker.journal.recovery import Found, recover
 from faregate.broker.journal.retention import Retention, apply_retention
 from faregate.broker.journal.settled import Record
 from faregate.broker.journal.snapshot import Snapshot
-from faregate.broker.journal.spool import Intake, Spooled, mark_of
+from faregate.broker.journal.spool import Intake, Spooled, batch_id
 from faregate.broker.journal.topology import Topology, View
-from faregate.broker.recent import Identity
+from faregate.broker.recent import PublicationKey
 from faregate.errors import ConfigurationError, FaregateError, MessageTooLarge, QueueNotFound
 from faregate.message import Envelope, Kind
 from faregate.ports.dead_letter import DeadLetter
@@ -85,7 +85,7 @@ class Journal:
         self._items: SimpleQueue[list[Item] | None] = SimpleQueue()
         self._handed_in: list[Item] = []
         """What this turn of the event loop has handed in; the thread gets it as one at the turn's end."""
-        self._settlements: deque[Record | Marker] = deque()
+        self._settlements: deque[Record | SnapshotPoint] = deque()
         self._flush_planned = False
         self._closed = False
         self._side_lock = threading.Lock()
@@ -136,12 +136,12 @@ class Journal:
         self._thread = threading.Thread(target=self._in_thread_run, name="faregate-journal", daemon=True)
         self._thread.start()
 
-    async def close(self, snapshot: Snapshot | None, marker: Marker | None = None) -> None:
+    async def close(self, snapshot: Snapshot | None, point: SnapshotPoint | None = None) -> None:
         """Commit what was handed in, write the snapshot, let the lock go."""
         if self._thread is not None:
             try:
-                if snapshot is not None and marker is not None and self.failure is None:
-                    await self.snapshot(snapshot, marker)
+                if snapshot is not None and point is not None and self.failure is None:
+                    await self.snapshot(snapshot, point)
             except (OSError, FaregateError) as exc:
                 log.warning("no snapshot of %s (%s): the next opening takes longer", self.layout.root, exc)
             self._closed = True
@@ -237,21 +237,21 @@ class Journal:
         self._settlements.append(record)
         self._flush_side_logs()
 
-    def mark(self) -> Marker:
+    def snapshot_point(self) -> SnapshotPoint:
         """Stand between what was settled so far and what will be; taken at the very moment of a snapshot's state."""
-        marker = Marker()
-        self._settlements.append(marker)
-        return marker
+        point = SnapshotPoint()
+        self._settlements.append(point)
+        return point
 
-    async def snapshot(self, snapshot: Snapshot, marker: Marker) -> None:
-        """Keep what waited when the marker was taken, so that the next opening starts from there."""
+    async def snapshot(self, snapshot: Snapshot, point: SnapshotPoint) -> None:
+        """Keep what waited when the point was taken, so that the next opening starts from there."""
 
         def write() -> None:
-            if marker.sizes is None:
+            if point.sizes is None:
                 log.warning("no snapshot of %s: its side logs could not be written", self.layout.root)
                 return
             self._sync_side_logs()
-            snapshot.settled = marker.sizes
+            snapshot.settled = point.sizes
             write_json(self.layout.snapshot, self._disk, snapshot)
 
         await self.call(write)
@@ -306,13 +306,13 @@ class Journal:
         """What waits in each queue."""
         return recover(self.layout, self._disk, self.reader, self.topology)
 
-    def recent_publications(self, most: int) -> Iterator[tuple[Identity, bytes | None]]:
-        """Identity and body digest of the last messages."""
+    def recent_publications(self, most: int) -> Iterator[tuple[PublicationKey, bytes | None]]:
+        """Key and body digest of the last messages."""
         start = max(self.reader.earliest(), self.next_offset - most)
         # Restricted to its recipients was what has a partial topic, and what none of the named recipients wanted.
         restricted = {-1, *(topic.number for topic in self.topology.topics if topic.partial)}
         for batch in self.reader.batches(start):
-            yield from zip(identities(batch, restricted), batch.column("body_digest").to_pylist(), strict=True)
+            yield from zip(publication_keys(batch, restricted), batch.column("body_digest").to_pylist(), strict=True)
 
     def fail(self, error: Exception) -> None:
         """Something that was confirmed cannot be had: go no further, and say so."""
@@ -397,7 +397,7 @@ class Journal:
             for item in spooled:
                 assert item.batch is not None
                 try:
-                    offsets = self._in_thread_write(item.envelopes, item.topics, mark_of(item.batch))
+                    offsets = self._in_thread_write(item.envelopes, item.topics, batch_id(item.batch))
                 except (Unwritable, MessageTooLarge) as exc:
                     results[item] = ((), exc)
                 else:
@@ -527,7 +527,7 @@ class Journal:
                     records.append(item)
                     continue
                 if not self._write_records(records):
-                    return  # the marker goes without sizes: there will be no snapshot this time
+                    return  # the point goes without sizes: there will be no snapshot this time
                 records = []
                 item.sizes = self._side_log_sizes()
             self._write_records(records)

@@ -51,7 +51,7 @@ class Segment:
         self.header = header
         self.file = file
         self.size = size
-        self.position = SEGMENT_BYTES
+        self.at_byte = SEGMENT_BYTES
         self.previous = 0
         self.messages = 0
         self.dead_letters = 0
@@ -62,7 +62,7 @@ class Segment:
 
     def count(self, frame: frames.Frame, batch: Any) -> None:
         """Take a frame into the numbers that the footer will hold."""
-        self.position = frame.end
+        self.at_byte = frame.end
         self.previous = frame.crc
         if frame.kind == frames.MESSAGES:
             self.messages += frame.rows
@@ -71,8 +71,8 @@ class Segment:
         else:
             self.dead_letters += frame.rows
         self.times = [*self.times[:1], frame.time]
-        if not self.index or frame.position - self.index[-1][2] >= _INDEX_EVERY:
-            self.index.append((frame.base, frame.time, frame.position))
+        if not self.index or frame.at_byte - self.index[-1][2] >= _INDEX_EVERY:
+            self.index.append((frame.base, frame.time, frame.at_byte))
 
     def footer(self, end: int, commit: int) -> Footer:
         return Footer(
@@ -82,7 +82,7 @@ class Segment:
             last_time=self.times[-1] if self.times else self.header.time,
             messages=self.messages,
             dead_letters=self.dead_letters,
-            bytes=self.position,
+            bytes=self.at_byte,
             last_commit=commit,
             types=dict(self.types),
             index=self.index,
@@ -161,15 +161,15 @@ class Log:
             commit=self.commit + 1,
             base=self.next_offset,
             time=moment,
-            epoch=segment.header.epoch,
+            segment_id=segment.header.segment_id,
             batch=batch,
             part=part,
             parts=parts,
             since=self._unsynced,
         )
-        position = segment.position
+        at_byte = segment.at_byte
         try:
-            segment.position += segment.file.write(position, (header, body, padding))
+            segment.at_byte += segment.file.write(at_byte, (header, body, padding))
         except OSError as exc:
             if exc.errno in (errno.ENOSPC, errno.EDQUOT) and not part:
                 raise self._full(exc) from exc
@@ -183,8 +183,8 @@ class Log:
         else:
             segment.dead_letters += rows
         segment.times = [*segment.times[:1], moment]
-        if not segment.index or position - segment.index[-1][2] >= _INDEX_EVERY:
-            segment.index.append((self.next_offset, moment, position))
+        if not segment.index or at_byte - segment.index[-1][2] >= _INDEX_EVERY:
+            segment.index.append((self.next_offset, moment, at_byte))
 
     def sync(self) -> None:
         """Make everything written durable, then move the high-water mark."""
@@ -199,7 +199,7 @@ class Log:
         self._move_mark(segment)
 
     def _move_mark(self, segment: Segment) -> None:
-        mark = HighWater(self.next_offset, self.commit, segment.header.base, segment.position, self.time)
+        mark = HighWater(self.next_offset, self.commit, segment.header.base, segment.at_byte, self.time)
         try:
             self._mark.write(0, (pack(mark),))
         except OSError as exc:
@@ -235,14 +235,14 @@ class Log:
             # The last one was sealed and the disk had no room for the next.
             self._start_segment(max(self._segment_size, size + SEGMENT_BYTES + FRAME_BYTES + TRAILER_BYTES), moment)
         segment = self._current()
-        if segment.position + size + FRAME_BYTES + TRAILER_BYTES <= segment.size:
+        if segment.at_byte + size + FRAME_BYTES + TRAILER_BYTES <= segment.size:
             return
         if segment.messages or segment.dead_letters:
             self.seal()
             self._start_segment(max(self._segment_size, size + SEGMENT_BYTES + FRAME_BYTES + TRAILER_BYTES), moment)
             return
         try:
-            segment.size = segment.position + size + FRAME_BYTES + TRAILER_BYTES
+            segment.size = segment.at_byte + size + FRAME_BYTES + TRAILER_BYTES
             segment.file.truncate(segment.size)
         except OSError as exc:
             raise self.fail("growing a segment of", exc) from exc
@@ -278,13 +278,13 @@ class Log:
             commit=self.commit,
             base=self.next_offset,
             time=self.time,
-            epoch=segment.header.epoch,
+            segment_id=segment.header.segment_id,
         )
-        position = segment.position
+        at_byte = segment.at_byte
         try:
             segment.file.sync()  # a footer that is there says that everything before it is
-            length = segment.file.write(position, (header, body, padding, frames.pack_trailer(position)))
-            segment.file.truncate(position + length)
+            length = segment.file.write(at_byte, (header, body, padding, frames.pack_trailer(at_byte)))
+            segment.file.truncate(at_byte + length)
             segment.file.sync()
             segment.file.close()
         except OSError as exc:
@@ -369,17 +369,17 @@ class Log:
             return
         segment = Segment(header, self._disk.open(path), len(data))
         kept = self._scan(segment, data)
-        if mark is not None and mark.segment == base and segment.position < mark.position:
-            raise self._corrupt(path, segment.position, f"confirmed up to position {mark.position}")
+        if mark is not None and mark.segment == base and segment.at_byte < mark.at_byte:
+            raise self._corrupt(path, segment.at_byte, f"confirmed up to byte {mark.at_byte}")
         later = frames.later_frame(data, header, kept, self.commit)
         if later is not None:
-            raise self._corrupt(path, segment.position, f"a sound frame of a later commit follows at {later.position}")
+            raise self._corrupt(path, segment.at_byte, f"a sound frame of a later commit follows at {later.at_byte}")
         self._cut_tail(segment, data)
         self._segment = segment
 
-    def _corrupt(self, path: Any, position: int, why: str) -> JournalCorrupt:
+    def _corrupt(self, path: Any, at_byte: int, why: str) -> JournalCorrupt:
         return JournalCorrupt(
-            f"{path} is damaged at position {position}: {why}, so this is not a torn end but corruption. Nothing was "
+            f"{path} is damaged at byte {at_byte}: {why}, so this is not a torn end but corruption. Nothing was "
             "changed; 'faregate journal verify' shows what is lost, 'faregate journal repair' sets it aside"
         )
 
@@ -409,18 +409,18 @@ class Log:
 
     def _cut_tail(self, segment: Segment, data: Any) -> None:
         """Make everything behind the last commit zeros again."""
-        torn = frames.written_end(data, segment.position) - segment.position
+        torn = frames.written_end(data, segment.at_byte) - segment.at_byte
         if torn:
             self.truncated = torn
             log.warning("%s: a torn tail of %d bytes is removed; it was never confirmed", self._layout.root, torn)
-            segment.file.truncate(segment.position)
+            segment.file.truncate(segment.at_byte)
             segment.file.sync()
             segment.file.truncate(segment.size)
 
     def _replace_headless(self, base: int, data: Any, mark: HighWater | None) -> None:
         """A segment whose header never reached the disk holds nothing that was confirmed, unless the mark says so."""
         path = self._layout.segment(base)
-        if (mark is not None and mark.segment == base and mark.position > SEGMENT_BYTES) or (
+        if (mark is not None and mark.segment == base and mark.at_byte > SEGMENT_BYTES) or (
             bytes(memoryview(data)).find(frames.FRAME_MAGIC) >= 0
         ):
             raise self._corrupt(path, 0, "its header cannot be read but there are frames in it")
@@ -433,10 +433,10 @@ def _pieces(envelopes: Sequence[Envelope]) -> list[tuple[int, int]]:
     """Cut into stretches that fit a frame."""
     pieces: list[tuple[int, int]] = []
     start = size = 0
-    for position, envelope in enumerate(envelopes):
+    for number, envelope in enumerate(envelopes):
         size += len(envelope.body) + 300
-        if position > start and (size > MOST_BYTES or position - start >= MOST_ROWS):
-            pieces.append((start, position))
-            start, size = position, len(envelope.body) + 300
+        if number > start and (size > MOST_BYTES or number - start >= MOST_ROWS):
+            pieces.append((start, number))
+            start, size = number, len(envelope.body) + 300
     pieces.append((start, len(envelopes)))
     return pieces

@@ -24,7 +24,7 @@ from faregate.broker.journal.high_water import HighWater, read_high_water
 from faregate.broker.journal.layout import Layout, check_meta, read_json
 from faregate.broker.journal.topology import Topology
 from faregate.message import Envelope, check_name
-from faregate.ports.log import ReaderPosition
+from faregate.ports.log import ReaderOffset
 
 _POLL_SECONDS = 0.05
 _OPEN_SEGMENTS = 8
@@ -176,7 +176,7 @@ class JournalReader:
         view = self._view(base, mark)
         for frame in self._frames(base, view, mark, 0):
             if not frames.is_sound(view.data, frame):
-                raise self._damaged(base, frame.position)
+                raise self._damaged(base, frame.at_byte)
             yield frame, frames.body_of(view.data, frame)
 
     def forget(self, base: int) -> None:
@@ -194,22 +194,22 @@ class JournalReader:
             for frame in self._frames(base, view, mark, start):
                 if frame.kind == frames.DEAD_LETTERS:
                     if not frames.is_sound(view.data, frame):
-                        raise self._damaged(base, frame.position)
+                        raise self._damaged(base, frame.at_byte)
                     yield frame, frames.body_of(view.data, frame)
 
     # --- named readers -------------------------------------------------------------------------------------
 
-    def positions(self) -> list[ReaderPosition]:
+    def reader_offsets(self) -> list[ReaderOffset]:
         """The named readers; retention keeps what they have not read."""
         names = [name for name in self._disk.list(self.layout.readers) if name.endswith(".json") and name[0] != "."]
-        return [read_json(self.layout.readers / name, self._disk, ReaderPosition) for name in names]
+        return [read_json(self.layout.readers / name, self._disk, ReaderOffset) for name in names]
 
-    def save_position(self, name: str, offset: int) -> None:
+    def save_reader_offset(self, name: str, offset: int) -> None:
         """Remember how far a named reader has come; never moves it back."""
         path = self.layout.readers / f"{check_name(name, 'the reader')}.json"
-        known = [position.offset for position in self.positions() if position.name == name]
+        known = [each.offset for each in self.reader_offsets() if each.name == name]
         if not known or offset > known[0]:
-            self._disk.replace(path, msgspec.json.encode(ReaderPosition(name, offset)))
+            self._disk.replace(path, msgspec.json.encode(ReaderOffset(name, offset)))
 
     def forget_reader(self, name: str) -> None:
         self._disk.remove(self.layout.readers / f"{check_name(name, 'the reader')}.json")
@@ -242,7 +242,7 @@ class JournalReader:
         """A segment's bytes. One that is written to is looked at anew once it is sealed or has grown."""
         known = self._open.get(base)
         if known is not None and (
-            known.footer is not None or (base == mark.segment and mark.position <= len(known.data))
+            known.footer is not None or (base == mark.segment and mark.at_byte <= len(known.data))
         ):
             self._open.move_to_end(base)
             return known
@@ -253,7 +253,7 @@ class JournalReader:
             raise OffsetGone(f"{path} was removed by retention while it was read") from None
         header = frames.read_segment_header(data)
         if header is None:
-            raise JournalCorrupt(f"{path} is damaged at position 0: its header cannot be read")
+            raise JournalCorrupt(f"{path} is damaged at byte 0: its header cannot be read")
         # The one that is written to may be cut to its size at any moment, so its end is not looked at.
         footer = None if base == mark.segment else frames.read_footer(data, header)
         view = self._open[base] = SegmentView(data, header, footer)
@@ -263,43 +263,43 @@ class JournalReader:
 
     def _frames(self, base: int, view: SegmentView, mark: HighWater, start: int) -> Iterator[frames.Frame]:
         """The headers of the readable frames that hold `start` or something later."""
-        limit = mark.position if base == mark.segment else len(view.data)
+        limit = mark.at_byte if base == mark.segment else len(view.data)
         gaps = view.footer is not None and (view.footer.compacted or bool(view.footer.lost))
-        position, expected = SEGMENT_BYTES, base
+        at_byte, expected = SEGMENT_BYTES, base
         if view.footer is not None and view.footer.index:
             found = bisect_right(view.footer.index, start, key=lambda entry: entry[0]) - 1
-            expected, _, position = view.footer.index[max(0, found)]
-        while position < limit:
-            frame = frames.read_header(view.data, position, view.header.epoch)
+            expected, _, at_byte = view.footer.index[max(0, found)]
+        while at_byte < limit:
+            frame = frames.read_header(view.data, at_byte, view.header.segment_id)
             # A frame that is passed over is not summed up: its offsets must join those of its neighbours.
             if frame is None or (frame.base != expected and not gaps):
-                raise self._damaged(base, position)
+                raise self._damaged(base, at_byte)
             if (gaps or frame.kind == frames.FOOTER) and not frames.is_sound(view.data, frame):
-                raise self._damaged(base, position)
+                raise self._damaged(base, at_byte)
             if frame.kind == frames.FOOTER:
                 return
             if frame.base + frame.rows > start or gaps:
                 yield frame
-            position, expected = frame.end, frame.base + frame.rows
+            at_byte, expected = frame.end, frame.base + frame.rows
         if base == mark.segment and expected != mark.offset:
-            raise self._damaged(base, position)
+            raise self._damaged(base, at_byte)
 
     def _batch(self, base: int, view: SegmentView, frame: frames.Frame) -> Any:
-        key = (base, frame.position)
+        key = (base, frame.at_byte)
         batch = self._batches.get(key)
         if batch is None:
             if not frames.is_sound(view.data, frame):
-                raise self._damaged(base, frame.position)
+                raise self._damaged(base, frame.at_byte)
             batch = self._batches[key] = read_batch(frames.body_of(view.data, frame))
             if len(self._batches) > _KEPT_BATCHES:
                 self._batches.popitem(last=False)
         return batch
 
-    def _damaged(self, base: int, position: int) -> JournalCorrupt:
+    def _damaged(self, base: int, at_byte: int) -> JournalCorrupt:
         return JournalCorrupt(
-            f"{self.layout.segment(base)} is damaged at position {position}: run 'faregate journal verify' to see what "
+            f"{self.layout.segment(base)} is damaged at byte {at_byte}: run 'faregate journal verify' to see what "
             "is lost, 'faregate journal repair' to set it aside"
         )
 
 
-__all__ = ["SCHEMA", "JournalReader", "ReaderPosition"]
+__all__ = ["SCHEMA", "JournalReader", "ReaderOffset"]

@@ -48,7 +48,7 @@ def apply_retention(
     bases = layout.segment_bases(disk)
     sizes = {base: disk.size(layout.segment(base)) for base in bases}
     total = sum(sizes.values())
-    slowest = min((position.offset for position in reader.positions()), default=None)
+    slowest = min((each.offset for each in reader.reader_offsets()), default=None)
     gone = []
     kept = False
     for base in bases[:-1]:
@@ -80,7 +80,7 @@ def compact(
         frames.VERSION, int.from_bytes(os.urandom(8), "little"), base, footer.last_commit, footer.first_time
     )
     pieces = [frames.pack_segment_header(header)]
-    position = len(pieces[0])
+    at_byte = len(pieces[0])
     previous = messages = 0
     index: list[tuple[int, int, int]] = []
     for frame, body in reader.segment_frames(base):
@@ -101,13 +101,13 @@ def compact(
             commit=frame.commit,
             base=first,
             time=frame.time,
-            epoch=header.epoch,
+            segment_id=header.segment_id,
         )
-        index.append((first, frame.time, position))
+        index.append((first, frame.time, at_byte))
         pieces += [packed, bytes(body), padding]
-        position += len(packed) + memoryview(body).nbytes + len(padding)
+        at_byte += len(packed) + memoryview(body).nbytes + len(padding)
     compacted = msgspec.structs.replace(
-        footer, messages=messages, bytes=position, index=index[:1], types={}, compacted=True
+        footer, messages=messages, bytes=at_byte, index=index[:1], types={}, compacted=True
     )
     described = msgspec.json.encode(compacted)
     packed, padding, _ = frames.pack_frame(
@@ -118,9 +118,9 @@ def compact(
         commit=footer.last_commit,
         base=footer.end,
         time=footer.last_time,
-        epoch=header.epoch,
+        segment_id=header.segment_id,
     )
-    data = b"".join([*pieces, packed, described, padding, frames.pack_trailer(position)])
+    data = b"".join([*pieces, packed, described, padding, frames.pack_trailer(at_byte)])
     disk.replace(layout.segment(base), data)
     reader.forget(base)
     log.info("%s is compacted to the %d messages that still wait", layout.segment(base), messages)

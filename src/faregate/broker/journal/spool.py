@@ -62,7 +62,7 @@ def spool(layout: Layout, disk: Disk, envelopes: Sequence[Envelope], name: str |
             commit=0,
             base=0,
             time=0,
-            epoch=0,
+            segment_id=0,
             part=part,
             parts=count,
         )
@@ -85,7 +85,7 @@ def waiting(layout: Layout, disk: Disk) -> list[Path]:
     return [layout.spool / name for name in names if name.endswith(BATCH_SUFFIX) and not name.startswith(".")]
 
 
-def mark_of(path: Path) -> bytes:
+def batch_id(path: Path) -> bytes:
     """What identifies a batch in the log."""
     return sha256(path.name.encode()).digest()[:16]
 
@@ -98,12 +98,12 @@ def read_spooled(path: Path, disk: Disk) -> Spooled:
         raise JournalCorrupt(f"{path} is not a batch: it has more than {LARGEST_BATCH} bytes")
     data = disk.read(path)
     found = Spooled([], [])
-    position = previous = part = 0
+    at_byte = previous = part = 0
     parts = 1
     while part < parts:
-        frame = frames.read_header(data, position, 0) if len(data) >= position + FRAME_BYTES else None
+        frame = frames.read_header(data, at_byte, 0) if len(data) >= at_byte + FRAME_BYTES else None
         if frame is None or frame.part != part or frame.previous != previous or not frames.is_sound(data, frame):
-            raise JournalCorrupt(f"{path} is not a whole batch: it is damaged at position {position}")
+            raise JournalCorrupt(f"{path} is not a whole batch: it is damaged at byte {at_byte}")
         body = frames.body_of(data, frame)
         try:
             if frame.kind == frames.DEAD_LETTERS:
@@ -112,7 +112,7 @@ def read_spooled(path: Path, disk: Disk) -> Spooled:
                 found.envelopes.extend(to_envelopes(read_batch(body)))
         except (pa.ArrowException, msgspec.MsgspecError, ValueError, TypeError, LookupError) as exc:
             raise JournalCorrupt(f"{path} is not a batch: its part {part} cannot be read: {exc!r}") from exc
-        position, previous, parts, part = frame.end, frame.crc, frame.parts, part + 1
+        at_byte, previous, parts, part = frame.end, frame.crc, frame.parts, part + 1
     return found
 
 
@@ -174,7 +174,7 @@ class Intake:
 
     def _take(self, path: Path) -> Spooled | None:
         try:
-            if self._is_appended(mark_of(path)):
+            if self._is_appended(batch_id(path)):
                 self._disk.remove(path)
                 return None
             return read_spooled(path, self._disk)

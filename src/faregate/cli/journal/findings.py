@@ -33,7 +33,7 @@ def report(root: Path, found: Inspection) -> dict[str, Any]:
 def _finding(root: Path, finding: Finding) -> dict[str, Any]:
     return {
         "file": str(finding.path.relative_to(root)),
-        "position": finding.position,
+        "position": finding.at_byte,
         "what": finding.what,
         "lost": list(finding.lost) if finding.lost is not None else None,
     }
@@ -43,8 +43,8 @@ def _show_findings(root: Path, found: Inspection) -> None:
     for findings, style in ((found.problems, "red"), (found.notes, "yellow")):
         for finding in findings[:_SHOWN_FINDINGS]:
             where = str(finding.path.relative_to(root))
-            if finding.position is not None:
-                where += f" at {finding.position}"
+            if finding.at_byte is not None:
+                where += f" at {finding.at_byte}"
             lost = f" ({offsets(*finding.lost)})" if finding.lost is not None else ""
             console.print(Text.assemble((where, style), f" {plain(finding.what)}{lost}"), soft_wrap=True)
         if len(findings) > _SHOWN_FINDINGS:

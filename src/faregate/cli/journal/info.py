@@ -40,8 +40,8 @@ def describe(path: Path) -> dict[str, Any]:
     try:
         earliest = reader.earliest()
         readers = [
-            {"name": position.name, "offset": position.offset, "lag": max(0, mark.offset - position.offset)}
-            for position in reader.positions()
+            {"name": each.name, "offset": each.offset, "lag": max(0, mark.offset - each.offset)}
+            for each in reader.reader_offsets()
         ]
         found = recover(layout, disk, reader, topology)
     except (JournalCorrupt, OffsetGone) as exc:

@@ -35,7 +35,7 @@ _COLUMNS = [
 ]
 
 
-class Line(msgspec.Struct):
+class TailLine(msgspec.Struct):
     """One message as tail shows it."""
 
     offset: int
@@ -55,14 +55,14 @@ class Line(msgspec.Struct):
     payload_cut: bool
 
 
-def last_lines(reader: JournalReader, count: int, types: Sequence[str], end: int) -> list[Line]:
+def last_lines(reader: JournalReader, count: int, types: Sequence[str], end: int) -> list[TailLine]:
     """The last messages before an offset: looked for from the end, in windows that grow."""
-    found: deque[Line] = deque()
+    found: deque[TailLine] = deque()
     earliest = min(reader.earliest(), end)
     width = max(count, 100)
     while end > earliest and len(found) < count:
         start = max(earliest, end - width)
-        newest: deque[Line] = deque(maxlen=count - len(found))
+        newest: deque[TailLine] = deque(maxlen=count - len(found))
         for line in lines(reader, start, end, types):
             newest.append(line)
         found.extendleft(reversed(newest))
@@ -70,7 +70,7 @@ def last_lines(reader: JournalReader, count: int, types: Sequence[str], end: int
     return list(found)
 
 
-def lines(reader: JournalReader, start: int, end: int, types: Sequence[str]) -> Iterator[Line]:
+def lines(reader: JournalReader, start: int, end: int, types: Sequence[str]) -> Iterator[TailLine]:
     for batch in reader.batches(start, end, rows=_MOST_ROWS):
         batch = of_types(batch, types)
         columns = [batch.column(name) for name in _COLUMNS]
@@ -82,7 +82,7 @@ def lines(reader: JournalReader, start: int, end: int, types: Sequence[str]) -> 
         for (offset, moment, *rest), size, preview in zip(rows, sizes, previews, strict=True):
             text = None if rest[-1] else _text(preview or b"", cut=size > _PREVIEW_BYTES)
             fields = (offset, iso(moment / 1_000_000), *rest, size, text, size > _PREVIEW_BYTES)
-            yield Line(*fields)
+            yield TailLine(*fields)
 
 
 def _text(data: bytes, *, cut: bool) -> str | None:
@@ -96,21 +96,21 @@ def _text(data: bytes, *, cut: bool) -> str | None:
 
 def tail_journal(reader: JournalReader, count: int, types: Sequence[str], *, follow: bool, as_json: bool) -> None:
     """Print the last messages and, when asked to follow, those that come, until interrupted."""
-    position = reader.latest()
-    for line in last_lines(reader, count, types, position):
+    shown = reader.latest()
+    for line in last_lines(reader, count, types, shown):
         print_line(line, as_json=as_json)
     sys.stdout.flush()
     while follow:
         latest = reader.latest()
-        if latest > position:
-            for line in lines(reader, position, latest, types):
+        if latest > shown:
+            for line in lines(reader, shown, latest, types):
                 print_line(line, as_json=as_json)
             sys.stdout.flush()
-            position = latest
+            shown = latest
         time.sleep(_POLL_SECONDS)
 
 
-def print_line(line: Line, *, as_json: bool) -> None:
+def print_line(line: TailLine, *, as_json: bool) -> None:
     if as_json:
         print_json(msgspec.to_builtins(line))
         return
@@ -134,7 +134,7 @@ def print_line(line: Line, *, as_json: bool) -> None:
         console.print(head + Text(f"  {preview}"), soft_wrap=True)
 
 
-def _preview(line: Line, room: int) -> str:
+def _preview(line: TailLine, room: int) -> str:
     if line.payload is None:
         kind = " ".join(filter(None, (line.content_encoding, line.content_type or "bytes")))
         return f"<{line.payload_bytes:,} bytes of {kind}>"

@@ -62,7 +62,7 @@ class Store(LedgerStore, OutboxStore, DeadLetterStore, ClaimStore, Protocol):
         ...
 
     @property
-    def identity(self) -> str:
+    def database_id(self) -> str:
         """Equal for two stores that are the same database."""
         ...
 

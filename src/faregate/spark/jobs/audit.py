@@ -32,7 +32,7 @@ from faregate.spark.jobs.audit_outputs import outputs
 from faregate.spark.jobs.audit_result import BAD, FLAGS, Audit, Judged, judge, make_findings, outbox_findings
 from faregate.spark.jobs.deliveries import PASSED
 from faregate.spark.jobs.settlements import JournalPlan, plan_journal
-from faregate.spark.jobs.stores import Database, StoreUrls, floors, nodes_in, open_stores, with_marks
+from faregate.spark.jobs.stores import StoreReader, StoreUrls, floors, nodes_in, open_stores, with_marks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -81,7 +81,7 @@ def audit(
 
 def prepare(
     journal: str | Path, store: StoreUrls, effects: Sequence[str] = (), unordered: Sequence[str] = ()
-) -> tuple[tuple[Database, ...], JournalPlan, tuple[seen.Effects, ...]]:
+) -> tuple[tuple[StoreReader, ...], JournalPlan, tuple[seen.Effects, ...]]:
     """What is to be audited, looked at before a session is needed. Raises as `audit` does."""
     plan = plan_journal(journal)
     databases = open_stores(store)
@@ -90,7 +90,7 @@ def prepare(
     return databases, plan, seen.parse_effects(effects, databases, plan.nodes)
 
 
-def _check(plan: JournalPlan, databases: Sequence[Database], store: StoreUrls, unordered: Sequence[str]) -> None:
+def _check(plan: JournalPlan, databases: Sequence[StoreReader], store: StoreUrls, unordered: Sequence[str]) -> None:
     if not plan.segments:
         raise ConfigurationError(f"the journal {plan.path} has no messages: there is nothing to audit")
     if isinstance(store, str) or store is None:
@@ -116,7 +116,7 @@ def _check(plan: JournalPlan, databases: Sequence[Database], store: StoreUrls, u
 def _known(
     spark: "SparkSession",
     plan: JournalPlan,
-    databases: Sequence[Database],
+    databases: Sequence[StoreReader],
     queries: Sequence[seen.Effects],
     at_rest: bool,
 ) -> "DataFrame":
@@ -135,7 +135,7 @@ def _known(
 def _grouped(
     spark: "SparkSession",
     plan: JournalPlan,
-    databases: Sequence[Database],
+    databases: Sequence[StoreReader],
     queries: Sequence[seen.Effects],
     at_rest: bool,
 ) -> "DataFrame":
@@ -190,7 +190,7 @@ def _grouped(
 def _classed(
     messages: "DataFrame",
     plan: JournalPlan,
-    databases: Sequence[Database],
+    databases: Sequence[StoreReader],
     queries: Sequence[seen.Effects],
     floor: dict[str, float],
     by_identity: set[str],

@@ -29,7 +29,7 @@ from faregate.broker.journal.reader import JournalReader
 from faregate.errors import ConfigurationError
 from faregate.spark.jobs.deliveries import FIELDS, digest_longs, id_pairs, read_dead_letters, read_deliveries
 from faregate.spark.jobs.settlements import JournalPlan, SegmentPlan, by_task
-from faregate.spark.jobs.stores import Database, Reading, id_of, readings
+from faregate.spark.jobs.stores import Reading, StoreReader, id_of, readings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -68,13 +68,13 @@ class Effects:
     """A query for the message ids in a node's business data."""
 
     node: str
-    database: Database
+    database: StoreReader
     sql: str
     complete: bool
     """Whether each handled message of a type that has effects there must have one."""
 
 
-def parse_effects(given: Sequence[str], databases: Sequence[Database], nodes: Sequence[str]) -> tuple[Effects, ...]:
+def parse_effects(given: Sequence[str], databases: Sequence[StoreReader], nodes: Sequence[str]) -> tuple[Effects, ...]:
     """`NODE:SQL`; `NODE?:SQL` when not every message has one. Raises `ConfigurationError`, also for a bad query."""
     found = []
     for text in given:
@@ -127,7 +127,7 @@ def given_up(spark: "SparkSession", plan: JournalPlan) -> "DataFrame":
 
 def stored(
     spark: "SparkSession",
-    databases: Sequence[Database],
+    databases: Sequence[StoreReader],
     effects: Sequence[Effects],
     nodes: Sequence[str],
     tables: Sequence[str] = ("ledger", "dead", "parked"),

@@ -26,7 +26,7 @@ from faregate.message import Envelope
 from faregate.spark.jobs.deliveries import id_pairs
 from faregate.spark.jobs.replay import REPLAYED_FROM
 from faregate.spark.jobs.settlements import JournalPlan, SegmentPlan, by_task, plan_journal
-from faregate.spark.jobs.stores import Database
+from faregate.spark.jobs.stores import StoreReader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -40,7 +40,7 @@ _UNROUTABLE = {
 }
 
 
-def outputs(spark: "SparkSession", plan: JournalPlan, databases: Sequence[Database]) -> "DataFrame":
+def outputs(spark: "SparkSession", plan: JournalPlan, databases: Sequence[StoreReader]) -> "DataFrame":
     """By (node, message id): `outs`, how many publications it caused, and their ids combined by exclusive or."""
     places = {node: place for place, node in enumerate(plan.nodes)}
     found = [*_in_stores(databases), *_in_spool(plan)]
@@ -97,7 +97,7 @@ def _ids(texts: Sequence[str | None]) -> list[bytes | None]:
     return found
 
 
-def _in_stores(databases: Sequence[Database]) -> Iterator[Envelope]:
+def _in_stores(databases: Sequence[StoreReader]) -> Iterator[Envelope]:
     """What waits in an outbox, and, read behind it, what left it for the dead letters."""
     for database in databases:
         waits = "select node, envelope from faregate_outbox where dispatched_at is null and message_id is not null"

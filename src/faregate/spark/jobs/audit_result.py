@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from faregate.spark.jobs.audit_evidence import NOBODY
 from faregate.spark.jobs.deliveries import id_text, publications
 from faregate.spark.jobs.settlements import JournalPlan
-from faregate.spark.jobs.stores import Database, id_of
+from faregate.spark.jobs.stores import StoreReader, id_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -122,7 +122,7 @@ _COLUMN_OF = {
 """Where a class counts when its queue gives no reason to call it missing."""
 
 
-def judge(counts: Sequence[Any], plan: JournalPlan, databases: Sequence[Database], at_rest: bool) -> Judged:
+def judge(counts: Sequence[Any], plan: JournalPlan, databases: Sequence[StoreReader], at_rest: bool) -> Judged:
     """Where the journal does not say how a queue's handler remembers, it is seen from its other messages: if none has
     a ledger row, the mode is another one; if some have, all must. So with effects, which not every handler of a node
     may write; but where a node has none at all, all are missing."""
@@ -252,7 +252,7 @@ def _unsent(row: Any) -> str:
 
 
 def outbox_findings(
-    databases: Sequence[Database], nodes: Sequence[str], limit: int
+    databases: Sequence[StoreReader], nodes: Sequence[str], limit: int
 ) -> tuple[int, list[tuple[Any, ...]]]:
     """The outgoing messages that wait in an outbox, none of which may at rest: how many, and some of them."""
     total = 0

@@ -35,7 +35,7 @@ from faregate.broker.journal.spool import spool
 from faregate.errors import ConfigurationError
 from faregate.message import Envelope
 from faregate.spark.jobs.settlements import JournalPlan, SegmentPlan, by_task, plan_journal
-from faregate.spark.source.bounds import ALLOWED, AtTime, MalformedPosition, parse_positions, resolve
+from faregate.spark.source.bounds import ALLOWED, AtTime, MalformedBound, parse_bounds, resolve
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -134,11 +134,11 @@ def replay(
 
 def _check_end(end: int | str, plan: JournalPlan) -> None:
     """Raises `ConfigurationError` for an end that is another one once the log has grown."""
-    position = parse_positions(str(end)).of("0")
-    if isinstance(position, AtTime):
-        moves = position.seconds > time.time()
+    bound = parse_bounds(str(end)).of("0")
+    if isinstance(bound, AtTime):
+        moves = bound.seconds > time.time()
     else:
-        moves = position == "latest" or (isinstance(position, int) and position > plan.latest)
+        moves = bound == "latest" or (isinstance(bound, int) and bound > plan.latest)
     if moves:
         raise ConfigurationError(
             f"the replay has a name, and its end {end!r} moves as the log grows, so a repetition would be another "
@@ -165,9 +165,9 @@ def _plan(
     bounds = []
     for what, value in (("start", start), ("end", end)):
         try:
-            bounds.append(resolve(parse_positions(str(value)).of("0"), reader))
-        except (MalformedPosition, KeyError) as exc:
-            raise ConfigurationError(f"the {what} {value!r} is no position: allowed are {ALLOWED}") from exc
+            bounds.append(resolve(parse_bounds(str(value)).of("0"), reader))
+        except (MalformedBound, KeyError) as exc:
+            raise ConfigurationError(f"the {what} {value!r} is no bound: allowed are {ALLOWED}") from exc
     if str(start).isdecimal() and bounds[0] < whole.earliest:
         raise ConfigurationError(
             f"offset {bounds[0]} was removed by retention: the journal {whole.path} begins at {whole.earliest}"

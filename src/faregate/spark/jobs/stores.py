@@ -24,7 +24,7 @@ from faregate.ports.clock import SystemClock
 from faregate.ports.extras import needs_extra
 from faregate.ports.schemes import STORE_URLS, hide_password, open_store
 from faregate.spark.jobs.settlements import JournalPlan, by_task
-from faregate.spark.runs.views import mark_of, reader_name
+from faregate.spark.runs.views import low_water_name, reader_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,7 +36,7 @@ StoreUrls = str | Mapping[str, str] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Database:
+class StoreReader:
     """One database, and the nodes whose it is; None for all."""
 
     url: str = field(repr=False)
@@ -105,7 +105,7 @@ class Database:
         return ConfigurationError(f"{self.shown} refuses {' '.join(sql.split())!r}: {told}")
 
 
-def open_stores(store: StoreUrls) -> tuple[Database, ...]:
+def open_stores(store: StoreUrls) -> tuple[StoreReader, ...]:
     """The databases that are meant. Raises `ConfigurationError` for what is no store, or was never set up."""
     if store is None:
         return ()
@@ -115,7 +115,7 @@ def open_stores(store: StoreUrls) -> tuple[Database, ...]:
         known = by_url.setdefault(_absolute(url), None if node is None else [])
         if node is not None and known is not None:
             known.append(node)
-    databases = tuple(Database(url, None if nodes is None else tuple(nodes)) for url, nodes in by_url.items())
+    databases = tuple(StoreReader(url, None if nodes is None else tuple(nodes)) for url, nodes in by_url.items())
     for database in databases:
         _check(database)
     return databases
@@ -135,7 +135,7 @@ def _absolute(url: str) -> str:
     return f"sqlite:{Path(path).absolute()}"
 
 
-def _check(database: Database) -> None:
+def _check(database: StoreReader) -> None:
     names = (
         "select name from sqlite_master where name = 'faregate_ledger'"
         if database.is_sqlite
@@ -145,7 +145,7 @@ def _check(database: Database) -> None:
         raise ConfigurationError(f"{database.shown} has no tables of Faregate: it is the store of no bus")
 
 
-def floors(databases: Sequence[Database]) -> dict[str, float]:
+def floors(databases: Sequence[StoreReader]) -> dict[str, float]:
     """By node, up to when ledger rows were removed."""
     found: dict[str, float] = {}
     for database in databases:
@@ -155,7 +155,7 @@ def floors(databases: Sequence[Database]) -> dict[str, float]:
     return found
 
 
-def nodes_in(databases: Sequence[Database], table: str) -> set[str]:
+def nodes_in(databases: Sequence[StoreReader], table: str) -> set[str]:
     """The nodes that have a row. SQLite jumps from one to the next in the index; so does this on PostgreSQL."""
     found: set[str] = set()
     for database in databases:
@@ -168,7 +168,7 @@ def nodes_in(databases: Sequence[Database], table: str) -> set[str]:
     return found
 
 
-def with_marks(plan: JournalPlan, databases: Sequence[Database]) -> JournalPlan:
+def with_marks(plan: JournalPlan, databases: Sequence[StoreReader]) -> JournalPlan:
     """The plan with how far the readers of the log have come: by the low-water marks in their stores, or, of a node
     that has none there, by the position under which retention waits for it."""
     marks: dict[tuple[str, str], int] = {}
@@ -179,11 +179,11 @@ def with_marks(plan: JournalPlan, databases: Sequence[Database]) -> JournalPlan:
             if database.holds(node):
                 marks[node, mark] = position
     marked = {node for node, _ in marks}
-    read = {each.name: each.offset for each in JournalReader(plan.path).positions()} if plan.handed_over else {}
+    read = {each.name: each.offset for each in JournalReader(plan.path).reader_offsets()} if plan.handed_over else {}
     handed_over = []
     for each in plan.handed_over:
         if each.reads_log:
-            at = marks.get((each.node, mark_of(each.name, each.epoch)), 0)
+            at = marks.get((each.node, low_water_name(each.name, each.epoch)), 0)
             at = at if each.node in marked else read.get(reader_name(each.node), 0)
             each = replace(each, read=max(each.begin, at))
         handed_over.append(each)
@@ -194,12 +194,12 @@ def with_marks(plan: JournalPlan, databases: Sequence[Database]) -> JournalPlan:
 class Reading:
     """One task's statement."""
 
-    database: Database
+    database: StoreReader
     sql: str
     values: tuple[Any, ...] = ()
 
 
-def readings(databases: Sequence[Database], columns: str, table: str) -> list[Reading]:
+def readings(databases: Sequence[StoreReader], columns: str, table: str) -> list[Reading]:
     """The statements that read a table, a task for each."""
     found = []
     for database in databases:

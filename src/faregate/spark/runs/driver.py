@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from faregate.broker.journal.reader import JournalReader
-from faregate.bus.recipients import Directory, topic_for
+from faregate.bus.recipients import RecipientLists, topic_for
 from faregate.errors import BelowFloor, ConfigurationError
 from faregate.node.node import Node
 from faregate.ports.clock import SystemClock
@@ -22,7 +22,7 @@ from faregate.ports.store import Transaction
 from faregate.spark.runs.outbox import OutboxSpooler
 from faregate.spark.runs.records import LogRecords, Parked
 from faregate.spark.runs.spec import Begin
-from faregate.spark.runs.views import mark_of, reader_name
+from faregate.spark.runs.views import low_water_name, reader_name
 
 T = TypeVar("T")
 PARKED_AT_ONCE = 20_000
@@ -63,7 +63,7 @@ class Driver:
         self._tokens = open_token_store(store, self._clock)
         self._path = path
         self._marks: list[str] = []
-        self._directory: Directory | None = None
+        self._recipient_lists: RecipientLists | None = None
         self._spooler: OutboxSpooler | None = None
         self._retain_ledger = retain_ledger
         self._next_eviction = 0.0
@@ -78,7 +78,7 @@ class Driver:
         await self._tokens.open()
         if self._node.schema is not None:
             await self._store.apply_schema(self._node.schema)
-        self._directory = await self._find_directory()
+        self._recipient_lists = await self._find_recipient_lists()
 
     def check(self, begins: dict[str, Begin], start: int | None) -> None:
         """Whether subscriptions that are to be taken could begin there. Raises `BelowFloor`."""
@@ -93,7 +93,7 @@ class Driver:
         return self._loop.run(self._begin(label, begins, start, read))
 
     async def _begin(self, label: str, begins: dict[str, Begin], start: int | None, read: int) -> dict[str, Begin]:
-        self._marks = [label, *(mark_of(queue, begin.epoch) for queue, begin in begins.items())]
+        self._marks = [label, *(low_water_name(queue, begin.epoch) for queue, begin in begins.items())]
         known = await self._read_low_water(self._marks)
         if read > known.get(label, 0):
             raise ConfigurationError(
@@ -105,14 +105,14 @@ class Driver:
         going_on = await self._going_on(begins, start)
         low = min(begin.offset for begin in going_on.values())
         await self._raise_low_water(low)
-        JournalReader(self._path).save_position(reader_name(self._node.name), low)
-        self._spooler = OutboxSpooler(self._store, self._node.name, str(self._path), self._clock, self._directory)
+        JournalReader(self._path).save_reader_offset(reader_name(self._node.name), low)
+        self._spooler = OutboxSpooler(self._store, self._node.name, str(self._path), self._clock, self._recipient_lists)
         await self._spooler.send()
         await self._spooler.take_in()
         return going_on
 
     async def _going_on(self, begins: dict[str, Begin], start: int | None) -> dict[str, Begin]:
-        marks = {queue: mark_of(queue, begin.epoch) for queue, begin in begins.items()}
+        marks = {queue: low_water_name(queue, begin.epoch) for queue, begin in begins.items()}
         known = await self._read_low_water(list(marks.values()))
         going_on = {
             queue: replace(begin, offset=max(begin.offset, known.get(marks[queue], start or 0)))
@@ -129,7 +129,7 @@ class Driver:
             )
         return going_on
 
-    async def _find_directory(self) -> Directory | None:
+    async def _find_recipient_lists(self) -> RecipientLists | None:
         """The recipient lists, for a node that deduplicates by tokens. They must be in its own store: a token that is
         looked for in the wrong place is missing, and its message would be taken for a duplicate."""
         wanted = [sub for sub in self._node.subscriptions.values() if sub.dedup == "tokens"]
@@ -143,7 +143,7 @@ class Driver:
                     "tokens must be in the node's own store. Start a bus once whose nodes all share that store, or use "
                     "dedup='ledger'"
                 )
-        return Directory(self._tokens)
+        return RecipientLists(self._tokens)
 
     async def _read_low_water(self, marks: list[str]) -> dict[str, int]:
         async with self._store.transaction() as transaction:
@@ -175,7 +175,7 @@ class Driver:
         async with self._store.transaction() as transaction:
             await self._records.raise_low_water(transaction, self._marks, done)
             parked, lowest = await self._counts(transaction)
-        JournalReader(self._path).save_position(
+        JournalReader(self._path).save_reader_offset(
             reader_name(self._node.name), done if lowest is None else min(done, lowest)
         )
         await self._spooler.take_in()

@@ -43,7 +43,7 @@ CHUNK = 5_000
 """How many messages of a partition are in memory at a time."""
 
 
-class Line:
+class SubscriptionRun:
     """One subscription at work in this process."""
 
     def __init__(self, engine: "Engine", subscription: Subscription) -> None:
@@ -91,8 +91,8 @@ class Engine:
         self.shared = NodeStore(self.store, dispatcher, alarms, self._tokens)
         writer = BodyWriter(find_codec(spec.codec), limit=spec.body_limit)
         self.sender = Sender(self.node, transport, writer, self.clock, shared_keys([self.node]), alarms)
-        self.lines = [Line(self, each) for each in self.node.subscriptions.values()]
-        self._line_of: dict[LogDelivery, Line] = {}
+        self.lines = [SubscriptionRun(self, each) for each in self.node.subscriptions.values()]
+        self._line_of: dict[LogDelivery, SubscriptionRun] = {}
         self._counts: Counter[str] = Counter()
         self._left = 0
         self._waiting: list[tuple[LogDelivery, Parked]] = []
@@ -159,7 +159,7 @@ class Engine:
         if self._waiting:
             await self._commit_parked(self._waiting)
 
-    def _lanes(self, line: Line) -> Lanes:
+    def _lanes(self, line: SubscriptionRun) -> Lanes:
         async def run(taken: list[Delivery]) -> list[Delivery]:
             try:
                 again = await self._work(line, taken)
@@ -174,7 +174,7 @@ class Engine:
         lanes.batch = line.receiver.batch
         return lanes
 
-    async def _work(self, line: Line, taken: list[Delivery]) -> list[Delivery]:
+    async def _work(self, line: SubscriptionRun, taken: list[Delivery]) -> list[Delivery]:
         free: list[Delivery] = []
         for delivery in taken:
             assert isinstance(delivery, LogDelivery)
@@ -239,19 +239,19 @@ class Engine:
             await self._commit_parked(scheduled)
         return ready
 
-    def _line_for(self, parked: Parked) -> Line | None:
+    def _line_for(self, parked: Parked) -> SubscriptionRun | None:
         envelope = parked.envelope
         source = envelope.source if envelope.kind == "event" else None
         found = (each for each in self.lines if each.subscription.message_type.wire == envelope.type)
         return next((each for each in found if each.subscription.source == source), None)
 
     @staticmethod
-    def _block(line: Line, key: str, position: int, due: float) -> None:
+    def _block(line: SubscriptionRun, key: str, position: int, due: float) -> None:
         known = line.blocked.get(key)
         if known is None or position < known[0]:
             line.blocked[key] = (position, due)
 
-    async def _expire(self, line: Line, delivery: LogDelivery, now: float) -> None:
+    async def _expire(self, line: SubscriptionRun, delivery: LogDelivery, now: float) -> None:
         message_id = self._message_id(delivery)
         letter = dead_letter(self.node.name, message_id, delivery, "expired", "it waited too long in the log", now)
         transaction = self.store.transaction()

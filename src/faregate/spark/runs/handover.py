@@ -31,7 +31,7 @@ from faregate.ports.queue import Binding
 from faregate.ports.store import Store
 from faregate.spark.runs.driver import LoopThread
 from faregate.spark.runs.records import LogRecords, Parked
-from faregate.spark.runs.views import bindings_of, mark_of, reader_name, take_log
+from faregate.spark.runs.views import bindings_of, low_water_name, reader_name, take_log
 
 To = Literal["log", "queue"]
 
@@ -85,7 +85,7 @@ def _back(
 ) -> None:
     records = LogRecords(store, node.name)
     loop.run(store.open())
-    marks = {each.queue: mark_of(each.queue, closed.reading(each.queue).epoch) for each in changing}
+    marks = {each.queue: low_water_name(each.queue, closed.reading(each.queue).epoch) for each in changing}
     low_water, parked = loop.run(_left(store, records, list(marks.values())))
 
     def done(messages: Sequence[tuple[int, Envelope]]) -> dict[int, str]:
@@ -121,7 +121,7 @@ def _back(
 def _fast_path_to_queue(node: Node, closed: ClosedJournal, changing: list[Binding], path: Path) -> None:
     """Without a store nothing tells what was handled, but how far the query has read."""
     reader = JournalReader(path)
-    read = [each.offset for each in reader.positions() if each.name == reader_name(node.name)]
+    read = [each.offset for each in reader.reader_offsets() if each.name == reader_name(node.name)]
     latest = reader.latest()
     left = sum(closed.count(binding.queue, read[0] if read else 0) for binding in changing)
     if left:

@@ -19,7 +19,7 @@ from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.spool import spool, waiting
 from faregate.bus.attempts import Attempts, signals, without_attempts
 from faregate.bus.dispatcher import Dispatcher
-from faregate.bus.recipients import Directory
+from faregate.bus.recipients import RecipientLists
 from faregate.core.alarms import Alarms
 from faregate.core.dead_letter import unsent
 from faregate.errors import Unroutable
@@ -39,28 +39,28 @@ _PATIENCE = 10.0
 class OutboxSpooler:
     """What one node has in the outbox of its store, and the journal that it goes to."""
 
-    def __init__(self, store: Store, node: str, path: str, clock: Clock, directory: Directory | None) -> None:
+    def __init__(self, store: Store, node: str, path: str, clock: Clock, lists: RecipientLists | None) -> None:
         self._store = store
         self._nodes = [node]
         self._transport = borrowed_journal(path, clock)
         self._clock = clock
         self._alarms = Alarms()
-        self._directory = directory
+        self._recipient_lists = lists
         """Where some recipients may want tokens."""
 
     async def send(self) -> int:
         """Send everything that is committed; how many messages."""
-        if self._directory is not None:
-            return await self._send_with_attempts(self._directory)
+        if self._recipient_lists is not None:
+            return await self._send_with_attempts(self._recipient_lists)
         sent = 0
         while rows := await self._store.undispatched(_AT_ONCE, self._nodes):
             await self._send_rows([without_attempts(row) for row in rows])
             sent += len(rows)
         return sent
 
-    async def _send_with_attempts(self, directory: Directory) -> int:
+    async def _send_with_attempts(self, recipient_lists: RecipientLists) -> int:
         """Recipients may want tokens: the bus' own dispatcher makes them, and sends through the spool."""
-        attempts = Attempts(self._store, directory, self._clock, self._alarms)
+        attempts = Attempts(self._store, recipient_lists, self._clock, self._alarms)
         dispatcher = Dispatcher(
             self._store, _Spooling(self._transport), self._clock, self._alarms, attempts, self._nodes
         )
@@ -82,7 +82,7 @@ class OutboxSpooler:
             except Unroutable as exc:
                 letters.append(self._letter(row, exc))
         if going:
-            seqs = f"{self._store.identity} {[row.seq for row in going]}"
+            seqs = f"{self._store.database_id} {[row.seq for row in going]}"
             name = f"outbox-{going[0].seq:020d}-{sha256(seqs.encode()).hexdigest()[:16]}"
             await asyncio.to_thread(
                 spool, reader.layout, RealDisk(), [signal for row in going for signal in signals(row)], name

@@ -106,7 +106,7 @@ class StatelessRun:
         """Note how far it has read, and see that what it sent gets into the log."""
         read = end_offset(self.query)
         if read:
-            JournalReader(self._path).save_position(reader_name(self._node), read)
+            JournalReader(self._path).save_reader_offset(reader_name(self._node), read)
         self._take_in()
 
     def _take_in(self) -> None:

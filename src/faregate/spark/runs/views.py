@@ -115,7 +115,7 @@ def reader_name(node: str) -> str:
     return f"spark-{node}"[:100]
 
 
-def mark_of(queue: str, epoch: int) -> str:
+def low_water_name(queue: str, epoch: int) -> str:
     """What the low-water mark of one subscription is kept under."""
     return f"{queue}@{epoch}"
 

@@ -79,7 +79,7 @@ def _allowed_types(name: str) -> list[str]:
 
 
 @dataclass
-class Sealer:
+class BatchSealer:
     """Seals the rows of one task. `origin` is where they come from, the same for every attempt."""
 
     origin: str

@@ -124,7 +124,7 @@ def _frame(
         commit=0,
         base=0,
         time=0,
-        epoch=0,
+        segment_id=0,
         part=part,
         parts=parts,
     )
@@ -152,16 +152,16 @@ def move_into_spool(layout: Layout, origin: str, batch: int, staged: list[Staged
     whole = folder / f"commit-{os.urandom(6).hex()}{BATCH_SUFFIX}"
     file = disk.create(whole, 0)
     try:
-        position = previous = part = 0
+        at_byte = previous = part = 0
         for each in staged:
             for kind, body, rows in _staged_frames(disk, folder, each):
                 pieces = _frame(body, rows, previous, part, parts, kind=kind)
-                position += file.write(position, pieces)
+                at_byte += file.write(at_byte, pieces)
                 previous = int.from_bytes(pieces[0][12:16], "little")  # where a frame's header keeps its CRC
                 part += 1
-        if position > LARGEST_BATCH:
+        if at_byte > LARGEST_BATCH:
             raise MessageTooLarge(
-                f"a batch of {position} bytes is more than the journal takes as one, {LARGEST_BATCH}: limit the "
+                f"a batch of {at_byte} bytes is more than the journal takes as one, {LARGEST_BATCH}: limit the "
                 "trigger (maxMessagesPerTrigger)"
             )
         file.sync()
@@ -178,15 +178,13 @@ def _staged_frames(disk: RealDisk, folder: Path, staged: Staged) -> Iterator[tup
         return
     path = folder / staged.file
     data = disk.view(path)
-    position = 0
+    at_byte = 0
     for _ in range(staged.frames):
-        frame = frames.read_header(data, position, 0)
+        frame = frames.read_header(data, at_byte, 0)
         if frame is None or not frames.is_sound(data, frame):
-            raise JournalCorrupt(
-                f"the staged file {path} is damaged at position {position}; the batch is not committed"
-            )
+            raise JournalCorrupt(f"the staged file {path} is damaged at byte {at_byte}; the batch is not committed")
         yield frame.kind, frames.body_of(data, frame), frame.rows
-        position = frame.end
+        at_byte = frame.end
 
 
 # --- garbage ----------------------------------------------------------------------------------------------

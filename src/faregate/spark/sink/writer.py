@@ -24,7 +24,7 @@ from faregate.errors import FaregateError, InvalidOption
 from faregate.spark.options import Options
 from faregate.spark.schema import STAGED
 from faregate.spark.sink.commits import CommittedBatch, SinkCommits
-from faregate.spark.sink.publications import Sealer, check_columns
+from faregate.spark.sink.publications import BatchSealer, check_columns
 from faregate.spark.sink.staging import (
     Staged,
     batch_folder,
@@ -62,7 +62,7 @@ class _Sink:
             passed_on = [staged_from(value) for each in rows for value in each.column(0).to_pylist()]
             return StagedMessage(origin, batch, partition, passed_on)
         reader = JournalReader(self._options.path)
-        sealer = Sealer(f"spark/{origin}/{batch}/{partition}", self._options.source, reader.topology())
+        sealer = BatchSealer(f"spark/{origin}/{batch}/{partition}", self._options.source, reader.topology())
         pieces = (sealer.seal(each) for each in rows if each.num_rows)
         folder = batch_folder(reader.layout, origin, batch)
         return StagedMessage(origin, batch, partition, [stage(folder, stem_of(context), pieces)])

@@ -11,7 +11,7 @@ from faregate.errors import ConfigurationError
 from faregate.ports.log import LogTransport
 from faregate.spark.logs import open_log
 from faregate.spark.options import Options
-from faregate.spark.source.bounds import Position, check_partitions, gone, not_there, resolve
+from faregate.spark.source.bounds import Bound, check_partitions, gone, not_there, resolve
 from faregate.spark.source.ranges import OffsetRange, split
 from faregate.spark.source.reading import read_range
 
@@ -32,8 +32,8 @@ class BatchReader(DataSourceReader):
         """Raises `OffsetGone` when part of what was asked for is not there."""
         opened = open_log(self._options)
         names = list(opened.partitions)
-        for option, positions in (("startingOffsets", self._options.starting), ("endingOffsets", self._options.ending)):
-            check_partitions(positions, option, names, opened.identity)
+        for option, bounds in (("startingOffsets", self._options.starting), ("endingOffsets", self._options.ending)):
+            check_partitions(bounds, option, names, opened.log_id)
         starts: dict[str, int] = {}
         ends: dict[str, int] = {}
         for name, source in opened.partitions.items():
@@ -43,12 +43,12 @@ class BatchReader(DataSourceReader):
         empty = [OffsetRange(name, starts[name], starts[name]) for name in names[:1]]
         return [*(split(starts, ends, self._options.min_partitions) or empty)]
 
-    def _bounds(self, starting: Position, ending: Position, source: LogTransport, name: str) -> tuple[int, int]:
+    def _bounds(self, starting: Bound, ending: Bound, source: LogTransport, name: str) -> tuple[int, int]:
         start, end = resolve(starting, source), resolve(ending, source)
         earliest, latest = source.earliest(), source.latest()
         if isinstance(starting, int) and isinstance(ending, int) and start > end:
             raise ConfigurationError(f"startingOffsets {start} lies behind endingOffsets {end}")
-        # A position that is no number stands for what there is: nothing is missing below or above it.
+        # A bound that is no number stands for what there is: nothing is missing below or above it.
         if isinstance(starting, int) and start < earliest:
             self._lose(gone("startingOffsets", start, earliest, name))
         if isinstance(starting, int) and start > latest:

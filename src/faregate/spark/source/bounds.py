@@ -26,7 +26,7 @@ ALLOWED = (
 )
 
 _NUMBER = re.compile(r"\d{1,18}")
-_EPOCH = re.compile(r"@(\d{1,12}(?:\.\d{1,9})?)")
+_SECONDS = re.compile(r"@(\d{1,12}(?:\.\d{1,9})?)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,87 +36,87 @@ class AtTime:
     seconds: float
 
 
-Position = Literal["earliest", "latest"] | int | AtTime
+Bound = Literal["earliest", "latest"] | int | AtTime
 
 
 @dataclass(frozen=True, slots=True)
-class Positions:
-    """One position for all partitions, or one for each."""
+class Bounds:
+    """One bound for all partitions, or one for each."""
 
-    everywhere: Position | None = None
-    by_partition: dict[str, Position] = field(default_factory=dict)
+    everywhere: Bound | None = None
+    by_partition: dict[str, Bound] = field(default_factory=dict)
     log: str | None = None
     """The log that the offsets were taken from, when they say so."""
 
-    def of(self, partition: str) -> Position:
+    def of(self, partition: str) -> Bound:
         if self.everywhere is not None:
             return self.everywhere
         return self.by_partition[partition]
 
 
-EARLIEST, LATEST = Positions("earliest"), Positions("latest")
+EARLIEST, LATEST = Bounds("earliest"), Bounds("latest")
 
 
-class MalformedPosition(ValueError):
+class MalformedBound(ValueError):
     """The text is none of the forms; its message says what is wrong with it."""
 
 
-def parse_positions(text: str) -> Positions:
-    """Raises `MalformedPosition`."""
+def parse_bounds(text: str) -> Bounds:
+    """Raises `MalformedBound`."""
     stripped = text.strip()
     if not stripped.startswith("{"):
-        return Positions(_parse(stripped))
+        return Bounds(_parse(stripped))
     try:
         found = json.loads(stripped)
     except ValueError as exc:
-        raise MalformedPosition(f"it is not JSON: {exc}") from exc
+        raise MalformedBound(f"it is not JSON: {exc}") from exc
     log = found.pop(LOG_KEY, None)
     if not found:
-        raise MalformedPosition("it names no partition")
-    return Positions(None, {name: _parse(value) for name, value in found.items()}, None if log is None else str(log))
+        raise MalformedBound("it names no partition")
+    return Bounds(None, {name: _parse(value) for name, value in found.items()}, None if log is None else str(log))
 
 
-def _parse(value: Any) -> Position:
+def _parse(value: Any) -> Bound:
     if isinstance(value, int) and not isinstance(value, bool):
         if value < 0:
-            raise MalformedPosition(f"an offset is not negative, as {value} is")
+            raise MalformedBound(f"an offset is not negative, as {value} is")
         return value
     if not isinstance(value, str):
-        raise MalformedPosition(f"{value!r} is no position")
+        raise MalformedBound(f"{value!r} is no bound")
     if value.lower() in ("earliest", "latest"):
         return "earliest" if value.lower() == "earliest" else "latest"
     if _NUMBER.fullmatch(value):
         return int(value)
-    if epoch := _EPOCH.fullmatch(value):
-        return AtTime(float(epoch[1]))
+    if seconds := _SECONDS.fullmatch(value):
+        return AtTime(float(seconds[1]))
     try:
         moment = datetime.fromisoformat(value)
     except ValueError:
-        raise MalformedPosition(f"{value!r} is no position") from None
+        raise MalformedBound(f"{value!r} is no bound") from None
     if moment.tzinfo is None:
-        raise MalformedPosition(f"the time {value} has no zone: write {value}Z for UTC")
+        raise MalformedBound(f"the time {value} has no zone: write {value}Z for UTC")
     return AtTime(moment.timestamp())
 
 
-def resolve(position: Position, log: LogTransport) -> int:
-    """The offset that a position stands for now. A number stands for itself, whether it is there or not."""
-    if position == "earliest":
+def resolve(bound: Bound, log: LogTransport) -> int:
+    """The offset that a bound stands for now. A number stands for itself, whether it is there or not."""
+    if bound == "earliest":
         return log.earliest()
-    if position == "latest":
+    if bound == "latest":
         return log.latest()
-    if isinstance(position, AtTime):
-        return log.offset_at(position.seconds)
-    return position
+    if isinstance(bound, AtTime):
+        return log.offset_at(bound.seconds)
+    return bound
 
 
-def check_partitions(positions: Positions, option: str, partitions: list[str], log: str) -> None:
+def check_partitions(bounds: Bounds, option: str, partitions: list[str], log: str) -> None:
     """The JSON form must speak of this log, and of all of its partitions."""
-    if positions.log is not None and positions.log != log:
-        raise ConfigurationError(f"{option} holds offsets of the log {positions.log}, and this is the log {log}")
-    if positions.everywhere is None and sorted(positions.by_partition) != sorted(partitions):
+    if bounds.log is not None and bounds.log != log:
+        raise ConfigurationError(f"{option} holds offsets of the log {bounds.log}, and this is the log {log}")
+    if bounds.everywhere is None and sorted(bounds.by_partition) != sorted(partitions):
         raise ConfigurationError(
             f"{option} must name every partition of the log once ({', '.join(sorted(partitions))}); it names "
-            f"{', '.join(sorted(positions.by_partition))}"
+            f"{', '.join(sorted(bounds.by_partition))}"
         )
 
 

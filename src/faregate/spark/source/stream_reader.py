@@ -1,7 +1,7 @@
 """A streaming read: offsets for Spark's checkpoint, limits per trigger, and a fixed end for available-now.
 
 Rules kept here:
-- An offset is {"0": the next offset to read, "log": the log's identity}. A checkpoint of another log is refused: its
+- An offset is {"0": the next offset to read, "log": the log's id}. A checkpoint of another log is refused: its
   numbers would mean other messages.
 - Offsets never go back. What a limit leaves waits for the next trigger; every message is in exactly one batch.
 - `partitions` is arithmetic; whether the messages are still there is asked when a batch is made and when it is read.
@@ -56,14 +56,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> Offset:
         """Asked once in a query's life; later the checkpoint says where to go on."""
         opened = open_log(self._options)
-        check_partitions(self._options.starting, "startingOffsets", list(opened.partitions), opened.identity)
+        check_partitions(self._options.starting, "startingOffsets", list(opened.partitions), opened.log_id)
         starts: dict[str, int] = {}
         for name, source in opened.partitions.items():
-            position = self._options.starting.of(name)
-            starts[name] = resolve(position, source)
-            if isinstance(position, int):
-                starts[name] = self._present(position, source, "startingOffsets", opened.name)
-        self._keep_position(opened, starts)
+            bound = self._options.starting.of(name)
+            starts[name] = resolve(bound, source)
+            if isinstance(bound, int):
+                starts[name] = self._present(bound, source, "startingOffsets", opened.name)
+        self._keep_reader_offset(opened, starts)
         return self._offset(opened, starts)
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -139,26 +139,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: Offset) -> None:
         if self._options.reader_name is not None:
-            self._keep_position(open_log(self._options), _numbers(end))
+            self._keep_reader_offset(open_log(self._options), _numbers(end))
 
     def stop(self) -> None:
         """Nothing is held open between calls."""
 
-    def _keep_position(self, opened: OpenLog, offsets: dict[str, int]) -> None:
+    def _keep_reader_offset(self, opened: OpenLog, offsets: dict[str, int]) -> None:
         if self._options.reader_name is not None:
             for name, source in opened.partitions.items():
-                source.save_position(self._options.reader_name, offsets[name])
+                source.save_reader_offset(self._options.reader_name, offsets[name])
 
     # --- offsets -------------------------------------------------------------------------------------------
 
     def _offset(self, opened: OpenLog, numbers: dict[str, int]) -> Offset:
-        return {**numbers, LOG_KEY: opened.identity}
+        return {**numbers, LOG_KEY: opened.log_id}
 
     def _starts(self, opened: OpenLog, start: Offset) -> dict[str, int]:
-        if start.get(LOG_KEY) != opened.identity:
+        if start.get(LOG_KEY) != opened.log_id:
             raise ConfigurationError(
                 f"the checkpoint belongs to the log {start.get(LOG_KEY)}, and {opened.name} is the log "
-                f"{opened.identity}: it was made anew, or another path was given. Use a new checkpointLocation"
+                f"{opened.log_id}: it was made anew, or another path was given. Use a new checkpointLocation"
             )
         return _numbers(start)
 

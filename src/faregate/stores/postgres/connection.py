@@ -18,7 +18,7 @@ _MOMENT = 2
 """Milliseconds."""
 
 
-class BriefConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
+class PollingConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
     async def wait(self, gen: Any, *rest: Any, **named: Any) -> Any:
         poll, state = select.poll(), None
         try:

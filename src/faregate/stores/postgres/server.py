@@ -20,7 +20,7 @@ from faregate.errors import ConfigurationError, StoreUnavailable
 from faregate.ports.cancellation import finish
 from faregate.ports.clock import Clock
 from faregate.ports.schemes import hide_password
-from faregate.stores.postgres.connection import BriefConnection
+from faregate.stores.postgres.connection import PollingConnection
 from faregate.stores.postgres.faults import is_lost, raise_translated
 from faregate.stores.postgres.migrate import migrate
 from faregate.stores.postgres.rows import QUERIES
@@ -44,12 +44,12 @@ class PostgresServer:
         blocking: bool = False,
     ) -> None:
         """`connections` at most; `wait_seconds` for a free one; `tries` at opening, first `delay` seconds apart.
-        `blocking`: a statement may hold the event loop up for a moment (see `brief.py`)."""
+        `blocking`: a statement may hold the event loop up for a moment (see `connection.py`)."""
         self.url = hide_password(url)
         known = _parse(url)
         database = known.get("dbname") or known.get("user") or ""
         place = f"{known.get('host') or ''}:{known.get('port') or 5432}/{database}"
-        self.identity = f"postgresql://{place} {known.get('options') or ''}".rstrip()
+        self.database_id = f"postgresql://{place} {known.get('options') or ''}".rstrip()
         self._conninfo = url
         self._clock = clock
         self._connections, self._wait_seconds = connections, wait_seconds
@@ -64,7 +64,7 @@ class PostgresServer:
             await patiently(self._prepare, self.url, tries=self._tries, delay=self._delay, hint=_HINT)
             pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
                 self._conninfo,
-                connection_class=BriefConnection if self._blocking else psycopg.AsyncConnection,
+                connection_class=PollingConnection if self._blocking else psycopg.AsyncConnection,
                 min_size=1,
                 max_size=self._connections,
                 timeout=self._wait_seconds,

@@ -26,10 +26,10 @@ from faregate.stores.sqlite.faults import code_of, is_conflict, raise_commit_err
 
 T = TypeVar("T")
 _PAUSES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
-_open: dict[tuple[str, asyncio.AbstractEventLoop], "Database"] = {}
+_open: dict[tuple[str, asyncio.AbstractEventLoop], "SqliteDatabase"] = {}
 
 
-class Database:
+class SqliteDatabase:
     """Use `connect` to get one, and `disconnect` when done: it is shared."""
 
     writer: sqlite3.Connection
@@ -208,17 +208,17 @@ def execute_all(connection: sqlite3.Connection, script: str) -> None:
         connection.execute(statement)  # a string or a comment is left open: the database has the words for it
 
 
-async def connect(url: str, identity: str, path: Path | None, *, busy_seconds: float) -> Database:
+async def connect(url: str, database_id: str, path: Path | None, *, busy_seconds: float) -> SqliteDatabase:
     """The database of this process and loop; its file is made if it is missing. `path` is None for one in memory."""
-    key = (identity, asyncio.get_running_loop())
+    key = (database_id, asyncio.get_running_loop())
     database = _open.get(key)
     if database is None:
         if path is None:
-            target = f"file:/{quote(identity, safe='')}?vfs=memdb"
+            target = f"file:/{quote(database_id, safe='')}?vfs=memdb"
         else:
             create_file(url, path)
             target = f"file:{quote(str(path))}"
-        database = _open[key] = Database(url, target, in_memory=path is None, busy_seconds=busy_seconds)
+        database = _open[key] = SqliteDatabase(url, target, in_memory=path is None, busy_seconds=busy_seconds)
         database.opening = asyncio.ensure_future(database.open())
     database.users += 1
     try:
@@ -229,7 +229,7 @@ async def connect(url: str, identity: str, path: Path | None, *, busy_seconds: f
     return database
 
 
-def disconnect(database: Database) -> None:
+def disconnect(database: SqliteDatabase) -> None:
     """Done with it; the last user closes it."""
     database.users -= 1
     if database.users == 0:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from faregate.errors import ConfigurationError, StoreUnavailable
 from faregate.ports.clock import Clock
 from faregate.stores.sql.opening import patiently
-from faregate.stores.sqlite.database import Database, connect, disconnect
+from faregate.stores.sqlite.database import SqliteDatabase, connect, disconnect
 from faregate.stores.sqlite.migrate import migrate
 from faregate.stores.sqlite.rows import QUERIES
 
@@ -20,7 +20,7 @@ _numbers = itertools.count(1)
 
 class Place(NamedTuple):
     url: str
-    identity: str
+    database_id: str
     path: Path | None
     """None for a database in memory."""
 
@@ -34,7 +34,7 @@ class SqliteFile:
         self._busy_seconds = busy_seconds
         self._tries, self._delay = tries, delay
         self._place = self._locate(path)
-        self._opened: Database | None = None
+        self._opened: SqliteDatabase | None = None
 
     def _locate(self, path: str) -> Place:
         if not path or path.startswith(("//", ":memory:")):
@@ -49,8 +49,8 @@ class SqliteFile:
         return self._place.url
 
     @property
-    def identity(self) -> str:
-        return self._place.identity
+    def database_id(self) -> str:
+        return self._place.database_id
 
     async def open(self) -> None:
         if self._opened is not None:
@@ -63,7 +63,7 @@ class SqliteFile:
             raise
         self._opened = database
 
-    async def _connect(self) -> Database:
+    async def _connect(self) -> SqliteDatabase:
         return await connect(*self._place, busy_seconds=self._busy_seconds)
 
     async def close(self) -> None:
@@ -72,7 +72,7 @@ class SqliteFile:
             disconnect(database)
 
     @property
-    def _database(self) -> Database:
+    def _database(self) -> SqliteDatabase:
         if self._opened is None:
             raise StoreUnavailable(f"{self.url} is not open: `await store.open()` comes first")
         return self._opened

@@ -4,13 +4,13 @@ import sqlite3
 
 from faregate.errors import StoreTooNew
 from faregate.stores.sql.files import load_migrations, too_new
-from faregate.stores.sqlite.database import Database, execute_all
+from faregate.stores.sqlite.database import SqliteDatabase, execute_all
 from faregate.stores.sqlite.rows import QUERIES
 
 MIGRATIONS = load_migrations(__package__)
 
 
-async def migrate(database: Database, at: float) -> None:
+async def migrate(database: SqliteDatabase, at: float) -> None:
     """Apply the migrations that are missing. Raises `StoreTooNew`."""
     if await database.read(QUERIES["has_migrations"]):
         [(current,)] = await database.read(QUERIES["schema_version"])

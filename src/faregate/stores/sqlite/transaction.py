@@ -19,7 +19,7 @@ from faregate.ports.tokens import NOBODY, Recipients, Token
 from faregate.stores.sql import columns
 from faregate.stores.sql.columns import attempts_text, id_bytes, id_text, pack
 from faregate.stores.sql.statements import to_question
-from faregate.stores.sqlite.database import Database
+from faregate.stores.sqlite.database import SqliteDatabase
 from faregate.stores.sqlite.faults import raise_translated
 from faregate.stores.sqlite.rows import QUERIES, dead_letter, token_values
 
@@ -32,7 +32,7 @@ _LAST_ROWID = QUERIES["last_rowid"]
 
 
 class SqliteTransaction(TransactionBlock):
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: SqliteDatabase, clock: Clock) -> None:
         self._database = database
         self._clock = clock
         self._connection: sqlite3.Connection | None = None

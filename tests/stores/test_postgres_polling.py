@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import psycopg
 import pytest
 
-from faregate.stores.postgres.connection import BriefConnection
+from faregate.stores.postgres.connection import PollingConnection
 from tests.presence import address
 
 pytestmark = pytest.mark.services
@@ -14,15 +14,15 @@ LONG = 20  # seconds until a test that hangs is failed
 
 
 @pytest.fixture
-async def connect() -> AsyncIterator[list[BriefConnection]]:
-    made = [await BriefConnection.connect(address("FAREGATE_TEST_POSTGRES"), autocommit=True) for _ in range(2)]
+async def connect() -> AsyncIterator[list[PollingConnection]]:
+    made = [await PollingConnection.connect(address("FAREGATE_TEST_POSTGRES"), autocommit=True) for _ in range(2)]
     yield made
     for each in made:
         await each.close()
 
 
 async def test_a_lock_of_the_same_process_is_waited_for_without_standing_in_its_way(
-    connect: list[BriefConnection],
+    connect: list[PollingConnection],
 ) -> None:
     one, other = connect
     order: list[str] = []
@@ -46,7 +46,7 @@ async def test_a_lock_of_the_same_process_is_waited_for_without_standing_in_its_
     assert order == ["held", "let go", "got"]
 
 
-async def test_results_errors_and_large_answers_arrive(connect: list[BriefConnection]) -> None:
+async def test_results_errors_and_large_answers_arrive(connect: list[PollingConnection]) -> None:
     one, _ = connect
     cursor = await one.execute("select %s::int, repeat('x', 3000000)", (7,))
     row = await cursor.fetchone()
@@ -57,7 +57,7 @@ async def test_results_errors_and_large_answers_arrive(connect: list[BriefConnec
     assert (await (await one.execute("select 1")).fetchone()) == (1,)
 
 
-async def test_a_wait_that_is_cancelled_ends_the_query_too(connect: list[BriefConnection]) -> None:
+async def test_a_wait_that_is_cancelled_ends_the_query_too(connect: list[PollingConnection]) -> None:
     one, other = connect
     task = asyncio.create_task(one.execute("select pg_sleep(60)"))
     await asyncio.sleep(0.1)
@@ -69,7 +69,7 @@ async def test_a_wait_that_is_cancelled_ends_the_query_too(connect: list[BriefCo
     assert other.closed is False
 
 
-async def test_a_connection_that_the_server_ends_is_noticed(connect: list[BriefConnection]) -> None:
+async def test_a_connection_that_the_server_ends_is_noticed(connect: list[PollingConnection]) -> None:
     one, other = connect
     await other.execute("select pg_terminate_backend(%s)", (one.info.backend_pid,))
     with pytest.raises(psycopg.OperationalError):
