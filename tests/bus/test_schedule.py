@@ -250,17 +250,19 @@ async def test_what_is_published_from_outside_expires_too(tmp_path: Path) -> Non
         handled.append(ask.text)
 
     async with asyncio.timeout(30):
-        bus = fg.Bus(f"journal:{tmp_path}/data", nodes=[fg.Node("planner"), node])
+        clock = fg.testing.FakeClock()
+        bus = fg.Bus(f"journal:{tmp_path}/data", nodes=[fg.Node("planner"), node], clock=clock)
         await bus.prepare()
-        await bus.spool(Reminder(text="1"), node="planner", expires=0.01)
-        await bus.spool(Ask(text="2"), to="reader", node="planner", expires=0.01)
-        await asyncio.sleep(0.02)  # the real clock has to pass it
+        await bus.spool(Reminder(text="1"), node="planner", expires=10)
+        await bus.spool(Ask(text="2"), to="reader", node="planner", expires=10)
+        await clock.advance(20)
         async with bus:
             await bus.pause("reader", Reminder)
             await bus.pause("reader", Ask)
-            await bus.publish(Reminder(text="3"), node="planner", expires=0.01)
-            await bus.send(Ask(text="4"), to="reader", node="planner", expires=0.01)
-            await bus.publish_many([fg.publish(Reminder(text="5"), expires=0.01)], node="planner")
+            await bus.publish(Reminder(text="3"), node="planner", expires=10)
+            await bus.send(Ask(text="4"), to="reader", node="planner", expires=10)
+            await bus.publish_many([fg.publish(Reminder(text="5"), expires=10)], node="planner")
+            await clock.advance(20)
             await bus.idle()
             assert [dead.reason for dead in await bus.poisoned("reader")] == ["expired"] * 5
     assert handled == []

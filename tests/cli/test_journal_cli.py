@@ -122,6 +122,7 @@ class Shop:
 
     def __init__(self, path: Path, *, segment_size: int = SMALL) -> None:
         self.billed: list[str] = []
+        self.one_more = asyncio.Event()
         self.charged: list[str] = []
         self.open = asyncio.Event()
         self.open.set()
@@ -132,6 +133,7 @@ class Shop:
             if order.total < 0:
                 raise fg.Permanent("an impossible total")
             self.billed.append(order.order_id)
+            self.one_more.set()
             return fg.send(ChargeCard(order_id=order.order_id), to="payments")
 
         @payments.on(ChargeCard, order=fg.Serial(), prefetch=1)
@@ -141,6 +143,12 @@ class Shop:
 
         self.transport = JournalTransport(str(path), segment_size=segment_size)
         self.bus = fg.Bus(self.transport, nodes=[shop, billing, payments], drain_seconds=0.1)
+
+    async def until_billed(self, done: Callable[[list[str]], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not done(self.billed):
+                self.one_more.clear()
+                await self.one_more.wait()
 
     async def place(self, *numbers: int, total: int = 40) -> None:
         for number in numbers:
@@ -240,7 +248,7 @@ async def test_info_beside_a_running_bus_says_who_writes_and_what_waits(tmp_path
     shop.open.clear()
     async with shop.bus:
         await shop.place(*range(12))
-        await wait_until(lambda: len(shop.billed) == 12)
+        await shop.until_billed(lambda billed: len(billed) == 12)
         await shop.transport.journal.barrier()
         told = journal("info", tmp_path / "j", "--json").json
         assert told["writer"] == os.getpid()
@@ -609,7 +617,7 @@ async def test_a_missing_first_segment_is_noticed_while_something_in_it_waits(tm
     shop.open.clear()
     async with shop.bus:
         await shop.place(*range(30))
-        await wait_until(lambda: len(shop.billed) == 30)
+        await shop.until_billed(lambda billed: len(billed) == 30)
     layout = Layout(tmp_path / "j")
     assert journal("verify", layout.root).code == 0
     layout.segment(0).unlink()
@@ -624,7 +632,7 @@ async def test_dropping_a_broken_snapshot_changes_nothing_that_waits(tmp_path: P
     shop.open.clear()
     async with shop.bus:
         await shop.place(*range(20))
-        await wait_until(lambda: len(shop.billed) == 20)
+        await shop.until_billed(lambda billed: len(billed) == 20)
     waiting = journal("info", tmp_path / "j", "--json").json["queues"]
     (tmp_path / "j" / "snapshot.json").write_bytes(b"broken")
     assert journal("repair", tmp_path / "j", "--yes").code == 0
@@ -952,7 +960,7 @@ async def test_a_restored_journal_goes_on_where_the_backup_was_made(tmp_path: Pa
     async with shop.bus:
         await shop.place(*range(20))
         await shop.place(20, total=-1)
-        await wait_until(lambda: len(shop.billed) == 20)
+        await shop.until_billed(lambda billed: len(billed) == 20)
         await shop.transport.journal.barrier()
         shown = await asyncio.to_thread(journal, "backup", tmp_path / "j", tmp_path / "b")
         assert shown.code == 0, shown.error
@@ -1038,7 +1046,7 @@ async def test_a_batch_in_the_spool_is_in_the_backup_once(tmp_path: Path) -> Non
 async def _take_in(path: Path) -> None:
     shop = Shop(path)
     async with shop.bus:
-        await wait_until(lambda: "77" in shop.billed)
+        await shop.until_billed(lambda billed: "77" in billed)
         await shop.bus.idle()
 
 

@@ -1,6 +1,6 @@
 """Handlers on Spark: one node from the log view, its effects, outputs, failures, order."""
 
-import time
+import threading
 
 import pytest
 
@@ -99,10 +99,15 @@ def test_parked_messages_run_between_batches_and_a_stop_is_clean(the_shop: Shop)
     for more in ("", "-again"):
         the_shop.arm(2, more=more)
     seen: list[fg.spark.RunProgress] = []
-    run = the_shop.run(trigger="200ms", on_progress=seen.append)
-    until = time.monotonic() + 120
-    while run.outcomes["handled"] < 4 and time.monotonic() < until:
-        time.sleep(0.1)
+    all_handled = threading.Event()
+
+    def see(progress: fg.spark.RunProgress) -> None:
+        seen.append(progress)
+        if sum(each.outcomes.get("handled", 0) for each in seen) >= 4:
+            all_handled.set()
+
+    run = the_shop.run(trigger="200ms", on_progress=see)
+    assert all_handled.wait(120)
     run.stop()
     the_shop.check(4)
     assert [progress.outcomes for progress in seen if progress.batch is None] == [{"handled": 1}]

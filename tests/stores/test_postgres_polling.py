@@ -26,18 +26,19 @@ async def test_a_lock_of_the_same_process_is_waited_for_without_standing_in_its_
 ) -> None:
     one, other = connect
     order: list[str] = []
-    held = asyncio.Event()
+    held, asked = asyncio.Event(), asyncio.Event()
 
     async def hold() -> None:
         async with one.transaction():
             await one.execute("select pg_advisory_xact_lock(4711)")
             order.append("held")
             held.set()
-            await asyncio.sleep(0.1)
+            await asked.wait()  # it is told when the other one has waited in place and gives way
             order.append("let go")
 
     async def want() -> None:
         await held.wait()
+        asked.set()
         await other.execute("select pg_advisory_xact_lock(4711)")
         order.append("got")
 
@@ -60,7 +61,10 @@ async def test_results_errors_and_large_answers_arrive(connect: list[PollingConn
 async def test_a_wait_that_is_cancelled_ends_the_query_too(connect: list[PollingConnection]) -> None:
     one, other = connect
     task = asyncio.create_task(one.execute("select pg_sleep(60)"))
-    await asyncio.sleep(0.1)
+    running = "select query from pg_stat_activity where state = 'active' and pid = %s"
+    async with asyncio.timeout(LONG):
+        while await (await other.execute(running, (one.info.backend_pid,))).fetchone() is None:
+            pass
     task.cancel()
     async with asyncio.timeout(LONG):
         with pytest.raises(asyncio.CancelledError):

@@ -6,14 +6,17 @@ import stat
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from faregate.errors import ConfigurationError, StoreConflict, TransactionMisused
 from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import open_store, open_token_store
-from faregate.stores.sqlite import MemoryStore, SqliteStore
+from faregate.stores.sqlite import MemoryStore, SqliteStore, database
 from faregate.testing.store_rows import aborted, ids, ledger
+
+LONG = 30  # seconds until a test that hangs is failed
 
 
 @pytest.fixture
@@ -22,6 +25,20 @@ async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
     await store.open()
     yield store
     await store.close()
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Set whenever a writer has found the file held by another process and pauses before it tries again."""
+    found = asyncio.Event()
+
+    class Pauses(tuple[float, ...]):
+        def __getitem__(self, index: Any) -> Any:
+            found.set()
+            return super().__getitem__(index)
+
+    monkeypatch.setattr(database, "_PAUSES", Pauses(database._PAUSES))
+    return found
 
 
 async def test_only_the_owner_may_read_the_files(store: SqliteStore, tmp_path: Path) -> None:
@@ -60,32 +77,37 @@ def test_a_url_that_names_no_store_says_what_is_known(url: str) -> None:
             opening(url, SystemClock())
 
 
-async def test_a_writer_in_another_process_is_waited_for_with_the_loop_free(store: SqliteStore, tmp_path: Path) -> None:
+async def test_a_writer_in_another_process_is_waited_for_with_the_loop_free(
+    held: asyncio.Event, tmp_path: Path
+) -> None:
+    store = SqliteStore(str(tmp_path / "store.db"), clock=SystemClock(), busy_seconds=LONG)
+    await store.open()
     other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
     other.execute("begin immediate")
     tx = store.transaction()
     beginning = asyncio.ensure_future(tx.begin())
-    turns = 0
-    while turns < 5:
-        await asyncio.sleep(0.001)
-        turns += 1
+    for _ in range(3):
+        held.clear()
+        await asyncio.wait_for(held.wait(), LONG)
     assert not beginning.done()
     other.execute("rollback")
     await beginning
     await tx.roll_back()
     other.close()
+    await store.close()
 
 
 async def test_a_writer_that_stays_is_a_conflict_and_holds_nothing_up_afterwards(
-    store: SqliteStore, tmp_path: Path
+    store: SqliteStore, held: asyncio.Event, tmp_path: Path
 ) -> None:
     other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
     other.execute("begin immediate")
     with pytest.raises(StoreConflict, match="held by another process"):
         await store.transaction().begin()
     assert await store.known("billing", ids(1)) == {}, "reading does not wait for writers"
+    held.clear()
     waiting = asyncio.ensure_future(store.transaction().begin())
-    await asyncio.sleep(0.005)
+    await asyncio.wait_for(held.wait(), LONG)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     other.execute("rollback")
