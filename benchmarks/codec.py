@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from _harness import Contestant, Report, Run, interleave, options
+from msgspec.structs import force_setattr
 from pydantic import BaseModel
 
 import faregate as fg
@@ -96,7 +97,7 @@ def body_pair(name: str) -> Run:
     envelope = Envelope(content_type=CODECS[name].content_type)
 
     def encode(message: Any) -> Envelope:
-        envelope.body = write(message)[0]
+        force_setattr(envelope, "body", write(message)[0])
         return envelope
 
     return pair(encode, read, OrderPlaced(**FIELDS))

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from hashlib import sha256
 from typing import NamedTuple
 
+import msgspec
+
 from faregate.bus.bus import MAX_MESSAGE_BYTES
 from faregate.codec import BodyWriter, JsonCodec
 from faregate.core.sealing import Sealer
@@ -109,6 +111,6 @@ class Envelopes:
         order = OrderPlaced(order_id=placement.order_id, customer=placement.customer, total=placement.total)
         envelope = self._sealer.seal_root(publish(order, idempotency_key=placement.order_id), now)
         if placement.is_garbled:
-            envelope.body = envelope.body[: len(envelope.body) // 2]
-            envelope.body_digest = sha256(envelope.body).digest()[:16]
+            half = envelope.body[: len(envelope.body) // 2]
+            return msgspec.structs.replace(envelope, body=half, body_digest=sha256(half).digest()[:16])
         return envelope

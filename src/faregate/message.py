@@ -5,7 +5,9 @@ Rules kept here:
 - `Event` and `Command` subclasses are frozen msgspec structs. Dataclasses, attrs and pydantic classes join
   through `@event`, `@command`, or by being named in a subscription.
 - Contracts are tolerant: a class may declare fewer fields than the publisher sent under the same wire name.
-- An envelope is immutable in practice: what changes on the way makes a new one with `msgspec.structs.replace`.
+- An envelope does not change: what differs on the way is a new one, by `msgspec.structs.replace`. Until it is on its
+  way two fields are filled in, by `force_setattr`: the headers that outgoing middlewares add, and, when the transport
+  takes it, its recipients, so that who publishes it again (the outbox does) publishes it to the same ones.
 """
 
 import dataclasses
@@ -171,7 +173,7 @@ def _field_names(cls: type) -> frozenset[str] | None:
     return frozenset(getattr(attribute, "name", attribute) for attribute in attributes)
 
 
-class Envelope(msgspec.Struct, gc=False, omit_defaults=True):
+class Envelope(msgspec.Struct, gc=False, omit_defaults=True, frozen=True):
     """A publication's metadata and its encoded body as they travel.
 
     `key_id` and `algorithm` are reserved for encryption, `attempt_id` for token deduplication. Times are

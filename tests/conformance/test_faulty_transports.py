@@ -99,7 +99,7 @@ class DoesNotSayWhoReceives(Faulty):
     async def publish(self, envelopes: Sequence[Envelope]) -> None:
         await super().publish(envelopes)
         for envelope in envelopes:
-            envelope.recipients = ()
+            msgspec.structs.force_setattr(envelope, "recipients", ())
 
 
 @breaks("messages_come_in_the_order_they_were_published")
@@ -245,7 +245,7 @@ class LetsAFailingAlarmRefuseTheBatch(Faulty):
 )
 class IgnoresNamedRecipients(Faulty):
     def sent(self, envelope: Envelope) -> Envelope:
-        envelope.recipients = ()
+        msgspec.structs.force_setattr(envelope, "recipients", ())
         return envelope
 
 
@@ -255,7 +255,7 @@ class ForgetsForWhomItWasWhenItReachesNobody(Faulty):
         await super().publish(envelopes)
         for envelope in envelopes:
             if not self.broker.topics.route(envelope).queues:
-                envelope.recipients = ()
+                msgspec.structs.force_setattr(envelope, "recipients", ())
 
 
 @breaks("a_recipient_that_does_not_want_an_event_is_left_out")

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from faregate.broker.journal import JournalReader
@@ -29,8 +30,7 @@ class InventsAMessage(JournalReader):
 class LosesHeaders(JournalReader):
     def envelopes(self, start: int = 0, end: int | None = None) -> Iterator[tuple[int, Envelope]]:
         for offset, envelope in super().envelopes(start, end):
-            envelope.headers = {}
-            yield offset, envelope
+            yield offset, msgspec.structs.replace(envelope, headers={})
 
 
 class NumbersFromOne(JournalReader):

@@ -191,13 +191,13 @@ class Stage:
         """An Order is on its way to `a`, in so many copies; its message id."""
         envelope = self.envelope("Order", _body(name=name, key=key), "a")
         if sent_at is not None:
-            envelope.sent_at = sent_at
+            envelope = msgspec.structs.replace(envelope, sent_at=sent_at)
         message_id = ids.message_id(envelope.publication_id, "a")
         if self.tokens is not None and not self.scenario.foreign:
-            envelope.attempt_id = self._uuid()
-            token = Token(envelope.attempt_id, message_id, "a", "shop", self.clock.time(), _FOR_EVER)
-            self.loop.run(self.tokens.create([token]))
-            self.messages_of[envelope.attempt_id] = message_id
+            attempt = self._uuid()
+            envelope = msgspec.structs.replace(envelope, attempt_id=attempt)
+            self.loop.run(self.tokens.create([Token(attempt, message_id, "a", "shop", self.clock.time(), _FOR_EVER)]))
+            self.messages_of[attempt] = message_id
         self.published.add(("a", message_id))
         self.correlations[message_id] = envelope.correlation_id
         self.broker.signals.append((envelope, "a"))

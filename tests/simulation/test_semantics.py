@@ -1,5 +1,7 @@
 """What effects mean, scenario by scenario (exactly-once.md, "Scenarios to replay, by name")."""
 
+from msgspec.structs import force_setattr
+
 from faregate.errors import Permanent
 from tests.simulation.explorer import replay
 from tests.simulation.scenario import Mode, Scenario
@@ -90,7 +92,7 @@ def test_undecodable_message_leaves_nothing(mode: Mode, limit: int) -> None:
     def begin(world: World) -> None:
         world.order(copies=2)
         for copy in world.broker.copies:
-            copy.envelope.body = b"no JSON"
+            force_setattr(copy.envelope, "body", b"no JSON")
 
     explored(Scenario(begin, mode, crashes=1), limit, 30)
 

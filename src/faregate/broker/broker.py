@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from msgspec.structs import force_setattr
+
 from faregate.broker.consumer import QueueConsumer
 from faregate.broker.delivery import BrokerDelivery
 from faregate.broker.entry import Entry
@@ -137,7 +139,7 @@ class Broker:
                 f"the signal {envelope} goes to {plain(', '.join(envelope.recipients))}, which has unsubscribed since: "
                 "subscribe again and replay it, or discard it"
             )
-        envelope.recipients = route.recipients
+        force_setattr(envelope, "recipients", route.recipients)
         return route
 
     def consume(

@@ -17,6 +17,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from msgspec.structs import force_setattr
+
 from faregate.core.context import Context
 from faregate.core.handler import Places, fill
 from faregate.core.pipeline import Step, needed, provide
@@ -83,7 +85,7 @@ def compile_outgoing(node: Node, places: Places) -> Chain | None:
 
 
 def _with_headers(out: OutgoingContext, last: Last, again: OutgoingContext | None = None) -> Awaitable[None]:
-    out._envelope.headers = check_headers(out.headers)
+    force_setattr(out._envelope, "headers", check_headers(out.headers))
     return last()
 
 

@@ -72,6 +72,8 @@ def send(command: Any, *, to: "str | Node", **options: Unpack[Options]) -> Outgo
     """A command for the node `to`, with its options: return it from a handler, or hand it to whatever sends."""
     message_type = describe(type(command), "command")
     destination = node_name(to, "the destination node")
+    if not options:
+        return Outgoing(command, message_type, destination)
     return Outgoing(command, message_type, destination, **_checked(options))
 
 
@@ -156,14 +158,17 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
 
 def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that were given, as `Outgoing` has them."""
-    for name in options:
-        if name not in _CHECKS:
+    found = {}
+    for name, value in options.items():
+        check = _CHECKS.get(name)
+        if check is None:
             raise ConfigurationError(f"a publication has no option {name}=: there are {', '.join(_CHECKS)}")
-    found = {name: _CHECKS[name](value) for name, value in options.items() if value is not None}
+        if value is not None:
+            found[name] = check(value)
     if "delay" in found and "at" in found:
         raise ConfigurationError("give delay= or at=, not both")
     return found
 
 
 def node_name(node: "str | Node", what: str = "the node") -> str:
-    return check_name(node if isinstance(node, str) else getattr(node, "name", node), what)
+    return check_name(getattr(node, "name", node), what)

@@ -246,8 +246,7 @@ async def an_event_goes_to_every_subscriber_once(subject: QueueSubject) -> None:
 @case
 async def an_event_of_another_source_or_type_is_not_delivered(subject: QueueSubject) -> None:
     inbox = await open_inbox(subject)
-    other = event()
-    other.source = "stranger"
+    other = msgspec.structs.replace(event(), source="stranger")
     await subject.transport.publish([other, event(type="Other")])
     await inbox.nothing("neither source nor type fit")
 
@@ -293,10 +292,9 @@ async def a_repeated_publication_is_delivered_once(subject: QueueSubject) -> Non
 @case
 async def a_replay_of_a_publication_is_delivered_again(subject: QueueSubject) -> None:
     inbox = await open_inbox(subject)
-    first, again = event(), event(replay=1)
-    again.publication_id = first.publication_id
+    first = event()
     await subject.transport.publish([first])
-    await subject.transport.publish([again])
+    await subject.transport.publish([msgspec.structs.replace(event(replay=1), publication_id=first.publication_id)])
     assert await inbox.texts() == ["x", "x"]
 
 
