@@ -1,6 +1,5 @@
 """Every codec keeps the promises of the codec suite, and for every promise there is a codec that breaks it."""
 
-from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -10,18 +9,10 @@ import pytest
 from faregate.codec import CODECS, Codec, JsonCodec, MsgpackCodec
 from faregate.codec.port import Decode, Encode
 from faregate.testing import CODEC_CASES
+from tests.conformance.faults import Faults
 
-FAULTS: dict[str, list[type[JsonCodec]]] = {}
-"""Per case the broken codecs that it must catch."""
-
-
-def breaks(*cases: str) -> Callable[[type[JsonCodec]], type[JsonCodec]]:
-    def note(fault: type[JsonCodec]) -> type[JsonCodec]:
-        for case in cases:
-            FAULTS.setdefault(case, []).append(fault)
-        return fault
-
-    return note
+FAULTS = Faults(CODEC_CASES)
+breaks = FAULTS.breaks
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=list(CODECS))
@@ -151,21 +142,17 @@ class DoesNotValidate(JsonCodec):
         return unchecked
 
 
-PAIRS = [pytest.param(case, fault, id=f"{case}-{fault.__name__}") for case, them in FAULTS.items() for fault in them]
-
-
-@pytest.mark.parametrize(("case", "fault"), PAIRS)
+@FAULTS.pairs()
 def test_the_case_fails_on_a_codec_with_this_fault(case: str, fault: type[JsonCodec]) -> None:
     with pytest.raises(AssertionError):
         CODEC_CASES[case](fault())
 
 
 def test_every_case_has_a_fault() -> None:
-    assert set(CODEC_CASES) - set(FAULTS) == set(), "these cases were never seen to fail"
-    assert set(FAULTS) - set(CODEC_CASES) == set(), "these cases are gone"
+    FAULTS.check()
 
 
-@pytest.mark.parametrize("fault", sorted({f for them in FAULTS.values() for f in them}, key=lambda f: f.__name__))
+@FAULTS.each()
 def test_a_fault_is_one_fault_and_leaves_other_promises_kept(fault: type[JsonCodec]) -> None:
     kept = []
     for name, case in CODEC_CASES.items():

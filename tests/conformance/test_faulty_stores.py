@@ -5,7 +5,7 @@ must still pass most of the other cases.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,19 +28,11 @@ from faregate.testing import (
     run_token_case,
     sqlite_store_subject,
 )
+from tests.conformance.faults import Faults, passes
 
-FAULTS: dict[str, list[type[Any]]] = {}
-"""Per case the faults that it must catch."""
+FAULTS = Faults([*STORE_CASES, *TOKEN_CASES])
+breaks = FAULTS.breaks
 NEEDS_A_FILE = {"what_is_committed_is_there_after_reopening"}
-
-
-def breaks(*cases: str) -> Callable[[type[Any]], type[Any]]:
-    def note(fault: type[Any]) -> type[Any]:
-        for case in cases:
-            FAULTS.setdefault(case, []).append(fault)
-        return fault
-
-    return note
 
 
 class Faulty(MemoryStore):
@@ -649,9 +641,6 @@ class SwapsWithoutComparing(MemoryTokenStore):
 
 # --- the proof ---
 
-PAIRS = [pytest.param(case, fault, id=f"{case}-{fault.__name__}") for case, them in FAULTS.items() for fault in them]
-ALL_FAULTS = sorted({fault for them in FAULTS.values() for fault in them}, key=lambda fault: fault.__name__)
-
 
 async def run(case: str, fault: type[Any], path: Any) -> None:
     if case in TOKEN_CASES:
@@ -664,16 +653,14 @@ async def run(case: str, fault: type[Any], path: Any) -> None:
         await run_store_case(case, partial(memory_store_subject, fault))
 
 
-@pytest.mark.parametrize(("case", "fault"), PAIRS)
+@FAULTS.pairs()
 async def test_the_case_fails_on_a_store_with_this_fault(case: str, fault: type[Any], tmp_path: Any) -> None:
     with pytest.raises((AssertionError, TimeoutError, FaregateError)):
         await run(case, fault, tmp_path)
 
 
 def test_every_case_has_a_fault() -> None:
-    cases = set(STORE_CASES) | set(TOKEN_CASES)
-    assert cases - set(FAULTS) == set(), "these cases were never seen to fail"
-    assert set(FAULTS) - cases == set(), "these cases are gone"
+    FAULTS.check()
 
 
 @pytest.mark.parametrize("name", STORE_CASES)
@@ -681,17 +668,10 @@ async def test_without_a_fault_the_openings_change_nothing(name: str) -> None:
     await run_store_case(name, partial(memory_store_subject, Faulty))
 
 
-@pytest.mark.parametrize("fault", ALL_FAULTS, ids=lambda fault: fault.__name__)
+@FAULTS.each()
 async def test_a_fault_is_one_fault_and_leaves_most_promises_kept(fault: type[Any], tmp_path: Any) -> None:
     cases = TOKEN_CASES if issubclass(fault, MemoryTokenStore) else STORE_CASES
     kept = 0
     for case in set(cases) - NEEDS_A_FILE:
-        running = asyncio.ensure_future(run(case, fault, tmp_path))
-        for _ in range(3_000):  # one that still waits after so many turns of the loop waits for ever
-            if running.done():
-                break
-            await asyncio.sleep(0)
-        running.cancel()
-        [result] = await asyncio.gather(running, return_exceptions=True)
-        kept += result is None
+        kept += await passes(run(case, fault, tmp_path))
     assert kept > len(cases) / 2, f"only {kept} of {len(cases)} cases pass"

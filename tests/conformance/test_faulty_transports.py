@@ -22,6 +22,7 @@ from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.queue import Binding, Consumer, Delivery, Outcome
 from faregate.testing import QUEUE_CASES, FakeClock, memory_subject, run_queue_case
 from faregate.transports.memory import MemoryTransport
+from tests.conformance.faults import Faults, passes
 
 
 class Wrapped:
@@ -72,17 +73,8 @@ def as_new(envelope: Envelope) -> Envelope:
     return msgspec.structs.replace(envelope, publication_id=ids.root_id())
 
 
-FAULTS: dict[str, list[type[Faulty]]] = {}
-"""Per case the faults that it must catch."""
-
-
-def breaks(*cases: str) -> Callable[[type[Faulty]], type[Faulty]]:
-    def note(fault: type[Faulty]) -> type[Faulty]:
-        for case in cases:
-            FAULTS.setdefault(case, []).append(fault)
-        return fault
-
-    return note
+FAULTS = Faults(QUEUE_CASES)
+breaks = FAULTS.breaks
 
 
 # --- publish and route ------------------------------------------------------------------------------------
@@ -798,19 +790,15 @@ class DoesNotSayWhyItCouldNotBeSent(Faulty):
 
 # --- the proof --------------------------------------------------------------------------------------------
 
-PAIRS = [pytest.param(case, fault, id=f"{case}-{fault.__name__}") for case, them in FAULTS.items() for fault in them]
-ALL_FAULTS = sorted({fault for them in FAULTS.values() for fault in them}, key=lambda fault: fault.__name__)
 
-
-@pytest.mark.parametrize(("case", "fault"), PAIRS)
+@FAULTS.pairs()
 async def test_the_case_fails_on_a_transport_with_this_fault(case: str, fault: type[Faulty]) -> None:
     with pytest.raises(AssertionError):
         await run_queue_case(case, lambda: memory_subject(fault()))
 
 
 def test_every_case_has_a_fault() -> None:
-    assert set(QUEUE_CASES) - set(FAULTS) == set(), "these cases were never seen to fail"
-    assert set(FAULTS) - set(QUEUE_CASES) == set(), "these cases are gone"
+    FAULTS.check()
 
 
 @pytest.mark.parametrize("name", QUEUE_CASES)
@@ -818,19 +806,7 @@ async def test_without_a_fault_the_openings_change_nothing(name: str) -> None:
     await run_queue_case(name, lambda: memory_subject(Faulty()))
 
 
-async def passes(case: str, fault: type[Faulty]) -> bool:
-    """Whether it passes; a case that still waits after so many turns of the loop waits for ever."""
-    running = asyncio.ensure_future(run_queue_case(case, lambda: memory_subject(fault())))
-    for _ in range(2_000):
-        if running.done():
-            break
-        await asyncio.sleep(0)
-    running.cancel()
-    [result] = await asyncio.gather(running, return_exceptions=True)
-    return result is None
-
-
-@pytest.mark.parametrize("fault", ALL_FAULTS, ids=lambda fault: fault.__name__)
+@FAULTS.each()
 async def test_a_fault_is_one_fault_and_leaves_most_promises_kept(fault: type[Faulty]) -> None:
-    kept = [case for case in QUEUE_CASES if await passes(case, fault)]
+    kept = [case for case in QUEUE_CASES if await passes(run_queue_case(case, lambda: memory_subject(fault())))]
     assert len(kept) > len(QUEUE_CASES) / 2, f"only {len(kept)} cases pass"
