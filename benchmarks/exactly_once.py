@@ -252,6 +252,9 @@ def main() -> None:
     for name in names:
         figures = report.ours if name.startswith(OURS) else report.peers
         figures |= {name: samples.rate(name), f"{name}, processor us": used[name] * 1e6}
+    by_processor = used["floor, 256 a commit"] / used["ledger"]
+    report.say(f"by processor time alone, ledger is {by_processor:.2f} of the floor with 256 a commit")
+    report.ours["sqlite_to_floor, by processor"] = by_processor
     report_latencies(report, args.messages)
     for goal, (ours, other, target) in GOALS.items():
         if other in names:

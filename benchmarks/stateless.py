@@ -81,6 +81,7 @@ def main() -> None:
             for name in names
         ],
     )
+    report.say(f"by processor time alone, the journal is {used['memory'] / used['journal']:.2f} of memory:")
     report.ours = {"journal": samples.rate("journal"), "journal, processor us": used["journal"]}
     report.peers = {"memory": samples.rate("memory"), "memory, processor us": used["memory"]}
     report.goal("journal_to_memory", samples.ratio("journal", "memory"), TARGET)
