@@ -27,12 +27,12 @@ from faregate.broker.journal import frame as frames
 from faregate.broker.journal import settled
 from faregate.broker.journal.backup import copy_journal
 from faregate.broker.journal.disk import RealDisk, RealFile
-from faregate.broker.journal.inspect import inspect
 from faregate.broker.journal.layout import Layout, prepare
 from faregate.broker.journal.log import Log
 from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.retention import Retention, apply_retention
 from faregate.broker.journal.spool import spool
+from faregate.broker.journal.verify import inspect
 from faregate.cli import app
 from faregate.codec.compression import compress
 from faregate.errors import FaregateError

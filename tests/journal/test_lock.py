@@ -12,8 +12,8 @@ import pytest
 
 import faregate as fg
 from faregate.broker.journal import Journal, JournalReader
-from faregate.broker.journal.inspect import repair
 from faregate.broker.journal.lock import WriterLock, lock_holder
+from faregate.broker.journal.repair import repair
 
 FORKING = """
 import asyncio, os, sys, time

@@ -17,13 +17,15 @@ from pathlib import Path
 
 from faregate.broker.journal.disk import PRIVATE_FILE, RealDisk
 from faregate.broker.journal.errors import JournalCorrupt
+from faregate.broker.journal.findings import Inspection, Progress
 from faregate.broker.journal.high_water import HighWater, pack
-from faregate.broker.journal.inspect import Inspection, Progress, inspect, sound_mark
 from faregate.broker.journal.layout import SETTLED_SUFFIX, Layout, check_meta
 from faregate.broker.journal.lock import lock_holder
 from faregate.broker.journal.reader import JournalReader
+from faregate.broker.journal.scan import sound_mark
 from faregate.broker.journal.settled import RECORD_BYTES
 from faregate.broker.journal.spool import waiting
+from faregate.broker.journal.verify import inspect
 from faregate.errors import ConfigurationError, Transient
 
 _CHUNK = 1 << 20

@@ -13,19 +13,18 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-import msgspec
 
 from faregate.broker.journal import dead_letters
 from faregate.broker.journal import frame as frames
 from faregate.broker.journal.columns import read_batch, write_envelopes
-from faregate.broker.journal.disk import Disk, File
+from faregate.broker.journal.disk import Disk
 from faregate.broker.journal.errors import JournalCorrupt, JournalFailed, JournalFull
-from faregate.broker.journal.frame import FRAME_BYTES, NO_BATCH, SEGMENT_BYTES, TRAILER_BYTES, Footer, SegmentHeader
+from faregate.broker.journal.frame import FRAME_BYTES, NO_BATCH, SEGMENT_BYTES, TRAILER_BYTES, Footer
 from faregate.broker.journal.high_water import HighWater, pack, read_high_water
 from faregate.broker.journal.layout import Layout
+from faregate.broker.journal.segment import Segment, new_header
 from faregate.errors import MessageTooLarge
 from faregate.message import Envelope
 from faregate.ports.dead_letter import DeadLetter
@@ -37,57 +36,9 @@ MOST_ROWS = 10_000
 MOST_BYTES = 8 * 1024 * 1024
 """What one frame holds at the most."""
 
-_INDEX_EVERY = 256 * 1024
-
 
 def now_us() -> int:
     return time.time_ns() // 1000
-
-
-class Segment:
-    """The segment that is written to."""
-
-    def __init__(self, header: SegmentHeader, file: File, size: int) -> None:
-        self.header = header
-        self.file = file
-        self.size = size
-        self.at_byte = SEGMENT_BYTES
-        self.previous = 0
-        self.messages = 0
-        self.dead_letters = 0
-        self.types: Counter[str] = Counter()
-        self.times: list[int] = []
-        self.index: list[tuple[int, int, int]] = []
-        self.batches: set[bytes] = set()
-
-    def count(self, frame: frames.Frame, batch: Any) -> None:
-        """Take a frame into the numbers that the footer will hold."""
-        self.at_byte = frame.end
-        self.previous = frame.crc
-        if frame.kind == frames.MESSAGES:
-            self.messages += frame.rows
-            for counted in batch.column("type").value_counts().to_pylist():
-                self.types[counted["values"]] += counted["counts"]
-        else:
-            self.dead_letters += frame.rows
-        self.times = [*self.times[:1], frame.time]
-        if not self.index or frame.at_byte - self.index[-1][2] >= _INDEX_EVERY:
-            self.index.append((frame.base, frame.time, frame.at_byte))
-
-    def footer(self, end: int, commit: int) -> Footer:
-        return Footer(
-            base=self.header.base,
-            end=end,
-            first_time=self.times[0] if self.times else self.header.time,
-            last_time=self.times[-1] if self.times else self.header.time,
-            messages=self.messages,
-            dead_letters=self.dead_letters,
-            bytes=self.at_byte,
-            last_commit=commit,
-            types=dict(self.types),
-            index=self.index,
-            batches=[batch.hex() for batch in self.batches],
-        )
 
 
 class Log:
@@ -132,7 +83,8 @@ class Log:
         self._make_room(sum(FRAME_BYTES + frames.padded(body.size) for body, _ in bodies), moment)
         for part, (body, rows) in enumerate(bodies):
             types = Counter(envelope.type for envelope in rows)
-            self._write(frames.MESSAGES, body, len(rows), moment, types, mark, part, len(bodies))
+            marks: dict[str, Any] = {"batch": mark, "part": part, "parts": len(bodies)}
+            self._write(body, types, kind=frames.MESSAGES, rows=len(rows), time=moment, **marks)
             self.next_offset += len(rows)
         if batch is not None:
             self._current().batches.add(batch)
@@ -145,46 +97,20 @@ class Log:
         moment = self._next_time()
         self._make_room(FRAME_BYTES + frames.padded(len(body)), moment)
         first = self.next_offset
-        self._write(frames.DEAD_LETTERS, body, len(letters), moment, Counter(), NO_BATCH, 0, 1)
+        self._write(body, {}, kind=frames.DEAD_LETTERS, rows=len(letters), time=moment)
         self.next_offset += len(letters)
         return list(range(first, self.next_offset))
 
-    def _write(
-        self, kind: int, body: Any, rows: int, moment: int, types: Counter[str], batch: bytes, part: int, parts: int
-    ) -> None:
-        segment = self._current()
-        header, padding, crc = frames.pack_frame(
-            body,
-            kind=kind,
-            previous=segment.previous,
-            rows=rows,
-            commit=self.commit + 1,
-            base=self.next_offset,
-            time=moment,
-            segment_id=segment.header.segment_id,
-            batch=batch,
-            part=part,
-            parts=parts,
-            since=self._unsynced,
-        )
-        at_byte = segment.at_byte
+    def _write(self, body: Any, types: Mapping[str, int], *, part: int = 0, **more: Any) -> None:
+        marks: dict[str, Any] = {"commit": self.commit + 1, "since": self._unsynced, "part": part}
         try:
-            segment.at_byte += segment.file.write(at_byte, (header, body, padding))
+            self._current().write(body, types, base=self.next_offset, **marks, **more)
         except OSError as exc:
             if exc.errno in (errno.ENOSPC, errno.EDQUOT) and not part:
                 raise self._full(exc) from exc
             raise self.fail("writing", exc) from exc
-        segment.previous = crc
         self.commit += 1
         self._unsynced += 1
-        if kind == frames.MESSAGES:
-            segment.messages += rows
-            segment.types.update(types)
-        else:
-            segment.dead_letters += rows
-        segment.times = [*segment.times[:1], moment]
-        if not segment.index or at_byte - segment.index[-1][2] >= _INDEX_EVERY:
-            segment.index.append((self.next_offset, moment, at_byte))
 
     def sync(self) -> None:
         """Make everything written durable, then move the high-water mark."""
@@ -248,9 +174,6 @@ class Log:
             raise self.fail("growing a segment of", exc) from exc
 
     def _start_segment(self, size: int, moment: int) -> None:
-        header = SegmentHeader(
-            frames.VERSION, int.from_bytes(os.urandom(8), "little"), self.next_offset, self.commit, moment
-        )
         path = self._layout.segment(self.next_offset)
         try:
             file = self._disk.create(path, size)
@@ -258,33 +181,20 @@ class Log:
             if exc.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise self._full(exc) from exc
             raise self.fail("making a segment of", exc) from exc
+        segment = Segment(new_header(self.next_offset, self.commit, moment), file, size)
         try:
-            file.write(0, (frames.pack_segment_header(header),))
+            segment.start()
             file.sync()  # frames without a header before them would look like damage
         except OSError as exc:
             raise self.fail("writing", exc) from exc
-        self._segment = Segment(header, file, size)
+        self._segment = segment
 
     def seal(self) -> None:
         """End the current segment with its footer; it never changes again."""
         segment = self._current()
-        footer = segment.footer(self.next_offset, self.commit)
-        body = msgspec.json.encode(footer)
-        header, padding, _ = frames.pack_frame(
-            body,
-            kind=frames.FOOTER,
-            previous=segment.previous,
-            rows=0,
-            commit=self.commit,
-            base=self.next_offset,
-            time=self.time,
-            segment_id=segment.header.segment_id,
-        )
-        at_byte = segment.at_byte
         try:
             segment.file.sync()  # a footer that is there says that everything before it is
-            length = segment.file.write(at_byte, (header, body, padding, frames.pack_trailer(at_byte)))
-            segment.file.truncate(at_byte + length)
+            segment.file.truncate(segment.seal(segment.footer(self.next_offset, self.commit)))
             segment.file.sync()
             segment.file.close()
         except OSError as exc:

@@ -1,7 +1,6 @@
 """Retention: which segments go. It is apart from settlement: what still waits is kept, whatever its age."""
 
 import logging
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +10,10 @@ import pyarrow.compute as pc
 from faregate.broker.journal import frame as frames
 from faregate.broker.journal.columns import read_batch, write_batch
 from faregate.broker.journal.disk import Disk
-from faregate.broker.journal.frame import Footer, SegmentHeader
+from faregate.broker.journal.frame import Footer
 from faregate.broker.journal.layout import Layout
 from faregate.broker.journal.reader import JournalReader
+from faregate.broker.journal.segment import Memory, Segment, new_header
 
 log = logging.getLogger("faregate.journal")
 
@@ -76,13 +76,9 @@ def compact(
     layout: Layout, disk: Disk, reader: JournalReader, base: int, footer: Footer, waiting: list[tuple[int, int]]
 ) -> int:
     """Rewrite a segment with only what still waits, and its dead letters; offsets stay. Returns its new size."""
-    header = SegmentHeader(
-        frames.VERSION, int.from_bytes(os.urandom(8), "little"), base, footer.last_commit, footer.first_time
-    )
-    pieces = [frames.pack_segment_header(header)]
-    at_byte = len(pieces[0])
-    previous = messages = 0
-    index: list[tuple[int, int, int]] = []
+    file = Memory()
+    segment = Segment(new_header(base, footer.last_commit, footer.first_time), file)
+    segment.start()
     for frame, body in reader.segment_frames(base):
         rows = frame.rows
         first = frame.base
@@ -92,39 +88,13 @@ def compact(
                 continue
             rows, first = kept.num_rows, kept.column("offset")[0].as_py()
             body = write_batch(kept)
-            messages += rows
-        packed, padding, previous = frames.pack_frame(
-            body,
-            kind=frame.kind,
-            previous=previous,
-            rows=rows,
-            commit=frame.commit,
-            base=first,
-            time=frame.time,
-            segment_id=header.segment_id,
-        )
-        index.append((first, frame.time, at_byte))
-        pieces += [packed, bytes(body), padding]
-        at_byte += len(packed) + memoryview(body).nbytes + len(padding)
-    compacted = msgspec.structs.replace(
-        footer, messages=messages, bytes=at_byte, index=index[:1], types={}, compacted=True
-    )
-    described = msgspec.json.encode(compacted)
-    packed, padding, _ = frames.pack_frame(
-        described,
-        kind=frames.FOOTER,
-        previous=previous,
-        rows=0,
-        commit=footer.last_commit,
-        base=footer.end,
-        time=footer.last_time,
-        segment_id=header.segment_id,
-    )
-    data = b"".join([*pieces, packed, described, padding, frames.pack_trailer(at_byte)])
-    disk.replace(layout.segment(base), data)
+        segment.write(body, {}, kind=frame.kind, rows=rows, commit=frame.commit, base=first, time=frame.time)
+    told = {"messages": segment.messages, "bytes": segment.at_byte, "index": segment.index[:1], "types": {}}
+    size = segment.seal(msgspec.structs.replace(footer, **told, compacted=True))
+    disk.replace(layout.segment(base), bytes(file.data))
     reader.forget(base)
-    log.info("%s is compacted to the %d messages that still wait", layout.segment(base), messages)
-    return len(data)
+    log.info("%s is compacted to the %d messages that still wait", layout.segment(base), segment.messages)
+    return size
 
 
 def _still_waiting(body: memoryview, waiting: list[tuple[int, int]]) -> Any:

@@ -26,6 +26,7 @@ from faregate.broker.journal.disk import Disk
 from faregate.broker.journal.errors import JournalCorrupt
 from faregate.broker.journal.frame import FRAME_BYTES
 from faregate.broker.journal.layout import BATCH_SUFFIX, Layout
+from faregate.broker.journal.segment import batch_frames
 from faregate.errors import MessageTooLarge, Permanent
 from faregate.message import Envelope
 from faregate.ports.dead_letter import DeadLetter
@@ -48,28 +49,14 @@ def spool(layout: Layout, disk: Disk, envelopes: Sequence[Envelope], name: str |
 
     `name` identifies the batch: the same name is the same batch, appended once. Without one it is new.
     """
-    pieces: list[bytes] = []
-    previous = 0
     count = max(1, -(-len(envelopes) // _ROWS_PER_FRAME))
-    for part in range(count):
-        rows = envelopes[part * _ROWS_PER_FRAME : (part + 1) * _ROWS_PER_FRAME]
-        body = write_envelopes(rows, [-1] * len(rows), range(len(rows)), 0)
-        header, padding, previous = frames.pack_frame(
-            body,
-            kind=frames.MESSAGES,
-            previous=previous,
-            rows=len(rows),
-            commit=0,
-            base=0,
-            time=0,
-            segment_id=0,
-            part=part,
-            parts=count,
-        )
-        pieces += [header, bytes(body), padding]
+    stretches = [envelopes[part * _ROWS_PER_FRAME : (part + 1) * _ROWS_PER_FRAME] for part in range(count)]
+    bodies = (
+        (frames.MESSAGES, write_envelopes(rows, [-1] * len(rows), range(len(rows)), 0), len(rows)) for rows in stretches
+    )
     stem = name or f"{time.time_ns():020d}-{os.getpid()}-{os.urandom(4).hex()}"
     path = layout.spool / f"{stem}{BATCH_SUFFIX}"
-    data = b"".join(pieces)
+    data = b"".join(piece for frame in batch_frames(bodies, count) for piece in frame)
     if len(data) > LARGEST_BATCH:
         raise MessageTooLarge(
             f"{len(envelopes)} messages of {len(data)} bytes are more than the spool takes as one batch, "

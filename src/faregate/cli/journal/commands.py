@@ -44,7 +44,7 @@ def verify(path: JournalPath, as_json: AsJson = False) -> None:
 
     Changes nothing. Beside a running bus everything that is confirmed is checked.
     """
-    from faregate.broker.journal.inspect import inspect
+    from faregate.broker.journal.verify import inspect
     from faregate.cli.journal import findings as journal_findings
 
     root = folder_of(path)
@@ -69,12 +69,12 @@ def repair(
     What is damaged goes to the folder quarantine/ within the journal; what is sound stays, with its offsets. Without
     --yes nothing is changed. No bus may run on the journal. Exits with 1 while there is anything left to repair.
     """
-    from faregate.broker.journal import inspect
+    from faregate.broker.journal.repair import repair as mend
     from faregate.cli.journal import findings as journal_findings
 
     root = folder_of(path)
     with plain_errors(), progress("looking") as tell:
-        before, after = inspect.repair(root, act=yes, progress=tell)
+        before, after = mend(root, act=yes, progress=tell)
     left = after if after is not None else before
     is_done = not left.problems and not left.steps
     if as_json:

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.text import Text
 
-from faregate.broker.journal.inspect import Finding, Inspection, offsets
+from faregate.broker.journal.findings import Finding, Inspection, offsets
 from faregate.cli.journal.progress import counted
 from faregate.cli.output import console
 from faregate.plain import plain

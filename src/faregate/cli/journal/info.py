@@ -16,9 +16,9 @@ from faregate.broker.journal.errors import JournalCorrupt, OffsetGone
 from faregate.broker.journal.frame import Footer
 from faregate.broker.journal.high_water import HighWater
 from faregate.broker.journal.lock import lock_holder
-from faregate.broker.journal.log import Segment
 from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.recovery import Found, Single, recover
+from faregate.broker.journal.segment import Memory, Segment
 from faregate.broker.journal.spool import waiting
 from faregate.cli.journal.progress import counted
 from faregate.cli.output import console
@@ -126,9 +126,7 @@ def _segments(
 
 def _count(reader: JournalReader, base: int) -> Footer:
     """What the footer of the segment that is written to would say now."""
-    segment: Segment | None = None
-    header = frames.SegmentHeader(frames.VERSION, 0, base, 0, 0)
-    segment = Segment(header, None, 0)  # type: ignore[arg-type]  # it is only counted, never written
+    segment = Segment(frames.SegmentHeader(frames.VERSION, 0, base, 0, 0), Memory())
     for frame, body in reader.segment_frames(base):
         segment.count(frame, read_batch(body) if frame.kind == frames.MESSAGES else None)
     return segment.footer(0, 0)

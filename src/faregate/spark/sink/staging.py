@@ -30,6 +30,7 @@ from faregate.broker.journal.columns import write_batch
 from faregate.broker.journal.disk import PRIVATE_FOLDER, RealDisk
 from faregate.broker.journal.errors import JournalCorrupt
 from faregate.broker.journal.layout import BATCH_SUFFIX, Layout
+from faregate.broker.journal.segment import batch_frames
 from faregate.broker.journal.spool import LARGEST_BATCH
 from faregate.errors import MessageTooLarge
 
@@ -83,7 +84,7 @@ def stage(folder: Path, stem: str, pieces: Iterable[Piece]) -> Staged:
                 folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
             kind, body, own_rows, own_size = _described(piece)
             with path.open("ab") as file:
-                file.writelines(_frame(body, own_rows, kind=kind))
+                file.writelines(*batch_frames([(kind, body, own_rows)], 1))
             count, rows, size = count + 1, rows + own_rows, size + own_size
     except BaseException:
         remove([path])
@@ -109,28 +110,6 @@ def _described(piece: Piece) -> tuple[int, Any, int, int]:
     return frames.MESSAGES, write_batch(piece), piece.num_rows, size
 
 
-def _frame(
-    body: Any, rows: int, previous: int = 0, part: int = 0, parts: int = 1, *, kind: int
-) -> tuple[bytes, Any, bytes]:
-    if memoryview(body).nbytes > frames.LONGEST_BODY:
-        raise MessageTooLarge(
-            f"{rows} messages are over what a frame of the journal takes, {frames.LONGEST_BODY} bytes"
-        )
-    header, padding, _ = frames.pack_frame(
-        body,
-        kind=kind,
-        previous=previous,
-        rows=rows,
-        commit=0,
-        base=0,
-        time=0,
-        segment_id=0,
-        part=part,
-        parts=parts,
-    )
-    return header, body, padding
-
-
 def spool_path(layout: Layout, origin: str, batch: int) -> Path:
     """Names of one origin sort by batch, which is the order the journal takes them in."""
     return layout.spool / f"spark-{origin}-{batch:020d}{BATCH_SUFFIX}"
@@ -152,13 +131,10 @@ def move_into_spool(layout: Layout, origin: str, batch: int, staged: list[Staged
     whole = folder / f"commit-{os.urandom(6).hex()}{BATCH_SUFFIX}"
     file = disk.create(whole, 0)
     try:
-        at_byte = previous = part = 0
-        for each in staged:
-            for kind, body, rows in _staged_frames(disk, folder, each):
-                pieces = _frame(body, rows, previous, part, parts, kind=kind)
-                at_byte += file.write(at_byte, pieces)
-                previous = int.from_bytes(pieces[0][12:16], "little")  # where a frame's header keeps its CRC
-                part += 1
+        at_byte = 0
+        bodies = (body for each in staged for body in _staged_frames(disk, folder, each))
+        for frame in batch_frames(bodies, parts):
+            at_byte += file.write(at_byte, frame)
         if at_byte > LARGEST_BATCH:
             raise MessageTooLarge(
                 f"a batch of {at_byte} bytes is more than the journal takes as one, {LARGEST_BATCH}: limit the "

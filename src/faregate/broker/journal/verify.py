@@ -1,38 +1,25 @@
-"""What is wrong with a journal, and how it is set right: the logic of `faregate journal verify` and `repair`.
+"""What is wrong with a journal: the logic of `faregate journal verify`.
 
 Rules kept here:
 - Looking changes nothing and works beside a running writer. Then only what the high-water mark covers is looked at, and
   things are read in the order snapshot, side logs, mark, segments, topology: each refers only to what is read later.
-- Repair deletes nothing. What it replaces, cuts off or takes out lies in quarantine/ afterwards.
 - An offset is never given twice: where messages are lost, their offsets stay empty. Everything that has seen an offset
   (the mark, a settlement, a named reader) is a witness that it was given.
-
-Longer than most files because verify and repair must agree on every rule: what one calls damage the other sets right.
 """
 
-import contextlib
-import os
-import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any
 
-import msgspec
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from faregate.broker.journal import dead_letters, settled
 from faregate.broker.journal import frame as frames
-from faregate.broker.journal.columns import altered_offsets, read_batch
-from faregate.broker.journal.disk import PRIVATE_FILE, Disk, File, RealDisk, RealFile
+from faregate.broker.journal import settled
+from faregate.broker.journal.disk import Disk, RealDisk
 from faregate.broker.journal.errors import JournalCorrupt, JournalTooNew
-from faregate.broker.journal.frame import NO_BATCH, SEGMENT_BYTES, TRAILER_BYTES, Footer, Frame, SegmentHeader
-from faregate.broker.journal.high_water import HighWater, pack, read_high_water
-from faregate.broker.journal.layout import SETTLED_SUFFIX, Layout, Meta, check_meta, read_json, write_json
-from faregate.broker.journal.lock import WriterLock, lock_holder
-from faregate.broker.journal.log import Segment
+from faregate.broker.journal.findings import Act, Finding, Inspection, Progress, Step, offsets
+from faregate.broker.journal.frame import SEGMENT_BYTES, TRAILER_BYTES
+from faregate.broker.journal.high_water import HighWater, read_high_water
+from faregate.broker.journal.layout import SETTLED_SUFFIX, Layout, check_meta, read_json
+from faregate.broker.journal.lock import lock_holder
+from faregate.broker.journal.scan import Scan, damage_in_batch, is_record
 from faregate.broker.journal.settled import RECORD_BYTES
 from faregate.broker.journal.snapshot import Snapshot
 from faregate.broker.journal.spool import waiting
@@ -40,60 +27,7 @@ from faregate.broker.journal.topology import Topology
 from faregate.ports.log import ReaderOffset
 
 _MOST_FINDINGS = 1000
-_CHUNK = 1 << 20
 _FARTHEST = 1 << 62
-
-Progress = Callable[[int, int], None]
-"""Told now and then how many bytes of how many are done."""
-
-
-class Finding(NamedTuple):
-    """One thing that is not as it should be."""
-
-    path: Path
-    at_byte: int | None
-    what: str
-    lost: tuple[int, int] | None = None
-    """The first and the last offset of the messages that are lost by it."""
-    is_content: bool = False
-    """Whether the bytes are as they were written, and what they say is wrong: no repair can help, nor a copy harm."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """One thing that repair does."""
-
-    what: str
-    act: Callable[[], None]
-
-
-@dataclass
-class Inspection:
-    writer: str | None
-    id: str = ""
-    end: int = 0
-    """The first offset that is not in the journal."""
-    problems: list[Finding] = field(default_factory=list)
-    notes: list[Finding] = field(default_factory=list)
-    """What is worth knowing and does no harm."""
-    more: int = 0
-    """How many findings there are beside those listed."""
-    steps: list[Step] = field(default_factory=list)
-    checked: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(
-            ("bytes", "segments", "frames", "messages", "poison", "settlements", "batches"), 0
-        )
-    )
-
-    def lost(self) -> list[tuple[int, int]]:
-        """The stretches of lost offsets, in order."""
-        joined: list[tuple[int, int]] = []
-        for first, last in sorted(finding.lost for finding in self.problems if finding.lost is not None):
-            if joined and first <= joined[-1][1] + 1:
-                joined[-1] = (joined[-1][0], max(joined[-1][1], last))
-            else:
-                joined.append((first, last))
-        return joined
 
 
 def inspect(
@@ -108,199 +42,6 @@ def inspect(
     if found.writer is None and (found.problems or found.notes) and lock_holder(root) is not None:
         return inspect(root, disk, progress=progress)  # a writer has started meanwhile, and changed what was looked at
     return found
-
-
-def repair(root: Path, *, act: bool, progress: Progress | None = None) -> tuple[Inspection, Inspection | None]:
-    """Find what is wrong and, when asked to `act`, set it right; what was found before and what is left afterwards.
-
-    Raises `JournalLocked` while a process writes to the journal, and what `inspect` raises.
-    """
-    layout = Layout(root)
-    with contextlib.suppress(JournalCorrupt):
-        check_meta(layout, RealDisk())
-    lock = WriterLock(root, "stop that process, then repair")
-    try:
-        before = Inspector(layout, RealDisk(), progress, locked_here=True).run()
-        if not act or not before.steps:
-            return before, None
-        for step in before.steps:
-            step.act()
-        return before, Inspector(layout, RealDisk(), progress, locked_here=True).run()
-    finally:
-        lock.release()
-
-
-# --- the frames of a segment -------------------------------------------------------------------------------------
-
-
-class Damage(NamedTuple):
-    """Bytes that are no sound frame, up to where the next one starts or the end."""
-
-    at_byte: int
-    end: int
-    is_tail: bool
-
-
-def walk(data: Any, segment_id: int | None, limit: int) -> Iterator[tuple[Frame, Any] | Damage]:
-    """The sound frames with what is in them, and the damage between them. Zeros at the end are neither."""
-    at_byte, commit = SEGMENT_BYTES, -1
-    while at_byte < limit:
-        found = _sound(data, at_byte, segment_id, limit)
-        if found is None:
-            found = _next_sound(data, at_byte, segment_id, limit, commit)
-            if found is None:
-                if not _only_zeros(data, at_byte, limit):
-                    yield Damage(at_byte, limit, True)
-                return
-            yield Damage(at_byte, found[0].at_byte, False)
-        frame = found[0]
-        segment_id, commit, at_byte = frame.segment_id, frame.commit, frame.end
-        yield found
-
-
-def _sound(data: Any, at_byte: int, segment_id: int | None, limit: int) -> tuple[Frame, Any] | None:
-    frame = frames.read_header(data, at_byte, segment_id)
-    if frame is None or frame.end > limit or not frames.is_sound(data, frame):
-        return None
-    body = frames.body_of(data, frame)
-    try:
-        content: Any
-        if frame.kind == frames.MESSAGES:
-            content = read_batch(body)
-            count = content.num_rows
-        elif frame.kind == frames.DEAD_LETTERS:
-            content = dead_letters.decode(body)
-            count = len(content)
-        else:
-            content, count = msgspec.json.decode(body, type=Footer), 0
-    except (pa.ArrowException, msgspec.MsgspecError, OSError):
-        return None
-    return (frame, content) if count == frame.rows else None
-
-
-def _next_sound(data: Any, start: int, segment_id: int | None, limit: int, commit: int) -> tuple[Frame, Any] | None:
-    at_byte = data.find(frames.FRAME_MAGIC, start, limit)
-    while at_byte >= 0:
-        found = _sound(data, at_byte, segment_id, limit) if at_byte % 8 == 0 else None
-        if found is not None and (found[0].commit > commit or found[0].kind == frames.FOOTER):
-            return found
-        at_byte = data.find(frames.FRAME_MAGIC, at_byte + 1, limit)
-    return None
-
-
-def _only_zeros(data: Any, start: int, stop: int) -> bool:
-    return not any(data[at : min(at + _CHUNK, stop)].strip(b"\0") for at in range(start, stop, _CHUNK))
-
-
-class _Lost(msgspec.Struct):
-    """What a repair writes into a footer beside its other fields."""
-
-    lost: list[tuple[int, int]] = []
-
-
-class Scan:
-    """Everything about the frames of one segment."""
-
-    def __init__(self, base: int, data: Any, header: SegmentHeader | None, limit: int) -> None:
-        self.header = header or SegmentHeader(frames.VERSION, 0, base, 0, 0)
-        self.segment = Segment(self.header, cast(File, None), 0)
-        self.footer: Footer | None = None
-        self.lost_before: list[tuple[int, int]] = []
-        """Offsets that an earlier repair found lost: no problem any more."""
-        self.wrong: list[tuple[int, str, tuple[int, int] | None]] = []
-        self.tail: int | None = None
-        """Where bytes start that no sound frame follows."""
-        self.end = base
-        self.commit, self.time = self.header.commit, self.header.time
-        self._last_commit = -1  # not the header's: compaction writes the last commit there
-        self.whole = SEGMENT_BYTES
-        """Where the last whole commit ends: behind it there may be parts of a batch whose rest is missing."""
-        self.whole_end = base
-        self.frames = 0
-        self.topics: dict[int, int] = {}
-        """Topic numbers, and the first byte of a frame where each is used."""
-        self.altered: list[tuple[int, int]] = []
-        """Where frames stand, and offsets of messages in them whose body is not the one their digest was made of."""
-        self.gaps: list[tuple[int, tuple[int, int]]] = []
-        """Offsets that are missing although nothing is damaged (compacted, repaired, or a problem), by byte."""
-        self._read(data, limit, None if header is None else header.segment_id)
-
-    def _read(self, data: Any, limit: int, segment_id: int | None) -> None:
-        damage: Damage | None = None
-        previous: int | None = 0
-        for found in walk(data, segment_id, limit):
-            if isinstance(found, Damage):
-                damage, previous = found, None
-                if found.is_tail:
-                    self.tail = found.at_byte
-                continue
-            frame, content = found
-            if previous is not None and frame.previous != previous:
-                self.wrong.append((frame.at_byte, "does not follow the frame before it", None))
-            previous = frame.crc
-            if frame.kind == frames.FOOTER:
-                self.footer = content
-                body = frames.body_of(data, frame)
-                self.lost_before = msgspec.json.decode(body, type=_Lost).lost
-            elif self.footer is not None:
-                self.wrong.append((frame.at_byte, "stands behind the footer, where nobody reads it", None))
-                self.footer = None
-            if damage is not None:
-                lost = (self.end, frame.base - 1) if frame.base > self.end else None
-                self.wrong.append((damage.at_byte, f"is damaged up to byte {damage.end}", lost))
-                damage = None
-            elif frame.base > self.end:
-                self.gaps.append((frame.at_byte, (self.end, frame.base - 1)))
-            elif frame.base < self.end:
-                self.wrong.append((frame.at_byte, f"has offset {frame.base} again", None))
-            if frame.kind != frames.FOOTER:
-                self._count(frame, content)
-
-    def _count(self, frame: Frame, content: Any) -> None:
-        self.frames += 1
-        self.end = max(self.end, frame.base + frame.rows)
-        if frame.commit <= self._last_commit:
-            self.wrong.append((frame.at_byte, f"has commit number {frame.commit} behind {self._last_commit}", None))
-        self._last_commit = frame.commit
-        if frame.time < self.time:
-            self.wrong.append((frame.at_byte, "is older than the frame before it", None))
-        if frame.kind == frames.MESSAGES and frame.rows:
-            offsets = content.column("offset")
-            first, last = offsets[0].as_py(), offsets[-1].as_py()
-            self.end = max(self.end, last + 1)
-            if first < frame.base or last - first + 1 < frame.rows:
-                self.wrong.append((frame.at_byte, "has rows whose offsets do not fit", None))
-            self.altered += [(frame.at_byte, offset) for offset in altered_offsets(content)]
-            for topic in pc.unique(content.column("topic")).to_pylist():
-                self.topics.setdefault(topic, frame.at_byte)
-        self.commit, self.time = max(self.commit, frame.commit), max(self.time, frame.time)
-        self.segment.count(frame, content)
-        if frame.batch != NO_BATCH:
-            self.segment.batches.add(frame.batch)
-        if frame.part + 1 >= frame.parts:
-            self.whole, self.whole_end = frame.end, self.end
-
-    def footer_differences(self, footer: Footer, size: int) -> Iterator[str]:
-        """What the footer says that is not so."""
-        true = self.segment.footer(self.end, self.commit)
-        names = ["base", "messages", "dead_letters", "bytes"]
-        if not footer.compacted and self.frames:
-            names += ["first_time", "last_time", "types"]
-        for name in names:
-            if getattr(footer, name) != getattr(true, name):
-                yield f"its footer says {name} {getattr(footer, name)}, and it is {getattr(true, name)}"
-        if footer.end < self.end or footer.last_commit < self.commit:
-            yield "its footer ends before its frames do"
-        known = set(footer.index) - set(true.index)
-        if known and not footer.compacted:
-            yield f"its footer points to a frame at {min(known)[2]}, where none is"
-        if not footer.compacted and not set(footer.batches) <= set(true.batches):
-            yield "its footer names spooled batches that are not in it"
-        if footer.bytes + frames.FRAME_BYTES + TRAILER_BYTES > size:
-            yield "its footer is cut off"
-
-
-# --- looking at everything ---------------------------------------------------------------------------------------
 
 
 class Inspector:
@@ -345,7 +86,7 @@ class Inspector:
             self._note(path, None, "does not belong to the journal and is left alone")
         self._found.steps += self._clean
         if self._found.steps or self._mark_is_wrong:
-            self._step("write high-water anew", partial(_write_mark, self._layout))
+            self._step("write high-water anew", ("write-mark",))
         return self._found
 
     def _look_at_bodies(self) -> None:
@@ -374,12 +115,12 @@ class Inspector:
         else:
             self._found.more += 1
 
-    def _step(self, what: str, act: Callable[[], None]) -> None:
+    def _step(self, what: str, act: Act) -> None:
         if not self._live:
             self._found.steps.append(Step(what, act))
 
     def _set_aside(self, path: Path, why: str = "") -> None:
-        self._step(f"move {self._name(path)} to quarantine{why}", partial(_set_aside, self._layout, path))
+        self._step(f"move {self._name(path)} to quarantine{why}", ("set-aside", path))
 
     def _name(self, path: Path) -> str:
         return str(path.relative_to(self._layout.root))
@@ -407,9 +148,7 @@ class Inspector:
             self._found.id = check_meta(self._layout, self._disk).id
         except JournalCorrupt as exc:
             self._problem(self._layout.meta, None, f"cannot be read: {exc.__cause__}")
-            self._step(
-                "move journal.json to quarantine and write a new one, with a new id", partial(_new_meta, self._layout)
-            )
+            self._step("move journal.json to quarantine and write a new one, with a new id", ("new-meta",))
 
     def _look_at_readers(self) -> None:
         for name in self._disk.list(self._layout.readers):
@@ -439,7 +178,7 @@ class Inspector:
             except PermissionError as exc:
                 self._problem(path, None, f"cannot be read ({exc.strerror}); let the user who runs the bus read it")
                 continue
-            damaged = _damage_in_batch(data)
+            damaged = damage_in_batch(data)
             self._found.checked["batches"] += 1
             self._done(len(data))
             if damaged is not None:
@@ -555,7 +294,7 @@ class Inspector:
     def _look_at_damaged_records(self, path: Path, data: memoryview) -> None:
         start: int | None = None
         for at_byte in range(0, len(data) + RECORD_BYTES, RECORD_BYTES):
-            if _is_record(data, at_byte):
+            if is_record(data, at_byte):
                 if start is not None:
                     count = (at_byte - start) // RECORD_BYTES
                     self._problem(path, start, f"has {count} damaged record(s): their messages may be delivered again")
@@ -566,7 +305,7 @@ class Inspector:
             self._note(path, start, "ends with torn records; their messages are delivered again")
         if any(finding.path == path for finding in self._found.problems) and not self._live:
             what = f"rewrite {self._name(path)} without its damaged records; the original goes to quarantine"
-            self._clean.append(Step(what, partial(_clean_side_log, self._layout, path)))
+            self._clean.append(Step(what, ("clean-side-log", path)))
 
     # --- segments ---------------------------------------------------------------------------------------
 
@@ -619,7 +358,7 @@ class Inspector:
         lost = [(start, stop - 1)]
         self._step(
             f"put an empty segment in the place of {offsets(start, stop - 1)}",
-            partial(_write_segment, self._layout, start, stop, lost, 0),
+            ("write-segment", start, stop, lost, 0),
         )
 
     def _look_at_segment(
@@ -687,7 +426,7 @@ class Inspector:
         if torn and not wrong and not self._live:
             self._note(path, scan.whole, "ends with a torn commit, never confirmed; opening the journal cuts it off")
             what = f"move the torn end of {self._name(path)} to quarantine"
-            self._step(what, partial(_cut_tail, self._layout, path, scan.whole, size))
+            self._step(what, ("cut-tail", path, scan.whole, size))
         return scan.whole_end
 
     def _end_at(self, end: int, last: tuple[int, Scan] | None, nothing_left: bool) -> None:
@@ -715,7 +454,7 @@ class Inspector:
         self._step(
             f"write {self._name(self._layout.segment(base))} anew from its sound frames, keeping offsets; the original "
             "goes to quarantine",
-            partial(_write_segment, self._layout, base, end, lost, stop),
+            ("write-segment", base, end, lost, stop),
         )
 
     def _count(self, path: Path, scan: Scan) -> None:
@@ -731,198 +470,3 @@ class Inspector:
 
 def _covered(gap: tuple[int, int], known: set[tuple[int, int]]) -> bool:
     return any(first <= gap[0] and gap[1] <= last for first, last in known)
-
-
-def offsets(first: int, last: int) -> str:
-    return f"offset {first}" if first == last else f"offsets {first} to {last}"
-
-
-def _is_record(data: memoryview, at_byte: int) -> bool:
-    return any(True for _ in settled.unpack(data[at_byte : at_byte + RECORD_BYTES]))
-
-
-def _damage_in_batch(data: Any) -> int | None:
-    """Where a spooled batch is not whole."""
-    at_byte = previous = part = 0
-    parts = 1
-    while part < parts:
-        found = _sound(data, at_byte, 0, len(data))
-        if found is None or found[0].part != part or found[0].previous != previous:
-            return at_byte
-        at_byte, previous, parts, part = found[0].end, found[0].crc, found[0].parts, part + 1
-    return None
-
-
-def sound_mark(layout: Layout, disk: Disk) -> tuple[HighWater, bool]:
-    """How far the log goes by its frames alone, as opening it would find, and whether the last segment is sealed.
-
-    For a journal that nobody writes to.
-    """
-    for base in reversed(layout.segment_bases(disk)):
-        data = disk.read(layout.segment(base))
-        header = frames.read_segment_header(data)
-        if header is None:
-            continue
-        footer = frames.read_footer(data, header)
-        if footer is not None:
-            return HighWater(footer.end, footer.last_commit, base, footer.bytes, footer.last_time), True
-        mark = HighWater(base, header.commit, base, SEGMENT_BYTES, header.time)
-        for frame in frames.scan(data, header):
-            if frame.kind != frames.FOOTER and frame.part + 1 >= frame.parts:
-                mark = HighWater(frame.base + frame.rows, frame.commit, base, frame.end, max(mark.time, frame.time))
-        return mark, False
-    return HighWater(0, 0, 0, SEGMENT_BYTES, 0), False
-
-
-# --- setting it right --------------------------------------------------------------------------------------------
-
-
-def _set_aside(layout: Layout, path: Path) -> None:
-    RealDisk().rename(path, layout.place_in_quarantine(path.name, RealDisk()))
-
-
-def _replace(layout: Layout, new: Path, path: Path) -> None:
-    """Put a new file in the place of one that goes to quarantine; at no moment is there none."""
-    if path.exists():
-        kept = layout.place_in_quarantine(path.name, RealDisk())
-        try:
-            kept.hardlink_to(path)
-        except OSError:
-            shutil.copyfile(path, kept)
-            kept.chmod(PRIVATE_FILE)
-            _sync(kept)
-        _sync(kept.parent)
-    RealDisk().rename(new, path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _new_file(path: Path) -> tuple[Path, RealFile]:
-    """A file beside that path, to take its place; what an interrupted repair left there is overwritten."""
-    new = path.with_name(f".{path.name}.repaired")
-    descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE)
-    return new, RealFile(descriptor)
-
-
-def _new_meta(layout: Layout) -> None:
-    new, file = _new_file(layout.meta)
-    file.write(0, [msgspec.json.encode(Meta(id=os.urandom(8).hex()))])
-    file.sync()
-    file.close()
-    _replace(layout, new, layout.meta)
-
-
-def _write_mark(layout: Layout) -> None:
-    disk = RealDisk()
-    if layout.high_water.exists() and read_high_water(layout.high_water, disk) is None:
-        _set_aside(layout, layout.high_water)
-    disk.replace(layout.high_water, pack(sound_mark(layout, disk)[0]))
-
-
-def _cut_tail(layout: Layout, path: Path, at_byte: int, size: int) -> None:
-    tail = RealDisk().read(path, at_byte).rstrip(b"\0")
-    RealDisk().replace(layout.place_in_quarantine(f"{path.name}.tail-{at_byte}", RealDisk()), tail)
-    file = RealDisk().open(path)
-    file.truncate(at_byte)
-    file.sync()
-    file.truncate(size)
-    file.sync()
-    file.close()
-
-
-def _clean_side_log(layout: Layout, path: Path) -> None:
-    """Without its damaged records. What the snapshot has counted of it shrinks with it."""
-    data = memoryview(RealDisk().view(path))
-    base = int(path.stem)
-    snapshot: Snapshot | None = None
-    if layout.snapshot.exists():
-        snapshot = read_json(layout.snapshot, RealDisk(), Snapshot)
-    counted = snapshot.settled.get(base, 0) if snapshot is not None else 0
-    new, file = _new_file(path)
-    size = kept_of_counted = 0
-    for start in range(0, len(data), _CHUNK):
-        chunk = data[start : start + _CHUNK]
-        sound = [
-            bytes(chunk[at : at + RECORD_BYTES]) for at in range(0, len(chunk), RECORD_BYTES) if _is_record(chunk, at)
-        ]
-        kept_of_counted += sum(
-            RECORD_BYTES for at in range(0, len(chunk), RECORD_BYTES) if start + at < counted and _is_record(chunk, at)
-        )
-        size += file.write(size, [b"".join(sound)])
-    file.sync()
-    file.close()
-    if snapshot is not None and kept_of_counted < counted:
-        snapshot.settled[base] = kept_of_counted
-        write_json(layout.snapshot, RealDisk(), snapshot)
-    _replace(layout, new, path)
-
-
-def _write_segment(layout: Layout, base: int, end: int, lost: list[tuple[int, int]], stop: int) -> None:
-    """A sealed segment of the sound frames there are, with their offsets, up to `end`.
-
-    `stop` (if not 0) is where the whole commits end; a part of a batch behind it is not taken.
-    """
-    path = layout.segment(base)
-    data = RealDisk().view(path) if path.exists() else b""
-    header = frames.read_segment_header(data)
-    scan = Scan(base, data, header, len(data))
-    old = scan.footer
-    first = SegmentHeader(
-        frames.VERSION, int.from_bytes(os.urandom(8), "little"), base, scan.header.commit, scan.header.time
-    )
-    new, file = _new_file(path)
-    file.write(0, [frames.pack_segment_header(first)])
-    segment = Segment(first, file, 0)
-    commit, end_so_far = first.commit, base
-    for found in walk(data, None if header is None else header.segment_id, len(data)):
-        if isinstance(found, Damage) or found[0].kind == frames.FOOTER or found[0].base < end_so_far:
-            continue
-        frame, content = found
-        if stop and frame.at_byte >= stop:
-            break
-        body = frames.body_of(data, frame)
-        packed, padding, crc = frames.pack_frame(
-            body,
-            kind=frame.kind,
-            previous=segment.previous,
-            rows=frame.rows,
-            commit=frame.commit,
-            base=frame.base,
-            time=frame.time,
-            segment_id=first.segment_id,
-        )
-        file.write(segment.at_byte, [packed, body, padding])
-        moved = frame._replace(at_byte=segment.at_byte, crc=crc)
-        segment.count(moved, content)
-        if frame.batch != NO_BATCH:
-            segment.batches.add(frame.batch)
-        commit, end_so_far = max(commit, frame.commit), max(end_so_far, frame.base + frame.rows)
-    footer = segment.footer(max(end, end_so_far), commit)
-    if old is not None:
-        footer.batches = sorted({*footer.batches, *old.batches})
-        footer.compacted = old.compacted
-        footer.last_commit = max(footer.last_commit, old.last_commit)
-    elif not scan.wrong and scan.gaps:
-        footer.compacted = True  # nothing is damaged, and yet offsets are missing: it was compacted
-    told = {**msgspec.to_builtins(footer), "lost": sorted({*lost, *scan.lost_before})}
-    body = memoryview(msgspec.json.encode(told))
-    packed, padding, _ = frames.pack_frame(
-        body,
-        kind=frames.FOOTER,
-        previous=segment.previous,
-        rows=0,
-        commit=footer.last_commit,
-        base=footer.end,
-        time=footer.last_time,
-        segment_id=first.segment_id,
-    )
-    file.write(segment.at_byte, [packed, body, padding, frames.pack_trailer(segment.at_byte)])
-    file.sync()
-    file.close()
-    _replace(layout, new, path)

@@ -1,0 +1,193 @@
+"""How a damaged journal is set right: the logic of `faregate journal repair`.
+
+Rules kept here:
+- Repair deletes nothing. What it replaces, cuts off or takes out lies in quarantine/ afterwards.
+- Offsets stay: where messages are lost, theirs stay empty.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from faregate.broker.journal import frame as frames
+from faregate.broker.journal.disk import PRIVATE_FILE, RealDisk, RealFile
+from faregate.broker.journal.errors import JournalCorrupt
+from faregate.broker.journal.findings import Inspection, Progress
+from faregate.broker.journal.frame import NO_BATCH
+from faregate.broker.journal.high_water import pack, read_high_water
+from faregate.broker.journal.layout import Layout, Meta, check_meta, read_json, write_json
+from faregate.broker.journal.lock import WriterLock
+from faregate.broker.journal.scan import Damage, Scan, is_record, sound_mark, walk
+from faregate.broker.journal.segment import Segment, new_header, types_of
+from faregate.broker.journal.settled import RECORD_BYTES
+from faregate.broker.journal.snapshot import Snapshot
+from faregate.broker.journal.verify import Inspector
+
+_CHUNK = 1 << 20
+
+
+def repair(root: Path, *, act: bool, progress: Progress | None = None) -> tuple[Inspection, Inspection | None]:
+    """Find what is wrong and, when asked to `act`, set it right; what was found before and what is left afterwards.
+
+    Raises `JournalLocked` while a process writes to the journal, and what `inspect` raises.
+    """
+    layout = Layout(root)
+    with contextlib.suppress(JournalCorrupt):
+        check_meta(layout, RealDisk())
+    lock = WriterLock(root, "stop that process, then repair")
+    try:
+        before = Inspector(layout, RealDisk(), progress, locked_here=True).run()
+        if not act or not before.steps:
+            return before, None
+        for step in before.steps:
+            name, *arguments = step.act
+            _ACTS[name](layout, *arguments)
+        return before, Inspector(layout, RealDisk(), progress, locked_here=True).run()
+    finally:
+        lock.release()
+
+
+def _set_aside(layout: Layout, path: Path) -> None:
+    RealDisk().rename(path, layout.place_in_quarantine(path.name, RealDisk()))
+
+
+def _replace(layout: Layout, new: Path, path: Path) -> None:
+    """Put a new file in the place of one that goes to quarantine; at no moment is there none."""
+    if path.exists():
+        kept = layout.place_in_quarantine(path.name, RealDisk())
+        try:
+            kept.hardlink_to(path)
+        except OSError:
+            shutil.copyfile(path, kept)
+            kept.chmod(PRIVATE_FILE)
+            _sync(kept)
+        _sync(kept.parent)
+    RealDisk().rename(new, path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _new_file(path: Path) -> tuple[Path, RealFile]:
+    """A file beside that path, to take its place; what an interrupted repair left there is overwritten."""
+    new = path.with_name(f".{path.name}.repaired")
+    descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE)
+    return new, RealFile(descriptor)
+
+
+def _new_meta(layout: Layout) -> None:
+    new, file = _new_file(layout.meta)
+    file.write(0, [msgspec.json.encode(Meta(id=os.urandom(8).hex()))])
+    file.sync()
+    file.close()
+    _replace(layout, new, layout.meta)
+
+
+def _write_mark(layout: Layout) -> None:
+    disk = RealDisk()
+    if layout.high_water.exists() and read_high_water(layout.high_water, disk) is None:
+        _set_aside(layout, layout.high_water)
+    disk.replace(layout.high_water, pack(sound_mark(layout, disk)[0]))
+
+
+def _cut_tail(layout: Layout, path: Path, at_byte: int, size: int) -> None:
+    tail = RealDisk().read(path, at_byte).rstrip(b"\0")
+    RealDisk().replace(layout.place_in_quarantine(f"{path.name}.tail-{at_byte}", RealDisk()), tail)
+    file = RealDisk().open(path)
+    file.truncate(at_byte)
+    file.sync()
+    file.truncate(size)
+    file.sync()
+    file.close()
+
+
+def _clean_side_log(layout: Layout, path: Path) -> None:
+    """Without its damaged records. What the snapshot has counted of it shrinks with it."""
+    data = memoryview(RealDisk().view(path))
+    base = int(path.stem)
+    snapshot: Snapshot | None = None
+    if layout.snapshot.exists():
+        snapshot = read_json(layout.snapshot, RealDisk(), Snapshot)
+    counted = snapshot.settled.get(base, 0) if snapshot is not None else 0
+    new, file = _new_file(path)
+    size = kept_of_counted = 0
+    for start in range(0, len(data), _CHUNK):
+        chunk = data[start : start + _CHUNK]
+        sound = [
+            bytes(chunk[at : at + RECORD_BYTES]) for at in range(0, len(chunk), RECORD_BYTES) if is_record(chunk, at)
+        ]
+        kept_of_counted += sum(
+            RECORD_BYTES for at in range(0, len(chunk), RECORD_BYTES) if start + at < counted and is_record(chunk, at)
+        )
+        size += file.write(size, [b"".join(sound)])
+    file.sync()
+    file.close()
+    if snapshot is not None and kept_of_counted < counted:
+        snapshot.settled[base] = kept_of_counted
+        write_json(layout.snapshot, RealDisk(), snapshot)
+    _replace(layout, new, path)
+
+
+def _write_segment(layout: Layout, base: int, end: int, lost: list[tuple[int, int]], stop: int) -> None:
+    """A sealed segment of the sound frames there are, with their offsets, up to `end`.
+
+    `stop` (if not 0) is where the whole commits end; a part of a batch behind it is not taken.
+    """
+    path = layout.segment(base)
+    data = RealDisk().view(path) if path.exists() else b""
+    header = frames.read_segment_header(data)
+    scan = Scan(base, data, header, len(data))
+    old = scan.footer
+    new, file = _new_file(path)
+    segment = Segment(new_header(base, scan.header.commit, scan.header.time), file)
+    segment.start()
+    commit, end_so_far = scan.header.commit, base
+    for found in walk(data, None if header is None else header.segment_id, len(data)):
+        if isinstance(found, Damage) or found[0].kind == frames.FOOTER or found[0].base < end_so_far:
+            continue
+        frame, content = found
+        if stop and frame.at_byte >= stop:
+            break
+        segment.write(
+            frames.body_of(data, frame),
+            types_of(content) if frame.kind == frames.MESSAGES else {},
+            kind=frame.kind,
+            rows=frame.rows,
+            commit=frame.commit,
+            base=frame.base,
+            time=frame.time,
+        )
+        if frame.batch != NO_BATCH:
+            segment.batches.add(frame.batch)
+        commit, end_so_far = max(commit, frame.commit), max(end_so_far, frame.base + frame.rows)
+    footer = segment.footer(max(end, end_so_far), commit)
+    if old is not None:
+        footer.batches = sorted({*footer.batches, *old.batches})
+        footer.compacted = old.compacted
+        footer.last_commit = max(footer.last_commit, old.last_commit)
+    elif not scan.wrong and scan.gaps:
+        footer.compacted = True  # nothing is damaged, and yet offsets are missing: it was compacted
+    footer.lost = sorted({*lost, *scan.lost_before})
+    segment.seal(footer)
+    file.sync()
+    file.close()
+    _replace(layout, new, path)
+
+
+_ACTS: dict[str, Callable[..., None]] = {
+    "write-mark": _write_mark,
+    "set-aside": _set_aside,
+    "new-meta": _new_meta,
+    "clean-side-log": _clean_side_log,
+    "write-segment": _write_segment,
+    "cut-tail": _cut_tail,
+}

@@ -1,0 +1,222 @@
+"""The frames of a segment, of a side log and of a spooled batch: which are sound, and what lies between them.
+
+Rules kept here:
+- Nothing is changed, and nothing is believed but what a CRC vouches for.
+- Verify and repair both look through these eyes: what one calls damage the other sets right.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from faregate.broker.journal import dead_letters, settled
+from faregate.broker.journal import frame as frames
+from faregate.broker.journal.columns import altered_offsets, read_batch
+from faregate.broker.journal.disk import Disk
+from faregate.broker.journal.frame import NO_BATCH, SEGMENT_BYTES, TRAILER_BYTES, Footer, Frame, SegmentHeader
+from faregate.broker.journal.high_water import HighWater
+from faregate.broker.journal.layout import Layout
+from faregate.broker.journal.segment import Memory, Segment
+from faregate.broker.journal.settled import RECORD_BYTES
+
+_CHUNK = 1 << 20
+
+
+class Damage(NamedTuple):
+    """Bytes that are no sound frame, up to where the next one starts or the end."""
+
+    at_byte: int
+    end: int
+    is_tail: bool
+
+
+def walk(data: Any, segment_id: int | None, limit: int) -> Iterator[tuple[Frame, Any] | Damage]:
+    """The sound frames with what is in them, and the damage between them. Zeros at the end are neither."""
+    at_byte, commit = SEGMENT_BYTES, -1
+    while at_byte < limit:
+        found = sound_frame(data, at_byte, segment_id, limit)
+        if found is None:
+            found = _next_sound(data, at_byte, segment_id, limit, commit)
+            if found is None:
+                if not _only_zeros(data, at_byte, limit):
+                    yield Damage(at_byte, limit, True)
+                return
+            yield Damage(at_byte, found[0].at_byte, False)
+        frame = found[0]
+        segment_id, commit, at_byte = frame.segment_id, frame.commit, frame.end
+        yield found
+
+
+def sound_frame(data: Any, at_byte: int, segment_id: int | None, limit: int) -> tuple[Frame, Any] | None:
+    frame = frames.read_header(data, at_byte, segment_id)
+    if frame is None or frame.end > limit or not frames.is_sound(data, frame):
+        return None
+    body = frames.body_of(data, frame)
+    try:
+        content: Any
+        if frame.kind == frames.MESSAGES:
+            content = read_batch(body)
+            count = content.num_rows
+        elif frame.kind == frames.DEAD_LETTERS:
+            content = dead_letters.decode(body)
+            count = len(content)
+        else:
+            content, count = msgspec.json.decode(body, type=Footer), 0
+    except (pa.ArrowException, msgspec.MsgspecError, OSError):
+        return None
+    return (frame, content) if count == frame.rows else None
+
+
+def _next_sound(data: Any, start: int, segment_id: int | None, limit: int, commit: int) -> tuple[Frame, Any] | None:
+    at_byte = data.find(frames.FRAME_MAGIC, start, limit)
+    while at_byte >= 0:
+        found = sound_frame(data, at_byte, segment_id, limit) if at_byte % 8 == 0 else None
+        if found is not None and (found[0].commit > commit or found[0].kind == frames.FOOTER):
+            return found
+        at_byte = data.find(frames.FRAME_MAGIC, at_byte + 1, limit)
+    return None
+
+
+def _only_zeros(data: Any, start: int, stop: int) -> bool:
+    return not any(data[at : min(at + _CHUNK, stop)].strip(b"\0") for at in range(start, stop, _CHUNK))
+
+
+class Scan:
+    """Everything about the frames of one segment."""
+
+    def __init__(self, base: int, data: Any, header: SegmentHeader | None, limit: int) -> None:
+        self.header = header or SegmentHeader(frames.VERSION, 0, base, 0, 0)
+        self.segment = Segment(self.header, Memory())
+        self.footer: Footer | None = None
+        self.lost_before: list[tuple[int, int]] = []
+        """Offsets that an earlier repair found lost: no problem any more."""
+        self.wrong: list[tuple[int, str, tuple[int, int] | None]] = []
+        self.tail: int | None = None
+        """Where bytes start that no sound frame follows."""
+        self.end = base
+        self.commit, self.time = self.header.commit, self.header.time
+        self._last_commit = -1  # not the header's: compaction writes the last commit there
+        self.whole = SEGMENT_BYTES
+        """Where the last whole commit ends: behind it there may be parts of a batch whose rest is missing."""
+        self.whole_end = base
+        self.frames = 0
+        self.topics: dict[int, int] = {}
+        """Topic numbers, and the first byte of a frame where each is used."""
+        self.altered: list[tuple[int, int]] = []
+        """Where frames stand, and offsets of messages in them whose body is not the one their digest was made of."""
+        self.gaps: list[tuple[int, tuple[int, int]]] = []
+        """Offsets that are missing although nothing is damaged (compacted, repaired, or a problem), by byte."""
+        self._read(data, limit, None if header is None else header.segment_id)
+
+    def _read(self, data: Any, limit: int, segment_id: int | None) -> None:
+        damage: Damage | None = None
+        previous: int | None = 0
+        for found in walk(data, segment_id, limit):
+            if isinstance(found, Damage):
+                damage, previous = found, None
+                if found.is_tail:
+                    self.tail = found.at_byte
+                continue
+            frame, content = found
+            if previous is not None and frame.previous != previous:
+                self.wrong.append((frame.at_byte, "does not follow the frame before it", None))
+            previous = frame.crc
+            if frame.kind == frames.FOOTER:
+                self.footer = content
+                self.lost_before = content.lost
+            elif self.footer is not None:
+                self.wrong.append((frame.at_byte, "stands behind the footer, where nobody reads it", None))
+                self.footer = None
+            if damage is not None:
+                lost = (self.end, frame.base - 1) if frame.base > self.end else None
+                self.wrong.append((damage.at_byte, f"is damaged up to byte {damage.end}", lost))
+                damage = None
+            elif frame.base > self.end:
+                self.gaps.append((frame.at_byte, (self.end, frame.base - 1)))
+            elif frame.base < self.end:
+                self.wrong.append((frame.at_byte, f"has offset {frame.base} again", None))
+            if frame.kind != frames.FOOTER:
+                self._count(frame, content)
+
+    def _count(self, frame: Frame, content: Any) -> None:
+        self.frames += 1
+        self.end = max(self.end, frame.base + frame.rows)
+        if frame.commit <= self._last_commit:
+            self.wrong.append((frame.at_byte, f"has commit number {frame.commit} behind {self._last_commit}", None))
+        self._last_commit = frame.commit
+        if frame.time < self.time:
+            self.wrong.append((frame.at_byte, "is older than the frame before it", None))
+        if frame.kind == frames.MESSAGES and frame.rows:
+            offsets = content.column("offset")
+            first, last = offsets[0].as_py(), offsets[-1].as_py()
+            self.end = max(self.end, last + 1)
+            if first < frame.base or last - first + 1 < frame.rows:
+                self.wrong.append((frame.at_byte, "has rows whose offsets do not fit", None))
+            self.altered += [(frame.at_byte, offset) for offset in altered_offsets(content)]
+            for topic in pc.unique(content.column("topic")).to_pylist():
+                self.topics.setdefault(topic, frame.at_byte)
+        self.commit, self.time = max(self.commit, frame.commit), max(self.time, frame.time)
+        self.segment.count(frame, content)
+        if frame.batch != NO_BATCH:
+            self.segment.batches.add(frame.batch)
+        if frame.part + 1 >= frame.parts:
+            self.whole, self.whole_end = frame.end, self.end
+
+    def footer_differences(self, footer: Footer, size: int) -> Iterator[str]:
+        """What the footer says that is not so."""
+        true = self.segment.footer(self.end, self.commit)
+        names = ["base", "messages", "dead_letters", "bytes"]
+        if not footer.compacted and self.frames:
+            names += ["first_time", "last_time", "types"]
+        for name in names:
+            if getattr(footer, name) != getattr(true, name):
+                yield f"its footer says {name} {getattr(footer, name)}, and it is {getattr(true, name)}"
+        if footer.end < self.end or footer.last_commit < self.commit:
+            yield "its footer ends before its frames do"
+        known = set(footer.index) - set(true.index)
+        if known and not footer.compacted:
+            yield f"its footer points to a frame at {min(known)[2]}, where none is"
+        if not footer.compacted and not set(footer.batches) <= set(true.batches):
+            yield "its footer names spooled batches that are not in it"
+        if footer.bytes + frames.FRAME_BYTES + TRAILER_BYTES > size:
+            yield "its footer is cut off"
+
+
+def is_record(data: memoryview, at_byte: int) -> bool:
+    return any(True for _ in settled.unpack(data[at_byte : at_byte + RECORD_BYTES]))
+
+
+def damage_in_batch(data: Any) -> int | None:
+    """Where a spooled batch is not whole."""
+    at_byte = previous = part = 0
+    parts = 1
+    while part < parts:
+        found = sound_frame(data, at_byte, 0, len(data))
+        if found is None or found[0].part != part or found[0].previous != previous:
+            return at_byte
+        at_byte, previous, parts, part = found[0].end, found[0].crc, found[0].parts, part + 1
+    return None
+
+
+def sound_mark(layout: Layout, disk: Disk) -> tuple[HighWater, bool]:
+    """How far the log goes by its frames alone, as opening it would find, and whether the last segment is sealed.
+
+    For a journal that nobody writes to.
+    """
+    for base in reversed(layout.segment_bases(disk)):
+        data = disk.read(layout.segment(base))
+        header = frames.read_segment_header(data)
+        if header is None:
+            continue
+        footer = frames.read_footer(data, header)
+        if footer is not None:
+            return HighWater(footer.end, footer.last_commit, base, footer.bytes, footer.last_time), True
+        mark = HighWater(base, header.commit, base, SEGMENT_BYTES, header.time)
+        for frame in frames.scan(data, header):
+            if frame.kind != frames.FOOTER and frame.part + 1 >= frame.parts:
+                mark = HighWater(frame.base + frame.rows, frame.commit, base, frame.end, max(mark.time, frame.time))
+        return mark, False
+    return HighWater(0, 0, 0, SEGMENT_BYTES, 0), False
