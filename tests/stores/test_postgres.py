@@ -22,7 +22,7 @@ UNREACHABLE = "postgresql://shop:secret@127.0.0.1:1/shop"
 
 @pytest.fixture
 async def store(postgres_url: str) -> AsyncIterator[PostgresStore]:
-    store = PostgresStore(postgres_url, clock=SystemClock(), connections=3, wait_seconds=5, tries=1)
+    store = PostgresStore(postgres_url, clock=SystemClock(), pool_size=3, wait_seconds=5, tries=1)
     await store.open()
     await store.apply_schema("create table goods (name text primary key)")
     yield store

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self, Unpack
 
 from faregate.bus.dead_letter_retention import RetainDead
 from faregate.bus.dead_letters import DeadLetters
-from faregate.bus.node_stores import NodeStores
+from faregate.bus.node_stores import Given, NodeStores
 from faregate.bus.recipients import topic_for
 from faregate.bus.stalls import StallDetector
 from faregate.bus.worker import Worker
@@ -35,6 +35,7 @@ from faregate.ports.progress import Occupied
 from faregate.ports.queue import QueueTransport, SpoolTransport
 from faregate.ports.schemes import hide_password, open_transport
 from faregate.ports.store import DeadFilter, Store
+from faregate.ports.tokens import TokenStore
 
 log = logging.getLogger("faregate.bus")
 
@@ -62,14 +63,15 @@ class SubscriptionCounts(NamedTuple):
 class Bus:
     """Runs nodes on a transport. Making one does no I/O; `async with` starts and stops it.
 
-    `store` is the URL of the nodes' database, or a mapping of node name to URL; a handler's writes and outgoing
-    messages are one commit there. `tokens` is the URL of the token store, where subscriptions with dedup="tokens" do
-    not share one store with all other nodes. `retain_ledger` is for how many seconds handled messages are remembered,
-    `retain_dead` for how long dead letters are kept, and where they are exported to then; None: they stay.
-    `max_message_bytes` bounds encoded bodies both ways. `codec` is what this bus writes with, by name or as an
-    object with the codec's protocol; it reads all that are registered in this process. `compress_above` compresses
-    larger bodies. `drain_seconds` is how long leaving waits for running handlers. After `stall_seconds` without
-    progress an alarm names what stands still; None: nobody looks.
+    `transport` is a URL or an object with the protocol `QueueTransport`. `store` is the nodes' database, a URL or a
+    `Store`, or a mapping of node name to one; a handler's writes and outgoing messages are one commit there. `tokens`
+    is the token store, a URL or a `TokenStore`, where subscriptions with dedup="tokens" do not share one store with all
+    other nodes. The bus opens and closes the objects that it is given. `retain_ledger` is for how many seconds handled
+    messages are remembered, `retain_dead` for how long dead letters are kept, and where they are exported to then;
+    None: they stay. `max_message_bytes` bounds encoded bodies both ways. `codec` is what this bus writes with, by name
+    or as an object with the codec's protocol; it reads all that are registered in this process. `compress_above`
+    compresses larger bodies. `drain_seconds` is how long leaving waits for running handlers. After `stall_seconds`
+    without progress an alarm names what stands still; None: nobody looks.
     """
 
     def __init__(
@@ -77,11 +79,11 @@ class Bus:
         transport: str | QueueTransport,
         *,
         nodes: Sequence[Node],
-        store: str | Mapping[str, str] | None = None,
+        store: Given | Mapping[str, Given] | None = None,
         codec: str | Codec = "json",
         compress_above: int | None = None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
-        tokens: str | None = None,
+        tokens: str | TokenStore | None = None,
         retain_ledger: float = RETAIN_LEDGER,
         retain_dead: RetainDead | None = None,
         drain_seconds: float = 30.0,
@@ -93,7 +95,7 @@ class Bus:
         self.nodes = {node.name: node for node in with_sources(nodes, self._publishers)}
         self._alarms = Alarms()
         self.url = hide_password(transport) if isinstance(transport, str) else type(transport).__name__
-        self._transport = open_transport(transport, self.clock) if isinstance(transport, str) else transport
+        self._transport = open_transport(transport, self.clock)
         self._drain_seconds = check_delay(drain_seconds, "drain_seconds")
         self._pool = HandlerThreads()
         limit = check_count(max_message_bytes, "max_message_bytes", 1, 1 << 30)

@@ -17,47 +17,52 @@ from faregate.node.node import Node
 from faregate.ports.clock import Clock
 from faregate.ports.progress import Occupation
 from faregate.ports.queue import QueueTransport
-from faregate.ports.schemes import hide_password, open_store, open_token_store
+from faregate.ports.schemes import open_store, open_token_store
 from faregate.ports.store import Store
+from faregate.ports.tokens import TokenStore
 
 log = logging.getLogger("faregate.bus")
 
 _YOUNG_SECONDS = 60.0
+Given = str | Store
+"""What `store=` takes for a node: a URL, or a store."""
 
 
 class NodeStores:
-    """Nodes with the same URL share one store. Made without I/O; `open`, then `start`, then `stop` and `close`."""
+    """Nodes with the same database share one store. Made without I/O; `open`, then `start`, then `stop` and `close`."""
 
     def __init__(
         self,
         nodes: Mapping[str, Node],
-        store: str | Mapping[str, str] | None,
+        store: Given | Mapping[str, Given] | None,
         *,
         transport: QueueTransport,
         clock: Clock,
         alarms: Alarms,
         retain_ledger: float,
         retain_dead: RetainDead | None = None,
-        tokens: str | None = None,
+        tokens: str | TokenStore | None = None,
         around: Mapping[str, Around] | None = None,
     ) -> None:
-        urls = _urls(nodes, store)
-        _check_needs(nodes.values(), urls)
+        given = _given(nodes, store)
+        stores = _open_once(given, clock)
+        _check_needs(nodes.values(), stores)
         self._nodes = nodes
-        urls, opened_by_url = _open_once(urls, clock)
-        self.stores = list(opened_by_url.values())
-        token_url = _token_url(nodes.values(), urls, tokens)
-        self._tokens = None if token_url is None else open_token_store(token_url, clock)
+        self.stores = list({each.database_id: each for each in stores.values()}.values())
+        if tokens is None:
+            tokens = _shared_tokens(nodes.values(), given, len(self.stores))
+        self._tokens = None if tokens is None else open_token_store(tokens, clock)
         self.recipient_lists = RecipientLists(self._tokens) if self._tokens is not None else None
         self.dispatchers: dict[str, Dispatcher] = {}
-        for url, opened in opened_by_url.items():
+        for opened in self.stores:
             lists = self.recipient_lists
             attempts = None if lists is None else Attempts(opened, lists, clock, alarms)
-            owners = [name for name, its_url in urls.items() if its_url == url]
-            self.dispatchers[url] = Dispatcher(opened, transport, clock, alarms, attempts, owners, around)
+            owners = [name for name, its_store in stores.items() if its_store is opened]
+            dispatcher = Dispatcher(opened, transport, clock, alarms, attempts, owners, around)
+            self.dispatchers[opened.database_id] = dispatcher
         self._of: dict[str, NodeStore] = {}
-        for name, url in urls.items():
-            opened, dispatcher, gate = opened_by_url[url], self.dispatchers[url], None
+        for name, opened in stores.items():
+            dispatcher, gate = self.dispatchers[opened.database_id], None
             if self._tokens is not None and self._tokens.database_id != opened.database_id:
                 gate = TokenGate(name, opened, self._tokens, dispatcher, alarms, clock)
             self._of[name] = NodeStore(opened, dispatcher, alarms, self._tokens, gate)
@@ -141,66 +146,48 @@ class NodeStores:
         )
 
 
-def _token_url(nodes: Iterable[Node], urls: Mapping[str, str], given: str | None) -> str | None:
-    """Where tokens are: where the bus says, or in the one store that all its nodes share."""
-    if given is not None:
-        if not isinstance(given, str):
-            raise ConfigurationError(f"tokens= takes the URL of the shared token store; got {given!r}")
-        return given
+def _shared_tokens(nodes: Iterable[Node], given: Mapping[str, Given], databases: int) -> str | None:
+    """Where tokens are if the bus does not say: in the one store that all its nodes share."""
     wanting = [str(sub) for node in nodes for sub in node.subscriptions.values() if sub.dedup == "tokens"]
     if not wanting:
         return None
-    shared = set(urls.values())
-    if len(shared) != 1:
-        raise ConfigurationError(
-            f"{wanting[0]} deduplicates by tokens, which all nodes must find in one place, and these nodes have "
-            f"{len(shared)} stores: say where tokens are kept, fg.Bus(…, tokens='sqlite:./tokens.db')"
-        )
-    return shared.pop()
+    urls = [each for each in given.values() if isinstance(each, str)]
+    if databases == 1 and urls:
+        return urls[0]
+    what = "its store was given as an object" if databases == 1 else f"these nodes have {databases} stores"
+    raise ConfigurationError(
+        f"{wanting[0]} deduplicates by tokens, which all nodes must find in one place, and {what}: say where tokens "
+        "are kept, fg.Bus(…, tokens='sqlite:./tokens.db')"
+    )
 
 
-def _urls(nodes: Mapping[str, Node], store: str | Mapping[str, str] | None) -> dict[str, str]:
+def _given(nodes: Mapping[str, Node], store: Given | Mapping[str, Given] | None) -> dict[str, Given]:
+    """By node. A database in memory gets a name, so that everything of this bus that means it finds the same one."""
     if store is None:
         return {}
-    if isinstance(store, str):
-        return dict.fromkeys(nodes, _named(store))
-    if not isinstance(store, Mapping):
-        raise ConfigurationError(f"store= takes a URL, or a mapping of node name to URL; got {store!r}")
-    unknown = [name for name in store if name not in nodes]
+    given = store if isinstance(store, Mapping) else dict.fromkeys(nodes, store)
+    unknown = [name for name in given if name not in nodes]
     if unknown:
         raise ConfigurationError(
             f"store= names {', '.join(map(repr, unknown))}; the nodes of this bus are: {', '.join(nodes)}"
         )
-    for name, url in store.items():
-        if not isinstance(url, str):
-            raise ConfigurationError(f"store={{{name!r}: …}} must be a URL such as 'sqlite:./shop.db'; got {url!r}")
-    names = {url: _named(url) for url in set(store.values())}
-    return {name: names[url] for name, url in store.items()}
+    memory = f"memory:bus-{next(_numbers)}"
+    return {name: memory if each == "memory:" else each for name, each in given.items()}
 
 
-def _open_once(urls: Mapping[str, str], clock: Clock) -> tuple[dict[str, str], dict[str, Store]]:
-    """One store for each database, however its URL is written; node -> URL, and URL -> store."""
-    opened = {url: open_store(url, clock) for url in dict.fromkeys(urls.values())}
-    first: dict[str, str] = {}
-    for url, store in opened.items():
-        first.setdefault(store.database_id, url)
-    return (
-        {name: first[opened[url].database_id] for name, url in urls.items()},
-        {url: opened[url] for url in first.values()},
-    )
-
-
-def _named(url: str) -> str:
-    """A database in memory gets a name, so that everything of this bus that means it finds the same one."""
-    return f"memory:bus-{next(_numbers)}" if url == "memory:" else url
+def _open_once(given: Mapping[str, Given], clock: Clock) -> dict[str, Store]:
+    """By node, one store for each database, however it is given; the first one counts."""
+    first: dict[str, Store] = {}
+    made = {name: open_store(each, clock) for name, each in given.items()}
+    return {name: first.setdefault(store.database_id, store) for name, store in made.items()}
 
 
 _numbers = count(1)
 
 
-def _check_needs(nodes: Iterable[Node], urls: Mapping[str, str]) -> None:
+def _check_needs(nodes: Iterable[Node], stores: Mapping[str, Store]) -> None:
     for node in nodes:
-        if node.name in urls:
+        if node.name in stores:
             continue
         needs = ["schema="] if node.schema is not None else []
         for subscription in node.subscriptions.values():
@@ -209,7 +196,7 @@ def _check_needs(nodes: Iterable[Node], urls: Mapping[str, str]) -> None:
             if subscription.dedup == "tokens":
                 needs.append(f"dedup='tokens' of {subscription}")
         if needs:
-            others = f" (stores: {', '.join(hide_password(url) for url in set(urls.values()))})" if urls else ""
+            others = f" (stores: {', '.join({store.url for store in stores.values()})})" if stores else ""
             raise ConfigurationError(
                 f"node {node.name!r} needs a store for {', '.join(needs)}, and this bus gives it none{others}: "
                 f"fg.Bus(…, store='sqlite:./{node.name}.db')"

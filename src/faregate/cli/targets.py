@@ -11,7 +11,7 @@ from faregate.bus.bus import Bus
 from faregate.cli.load import EXAMPLE, load_bus
 from faregate.errors import ConfigurationError
 from faregate.ports.clock import SystemClock
-from faregate.ports.schemes import STORE_URLS, STORES, hide_password, open_store
+from faregate.ports.schemes import STORES, hide_password, is_known, known_schemes, open_store
 from faregate.ports.store import Store
 
 Target = Annotated[
@@ -37,7 +37,7 @@ def find_stores(target: str) -> Stores:
         return Stores([open_store(target, SystemClock())], None)
     if ":" not in target:
         raise ConfigurationError(
-            f"{target!r} names neither a bus (module:attribute, {EXAMPLE}) nor a store ({STORE_URLS})"
+            f"{target!r} names neither a bus (module:attribute, {EXAMPLE}) nor a store ({known_schemes(STORES)})"
         )
     bus = load_bus(target)
     lasting = {url: store for url, store in bus.stores.items() if not _in_memory(url)}
@@ -52,7 +52,7 @@ def find_stores(target: str) -> Stores:
 
 def is_store_url(target: str) -> bool:
     scheme, colon, _ = target.partition(":")
-    return bool(colon) and scheme in STORES
+    return bool(colon) and is_known(STORES, scheme)
 
 
 def _in_memory(url: str) -> bool:

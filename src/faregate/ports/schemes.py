@@ -1,97 +1,160 @@
-"""Which URL scheme is served by which adapter. Adapters load on first use, so that a missing extra hurts nobody
-who does not ask for it."""
+"""Which URL scheme is served by which adapter, ours and those of installed packages.
 
+Rules kept here:
+- A package registers a scheme as an entry point: the group says what it is (`faregate.stores`, …), the name is the
+  scheme, the value a class or function that is called as `value(url, clock=clock)` and does no I/O.
+- Ours are registered in the same way (pyproject.toml). They stand here as well: a checkout, or a zip that Spark's
+  workers were given, has no metadata; nobody waits for a search of all installed packages; and no package can take them
+  over.
+- Adapters load on first use, so that a missing driver hurts nobody who does not ask for it.
+- An object with the port's protocol goes wherever a URL goes.
+"""
+
+import inspect
 import re
-from importlib import import_module
-from typing import Any
+from pkgutil import resolve_name
+from typing import Any, Protocol
 from urllib.parse import unquote
 
-from faregate.errors import ConfigurationError
-from faregate.ports.clock import Clock
-from faregate.ports.extras import needs_extra
+from faregate.errors import ConfigurationError, FaregateError
+from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.queue import QueueTransport
-from faregate.ports.store import Insertion, Store, StoreInfo
+from faregate.ports.store import Describable, Insertion, Store, StoreInfo
 from faregate.ports.tokens import TokenStore
 
-TRANSPORTS = {
-    "journal": "faregate.transports.journal:JournalTransport",
-    "memory": "faregate.transports.memory:MemoryTransport",
+STORES, TOKEN_STORES, TRANSPORTS = "faregate.stores", "faregate.token_stores", "faregate.transports"
+OWN = {
+    STORES: {
+        "memory": "faregate.stores.sqlite:MemoryStore",
+        "postgres": "faregate.stores.postgres:PostgresStore",
+        "postgresql": "faregate.stores.postgres:PostgresStore",
+        "sqlite": "faregate.stores.sqlite:SqliteStore",
+    },
+    TOKEN_STORES: {
+        "memory": "faregate.stores.sqlite:MemoryTokenStore",
+        "postgres": "faregate.stores.postgres:PostgresTokenStore",
+        "postgresql": "faregate.stores.postgres:PostgresTokenStore",
+        "sqlite": "faregate.stores.sqlite:SqliteTokenStore",
+    },
+    TRANSPORTS: {
+        "journal": "faregate.transports.journal:JournalTransport",
+        "memory": "faregate.transports.memory:MemoryTransport",
+    },
 }
-
-STORES = {
-    "memory": "faregate.stores.sqlite:MemoryStore",
-    "postgres": "faregate.stores.postgres:PostgresStore",
-    "postgresql": "faregate.stores.postgres:PostgresStore",
-    "sqlite": "faregate.stores.sqlite:SqliteStore",
-}
-STORE_URLS = "memory:, sqlite:PATH, postgresql://USER@HOST/DATABASE"
+_FORMS = {"journal": "PATH", "postgresql": "//USER@HOST/DATABASE", "sqlite": "PATH"}
+_WORDS = {STORES: "store", TOKEN_STORES: "token store", TRANSPORTS: "transport"}
 
 
-def open_transport(url: str, clock: Clock) -> QueueTransport:
-    """The transport that a URL names; nothing is opened yet."""
-    scheme, colon, rest = url.partition(":")
-    target = TRANSPORTS.get(scheme) if colon else None
-    if target is None:
-        known = ", ".join(f"{name}:" for name in TRANSPORTS)
-        raise ConfigurationError(f"{hide_password(url)!r} names no transport that this version has; known: {known}")
-    module, _, name = target.partition(":")
-    adapter: QueueTransport = getattr(_load(module, url, scheme), name)(rest, clock=clock)
-    return adapter
+def open_transport(given: str | QueueTransport, clock: Clock) -> QueueTransport:
+    """The transport that a URL names, or the one given; nothing is opened yet."""
+    transport: QueueTransport = _made(TRANSPORTS, QueueTransport, given, clock)
+    return transport
 
 
-def open_store(url: str, clock: Clock, *, blocking: bool = False) -> Store:
-    """The store that a URL names; nothing is opened yet. `blocking`: for a process that has nothing else to do while a
-    server answers."""
-    options = {"blocking": True} if blocking and url.startswith("postgres") else {}
-    store: Store = _store_class(url, "")(_store_address(url), clock=clock, **options)
+def open_store(given: str | Store, clock: Clock, *, blocking: bool = False) -> Store:
+    """The store that a URL names, or the one given; nothing is opened yet. `blocking`: for a process that has nothing
+    else to do while a server answers."""
+    store: Store = _made(STORES, Store, given, clock, blocking=blocking)
     return store
 
 
-def open_token_store(url: str, clock: Clock) -> TokenStore:
-    """The token store that a URL names; nothing is opened yet."""
-    store: TokenStore = _store_class(url, "Token")(_store_address(url), clock=clock)
+def open_token_store(given: str | TokenStore, clock: Clock) -> TokenStore:
+    """The token store that a URL names, or the one given; nothing is opened yet."""
+    store: TokenStore = _made(TOKEN_STORES, TokenStore, given, clock)
     return store
 
 
 def open_insertion(scheme: str) -> Insertion:
     """How a row gets into the outbox of a store of this scheme, on a connection that is not ours."""
-    backend: Insertion = _load(STORES[scheme].partition(":")[0] + ".insertion", f"{scheme}:", scheme)
+    backend: Insertion = _factory(STORES, f"{scheme}:").insertion
     return backend
 
 
 async def describe_store(url: str) -> StoreInfo:
     """What is in a database; it is read as it is, and not brought up to date."""
-    scheme = url.partition(":")[0]
-    backend = _store_class(url, "").__module__.rpartition(".")[0]
-    info: StoreInfo = await _load(f"{backend}.inspection", url, scheme).describe(_store_address(url))
-    return info
+    store = open_store(url, SystemClock())
+    if not isinstance(store, Describable):
+        raise ConfigurationError(f"{store.url} cannot be looked at: {type(store).__name__} has no describe()")
+    return await store.describe()
 
 
-def _store_class(url: str, kind: str) -> Any:
-    """The class of a backend for a URL: `SqliteStore`, or with kind "Token" `SqliteTokenStore`."""
+def url_for_workers(given: object) -> str:
+    """The URL of a store that other processes are to open, too. Raises `ConfigurationError` for an object."""
+    if not isinstance(given, str):
+        raise ConfigurationError(
+            f"store= got a {type(given).__name__}, an object, which cannot travel to Spark's workers: give a URL, such "
+            "as sqlite:PATH or postgresql://…, which each of them opens for itself"
+        )
+    return given
+
+
+def is_known(group: str, scheme: str) -> bool:
+    return _value(group, scheme) is not None
+
+
+def known_schemes(group: str) -> str:
+    from importlib.metadata import entry_points  # dear to import, and needed for the schemes of others alone
+
+    names = sorted({*OWN[group], *entry_points(group=group).names})
+    return ", ".join(f"{name}:{_FORMS.get(name, '')}" for name in names)
+
+
+def _made(group: str, port: Any, given: Any, clock: Clock, *, blocking: bool = False) -> Any:
+    if isinstance(given, str):
+        factory = _factory(group, given)
+        options = {"blocking": True} if blocking and getattr(factory, "may_block", False) else {}
+        given = factory(given, clock=clock, **options)
+    lacking = [name for name in members(port) if isinstance(given, type) or not hasattr(given, name)]
+    if lacking:
+        more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
+        raise ConfigurationError(
+            f"{type(given).__name__} is no {_WORDS[group]}: it lacks {', '.join(lacking[:3])}{more}. Give a URL "
+            f"({known_schemes(group)}) or an object with the protocol {port.__module__}.{port.__name__}"
+        )
+    return given
+
+
+def members(port: type) -> list[str]:
+    """What an object must have to keep to a port."""
+    parts = [part for part in port.__mro__ if part is not Protocol and getattr(part, "_is_protocol", False)]
+    names = {name for part in parts for name in (*vars(part), *inspect.get_annotations(part))}
+    return sorted(name for name in names if not name.startswith("_"))
+
+
+def _factory(group: str, url: str) -> Any:
+    """What makes the adapter for a URL. Raises `ConfigurationError`; `MissingExtra` for a driver that is not there."""
     scheme, colon, _ = url.partition(":")
-    target = STORES.get(scheme) if colon else None
-    if target is None:
-        raise ConfigurationError(f"{hide_password(url)!r} names no store that this version has; known: {STORE_URLS}")
-    module, _, name = target.partition(":")
-    return getattr(_load(module, url, scheme), name.removesuffix("Store") + kind + "Store")
+    value = _value(group, scheme) if colon else None
+    if value is None:
+        named = colon and re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme)
+        hint = f"; a package that brings it, faregate-{scheme} by custom, is not installed here" if named else ""
+        raise ConfigurationError(
+            f"{hide_password(url)!r} names no {_WORDS[group]}; known: {known_schemes(group)}{hint}"
+        )
+    try:
+        return resolve_name(value)
+    except FaregateError:
+        raise  # it says itself what is missing
+    except Exception as exc:
+        raise ConfigurationError(
+            f"{scheme}: is registered as {value} (entry point {scheme!r} of {group!r}), which cannot be loaded: "
+            f"{type(exc).__name__}: {exc}"
+        ) from exc
 
 
-def _load(module: str, url: str, scheme: str) -> Any:
-    """A module of a backend. Raises `MissingExtra`."""
-    with needs_extra(_extra(scheme), repr(hide_password(url))):
-        return import_module(module)
+def _value(group: str, scheme: str) -> str | None:
+    """module:name of what serves a scheme."""
+    if scheme in OWN[group]:
+        return OWN[group][scheme]
+    from importlib.metadata import entry_points
 
-
-def _extra(scheme: str) -> str:
-    """The extra that brings the driver for a scheme."""
-    return "postgres" if scheme == "postgresql" else scheme
-
-
-def _store_address(url: str) -> str:
-    """What a store is made with: the whole URL of a server, else what comes after the scheme."""
-    scheme, _, rest = url.partition(":")
-    return url if scheme in ("postgres", "postgresql") else rest
+    found = {f"{entry.module}:{entry.attr}" for entry in entry_points(group=group, name=scheme)}
+    if len(found) > 1:
+        raise ConfigurationError(
+            f"{scheme}: is registered more than once in {group!r}, as {' and as '.join(sorted(found))}: keep one of "
+            "these packages installed"
+        )
+    return found.pop() if found else None
 
 
 def hide_password(url: str) -> str:

@@ -38,13 +38,13 @@ _SPOOL_SECONDS = 0.1
 class JournalTransport:
     def __init__(
         self,
-        rest: str,
+        url: str,
         *,
         clock: Clock | None = None,
         segment_size: int = SEGMENT_SIZE,
         resident_bytes: int = RESIDENT_BYTES,
     ) -> None:
-        path, _, query = rest.partition("?")
+        path, _, query = url.removeprefix("journal:").partition("?")
         if not path:
             raise ConfigurationError("journal: needs a folder behind the colon, for example journal:./data")
         self.path = Path(path)

@@ -19,6 +19,7 @@ _APPENDS_PER_TURN = 128
 
 class MemoryTransport:
     def __init__(self, rest: str = "", *, clock: Clock | None = None) -> None:
+        rest = rest.removeprefix("memory:")
         if rest:
             raise ConfigurationError(f"memory: takes nothing behind the colon; got {rest!r}")
         self._clock = clock or SystemClock()

@@ -15,7 +15,7 @@ A store is the union of small protocols, one file for each concern. Of each ther
 All methods are called from one event loop. Ids are canonical UUID text. Times are seconds since the epoch.
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -33,6 +33,7 @@ __all__ = [
     "DeadFilter",
     "DeadLetter",
     "DeadStatus",
+    "Describable",
     "Insertion",
     "Known",
     "LedgerOutcome",
@@ -99,3 +100,10 @@ class StoreInfo(msgspec.Struct, kw_only=True):
     """By node. This and the next only where the version is one that is known here."""
     oldest: OutboxRow | None = None
     """The outbox row that has waited longest."""
+
+
+@runtime_checkable
+class Describable(Protocol):
+    """A store that can be looked at without being opened or brought up to date: `faregate store info`."""
+
+    async def describe(self) -> StoreInfo: ...

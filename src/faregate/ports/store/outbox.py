@@ -71,7 +71,8 @@ class OutboxStore(Protocol):
 
 
 class Insertion(Protocol):
-    """How a row gets into the outbox of a backend on a connection that is not ours; without I/O."""
+    """How a row gets into the outbox of a backend on a connection that is not ours; without I/O. A store class that
+    `fg.outbox` can use has it as `insertion`."""
 
     def insertion(self, row: OutboxRow) -> tuple[str, tuple[Any, ...]]:
         """The statement and its parameters, for the backend's own driver."""

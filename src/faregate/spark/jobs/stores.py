@@ -22,7 +22,7 @@ from faregate.broker.journal.reader import JournalReader
 from faregate.errors import ConfigurationError, StoreUnavailable
 from faregate.ports.clock import SystemClock
 from faregate.ports.extras import needs_extra
-from faregate.ports.schemes import STORE_URLS, hide_password, open_store
+from faregate.ports.schemes import hide_password, open_store, url_for_workers
 from faregate.spark.jobs.settlements import JournalPlan, by_task
 from faregate.spark.runs.views import low_water_name, reader_name
 
@@ -109,10 +109,10 @@ def open_stores(store: StoreUrls) -> tuple[StoreReader, ...]:
     """The databases that are meant. Raises `ConfigurationError` for what is no store, or was never set up."""
     if store is None:
         return ()
-    given = [(store, None)] if isinstance(store, str) else [(url, node) for node, url in store.items()]
+    given = [(url, node) for node, url in store.items()] if isinstance(store, Mapping) else [(store, None)]
     by_url: dict[str, list[str] | None] = {}
     for url, node in given:
-        known = by_url.setdefault(_absolute(url), None if node is None else [])
+        known = by_url.setdefault(_absolute(url_for_workers(url)), None if node is None else [])
         if node is not None and known is not None:
             known.append(node)
     databases = tuple(StoreReader(url, None if nodes is None else tuple(nodes)) for url, nodes in by_url.items())
@@ -126,7 +126,9 @@ def _absolute(url: str) -> str:
     if colon and scheme == "memory":
         raise ConfigurationError("a memory: store ends with the process of its bus: there is nothing to read here")
     if not colon or scheme not in ("sqlite", "postgres", "postgresql"):
-        raise ConfigurationError(f"{hide_password(url)!r} names no store; known: {STORE_URLS}")
+        raise ConfigurationError(
+            f"{hide_password(url)!r} names no store that jobs can read: sqlite:PATH, postgresql://…"
+        )
     if scheme != "sqlite":
         open_store(url, SystemClock())  # opens nothing yet, and refuses what is no URL
         return url

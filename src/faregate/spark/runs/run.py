@@ -32,6 +32,7 @@ from faregate.codec import Codec, find_codec
 from faregate.errors import ConfigurationError, FaregateError, check_delay
 from faregate.node.node import Node
 from faregate.node.sources import open_events
+from faregate.ports.schemes import url_for_workers
 from faregate.spark.format import FaregateSource
 from faregate.spark.runs.checkpoint import committed_end
 from faregate.spark.runs.driver import Driver
@@ -212,8 +213,9 @@ def run(
 
     `node` is an `fg.Node` or `module:attribute`. `trigger` is "available-now" (handle what is there, and end), or how
     often to look: "5s", "500ms", or seconds. Without `store` handlers have no effect but what they send, and take the
-    fast path. `handover` takes subscriptions over from their queues. `start` is the offset at which a subscription
-    begins that has not run on Spark yet; without it, it begins with what waits for it, or with the log.
+    fast path; it is a URL, never an object, as each worker opens it for itself. `handover` takes subscriptions over
+    from their queues. `start` is the offset at which a subscription begins that has not run on Spark yet; without it,
+    it begins with what waits for it, or with the log.
     `retain_ledger`, `codec` and `max_message_bytes` are those of the bus; a codec of your own is one that the node's
     module registers (`fg.register_codec`), as the workers import that.
 
@@ -324,6 +326,8 @@ def _check(node: Node, store: str | None, codec: str | Codec, max_messages_per_t
         raise ConfigurationError(f"{subscription}: on Spark a node runs alone; say who publishes this, with source=")
     if store is None:
         check_stateless(node)
+    else:
+        url_for_workers(store)
     return content_type
 
 

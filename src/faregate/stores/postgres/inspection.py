@@ -6,18 +6,15 @@ import psycopg
 from psycopg import sql
 
 from faregate.errors import StoreUnavailable
-from faregate.ports.clock import SystemClock
 from faregate.ports.store import StoreInfo
 from faregate.stores.postgres.faults import raise_translated
 from faregate.stores.postgres.migrate import MIGRATIONS
 from faregate.stores.postgres.rows import QUERIES
-from faregate.stores.postgres.server import PostgresServer
 from faregate.stores.sql.columns import outbox_row
 
 
-async def describe(url: str) -> StoreInfo:
-    """Raises `StoreUnavailable` for a server that cannot be reached."""
-    told = PostgresServer(url, clock=SystemClock()).url
+async def describe(url: str, told: str) -> StoreInfo:
+    """`told`: the URL without its password. Raises `StoreUnavailable` for a server that cannot be reached."""
     try:
         connection = await psycopg.AsyncConnection.connect(url, connect_timeout=5)
     except psycopg.Error as exc:

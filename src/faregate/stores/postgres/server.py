@@ -18,7 +18,7 @@ from psycopg_pool import AsyncConnectionPool
 
 from faregate.errors import ConfigurationError, StoreUnavailable
 from faregate.ports.cancellation import finish
-from faregate.ports.clock import Clock
+from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.schemes import hide_password
 from faregate.stores.postgres.connection import PollingConnection
 from faregate.stores.postgres.faults import is_lost, raise_translated
@@ -36,23 +36,25 @@ class PostgresServer:
         self,
         url: str,
         *,
-        clock: Clock,
-        connections: int = 10,
+        clock: Clock | None = None,
+        pool_size: int = 10,
         wait_seconds: float = 30.0,
         tries: int = 5,
         delay: float = 1.0,
         blocking: bool = False,
     ) -> None:
-        """`connections` at most; `wait_seconds` for a free one; `tries` at opening, first `delay` seconds apart.
-        `blocking`: a statement may hold the event loop up for a moment (see `connection.py`)."""
+        """`pool_size` connections at most; `wait_seconds` for a free one; `tries` at opening, first `delay` seconds
+        apart. `blocking`: a statement may hold the event loop up for a moment (see `connection.py`)."""
+        if pool_size < 1:
+            raise ConfigurationError(f"pool_size must be 1 or more; got {pool_size}")
         self.url = hide_password(url)
         known = _parse(url)
         database = known.get("dbname") or known.get("user") or ""
         place = f"{known.get('host') or ''}:{known.get('port') or 5432}/{database}"
         self.database_id = f"postgresql://{place} {known.get('options') or ''}".rstrip()
         self._conninfo = url
-        self._clock = clock
-        self._connections, self._wait_seconds = connections, wait_seconds
+        self._clock = clock or SystemClock()
+        self._pool_size, self._wait_seconds = pool_size, wait_seconds
         self._tries, self._delay = tries, delay
         self._blocking = blocking
         self._pool: AsyncConnectionPool[Connection] | None = None
@@ -66,7 +68,7 @@ class PostgresServer:
                 self._conninfo,
                 connection_class=PollingConnection if self._blocking else psycopg.AsyncConnection,
                 min_size=1,
-                max_size=self._connections,
+                max_size=self._pool_size,
                 timeout=self._wait_seconds,
                 kwargs={"autocommit": True},
                 open=False,

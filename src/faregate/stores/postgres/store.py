@@ -1,6 +1,6 @@
 """A PostgreSQL database as a node's store.
 
-    PostgresStore("postgresql://shop:secret@db.example/shop", clock=SystemClock())
+    PostgresStore("postgresql://shop:secret@db.example/shop", pool_size=30)
 
 Reads take a connection for one statement and see what is committed; each change outside of a transaction is one
 statement, and so a commit of its own. See `server.py` for connections, `transaction.py` for round trips.
@@ -13,7 +13,8 @@ import psycopg
 from faregate.errors import ConfigurationError
 from faregate.ports.cancellation import finish
 from faregate.ports.dead_letter import DeadLetter
-from faregate.ports.store import ClaimRecord, DeadFilter, Known, OutboxRow
+from faregate.ports.store import ClaimRecord, DeadFilter, Known, OutboxRow, StoreInfo
+from faregate.stores.postgres import insertion, inspection
 from faregate.stores.postgres.faults import is_lost, raise_translated
 from faregate.stores.postgres.server import PostgresServer, query
 from faregate.stores.postgres.transaction import PostgresTransaction
@@ -24,9 +25,14 @@ from faregate.stores.sql.statements import check_statement
 
 class PostgresStore(PostgresServer):
     dear_savepoints = True
+    may_block = True
+    insertion = insertion
 
     def transaction(self) -> PostgresTransaction:
         return PostgresTransaction(self)
+
+    async def describe(self) -> StoreInfo:
+        return await inspection.describe(self._conninfo, self.url)
 
     async def apply_schema(self, sql: str) -> None:
         check_statement(sql)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from faregate.errors import ConfigurationError, StoreUnavailable
-from faregate.ports.clock import Clock
+from faregate.ports.clock import Clock, SystemClock
 from faregate.stores.sql.opening import patiently
 from faregate.stores.sqlite.database import SqliteDatabase, connect, disconnect
 from faregate.stores.sqlite.migrate import migrate
@@ -27,13 +27,14 @@ class Place(NamedTuple):
 
 class SqliteFile:
     def __init__(
-        self, path: str, *, clock: Clock, busy_seconds: float = 5.0, tries: int = 5, delay: float = 1.0
+        self, path: str, *, clock: Clock | None = None, busy_seconds: float = 5.0, tries: int = 5, delay: float = 1.0
     ) -> None:
-        """`busy_seconds`: how long another process may hold the file; `tries` at opening it, `delay` seconds apart."""
-        self._clock = clock
+        """`path` is a path or the URL. `busy_seconds`: how long another process may hold the file; `tries` at opening
+        it, `delay` seconds apart."""
+        self._clock = clock or SystemClock()
         self._busy_seconds = busy_seconds
         self._tries, self._delay = tries, delay
-        self._place = self._locate(path)
+        self._place = self._locate(path.removeprefix("sqlite:"))
         self._opened: SqliteDatabase | None = None
 
     def _locate(self, path: str) -> Place:
@@ -91,8 +92,8 @@ class SqliteFile:
 class InMemory(SqliteFile):
     """`memory:` is a database of its own, `memory:NAME` one that all who say that name in this process share."""
 
-    def __init__(self, name: str = "", *, clock: Clock) -> None:
-        super().__init__(name, clock=clock)
+    def __init__(self, name: str = "", *, clock: Clock | None = None) -> None:
+        super().__init__(name.removeprefix("memory:"), clock=clock)
 
     def _locate(self, path: str) -> Place:
         # A blank cannot be in a name that came from a URL, so a numbered one is nobody else's.

@@ -14,11 +14,7 @@ from faregate.stores.sqlite.migrate import MIGRATIONS
 from faregate.stores.sqlite.rows import QUERIES, outbox_row
 
 
-async def describe(path: str) -> StoreInfo:
-    return _read(path)
-
-
-def _read(path: str) -> StoreInfo:
+def describe(path: str) -> StoreInfo:
     """Raises `ConfigurationError` for what is no SQLite file, `StoreUnavailable` for one that cannot be read."""
     url = f"sqlite:{path}"
     if not Path(path).is_file():

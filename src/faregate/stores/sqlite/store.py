@@ -1,6 +1,6 @@
 """A SQLite file, or a database in memory, as a node's store.
 
-    SqliteStore("./shop.db", clock=SystemClock())
+    SqliteStore("sqlite:./shop.db", busy_seconds=30)
 
 Reads come from the reading connection and so see what is committed; each change outside of a transaction is a commit of
 its own. See `database.py` for connections, locks and threads.
@@ -13,9 +13,10 @@ from functools import lru_cache
 
 from faregate.errors import ConfigurationError
 from faregate.ports.dead_letter import DeadLetter
-from faregate.ports.store import DeadFilter, Known, OutboxRow
+from faregate.ports.store import DeadFilter, Known, OutboxRow, StoreInfo
 from faregate.stores.sql.columns import id_bytes, id_text
 from faregate.stores.sql.statements import check_statement
+from faregate.stores.sqlite import insertion, inspection
 from faregate.stores.sqlite.claims import SqliteClaims
 from faregate.stores.sqlite.database import execute_all
 from faregate.stores.sqlite.file import InMemory
@@ -32,11 +33,15 @@ class SqliteStore(SqliteClaims):
     """`sqlite:PATH`. One transaction at a time runs on it: handlers with effects in this store follow each other."""
 
     dear_savepoints = False
+    insertion = insertion
     _looked_through: frozenset[str] = frozenset()
     """The nodes all of whose ledger rows were looked at for old ones since this object was made."""
 
     def transaction(self) -> SqliteTransaction:
         return SqliteTransaction(self._database, self._clock)
+
+    async def describe(self) -> StoreInfo:
+        return inspection.describe(self.url.partition(":")[2])
 
     async def apply_schema(self, sql: str) -> None:
         check_statement(sql)
