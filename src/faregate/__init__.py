@@ -25,6 +25,7 @@ from faregate.bus.outbox import AsyncOutbox, Outbox, outbox
 from faregate.codec import Codec, register_codec
 from faregate.core.alarms import Alarm
 from faregate.core.context import Context
+from faregate.core.handler_database import HandlerDatabase
 from faregate.errors import (
     BareCommand,
     BatchDiffers,
@@ -105,6 +106,7 @@ __all__ = [
     "Event",
     "FaregateError",
     "HandlerConflict",
+    "HandlerDatabase",
     "HandlerFailed",
     "IdleTimeout",
     "InvalidName",

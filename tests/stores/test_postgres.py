@@ -237,7 +237,7 @@ async def test_postgres_is_another_name_for_it(postgres_url: str) -> None:
 
 @pytest.mark.services
 async def test_reads_after_all_connections_were_lost_do_not_starve_each_other(postgres_url: str) -> None:
-    store = PostgresStore(postgres_url, clock=SystemClock(), connections=10, wait_seconds=30)
+    store = PostgresStore(postgres_url, clock=SystemClock(), pool_size=10, wait_seconds=30)
     await store.open()
     try:
         taken = [await store.take() for _ in range(10)]
@@ -259,3 +259,16 @@ async def test_one_database_written_in_two_ways_is_one_store(postgres_url: str) 
     other = postgres_url.replace("postgresql://", "postgres://") + "&application_name=shop"
     async with fg.Bus("memory:", nodes=[fg.Node("a"), fg.Node("b")], store={"a": postgres_url, "b": other}) as bus:
         assert bus.store_of("a") is bus.store_of("b") and len(bus.stores) == 1
+
+
+async def test_the_size_of_the_pool_is_said_by_giving_the_bus_an_object(postgres_url: str) -> None:
+    store = PostgresStore(postgres_url, pool_size=2)
+    async with fg.Bus("memory:", nodes=[fg.Node("shop")], store=store) as bus:
+        assert bus.store_of("shop") is store and store.pool.max_size == 2
+    with pytest.raises(StoreUnavailable, match="is not open"):
+        _ = store.pool
+
+
+def test_a_pool_of_none_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="pool_size must be 1 or more; got 0"):
+        PostgresStore(UNREACHABLE, pool_size=0)

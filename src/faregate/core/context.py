@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
 
 from faregate.core.database import BlockingDatabase, Database
+from faregate.core.handler_database import HandlerDatabase
 from faregate.errors import ConfigurationError, TryEnded, WrongEventLoop
 from faregate.ids import message_id
 from faregate.message import Envelope
@@ -173,9 +174,9 @@ class Context:
     # --- doing --------------------------------------------------------------------------------------------
 
     @property
-    def db(self) -> Any:
+    def db(self) -> HandlerDatabase:
         """The node's database, inside the unit of work: awaited in `async def` (a `Database`), called plainly in `def`
-        (a `BlockingDatabase`). Which of the two it is a type checker cannot know.
+        (a `BlockingDatabase`).
 
         What is written commits together with the ledger and the outgoing messages, or not at all.
         """
