@@ -1,4 +1,4 @@
-"""Exactly-once effects with the ledger (exactly-once.md): one commit per message id, outputs sent once.
+"""Exactly-once effects with the ledger: one commit per message id, outputs sent once.
 
 The broker remembers recent publications by itself. It must not be what saves us here, so copies are put straight into
 the queue (`bench.deliver`), or come over a new journal that has never seen them.
@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import faregate as fg
-from faregate.ports.faults import POINTS, Crash
+from faregate.ports.faults import Crash
 from tests.core.rig import committed
 
 LONG = 30  # seconds until a test that hangs is failed
@@ -508,91 +508,6 @@ async def test_at_rest_no_output_is_left_undispatched(tmp_path: Path) -> None:
     # Reading: a dispatched row is either gone or has its dispatched_at.
     assert rows(tmp_path / "s.db", "select count(*) from faregate_outbox where dispatched_at is null") == [(0,)]
     assert len(runs) == 10
-
-
-# --- crashes ----------------------------------------------------------------------------------------------
-
-ALWAYS_REACHED = ("bus.before-handler", "bus.after-handler", "bus.before-settle", "bus.after-settle")
-
-
-def chain(found: dict[str, list[str]], dedup: str) -> list[fg.Node]:
-    """first -> second; each writes one note per message into a table of its own, and tells `found` when asked."""
-    nodes = [
-        fg.Node(name, schema=f"create table if not exists {name}_notes(number integer primary key, text text)")
-        for name in ("first", "second")
-    ]
-    first, second = nodes
-
-    @first.on(Placed, source="shop", dedup=dedup)
-    async def begin(placed: Placed, ctx: fg.Context) -> AsyncIterator[Any]:
-        await ctx.db.execute("insert into first_notes(text) values (?)", (placed.name,))
-        yield Noted(text=f"{placed.name} a")
-        yield Noted(text=f"{placed.name} b")
-
-    @second.on(Noted, source="first", dedup=dedup)
-    async def end(note: Noted, ctx: fg.Context) -> None:
-        await ctx.db.execute("insert into second_notes(text) values (?)", (note.text,))
-
-    @first.on(Look)
-    async def look_first(cmd: Look, ctx: fg.Context) -> None:
-        found["first"] = [row[0] for row in await ctx.db.fetchall("select text from first_notes order by text")]
-
-    @second.on(Look)
-    async def look_second(cmd: Look, ctx: fg.Context) -> None:
-        found["second"] = [row[0] for row in await ctx.db.fetchall("select text from second_notes order by text")]
-
-    return nodes
-
-
-async def publish_for_sure(bench: Any, event: Any, key: str) -> None:
-    """A publisher that dies within `publish` comes back and repeats it with the same key."""
-    for _ in range(5):
-        try:
-            await bench.publish(event, idempotency_key=key)
-            return
-        except (Crash, fg.OutcomeUnknown):
-            continue
-    raise AssertionError("publishing crashed more often than it was told to")
-
-
-@pytest.mark.parametrize("dedup", ["ledger", "tokens"])
-@pytest.mark.parametrize("times", [1, 3])
-@pytest.mark.parametrize("point", list(POINTS))
-async def test_a_crash_at_any_point_neither_loses_nor_doubles_an_effect(point: str, times: int, dedup: str) -> None:
-    # In `tokens` the two nodes need one store of tokens; reading: the `memory:` stores of a bench are enough for that.
-    found: dict[str, list[str]] = {}
-    async with asyncio.timeout(60), fg.testing.bench(*chain(found, dedup)) as bench:
-        with fg.testing.crash_at(point, times) as reached:
-            for name in ("1", "2"):
-                await publish_for_sure(bench, Placed(name=name), name)
-            await bench.settle()
-        await bench.settle()
-        assert bench.poisoned() == []
-        assert bench.bus.alarms["disagreement"] == 0
-        for node in ("first", "second"):
-            await bench.send(Look(), to=node)
-        await bench.settle()
-    assert found == {"first": ["1", "2"], "second": ["1 a", "1 b", "2 a", "2 b"]}
-    if point in ALWAYS_REACHED:
-        assert reached[point] > times
-
-
-@pytest.mark.parametrize("point", list(POINTS))
-async def test_a_crash_at_any_point_is_harmless_on_files_too(point: str, tmp_path: Path) -> None:
-    nodes = [fg.Node("shop"), *chain({}, "ledger")]
-    store = {"first": f"sqlite:{tmp_path}/first.db", "second": f"sqlite:{tmp_path}/second.db"}
-    async with asyncio.timeout(60):
-        with fg.testing.crash_at(point):
-            for _ in range(2):  # the second bus is the process that comes back
-                with contextlib.suppress(Crash, fg.OutcomeUnknown):
-                    async with fg.Bus(f"journal:{tmp_path}/data", nodes=nodes, store=store) as bus:
-                        await bus.publish(Placed(name="1"), node="shop", idempotency_key="1")
-                        await bus.idle(timeout=LONG)
-        async with fg.Bus(f"journal:{tmp_path}/data", nodes=nodes, store=store) as bus:
-            await bus.idle(timeout=LONG)
-            assert await bus.poisoned() == []
-    assert rows(tmp_path / "first.db", "select text from first_notes") == [("1",)]
-    assert rows(tmp_path / "second.db", "select text from second_notes order by text") == [("1 a",), ("1 b",)]
 
 
 async def test_a_restart_before_the_dispatch_sends_what_was_committed(tmp_path: Path) -> None:
