@@ -589,21 +589,6 @@ class DoesNotResume(Faulty):
             pass
 
 
-@breaks("draining_waits_for_what_is_out")
-class DrainsWithoutWaiting(Faulty):
-    class consumer(Wrapped):
-        async def drain(self) -> None:
-            self._inner.pause()
-
-
-@breaks("draining_waits_for_what_is_out")
-class GoesOnTakingWhileItDrains(Faulty):
-    class consumer(Wrapped):
-        async def drain(self) -> None:
-            await self._inner.drain()
-            self._inner.resume()
-
-
 @breaks("an_exclusive_consumer_is_alone")
 class IgnoresExclusive(Faulty):
     def consumed(self, **how: Any) -> dict[str, Any]:

@@ -119,6 +119,17 @@ async def test_a_bench_stands_in_for_a_publisher_that_nobody_names() -> None:
     assert got == ["billing from publisher"]
 
 
+def test_on_spark_a_node_says_its_sources_itself() -> None:
+    pytest.importorskip("pyspark", reason="needs the extra faregate[spark]")
+    from faregate.spark.runs.run import _check
+
+    _check(listener("billing", [], source="shop"), "memory:", "json", 1)
+    with pytest.raises(
+        fg.ConfigurationError, match=r"listen at billing \(Placed\): on Spark a node runs alone.*source="
+    ):
+        _check(listener("billing", []), "memory:", "json", 1)
+
+
 def test_a_node_publishes_declared_events_only() -> None:
     @dataclass
     class Plain:

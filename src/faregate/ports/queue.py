@@ -156,10 +156,6 @@ class Consumer(Protocol):
 
     def resume(self) -> None: ...
 
-    async def drain(self) -> None:
-        """No further deliveries; returns when everything handed out has been ended."""
-        ...
-
     async def close(self) -> None:
         """Go away; what is still out returns to its position at once. Closing twice does nothing."""
         ...

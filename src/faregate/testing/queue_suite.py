@@ -654,19 +654,6 @@ async def a_paused_consumer_gets_nothing_until_it_resumes(subject: QueueSubject)
 
 
 @case
-async def draining_waits_for_what_is_out(subject: QueueSubject) -> None:
-    inbox = await open_inbox(subject, *"ab", prefetch=1)
-    delivery = await inbox.take()
-    assert inbox.consumer is not None
-    draining = asyncio.ensure_future(inbox.consumer.drain())
-    await subject.rest()
-    assert not draining.done(), "drained while a delivery was out"
-    await delivery.settle("handled")
-    await draining
-    await inbox.nothing("it is drained")
-
-
-@case
 async def an_exclusive_consumer_is_alone(subject: QueueSubject) -> None:
     await open_inbox(subject)
     try:

@@ -4,7 +4,7 @@ store too."""
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
 
-from faregate.ports.tokens import Recipients, Token
+from faregate.ports.tokens import Token
 
 ClaimState = Literal["NEW", "DONE"]
 
@@ -29,10 +29,6 @@ class TokenTransaction(Protocol):
 
     async def consume_tokens(self, attempt_ids: Sequence[str]) -> set[str]:
         """Delete tokens, in a sorted go; returns those that were there."""
-        ...
-
-    async def recipients(self, topics: Sequence[str]) -> dict[str, Recipients]:
-        """The recipient list of each topic; `NOBODY` for one that has none."""
         ...
 
     async def finish_claim(self, node: str, message_id: str, claim_id: str) -> bool:

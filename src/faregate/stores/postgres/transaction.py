@@ -24,7 +24,7 @@ from faregate.errors import StoreConflict, StoreUnavailable, TransactionMisused
 from faregate.ports.cancellation import finish
 from faregate.ports.dead_letter import DeadLetter, DeadStatus
 from faregate.ports.store import LedgerRow, OutboxRow, Sent, TransactionBlock
-from faregate.ports.tokens import NOBODY, Recipients, Token
+from faregate.ports.tokens import Token
 from faregate.stores.postgres.faults import is_lost, raise_translated
 from faregate.stores.postgres.rows import QUERIES, token_columns
 from faregate.stores.postgres.server import Connection, Cursor, PostgresServer
@@ -308,12 +308,6 @@ class PostgresTransaction(TransactionBlock):
 
     async def consume_tokens(self, attempt_ids: Sequence[str]) -> set[str]:
         return {attempt for (attempt,) in await self._rows(QUERIES["discard_tokens"], (list(attempt_ids),))}
-
-    async def recipients(self, topics: Sequence[str]) -> dict[str, Recipients]:
-        found = dict.fromkeys(topics, NOBODY)
-        for topic, version, modes in await self._rows(QUERIES["recipients"], (list(topics),)):
-            found[topic] = columns.recipients(version, modes)
-        return found
 
     async def finish_claim(self, node: str, message_id: str, claim_id: str) -> bool:
         return (await self._run(QUERIES["finish_claim"], (node, message_id, claim_id))).rowcount == 1

@@ -15,7 +15,7 @@ from faregate.errors import TransactionMisused
 from faregate.ports.clock import Clock
 from faregate.ports.dead_letter import DeadLetter, DeadStatus
 from faregate.ports.store import LedgerRow, OutboxRow, Sent, TransactionBlock
-from faregate.ports.tokens import NOBODY, Recipients, Token
+from faregate.ports.tokens import Token
 from faregate.stores.sql import columns
 from faregate.stores.sql.columns import attempts_text, id_bytes, id_text, pack
 from faregate.stores.sql.statements import to_question
@@ -263,13 +263,6 @@ class SqliteTransaction(TransactionBlock):
     async def consume_tokens(self, attempt_ids: Sequence[str]) -> set[str]:
         discard = QUERIES["discard_token"]
         return {attempt for attempt in sorted(set(attempt_ids)) if self._run(discard, (attempt,)).rowcount}
-
-    async def recipients(self, topics: Sequence[str]) -> dict[str, Recipients]:
-        found = {}
-        for topic in topics:
-            rows = self._fetch(QUERIES["recipients"], (topic,))
-            found[topic] = columns.recipients(*rows[0]) if rows else NOBODY
-        return found
 
     async def finish_claim(self, node: str, message_id: str, claim_id: str) -> bool:
         return self._run(QUERIES["finish_claim"], (node, id_bytes(message_id), claim_id)).rowcount == 1
