@@ -14,7 +14,7 @@ SPARE_DELIVERIES = 20
 
 Dedup = Literal["ledger", "tokens", "off"]
 Claim = Literal["transaction", "eager", "lazy"]
-"""When the business key of a message is claimed (see `identity.py`)."""
+"""When the business key of a message is claimed (see `core/business_key.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,7 @@ class Subscription:
     name: str
     message_type: MessageType
     source: str | None
+    """Who publishes the event; None for a command, and for an event until a bus has found it out (`sources.py`)."""
     handler: Signature
     key: Key | None
     order: Order
