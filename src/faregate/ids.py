@@ -12,7 +12,7 @@ Ids are canonical UUID text. It is put together from hexadecimal digits, several
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from hashlib import sha256
 
@@ -120,6 +120,21 @@ def message_ids(recipient: str) -> Callable[[str], str]:
         return _root_part(publication_id) + _hashed_part(sha256(hashed.encode()).hexdigest())
 
     return derive
+
+
+PublicationKey = str | tuple[str, int, str | None, tuple[str, ...]]
+"""What a repetition has in common with the first: the publication id, replay number, attempt id and, when it went to
+some of its topic's recipients only, these. Nearly always the last three say nothing, and the id stands alone."""
+
+
+def publication_key(
+    publication_id: str, replay: int, attempt_id: str | None, recipients: Iterable[str] = ()
+) -> PublicationKey:
+    """`recipients`: only those of a publication that was restricted to them; their order says nothing."""
+    named = tuple(sorted(recipients))
+    if not replay and attempt_id is None and not named:
+        return publication_id
+    return (publication_id, replay, attempt_id, named)
 
 
 def _root_part(root: str) -> str:

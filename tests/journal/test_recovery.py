@@ -7,6 +7,7 @@ import asyncio
 import errno
 
 import pytest
+from msgspec import structs
 
 from faregate.broker.journal import frame as frames
 from faregate.broker.journal.errors import JournalFailed, JournalFull
@@ -288,8 +289,7 @@ async def test_when_side_logs_cannot_be_written_publishing_goes_on_and_nothing_i
 @quiet_threads
 async def test_a_message_that_cannot_be_written_is_refused_alone() -> None:
     async with station() as it:
-        bad = noted("bad")
-        bad.headers = {"text": "\ud800"}
+        bad = structs.replace(noted("bad"), headers={"text": "\ud800"})
         told = await asyncio.gather(
             it.publish(noted("a")), it.publish(bad), it.publish(noted("b")), return_exceptions=True
         )

@@ -15,11 +15,10 @@ from faregate.broker.journal.items import Append, SnapshotPoint
 from faregate.broker.journal.journal import Journal
 from faregate.broker.journal.recovery import Found, Single
 from faregate.broker.journal.settled import OUTCOMES, REDELIVER, STARTED, Record
-from faregate.broker.journal.snapshot import QueueSnapshot, ReturningRecord, Snapshot
+from faregate.broker.journal.snapshot import QueueSnapshot, Returning, Snapshot
 from faregate.broker.journal.spool import Spooled
 from faregate.broker.log_view import LogView
 from faregate.broker.queue import Queue
-from faregate.broker.recorder import Returning
 from faregate.broker.topics import Route
 from faregate.errors import FaregateError, Unroutable, ViewTaken
 from faregate.message import Envelope
@@ -419,8 +418,7 @@ class DurableBroker(Broker):
             state = self._queues[name].state()
             undurable = [(offset, offset) for queue, offset in self._undurable if queue == number]
             if state.runs or undurable:
-                returning = [ReturningRecord(*entry) for entry in state.returning]
-                queues[number] = QueueSnapshot(sorted([*state.runs, *undurable]), returning)
+                queues[number] = QueueSnapshot(sorted([*state.runs, *undurable]), state.returning)
         return Snapshot(offset=self._enqueued, queues=queues)
 
     def keep(self) -> None:

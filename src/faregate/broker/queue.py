@@ -26,7 +26,8 @@ from faregate.broker.consumer import QueueConsumer
 from faregate.broker.delivery import BrokerDelivery
 from faregate.broker.entry import ACQUIRED, ARCHIVED, AVAILABLE, SCHEDULED, WITHHELD, Entry, EntryLine
 from faregate.broker.in_flight import InFlight
-from faregate.broker.recorder import QueueState, Recorder, Returning
+from faregate.broker.journal.snapshot import QueueSnapshot, Returning
+from faregate.broker.recorder import Recorder
 from faregate.broker.schedule import Schedule, ScheduledCall
 from faregate.broker.selector import Selector
 from faregate.errors import ConfigurationError, ConsumerRefused, FaregateError, StaleLock
@@ -610,7 +611,7 @@ class Queue:
         """
         return iter(self._entries.values())
 
-    def state(self) -> QueueState:
+    def state(self) -> QueueSnapshot:
         """What waits here, in terms of the journal."""
         pieces = [(entry.position, entry.offset, entry.offset, 1) for entry in self._entries.values()]
         pieces += self._backlog.runs()
@@ -628,7 +629,7 @@ class Queue:
             for entry in self._entries.values()
             if entry.tries or entry.redeliveries or entry.redelivering
         ]
-        return QueueState(runs, returning)
+        return QueueSnapshot(runs, returning)
 
     def _due_time(self, entry: Entry) -> float | None:
         """When it comes back, by the wall clock, if it waits for redelivery."""

@@ -2,28 +2,15 @@
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
+from faregate.ids import PublicationKey, publication_key
 from faregate.message import Envelope
 
 log = logging.getLogger("faregate.broker")
 
 DUPLICATE_WINDOW = 100_000
 """How many publications are remembered."""
-
-PublicationKey = str | tuple[str, int, str | None, tuple[str, ...]]
-"""What a repetition has in common with the first: the publication id, replay number, attempt id and, when it went to
-some of its topic's recipients only, these. Nearly always the last three say nothing, and the id stands alone."""
-
-
-def publication_key(
-    publication_id: str, replay: int, attempt_id: str | None, recipients: Iterable[str] = ()
-) -> PublicationKey:
-    """`recipients`: only those of a publication that was restricted to them; their order says nothing."""
-    named = tuple(sorted(recipients))
-    if not replay and attempt_id is None and not named:
-        return publication_id
-    return (publication_id, replay, attempt_id, named)
 
 
 class RecentPublications:

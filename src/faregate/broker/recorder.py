@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from faregate.message import Envelope
 
@@ -45,21 +45,3 @@ class Recorder(Protocol):
     def leaves(self, envelope: Envelope) -> None:
         """It is no longer held."""
         ...
-
-
-class Returning(NamedTuple):
-    """An entry with a past, as it is found when a journal is opened."""
-
-    offset: int
-    tries: int
-    redeliveries: int
-    due: float | None
-
-
-class QueueState(NamedTuple):
-    """What a queue holds, in terms of the journal: enough to fill it again."""
-
-    runs: list[tuple[int, int]]
-    """Stretches of offsets (first, last) within which everything of this queue still waits."""
-    returning: list[Returning]
-    """Those among them that were tried before."""

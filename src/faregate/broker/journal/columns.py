@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from faregate.broker.journal.errors import Unwritable
-from faregate.broker.recent import PublicationKey, publication_key
 from faregate.codec import is_altered
+from faregate.ids import PublicationKey, publication_key
 from faregate.message import Envelope
 
 _STRING, _BINARY, _TIME = pa.string(), pa.binary(), pa.timestamp("us", tz="UTC")

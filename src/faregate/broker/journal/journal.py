@@ -35,8 +35,8 @@ from faregate.broker.journal.settled import Record
 from faregate.broker.journal.snapshot import Snapshot
 from faregate.broker.journal.spool import Intake, Spooled, batch_id
 from faregate.broker.journal.topology import Topology, View
-from faregate.broker.recent import PublicationKey
 from faregate.errors import ConfigurationError, FaregateError, MessageTooLarge, QueueNotFound
+from faregate.ids import PublicationKey
 from faregate.message import Envelope, Kind
 from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.queue import Binding

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import msgspec
 import pyarrow.compute as pc
 
 from faregate.broker.journal import dead_letters, settled
@@ -20,9 +19,8 @@ from faregate.broker.journal.disk import Disk
 from faregate.broker.journal.errors import JournalCorrupt
 from faregate.broker.journal.layout import Layout, read_json
 from faregate.broker.journal.reader import JournalReader
-from faregate.broker.journal.snapshot import Snapshot
+from faregate.broker.journal.snapshot import Returning, Snapshot
 from faregate.broker.journal.topology import FROM_THE_BEGINNING, Reading, Topology
-from faregate.broker.recorder import Returning
 from faregate.ports.dead_letter import DeadLetter
 
 _END = 1 << 62
@@ -147,9 +145,7 @@ def recover(layout: Layout, disk: Disk, reader: JournalReader, topology: Topolog
     }
     for number, kept in snapshot.queues.items():
         if number in waiting:
-            waiting[number].past = {
-                entry.offset: Returning(*msgspec.structs.astuple(entry)) for entry in kept.returning
-            }
+            waiting[number].past = {entry.offset: entry for entry in kept.returning}
     _apply_side_logs(layout, disk, bases, snapshot, waiting)
     for one in waiting.values():
         one.sort()

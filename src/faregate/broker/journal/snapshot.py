@@ -1,9 +1,11 @@
 """What waited in each queue at some moment, so that opening reads only what came later."""
 
+from typing import NamedTuple
+
 import msgspec
 
 
-class ReturningRecord(msgspec.Struct, array_like=True):
+class Returning(NamedTuple):
     """An entry that was tried before: its offset and counts, and when it is due if it waits for redelivery."""
 
     offset: int
@@ -13,9 +15,11 @@ class ReturningRecord(msgspec.Struct, array_like=True):
 
 
 class QueueSnapshot(msgspec.Struct):
+    """What a queue held, in terms of the journal: enough to fill it again."""
+
     runs: list[tuple[int, int]]
     """Stretches of offsets (first, last) within which everything of this queue waited."""
-    returning: list[ReturningRecord] = []
+    returning: list[Returning] = []
 
 
 class Snapshot(msgspec.Struct):
