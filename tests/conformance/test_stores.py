@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from faregate.testing import (
+    READER_CASES,
     STORE_CASES,
     memory_store_subject,
     postgres_store_subject,
@@ -14,19 +15,21 @@ from faregate.testing import (
 )
 from tests.presence import address
 
+CASES = [*STORE_CASES, *READER_CASES]
+
 
 @pytest.mark.parametrize("name", STORE_CASES)
 async def test_a_store_in_memory(name: str) -> None:
     await run_store_case(name, memory_store_subject)
 
 
-@pytest.mark.parametrize("name", STORE_CASES)
+@pytest.mark.parametrize("name", CASES)
 async def test_a_sqlite_file(name: str, tmp_path: Path) -> None:
     await run_store_case(name, partial(sqlite_store_subject, tmp_path / "store.db"))
 
 
 @pytest.mark.services
-@pytest.mark.parametrize("name", STORE_CASES)
+@pytest.mark.parametrize("name", CASES)
 async def test_postgresql(name: str) -> None:
     await run_store_case(name, partial(postgres_store_subject, address("FAREGATE_TEST_POSTGRES")))
 

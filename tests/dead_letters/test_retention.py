@@ -17,7 +17,7 @@ from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import open_store
 from faregate.ports.store import DeadFilter, Store
 from faregate.testing import FakeClock
-from faregate.testing.store_rows import ids, ledger, letter
+from faregate.testing.store_suite.rows import ids, ledger, letter
 
 HOUR = 3_600.0
 

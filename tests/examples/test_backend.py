@@ -126,4 +126,4 @@ def test_the_error_about_an_unknown_scheme_lists_what_is_installed(installed: Pa
 
 def test_a_store_that_cannot_be_described_says_so(installed: Path, tmp_path: Path) -> None:
     told = python(installed, tmp_path, "-m", "faregate", "store", "info", "toy-store:a.db").stderr
-    assert "ToyStore has no describe()" in " ".join(told.split()) and "Traceback" not in told
+    assert "ToyStore has no reader()" in " ".join(told.split()) and "Traceback" not in told

@@ -6,8 +6,10 @@ import pytest
 
 from faregate.cli.spark.jobs import stores_of
 from faregate.errors import FaregateError
-from faregate.ports.schemes import hide_password
-from faregate.spark.jobs.stores import StoreReader, open_stores
+from faregate.ports.clock import SystemClock
+from faregate.ports.schemes import hide_password, open_store
+from faregate.ports.store import Readable
+from faregate.spark.jobs.stores import JobStore, open_stores
 
 URLS = [
     "postgresql://u:SECRET@127.0.0.1:1/db",
@@ -37,7 +39,12 @@ def test_no_password_is_in_an_error(url: str) -> None:
     with pytest.raises(FaregateError) as caught:
         stores_of([url if "//" in url else f"x:{url}", "x=sqlite:y"])
     assert "SEC" not in str(caught.value) and "RET" not in str(caught.value)
-    assert "SEC" not in repr(StoreReader(url))
+
+
+def test_no_password_is_in_what_travels_to_tasks_when_it_is_shown() -> None:
+    store = open_store(URLS[0], SystemClock())
+    assert isinstance(store, Readable)
+    assert "127.0.0.1" in repr(store.reader()) and "SECRET" not in repr(JobStore(store.reader()))
 
 
 def test_what_is_no_password_is_shown() -> None:
@@ -52,5 +59,5 @@ def test_what_is_no_password_is_shown() -> None:
 
 
 def test_a_server_that_is_away_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FaregateError, match=r"cannot read postgresql://u:\*\*\*@127\.0\.0\.1:1/db: .*refused"):
+    with pytest.raises(FaregateError, match=r"cannot reach postgresql://u:\*\*\*@127\.0\.0\.1:1/db: .*refused"):
         open_stores("postgresql://u:SECRET@127.0.0.1:1/db")

@@ -15,7 +15,7 @@ from faregate.ids import root_id
 from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import open_store
 from faregate.stores.postgres import PostgresStore
-from faregate.testing.store_rows import aborted, ids, ledger, outgoing
+from faregate.testing.store_suite.rows import aborted, ids, ledger, outgoing
 
 UNREACHABLE = "postgresql://shop:secret@127.0.0.1:1/shop"
 

@@ -14,7 +14,7 @@ from faregate.errors import ConfigurationError, StoreConflict, TransactionMisuse
 from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import open_store, open_token_store
 from faregate.stores.sqlite import MemoryStore, SqliteStore, database
-from faregate.testing.store_rows import aborted, ids, ledger
+from faregate.testing.store_suite.rows import aborted, ids, ledger
 
 LONG = 30  # seconds until a test that hangs is failed
 

@@ -12,6 +12,7 @@ Rules kept here:
 
 import inspect
 import re
+from asyncio import to_thread
 from pkgutil import resolve_name
 from typing import Any, Protocol
 from urllib.parse import unquote
@@ -19,7 +20,7 @@ from urllib.parse import unquote
 from faregate.errors import ConfigurationError, FaregateError
 from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.queue import QueueTransport
-from faregate.ports.store import Describable, Insertion, Store, StoreInfo
+from faregate.ports.store import Insertion, Readable, Store, StoreInfo
 from faregate.ports.tokens import TokenStore
 
 STORES, TOKEN_STORES, TRANSPORTS = "faregate.stores", "faregate.token_stores", "faregate.transports"
@@ -73,9 +74,9 @@ def open_insertion(scheme: str) -> Insertion:
 async def describe_store(url: str) -> StoreInfo:
     """What is in a database; it is read as it is, and not brought up to date."""
     store = open_store(url, SystemClock())
-    if not isinstance(store, Describable):
-        raise ConfigurationError(f"{store.url} cannot be looked at: {type(store).__name__} has no describe()")
-    return await store.describe()
+    if not isinstance(store, Readable):
+        raise ConfigurationError(f"{store.url} cannot be looked at: {type(store).__name__} has no reader()")
+    return await to_thread(store.reader().describe)
 
 
 def url_for_workers(given: object) -> str:

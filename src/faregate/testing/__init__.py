@@ -29,13 +29,14 @@ from faregate.testing.store_subjects import (
     sqlite_store_subject,
     sqlite_token_subject,
 )
-from faregate.testing.store_suite import STORE_CASES, run_store_case
+from faregate.testing.store_suite import READER_CASES, STORE_CASES, run_store_case
 from faregate.testing.token_suite import TOKEN_CASES, run_token_case
 
 __all__ = [
     "CODEC_CASES",
     "LOG_CASES",
     "QUEUE_CASES",
+    "READER_CASES",
     "STORE_CASES",
     "TOKEN_CASES",
     "Bench",

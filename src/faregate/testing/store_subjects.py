@@ -1,13 +1,11 @@
 """Stores and token stores to run the suites on, each in an empty database of its own."""
 
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.extras import needs_extra
@@ -122,18 +120,8 @@ async def postgres_token_subject(url: str) -> AsyncIterator[TokenSubject]:
         yield subject
 
 
-@asynccontextmanager
-async def postgres_schema(url: str) -> AsyncIterator[str]:
+def postgres_schema(url: str) -> AbstractAsyncContextManager[str]:
     """The URL of an empty schema in the same database; it is dropped afterwards."""
     with needs_extra("postgres", "a schema for tests"):
-        import psycopg
-
-    name = f"faregate_test_{os.getpid()}_{next(_numbers)}"
-    options = quote(f"-csearch_path={name}")
-    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
-        await connection.execute(f"create schema {name}")
-        try:
-            yield f"{url}{'&' if '?' in url else '?'}options={options}"
-        finally:
-            await connection.execute("set client_min_messages = warning")
-            await connection.execute(f"drop schema {name} cascade")
+        from faregate.stores.postgres.scratch import empty_schema
+    return empty_schema(url)

@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from faregate.ports.tokens import NOBODY, Recipients, Token
-from faregate.testing.store_rows import ids
 from faregate.testing.store_subjects import MakeTokens, TokenSubject
+from faregate.testing.store_suite.rows import ids
 
 TokenCase = Callable[[TokenSubject], Awaitable[None]]
 TOKEN_CASES: dict[str, TokenCase] = {}

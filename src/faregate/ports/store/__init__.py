@@ -15,40 +15,52 @@ A store is the union of small protocols, one file for each concern. Of each ther
 All methods are called from one event loop. Ids are canonical UUID text. Times are seconds since the epoch.
 """
 
-from typing import Protocol, runtime_checkable
-
-import msgspec
+from typing import Protocol
 
 from faregate.ports.dead_letter import DeadLetter, DeadStatus
 from faregate.ports.store.dead_letters import DeadFilter, DeadLetterStore, DeadLetterTransaction
 from faregate.ports.store.ledger import Known, LedgerOutcome, LedgerRow, LedgerStore, LedgerTransaction, Sent
 from faregate.ports.store.outbox import FROM_OUTSIDE, Insertion, OutboxRow, OutboxStore, OutboxTransaction
+from faregate.ports.store.parked import BUCKETS, Parked, ParkedTransaction
+from faregate.ports.store.reading import COLUMNS, Part, Readable, StoreInfo, StoreReader, Table
 from faregate.ports.store.tokens import ClaimRecord, ClaimState, ClaimStore, TokenTransaction
 from faregate.ports.store.transaction import DatabaseTransaction, TransactionBlock
 
 __all__ = [
+    "BUCKETS",
+    "COLUMNS",
     "FROM_OUTSIDE",
     "ClaimRecord",
     "ClaimState",
     "DeadFilter",
     "DeadLetter",
     "DeadStatus",
-    "Describable",
     "Insertion",
     "Known",
     "LedgerOutcome",
     "LedgerRow",
     "OutboxRow",
+    "Parked",
+    "Part",
+    "Readable",
     "Sent",
     "Store",
     "StoreInfo",
+    "StoreReader",
+    "Table",
     "Transaction",
     "TransactionBlock",
 ]
 
 
 class Transaction(
-    DatabaseTransaction, LedgerTransaction, OutboxTransaction, DeadLetterTransaction, TokenTransaction, Protocol
+    DatabaseTransaction,
+    LedgerTransaction,
+    OutboxTransaction,
+    DeadLetterTransaction,
+    ParkedTransaction,
+    TokenTransaction,
+    Protocol,
 ):
     """One transaction on one connection. Made by `Store.transaction`; nothing happens before `begin`."""
 
@@ -83,27 +95,3 @@ class Store(LedgerStore, OutboxStore, DeadLetterStore, ClaimStore, Protocol):
         ...
 
     def transaction(self) -> Transaction: ...
-
-
-class StoreInfo(msgspec.Struct, kw_only=True):
-    """What is in a database, as far as it is ours."""
-
-    url: str
-    """Without a password."""
-    version: int = 0
-    """Of its schema; 0 when Faregate has set nothing up there."""
-    known: int
-    """The version that this Faregate makes of it."""
-    tables: dict[str, int] = {}
-    """How many rows each has."""
-    floors: dict[str, float] = {}
-    """By node. This and the next only where the version is one that is known here."""
-    oldest: OutboxRow | None = None
-    """The outbox row that has waited longest."""
-
-
-@runtime_checkable
-class Describable(Protocol):
-    """A store that can be looked at without being opened or brought up to date: `faregate store info`."""
-
-    async def describe(self) -> StoreInfo: ...

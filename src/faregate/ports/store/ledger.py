@@ -41,6 +41,10 @@ class Known(NamedTuple):
 
 
 class LedgerTransaction(Protocol):
+    async def known(self, node: str, message_ids: Sequence[str]) -> dict[str, Known]:
+        """As `Store.known`, as this transaction sees it."""
+        ...
+
     async def record(self, node: str, rows: Sequence[LedgerRow]) -> dict[str, bytes | None]:
         """Insert ledger rows, in one sorted go; returns the ids that were there already, with their digests.
 

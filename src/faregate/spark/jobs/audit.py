@@ -32,7 +32,7 @@ from faregate.spark.jobs.audit_outputs import outputs
 from faregate.spark.jobs.audit_result import BAD, FLAGS, Audit, Judged, judge, make_findings, outbox_findings
 from faregate.spark.jobs.deliveries import PASSED
 from faregate.spark.jobs.settlements import JournalPlan, plan_journal
-from faregate.spark.jobs.stores import StoreReader, StoreUrls, floors, nodes_in, open_stores, with_marks
+from faregate.spark.jobs.stores import JobStore, StoreUrls, floors, nodes_in, open_stores, with_marks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -66,7 +66,7 @@ def audit(
     loose = [number for number, name, node, _ in plan.queues if name in unordered or node in unordered]
     messages = _grouped(spark, plan, databases, queries, at_rest)
     floor = floors(databases)
-    by_identity = nodes_in(databases, "faregate_identities")
+    by_identity = nodes_in(databases, "identities")
     for _ in range(_TRIES):
         rows = _classed(messages, plan, databases, queries, floor, by_identity, loose, at_rest)
         judged = judge(_counted(rows), plan, databases, at_rest)
@@ -81,7 +81,7 @@ def audit(
 
 def prepare(
     journal: str | Path, store: StoreUrls, effects: Sequence[str] = (), unordered: Sequence[str] = ()
-) -> tuple[tuple[StoreReader, ...], JournalPlan, tuple[seen.Effects, ...]]:
+) -> tuple[tuple[JobStore, ...], JournalPlan, tuple[seen.Effects, ...]]:
     """What is to be audited, looked at before a session is needed. Raises as `audit` does."""
     plan = plan_journal(journal)
     databases = open_stores(store)
@@ -90,7 +90,7 @@ def prepare(
     return databases, plan, seen.parse_effects(effects, databases, plan.nodes)
 
 
-def _check(plan: JournalPlan, databases: Sequence[StoreReader], store: StoreUrls, unordered: Sequence[str]) -> None:
+def _check(plan: JournalPlan, databases: Sequence[JobStore], store: StoreUrls, unordered: Sequence[str]) -> None:
     if not plan.segments:
         raise ConfigurationError(f"the journal {plan.path} has no messages: there is nothing to audit")
     if isinstance(store, str) or store is None:
@@ -101,11 +101,12 @@ def _check(plan: JournalPlan, databases: Sequence[StoreReader], store: StoreUrls
         raise ConfigurationError(
             f"the journal {plan.path} knows no node {', '.join(named)}; there are {', '.join(plan.everyone)}"
         )
-    known = nodes_in(databases, "faregate_ledger")
+    known = nodes_in(databases, "ledger")
     if known and known.isdisjoint(plan.everyone):
+        given = " and ".join(each.reader.url for each in databases)
         raise ConfigurationError(
-            f"{' and '.join(each.shown for each in databases)} is another store: it is of {', '.join(sorted(known))}, "
-            f"and the journal {plan.path} of {', '.join(plan.everyone)}"
+            f"{given} is another store: it is of {', '.join(sorted(known))}, and the journal {plan.path} of "
+            f"{', '.join(plan.everyone)}"
         )
     names = {name for _, name, _, _ in plan.queues} | set(plan.nodes)
     for name in unordered:
@@ -116,7 +117,7 @@ def _check(plan: JournalPlan, databases: Sequence[StoreReader], store: StoreUrls
 def _known(
     spark: "SparkSession",
     plan: JournalPlan,
-    databases: Sequence[StoreReader],
+    databases: Sequence[JobStore],
     queries: Sequence[seen.Effects],
     at_rest: bool,
 ) -> "DataFrame":
@@ -128,14 +129,14 @@ def _known(
         return given_up.unionByName(seen.stored(spark, databases, queries, plan.nodes))
     parked = seen.stored(spark, databases, (), plan.nodes, ("parked",))
     parked = parked.localCheckpoint() if hasattr(spark, "sparkContext") else parked.cache()
-    later = seen.stored(spark, databases, queries, plan.nodes, ("ledger", "dead"))
+    later = seen.stored(spark, databases, queries, plan.nodes, ("ledger", "dead_states"))
     return given_up.unionByName(parked).unionByName(later)
 
 
 def _grouped(
     spark: "SparkSession",
     plan: JournalPlan,
-    databases: Sequence[StoreReader],
+    databases: Sequence[JobStore],
     queries: Sequence[seen.Effects],
     at_rest: bool,
 ) -> "DataFrame":
@@ -190,7 +191,7 @@ def _grouped(
 def _classed(
     messages: "DataFrame",
     plan: JournalPlan,
-    databases: Sequence[StoreReader],
+    databases: Sequence[JobStore],
     queries: Sequence[seen.Effects],
     floor: dict[str, float],
     by_identity: set[str],

@@ -13,8 +13,8 @@
 Rules kept here:
 - Every column has a fixed width, so that grouping millions of rows needs no objects.
 - A node is its place in the list of those that the journal knows; rows of other nodes are left out.
-- Ledger rows are in the order in which they were committed (`written`), by no clock: SQLite numbers them; PostgreSQL
-  knows the transaction of each, and those of one transaction are equal.
+- Ledger rows are in the order in which they were committed (`written`), by no clock; those of one transaction may be
+  equal.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,9 +27,10 @@ import pyarrow as pa
 from faregate.broker.journal.columns import altered_offsets
 from faregate.broker.journal.reader import JournalReader
 from faregate.errors import ConfigurationError
+from faregate.ports.store import Part, Table
 from faregate.spark.jobs.deliveries import FIELDS, digest_longs, id_pairs, read_dead_letters, read_deliveries
 from faregate.spark.jobs.settlements import JournalPlan, SegmentPlan, by_task
-from faregate.spark.jobs.stores import Reading, StoreReader, id_of, readings
+from faregate.spark.jobs.stores import JobStore, id_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -60,7 +61,6 @@ _COPIES = pa.schema(
 )
 """`FIELDS` as Arrow has them."""
 _NO_IDS = bytes(16)
-_WRITTEN = {True: "seq", False: "-age(xmin)::bigint"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +68,13 @@ class Effects:
     """A query for the message ids in a node's business data."""
 
     node: str
-    database: StoreReader
+    database: JobStore
     sql: str
     complete: bool
     """Whether each handled message of a type that has effects there must have one."""
 
 
-def parse_effects(given: Sequence[str], databases: Sequence[StoreReader], nodes: Sequence[str]) -> tuple[Effects, ...]:
+def parse_effects(given: Sequence[str], databases: Sequence[JobStore], nodes: Sequence[str]) -> tuple[Effects, ...]:
     """`NODE:SQL`; `NODE?:SQL` when not every message has one. Raises `ConfigurationError`, also for a bad query."""
     found = []
     for text in given:
@@ -93,9 +93,9 @@ def parse_effects(given: Sequence[str], databases: Sequence[StoreReader], nodes:
         database = next((each for each in databases if each.holds(node)), None)
         if database is None:
             raise ConfigurationError(f"effects {text!r}: no store is given for the node {node}")
-        for row in database.fetch(f"select * from ({sql.strip().rstrip(';')}) as effects limit 1"):
-            id_of(row[0])
-        found.append(Effects(node, database, sql.strip().rstrip(";"), not optional))
+        for rows in database.reader.query(sql, limit=1):
+            id_of(rows[0][0])
+        found.append(Effects(node, database, sql, not optional))
     return tuple(found)
 
 
@@ -127,53 +127,46 @@ def given_up(spark: "SparkSession", plan: JournalPlan) -> "DataFrame":
 
 def stored(
     spark: "SparkSession",
-    databases: Sequence[StoreReader],
+    databases: Sequence[JobStore],
     effects: Sequence[Effects],
     nodes: Sequence[str],
-    tables: Sequence[str] = ("ledger", "dead", "parked"),
+    tables: Sequence[Table] = ("ledger", "dead_states", "parked"),
 ) -> "DataFrame":
     """What the stores know: `STORED`."""
     places = {node: index for index, node in enumerate(nodes)}
-    tasks: list[tuple[str, str | None, Reading]] = []
-    for database in databases:
-        counted = "sent, sent_ids" if database.counts_sent() else "null, null"
-        columns = {
-            "ledger": f"node, message_id, handled_at, key, position, outcome, {_WRITTEN[database.is_sqlite]}, digest, "
-            + counted,
-            "dead": "node, message_id, last_failed_at, status",
-            "parked": "node, message_id, due_at",
-        }
-        for kind in tables:
-            tasks += [(kind, None, each) for each in readings([database], columns[kind], f"faregate_{kind}")]
-    tasks += [("effects", each.node, Reading(each.database, each.sql)) for each in effects]
+    tasks: list[tuple[JobStore, Part] | Effects] = [
+        (database, part) for database in databases for table in tables for part in database.reader.parts(table)
+    ]
 
-    def read(task: tuple[str, str | None, Reading]) -> Iterator[Any]:
-        kind, node, reading = task
-        for rows in reading.database.stream(reading.sql, reading.values):
-            if node is not None:
-                rows = [(node, row[0], None) for row in rows]
-            own = [row for row in rows if row[0] in places and reading.database.holds(row[0])]
+    def read(task: tuple[JobStore, Part] | Effects) -> Iterator[Any]:
+        if isinstance(task, Effects):
+            for rows in task.database.reader.query(task.sql):
+                yield _batch("effects", [(task.node, id_of(row[0]), None) for row in rows], places)
+            return
+        database, part = task
+        for rows in database.reader.rows(part):
+            own = [row for row in rows if row[0] in places and database.holds(row[0])]
             if own:
-                yield _batch(kind, own, places)
+                yield _batch(part.table, own, places)
 
-    return by_task(spark, tasks, read, STORED)
+    return by_task(spark, [*tasks, *effects], read, STORED)
 
 
 def _batch(kind: str, rows: list[tuple[Any, ...]], places: dict[str, int]) -> Any:
     columns = list(zip(*rows, strict=True))
     count = len(rows)
-    hi, lo = id_pairs([each if type(each) is bytes and len(each) == 16 else id_of(each) for each in columns[1]])
+    hi, lo = id_pairs(columns[1])
     keys: Any = pa.nulls(count, pa.string())
     positions: Any = pa.nulls(count, pa.int64())
     written = digests = sent_hi = sent_lo = pa.nulls(count, pa.int64())
     sent: Any = pa.nulls(count, pa.int32())
     if kind == "ledger":
-        keys, positions = pa.array(columns[3], pa.string()), pa.array(columns[4], pa.int64())
+        keys, positions = pa.array(columns[2], pa.string()), pa.array(columns[3], pa.int64())
         kinds = [LEDGER_SKIPPED if outcome == "skipped" else LEDGER for outcome in columns[5]]
         written = pa.array(columns[6], pa.int64())
         digests, sent = digest_longs(pa.array(columns[7], pa.binary())), pa.array(columns[8], pa.int32())
         sent_hi, sent_lo = (pa.array(each) for each in id_pairs([ids or _NO_IDS for ids in columns[9]]))
-    elif kind == "dead":
+    elif kind == "dead_states":
         kinds = [_DEAD[status] for status in columns[3]]
     else:
         kinds = [{"dead": DEAD_LETTER, "parked": PARKED, "effects": EFFECT}[kind]] * count
@@ -185,7 +178,7 @@ def _batch(kind: str, rows: list[tuple[Any, ...]], places: dict[str, int]) -> An
         keys,
         positions,
         written,
-        pa.array(columns[2], pa.float64()),
+        pa.array(columns[4 if kind == "ledger" else 2], pa.float64()),
         digests,
         sent,
         sent_hi,

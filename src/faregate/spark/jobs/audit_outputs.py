@@ -26,7 +26,7 @@ from faregate.message import Envelope
 from faregate.spark.jobs.deliveries import id_pairs
 from faregate.spark.jobs.replay import REPLAYED_FROM
 from faregate.spark.jobs.settlements import JournalPlan, SegmentPlan, by_task, plan_journal
-from faregate.spark.jobs.stores import StoreReader
+from faregate.spark.jobs.stores import JobStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -34,13 +34,9 @@ if TYPE_CHECKING:
 OUTPUTS = "node int, hi long, lo long, out_hi long, out_lo long"
 """The sender, the message that it handled, and what that caused."""
 _unpack = msgspec.msgpack.Decoder(Envelope).decode
-_UNROUTABLE = {
-    True: "lower(hex(message_id)) = replace(publication_id, '-', '')",
-    False: "message_id::text = publication_id",
-}
 
 
-def outputs(spark: "SparkSession", plan: JournalPlan, databases: Sequence[StoreReader]) -> "DataFrame":
+def outputs(spark: "SparkSession", plan: JournalPlan, databases: Sequence[JobStore]) -> "DataFrame":
     """By (node, message id): `outs`, how many publications it caused, and their ids combined by exclusive or."""
     places = {node: place for place, node in enumerate(plan.nodes)}
     found = [*_in_stores(databases), *_in_spool(plan)]
@@ -97,14 +93,11 @@ def _ids(texts: Sequence[str | None]) -> list[bytes | None]:
     return found
 
 
-def _in_stores(databases: Sequence[StoreReader]) -> Iterator[Envelope]:
+def _in_stores(databases: Sequence[JobStore]) -> Iterator[Envelope]:
     """What waits in an outbox, and, read behind it, what left it for the dead letters."""
     for database in databases:
-        waits = "select node, envelope from faregate_outbox where dispatched_at is null and message_id is not null"
-        dead = f"select node, envelope from faregate_dead where {_UNROUTABLE[database.is_sqlite]}"
-        for sql in (waits, dead):
-            for rows in database.stream(sql):
-                yield from (_unpack(packed) for node, packed in rows if database.holds(node))
+        yield from (_unpack(packed) for _, packed in database.rows("waiting"))
+        yield from (_unpack(packed) for _, packed in database.rows("unroutable"))
 
 
 def _in_spool(plan: JournalPlan) -> Iterator[Envelope]:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from faregate.spark.jobs.audit_evidence import NOBODY
 from faregate.spark.jobs.deliveries import id_text, publications
 from faregate.spark.jobs.settlements import JournalPlan
-from faregate.spark.jobs.stores import StoreReader, id_of
+from faregate.spark.jobs.stores import JobStore
+from faregate.stores.sql.columns import id_text as as_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -122,7 +123,7 @@ _COLUMN_OF = {
 """Where a class counts when its queue gives no reason to call it missing."""
 
 
-def judge(counts: Sequence[Any], plan: JournalPlan, databases: Sequence[StoreReader], at_rest: bool) -> Judged:
+def judge(counts: Sequence[Any], plan: JournalPlan, databases: Sequence[JobStore], at_rest: bool) -> Judged:
     """Where the journal does not say how a queue's handler remembers, it is seen from its other messages: if none has
     a ledger row, the mode is another one; if some have, all must. So with effects, which not every handler of a node
     may write; but where a node has none at all, all are missing."""
@@ -252,23 +253,16 @@ def _unsent(row: Any) -> str:
 
 
 def outbox_findings(
-    databases: Sequence[StoreReader], nodes: Sequence[str], limit: int
+    databases: Sequence[JobStore], nodes: Sequence[str], limit: int
 ) -> tuple[int, list[tuple[Any, ...]]]:
     """The outgoing messages that wait in an outbox, none of which may at rest: how many, and some of them."""
     total = 0
     found: list[tuple[Any, ...]] = []
     for database in databases:
-        own = [node for node in nodes if database.holds(node)]
-        marks = ", ".join(["?" if database.is_sqlite else "%s"] * len(own)) or "null"
-        waiting = f"from faregate_outbox where dispatched_at is null and node in ({marks})"
-        total += database.fetch(f"select count(*) {waiting}", own)[0][0]
-        listed = f"select seq, node, message_id, destination {waiting} order by seq limit {limit}"
-        for seq, node, message, destination in database.fetch(listed, own):
-            pair = None if message is None else id_text(*_pair(id_of(message)))
-            text = f"outbox row {seq} of {node}, to {destination}, is not dispatched"
-            found.append(("outbox", node, pair, None, None, text))
+        for seq, node, message, _, destination, _, dispatched_at in database.rows("outbox"):
+            if node in nodes and dispatched_at is None:
+                total += 1
+                if len(found) < limit:
+                    text = f"outbox row {seq} of {node}, to {destination}, is not dispatched"
+                    found.append(("outbox", node, None if message is None else as_text(message), None, None, text))
     return total, found
-
-
-def _pair(value: bytes) -> tuple[int, int]:
-    return int.from_bytes(value[:8], "big"), int.from_bytes(value[8:], "big")

@@ -60,7 +60,7 @@ def rates(
     rows = by_task(spark, plan.segments, lambda segment: _timed(plan, segment), _TIMED)
     recorded = seen.given_up(spark, plan)
     if databases:
-        recorded = recorded.unionByName(seen.stored(spark, databases, (), plan.nodes, ("ledger", "dead")))
+        recorded = recorded.unionByName(seen.stored(spark, databases, (), plan.nodes, ("ledger", "dead_states")))
     kind = F.col("kind")
     last = (
         recorded.where(kind.isin(*_RECORDED))

@@ -18,7 +18,6 @@ from faregate.errors import BelowFloor, ConfigurationError
 from faregate.node.node import Node
 from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import open_store, open_token_store
-from faregate.ports.store import Transaction
 from faregate.spark.runs.outbox import OutboxSpooler
 from faregate.spark.runs.records import LogRecords, Parked
 from faregate.spark.runs.spec import Begin
@@ -174,7 +173,7 @@ class Driver:
         sent = await self._spooler.send()
         async with self._store.transaction() as transaction:
             await self._records.raise_low_water(transaction, self._marks, done)
-            parked, lowest = await self._counts(transaction)
+            parked, lowest = await self._records.counts(transaction)
         JournalReader(self._path).save_reader_offset(
             reader_name(self._node.name), done if lowest is None else min(done, lowest)
         )
@@ -188,10 +187,6 @@ class Driver:
         if now >= self._next_eviction:
             self._next_eviction = now + _EVICTION_SECONDS
             await self._store.evict(self._node.name, self._clock.time() - self._retain_ledger, _EVICTED_AT_ONCE)
-
-    async def _counts(self, transaction: Transaction) -> tuple[int, int | None]:
-        count, lowest, _ = await self._records.counts(transaction)
-        return count, lowest
 
     def take_in(self) -> bool:
         assert self._spooler is not None

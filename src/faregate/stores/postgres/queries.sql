@@ -193,6 +193,51 @@ with gone as (
 )
 select count(*) from gone;
 
+-- name: lock_buckets
+-- Hold some buckets of keys until the transaction ends. The class keeps our locks apart from everybody else's.
+select pg_advisory_xact_lock(1180791397, number) from unnest(%s::int[]) as number;
+
+-- name: positions
+-- The last positions of some keys.
+select key, position from faregate_positions where node = %s and handler = %s and key = any(%s::text[]);
+
+-- name: advance
+-- Raise the positions of some keys; they never sink.
+insert into faregate_positions (node, handler, key, position)
+select %s::text, %s::text, given.key, given.position from unnest(%s::text[], %s::bigint[]) as given (key, position)
+on conflict (node, handler, key) do update set position = greatest(faregate_positions.position, excluded.position);
+
+-- name: park
+-- Park a message that comes from the log, unless it is parked.
+insert into faregate_parked (node, message_id, due_at, tries, key, position, envelope)
+values (%s, %s::uuid, %s, %s, %s, %s, %b) on conflict do nothing;
+
+-- name: park_again
+-- Park a message that was parked, from the row that was read.
+update faregate_parked set due_at = %s, tries = %s, key = %s where node = %s and message_id = %s::uuid and tries = %s;
+
+-- name: unpark
+-- Remove parked messages.
+delete from faregate_parked where node = %s and message_id = any(%s::uuid[]);
+
+-- name: parked
+-- Parked messages that are due, in the order of the log.
+select message_id::text, due_at, tries, key, position, envelope from faregate_parked
+where node = %s and due_at <= %s order by position limit %s;
+
+-- name: any_parked
+-- Whether anything is parked.
+select 1 from faregate_parked where node = %s limit 1;
+
+-- name: parked_with
+-- Parked messages with one of some ids or keys.
+select message_id::text, due_at, tries, key, position, envelope from faregate_parked
+where node = %s and (message_id = any(%s::uuid[]) or key = any(%s::text[]));
+
+-- name: count_parked
+-- How many messages are parked, and the first position of them.
+select count(*), min(position) from faregate_parked where node = %s;
+
 -- name: insert_claim
 -- Record a claim unless there is one.
 insert into faregate_claims (node, message_id, claim_id, attempt_id, state, created_at)
@@ -284,10 +329,6 @@ select pg_advisory_unlock(hashtext('faregate_schema'));
 -- Whether Faregate's tables are here at all.
 select to_regclass('faregate_migrations') is not null;
 
--- name: schema_version
--- The version of the schema of this database.
-select coalesce(max(version), 0) from faregate_migrations;
-
 -- name: create_migrations
 -- The table that tells which migrations this database has seen.
 create table if not exists faregate_migrations (
@@ -305,6 +346,16 @@ insert into faregate_migrations (version, name, applied_at) values (%s, %s, %s);
 select tablename::text from pg_tables where schemaname = current_schema() and starts_with(tablename, 'faregate_')
 order by tablename;
 
--- name: floors
--- Up to when ledger rows were removed, per node.
-select node, floor from faregate_floor order by node;
+-- name: read_ledger
+-- All ledger rows, with the transaction that wrote each: those of a later one are higher.
+select node, message_id, key, position, handled_at, outcome, -age(xmin)::bigint, digest, sent, sent_ids
+from faregate_ledger;
+
+-- name: read_uncounted_ledger
+-- The same where an older version has set the ledger up.
+select node, message_id, key, position, handled_at, outcome, -age(xmin)::bigint, digest, null, null
+from faregate_ledger;
+
+-- name: read_unroutable
+-- Outgoing messages that nobody takes: their ids are those of publications.
+select node, envelope from faregate_dead where message_id::text = publication_id;

@@ -23,7 +23,7 @@ from faregate.ports.schemes import hide_password
 from faregate.stores.postgres.connection import PollingConnection
 from faregate.stores.postgres.faults import is_lost, raise_translated
 from faregate.stores.postgres.migrate import migrate
-from faregate.stores.postgres.rows import QUERIES
+from faregate.stores.postgres.rows import QUERIES, PostgresRecords
 from faregate.stores.sql.opening import patiently
 
 Connection = psycopg.AsyncConnection[tuple[Any, ...]]
@@ -31,7 +31,7 @@ Cursor = psycopg.AsyncCursor[tuple[Any, ...]]
 _HINT = "; check that the server runs and takes connections there, and the user, password and database in the URL"
 
 
-class PostgresServer:
+class PostgresServer(PostgresRecords):
     def __init__(
         self,
         url: str,
@@ -145,8 +145,10 @@ class PostgresServer:
         finally:
             await finish(self.give_back(connection))
 
-    async def _changed(self, name: str, parameters: Any) -> int:
-        """One statement as a commit of its own; how many rows it changed."""
+    async def _read(self, name: str, parameters: Any = ()) -> list[Any]:
+        return await self._run(name, parameters)
+
+    async def _change(self, name: str, parameters: Any) -> int:
         return len(await self._run(name, parameters, changes=True))
 
 

@@ -13,8 +13,9 @@ Rules kept here:
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
+from zlib import crc32
 
 import psycopg
 from psycopg.pq import ExecStatus, TransactionStatus
@@ -22,14 +23,13 @@ from psycopg.sql import SQL, Literal
 
 from faregate.errors import StoreConflict, StoreUnavailable, TransactionMisused
 from faregate.ports.cancellation import finish
-from faregate.ports.dead_letter import DeadLetter, DeadStatus
-from faregate.ports.store import LedgerRow, OutboxRow, Sent, TransactionBlock
+from faregate.ports.store import BUCKETS, LedgerRow, OutboxRow, Parked, Sent, TransactionBlock
 from faregate.ports.tokens import Token
 from faregate.stores.postgres.faults import is_lost, raise_translated
-from faregate.stores.postgres.rows import QUERIES, token_columns
+from faregate.stores.postgres.rows import QUERIES, PostgresRecords, token_columns
 from faregate.stores.postgres.server import Connection, Cursor, PostgresServer
-from faregate.stores.sql import columns
 from faregate.stores.sql.columns import attempts_text, pack
+from faregate.stores.sql.records import SqlTransaction
 from faregate.stores.sql.statements import to_percent
 
 _IDLE, _FAILED = TransactionStatus.IDLE, TransactionStatus.INERROR
@@ -40,7 +40,7 @@ _RESOLVE = QUERIES["resolve"].replace("%s", "{}")
 _NOTE_SENT = QUERIES["note_sent"].replace("%s", "{}")
 
 
-class PostgresTransaction(TransactionBlock):
+class PostgresTransaction(PostgresRecords, SqlTransaction, TransactionBlock):
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
         self._connection: Connection | None = None
@@ -156,6 +156,15 @@ class PostgresTransaction(TransactionBlock):
     async def _rows(self, sql: str, parameters: Any = None) -> list[tuple[Any, ...]]:
         return await (await self._run(sql, parameters)).fetchall()
 
+    async def _read(self, name: str, parameters: Any = ()) -> list[Any]:
+        return await self._rows(QUERIES[name], parameters)
+
+    async def _change(self, name: str, parameters: Any) -> int:
+        return (await self._run(QUERIES[name], parameters)).rowcount
+
+    async def _change_many(self, name: str, rows: Sequence[Sequence[Any]]) -> int:
+        return await self._run_many(QUERIES[name], rows) if rows else 0
+
     # --- savepoints ---
 
     async def savepoint(self) -> None:
@@ -178,8 +187,9 @@ class PostgresTransaction(TransactionBlock):
 
     async def executemany(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
         statement = to_percent(sql, True)
-        if not rows:
-            return 0
+        return await self._run_many(statement, rows) if rows else 0
+
+    async def _run_many(self, statement: str, rows: Sequence[Sequence[Any]]) -> int:
         connection = await self._flushed()
         try:
             async with connection.cursor() as cursor:
@@ -213,7 +223,7 @@ class PostgresTransaction(TransactionBlock):
                 raise StoreUnavailable(f"{self._server.url}: {result.error_message.decode().strip()}")
         return connection
 
-    # --- ledger and identities ---
+    # --- ledger ---
 
     async def record(self, node: str, rows: Sequence[LedgerRow]) -> dict[str, bytes | None]:
         if not rows:
@@ -238,16 +248,6 @@ class PostgresTransaction(TransactionBlock):
             message_ids, counts, sent = zip(*rows, strict=True)
             values = ([*message_ids], [*counts], [each.hex() for each in sent], node)
             self._waiting.append(SQL(_NOTE_SENT).format(*map(Literal, values)).as_string())
-
-    async def floor(self, node: str) -> float | None:
-        rows = await self._rows(QUERIES["floor"], (node,))
-        return rows[0][0] if rows else None
-
-    async def identify(self, node: str, handler: str, identity: str, at: float) -> bool:
-        return (await self._run(QUERIES["identify"], (node, handler, identity, at))).rowcount == 1
-
-    async def unidentify(self, node: str, handler: str, identity: str) -> None:
-        await self._run(QUERIES["unidentify"], (node, handler, identity))
 
     # --- outbox ---
 
@@ -277,28 +277,10 @@ class PostgresTransaction(TransactionBlock):
 
     # --- dead letters ---
 
-    async def add_dead(self, letter: DeadLetter) -> DeadLetter:
-        rows = await self._rows(QUERIES["add_dead"], columns.dead_values(letter, letter.message_id))
-        return columns.dead_letter(rows[0])
-
-    async def fold(self, node: str, message_id: str) -> None:
-        await self._run(QUERIES["fold"], (node, message_id))
-
     async def resolve(self, node: str, message_ids: Sequence[str], at: float) -> None:
         if message_ids:
             values = (Literal(at), Literal(node), Literal(list(message_ids)))
             self._waiting.append(SQL(_RESOLVE).format(*values).as_string())
-
-    async def mark_dead(
-        self, node: str, message_id: str, status: DeadStatus, *, by: str, at: float
-    ) -> DeadLetter | None:
-        values = {"node": node, "message_id": message_id, "status": status, "by": by, "at": at}
-        rows = await self._rows(QUERIES["mark_dead"], values)
-        return columns.dead_letter(rows[0]) if rows else None
-
-    async def remove_dead(self, letters: Sequence[DeadLetter]) -> int:
-        values = [columns.dead_state(letter, letter.message_id) for letter in letters]
-        return sum([(await self._run(QUERIES["remove_dead"], each)).rowcount for each in values])
 
     # --- mode `tokens` ---
 
@@ -309,8 +291,29 @@ class PostgresTransaction(TransactionBlock):
     async def consume_tokens(self, attempt_ids: Sequence[str]) -> set[str]:
         return {attempt for (attempt,) in await self._rows(QUERIES["discard_tokens"], (list(attempt_ids),))}
 
-    async def finish_claim(self, node: str, message_id: str, claim_id: str) -> bool:
-        return (await self._run(QUERIES["finish_claim"], (node, message_id, claim_id))).rowcount == 1
+    # --- parked messages and positions ---
+
+    async def lock_buckets(self, node: str, buckets: Iterable[int]) -> None:
+        owner = crc32(node.encode()) % 0x2000000 * BUCKETS - 0x40000000
+        if numbers := [owner + bucket for bucket in sorted(set(buckets))]:
+            await self._run(QUERIES["lock_buckets"], (numbers,))
+
+    async def positions(self, node: str, handler: str, keys: Sequence[str]) -> dict[str, int]:
+        return dict(await self._read("positions", (node, handler, list(keys))) if keys else ())
+
+    async def advance(self, node: str, handler: str, positions: Mapping[str, int]) -> None:
+        if positions:
+            keys = sorted(positions)
+            await self._run(QUERIES["advance"], (node, handler, keys, [positions[key] for key in keys]))
+
+    async def unpark(self, node: str, message_ids: Sequence[str]) -> None:
+        if message_ids:
+            await self._run(QUERIES["unpark"], (node, list(message_ids)))
+
+    async def parked_with(self, node: str, message_ids: Sequence[str], keys: Sequence[str]) -> list[Parked]:
+        if not await self._read("any_parked", (node,)):
+            return []
+        return [self._parked(row) for row in await self._read("parked_with", (node, list(message_ids), list(keys)))]
 
 
 async def _send(connection: Connection, waiting: Sequence[str], sql: str, parameters: Any) -> Cursor:

@@ -1,6 +1,6 @@
 """Values as columns hold them, the same on every SQL store: packed envelopes, ids, lists of attempts, dead letters."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -46,23 +46,12 @@ def recipients(version: int, modes: str) -> Recipients:
     return Recipients(version, _modes(modes))
 
 
-def outbox_row(row: Sequence[Any]) -> OutboxRow:
-    """From the columns in the order of `OutboxRow`, ids as text."""
-    seq, node, message_id, ordinal, destination, key, envelope, registered, chosen, not_after, version, done = row
-    return OutboxRow(
-        seq,
-        node,
-        message_id,
-        ordinal,
-        destination,
-        key,
-        unpack(envelope),
-        attempts(registered),
-        attempts(chosen),
-        not_after,
-        version,
-        done,
-    )
+def outbox_row(row: Sequence[Any], id_out: Callable[[Any], str]) -> OutboxRow:
+    """From the columns in the order of `OutboxRow`."""
+    seq, node, message_id, ordinal, destination, key, envelope, registered, chosen, *others = row
+    cause = None if message_id is None else id_out(message_id)
+    tried = (attempts(registered), attempts(chosen))
+    return OutboxRow(seq, node, cause, ordinal, destination, key, unpack(envelope), *tried, *others)
 
 
 DEAD_COLUMNS = DeadLetter.__struct_fields__
@@ -76,11 +65,10 @@ def dead_values(letter: DeadLetter, message_id: Any) -> list[Any]:
     return values
 
 
-def dead_letter(row: Sequence[Any]) -> DeadLetter:
-    """From the columns in the order of its fields, the id as text."""
-    fields = dict(zip(DEAD_COLUMNS, row, strict=True))
-    fields["envelope"] = unpack(fields["envelope"])
-    return DeadLetter(**fields)
+def dead_letter(row: Sequence[Any], id_out: Callable[[Any], str]) -> DeadLetter:
+    """From the columns in the order of its fields."""
+    node, message_id, *others, envelope = row
+    return DeadLetter(**dict(zip(DEAD_COLUMNS, (node, id_out(message_id), *others, unpack(envelope)), strict=True)))
 
 
 def dead_state(letter: DeadLetter, message_id: Any) -> tuple[Any, ...]:

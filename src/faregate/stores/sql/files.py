@@ -18,7 +18,12 @@ class Migration(NamedTuple):
 
 
 def load_queries(package: str) -> dict[str, str]:
-    """The named queries of a backend, without their comments' first lines."""
+    """The named queries of a backend, and those that all have in common."""
+    return {**_queries(__package__), **_queries(package)}
+
+
+def _queries(package: str) -> dict[str, str]:
+    """The named queries of one file, without their comments' first lines."""
     text = (files(package) / "queries.sql").read_text("utf-8")
     found = list(_NAME.finditer(text))
     ends = [match.start() for match in found[1:]] + [len(text)]

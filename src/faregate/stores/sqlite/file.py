@@ -3,7 +3,7 @@
 import itertools
 import os
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,7 +12,7 @@ from faregate.ports.clock import Clock, SystemClock
 from faregate.stores.sql.opening import patiently
 from faregate.stores.sqlite.database import SqliteDatabase, connect, disconnect
 from faregate.stores.sqlite.migrate import migrate
-from faregate.stores.sqlite.rows import QUERIES
+from faregate.stores.sqlite.rows import QUERIES, SqliteRecords
 
 T = TypeVar("T")
 _numbers = itertools.count(1)
@@ -25,7 +25,7 @@ class Place(NamedTuple):
     """None for a database in memory."""
 
 
-class SqliteFile:
+class SqliteFile(SqliteRecords):
     def __init__(
         self, path: str, *, clock: Clock | None = None, busy_seconds: float = 5.0, tries: int = 5, delay: float = 1.0
     ) -> None:
@@ -78,11 +78,10 @@ class SqliteFile:
             raise StoreUnavailable(f"{self.url} is not open: `await store.open()` comes first")
         return self._opened
 
-    async def _read(self, name: str, parameters: Any = ()) -> list[Any]:
-        return await self._database.read(QUERIES[name], parameters)
+    async def _rows(self, sql: str, parameters: Any = ()) -> list[Any]:
+        return await self._database.read(sql, parameters)
 
-    async def _change(self, name: str, parameters: Sequence[Any]) -> int:
-        """One statement as a commit of its own; how many rows it changed."""
+    async def _change(self, name: str, parameters: Any) -> int:
         return await self._database.write(lambda connection: connection.execute(QUERIES[name], parameters).rowcount)
 
     async def _write(self, work: Callable[[sqlite3.Connection], T]) -> T:

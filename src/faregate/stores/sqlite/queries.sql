@@ -140,12 +140,12 @@ order by last_failed_at, node, message_id limit :limit;
 
 -- name: known_handled
 -- Those of some messages that were handled; the list of ids is filled in.
-select message_id, digest from faregate_ledger where node = ? and message_id in (/*ids*/);
+select message_id, digest from faregate_ledger where node = ? and message_id in (/*values*/);
 
 -- name: known_dead
 -- Those of some messages that are dead; the list of ids is filled in.
 select message_id, iif(status = 'discarded', 'discarded', 'dead'), replays from faregate_dead
-where node = ? and message_id in (/*ids*/) and status in ('open', 'replayed', 'discarded');
+where node = ? and message_id in (/*values*/) and status in ('open', 'replayed', 'discarded');
 
 -- name: floor
 -- Up to when ledger rows were removed.
@@ -182,6 +182,50 @@ delete from faregate_identities where rowid in (
 -- Raise the floor of a node; it never sinks.
 insert into faregate_floor (node, floor) values (?, ?)
 on conflict (node) do update set floor = max(floor, excluded.floor);
+
+-- name: positions
+-- The last positions of some keys; the list of keys is filled in.
+select key, position from faregate_positions where node = ? and handler = ? and key in (/*values*/);
+
+-- name: advance
+-- Raise the position of a key; it never sinks.
+insert into faregate_positions (node, handler, key, position) values (?, ?, ?, ?)
+on conflict (node, handler, key) do update set position = max(position, excluded.position);
+
+-- name: park
+-- Park a message that comes from the log, unless it is parked.
+insert into faregate_parked (node, message_id, due_at, tries, key, position, envelope) values (?, ?, ?, ?, ?, ?, ?)
+on conflict do nothing;
+
+-- name: park_again
+-- Park a message that was parked, from the row that was read.
+update faregate_parked set due_at = ?, tries = ?, key = ? where node = ? and message_id = ? and tries = ?;
+
+-- name: unpark
+-- Remove a parked message.
+delete from faregate_parked where node = ? and message_id = ?;
+
+-- name: parked
+-- Parked messages that are due, in the order of the log.
+select message_id, due_at, tries, key, position, envelope from faregate_parked
+where node = ? and due_at <= ? order by position limit ?;
+
+-- name: any_parked
+-- Whether anything is parked.
+select 1 from faregate_parked where node = ? limit 1;
+
+-- name: parked_ids
+-- Those of some messages that are parked; the list of ids is filled in.
+select message_id, due_at, tries, key, position, envelope from faregate_parked
+where node = ? and message_id in (/*values*/);
+
+-- name: parked_keys
+-- Parked messages of some keys; the list of keys is filled in.
+select message_id, due_at, tries, key, position, envelope from faregate_parked where node = ? and key in (/*values*/);
+
+-- name: count_parked
+-- How many messages are parked, and the first position of them.
+select count(*), min(position) from faregate_parked where node = ?;
 
 -- name: insert_claim
 -- Record a claim unless there is one.
@@ -243,10 +287,6 @@ insert into faregate_topics (topic, version, modes) values (?, 1, ?) on conflict
 -- Replace the recipient list of the version that was read.
 update faregate_topics set version = version + 1, modes = ? where topic = ? and version = ?;
 
--- name: schema_version
--- The version of the schema of this database.
-select coalesce(max(version), 0) from faregate_migrations;
-
 -- name: has_migrations
 -- Whether Faregate's tables are here at all.
 select 1 from sqlite_master where type = 'table' and name = 'faregate_migrations';
@@ -267,6 +307,20 @@ insert into faregate_migrations (version, name, applied_at) values (?, ?, ?);
 -- Which of our tables are here.
 select name from sqlite_master where type = 'table' and substr(name, 1, 9) = 'faregate_' order by name;
 
--- name: floors
--- Up to when ledger rows were removed, per node.
-select node, floor from faregate_floor order by node;
+-- name: ledger_span
+-- The first and the last number of a ledger row.
+select min(seq), max(seq) from faregate_ledger;
+
+-- name: read_ledger
+-- Ledger rows between two numbers.
+select node, message_id, key, position, handled_at, outcome, seq, digest, sent, sent_ids
+from faregate_ledger where seq between ? and ?;
+
+-- name: read_uncounted_ledger
+-- The same where an older version has set the ledger up.
+select node, message_id, key, position, handled_at, outcome, seq, digest, null, null
+from faregate_ledger where seq between ? and ?;
+
+-- name: read_unroutable
+-- Outgoing messages that nobody takes: their ids are those of publications.
+select node, envelope from faregate_dead where lower(hex(message_id)) = replace(publication_id, '-', '');

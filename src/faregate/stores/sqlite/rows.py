@@ -1,36 +1,59 @@
-"""Our records as rows of SQLite: ids are 16 bytes there. And the named queries, loaded once."""
+"""What rows of SQLite are: ids are 16 bytes there. The named queries, loaded once, and lists of values in them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
-from faregate.ports.dead_letter import DeadLetter
-from faregate.ports.store import ClaimRecord, OutboxRow
+from faregate.ports.store import Known
 from faregate.ports.tokens import Token
-from faregate.stores.sql import columns
 from faregate.stores.sql.columns import id_bytes, id_text
 from faregate.stores.sql.files import load_queries
+from faregate.stores.sql.records import SqlRecords
 
 QUERIES = load_queries(__package__)
+_AT_ONCE = 256
 
 
-def dead_letter(row: Sequence[Any]) -> DeadLetter:
-    node, message_id, *others = row
-    return columns.dead_letter([node, id_text(message_id), *others])
+class SqliteRecords(SqlRecords):
+    id_in = staticmethod(id_bytes)
+    id_out = staticmethod(id_text)
+
+    async def _rows(self, sql: str, parameters: Any = ()) -> list[Any]:
+        """The rows of a statement."""
+        raise NotImplementedError
+
+    async def _read(self, name: str, parameters: Any = ()) -> list[Any]:
+        return await self._rows(QUERIES[name], parameters)
+
+    async def _read_among(self, name: str, given: Sequence[Any], values: Iterable[Any]) -> list[Any]:
+        """The rows of a query that has a list of values behind those given."""
+        found: list[Any] = []
+        for sql, some in _among(name, sorted(set(values))):
+            found += await self._rows(sql, (*given, *some))
+        return found
+
+    async def known(self, node: str, message_ids: Sequence[str]) -> dict[str, Known]:
+        ids = [id_bytes(message_id) for message_id in message_ids]
+        found: dict[str, Known] = {}
+        for message_id, state, replays in await self._read_among("known_dead", (node,), ids):
+            found[id_text(message_id)] = Known(state, None, replays)
+        for message_id, digest in await self._read_among("known_handled", (node,), ids):
+            found[id_text(message_id)] = Known("handled", digest)
+        return found
 
 
-def outbox_row(row: Sequence[Any]) -> OutboxRow:
-    seq, node, message_id, *others = row
-    return columns.outbox_row([seq, node, None if message_id is None else id_text(message_id), *others])
+def _among(name: str, values: Sequence[Any]) -> Iterator[tuple[str, list[Any]]]:
+    """A query with a list of values, so many at a time. The last one comes again and again up to a power of two, so
+    that few statements need preparing."""
+    for start in range(0, len(values), _AT_ONCE):
+        some = list(values[start : start + _AT_ONCE])
+        some += some[-1:] * ((1 << (len(some) - 1).bit_length()) - len(some))
+        yield _with_marks(name, len(some)), some
 
 
-def claim_record(row: Sequence[Any]) -> ClaimRecord:
-    node, message_id, *others = row
-    return ClaimRecord(node, id_text(message_id), *others)
-
-
-def token(row: Sequence[Any]) -> Token:
-    attempt_id, message_id, *others = row
-    return Token(attempt_id, id_text(message_id), *others)
+@lru_cache
+def _with_marks(name: str, count: int) -> str:
+    return QUERIES[name].replace("/*values*/", ", ".join("?" * count))
 
 
 def token_values(tokens: Sequence[Token], now: float) -> list[tuple[Any, ...]]:

@@ -4,15 +4,16 @@ Every method is one transaction of its own. The store's clock is the one of this
 """
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from faregate.ports.tokens import NOBODY, Claim, Mode, Recipients, Token
+from faregate.ports.tokens import NOBODY, Claim, Recipients, Token
 from faregate.stores.sql import columns
+from faregate.stores.sql.records import SqlTokenStore
 from faregate.stores.sqlite.file import InMemory, SqliteFile
-from faregate.stores.sqlite.rows import QUERIES, token, token_values
+from faregate.stores.sqlite.rows import QUERIES, token_values
 
 
-class SqliteTokenStore(SqliteFile):
+class SqliteTokenStore(SqliteFile, SqlTokenStore):
     async def now(self) -> float:
         return self._clock.time()
 
@@ -23,10 +24,6 @@ class SqliteTokenStore(SqliteFile):
 
         await self._write(work)
 
-    async def read(self, attempt_id: str) -> Token | None:
-        rows = await self._read("read_token", (attempt_id,))
-        return token(rows[0]) if rows else None
-
     async def claim(self, attempt_id: str, claim_id: str) -> Claim:
         def work(connection: sqlite3.Connection) -> Claim:
             if connection.execute(QUERIES["claim_token"], (claim_id, attempt_id)).rowcount:
@@ -34,22 +31,13 @@ class SqliteTokenStore(SqliteFile):
             rows = connection.execute(QUERIES["read_token"], (attempt_id,)).fetchall()
             if not rows:
                 return "missing"
-            return "claimed" if token(rows[0]).claim_id == claim_id else "taken"
+            return "claimed" if rows[0][-1] == claim_id else "taken"
 
         return await self._write(work)
-
-    async def delete(self, attempt_id: str, claim_id: str) -> None:
-        await self._change("delete_token", (attempt_id, claim_id))
 
     async def discard(self, attempt_ids: Sequence[str]) -> None:
         values = [(attempt_id,) for attempt_id in sorted(attempt_ids)]
         await self._write(lambda connection: connection.executemany(QUERIES["discard_token"], values))
-
-    async def count(self) -> int:
-        [(count,)] = await self._read("count_tokens")
-        return int(count)
-
-    # --- recipient lists ---
 
     async def recipients(self, topics: Sequence[str]) -> dict[str, Recipients]:
         found = {}
@@ -57,12 +45,6 @@ class SqliteTokenStore(SqliteFile):
             rows = await self._read("recipients", (topic,))
             found[topic] = columns.recipients(*rows[0]) if rows else NOBODY
         return found
-
-    async def swap(self, topic: str, version: int, modes: Mapping[str, Mode]) -> bool:
-        text = columns.modes_text(modes)
-        if version == 0:
-            return await self._change("insert_topic", (topic, text)) == 1
-        return await self._change("swap_topic", (text, topic, version)) == 1
 
 
 class MemoryTokenStore(InMemory, SqliteTokenStore):

@@ -7,21 +7,20 @@ Rules kept here:
 """
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
 from faregate.errors import TransactionMisused
 from faregate.ports.clock import Clock
-from faregate.ports.dead_letter import DeadLetter, DeadStatus
-from faregate.ports.store import LedgerRow, OutboxRow, Sent, TransactionBlock
+from faregate.ports.store import LedgerRow, OutboxRow, Parked, Sent, TransactionBlock
 from faregate.ports.tokens import Token
-from faregate.stores.sql import columns
 from faregate.stores.sql.columns import attempts_text, id_bytes, id_text, pack
+from faregate.stores.sql.records import SqlTransaction
 from faregate.stores.sql.statements import to_question
 from faregate.stores.sqlite.database import SqliteDatabase
 from faregate.stores.sqlite.faults import raise_translated
-from faregate.stores.sqlite.rows import QUERIES, dead_letter, token_values
+from faregate.stores.sqlite.rows import QUERIES, SqliteRecords, token_values
 
 _BY_ID = itemgetter(0)
 _RECORD = QUERIES["record"]
@@ -31,7 +30,7 @@ _DISPATCHED, _DISPATCHED_RANGE = QUERIES["dispatched"], QUERIES["dispatched_rang
 _LAST_ROWID = QUERIES["last_rowid"]
 
 
-class SqliteTransaction(TransactionBlock):
+class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
     def __init__(self, database: SqliteDatabase, clock: Clock) -> None:
         self._database = database
         self._clock = clock
@@ -105,6 +104,15 @@ class SqliteTransaction(TransactionBlock):
         except sqlite3.Error as exc:
             raise_translated(exc, self._database.url)
 
+    async def _rows(self, sql: str, parameters: Any = ()) -> list[Any]:
+        return self._fetch(sql, parameters)
+
+    async def _change(self, name: str, parameters: Any) -> int:
+        return self._run(QUERIES[name], parameters).rowcount
+
+    async def _change_many(self, name: str, rows: Sequence[Sequence[Any]]) -> int:
+        return self._run_many(QUERIES[name], rows)
+
     # --- savepoints ---
 
     async def savepoint(self) -> None:
@@ -136,7 +144,7 @@ class SqliteTransaction(TransactionBlock):
     def raw(self) -> sqlite3.Connection:
         return self._live()
 
-    # --- ledger and identities ---
+    # --- ledger ---
 
     async def record(self, node: str, rows: Sequence[LedgerRow]) -> dict[str, bytes | None]:
         values = [
@@ -163,16 +171,6 @@ class SqliteTransaction(TransactionBlock):
 
     async def note_sent(self, node: str, rows: Sequence[Sent]) -> None:
         self._run_many(_NOTE_SENT, [(count, sent, node, id_bytes(message_id)) for message_id, count, sent in rows])
-
-    async def floor(self, node: str) -> float | None:
-        rows = self._fetch(QUERIES["floor"], (node,))
-        return rows[0][0] if rows else None
-
-    async def identify(self, node: str, handler: str, identity: str, at: float) -> bool:
-        return self._run(QUERIES["identify"], (node, handler, identity, at)).rowcount == 1
-
-    async def unidentify(self, node: str, handler: str, identity: str) -> None:
-        self._run(QUERIES["unidentify"], (node, handler, identity))
 
     # --- outbox ---
 
@@ -234,26 +232,8 @@ class SqliteTransaction(TransactionBlock):
 
     # --- dead letters ---
 
-    async def add_dead(self, letter: DeadLetter) -> DeadLetter:
-        values = columns.dead_values(letter, id_bytes(letter.message_id))
-        return dead_letter(self._fetch(QUERIES["add_dead"], values)[0])
-
-    async def fold(self, node: str, message_id: str) -> None:
-        self._run(QUERIES["fold"], (node, id_bytes(message_id)))
-
     async def resolve(self, node: str, message_ids: Sequence[str], at: float) -> None:
         self._run_many(QUERIES["resolve"], [(at, node, id_bytes(message_id)) for message_id in message_ids])
-
-    async def mark_dead(
-        self, node: str, message_id: str, status: DeadStatus, *, by: str, at: float
-    ) -> DeadLetter | None:
-        values = {"node": node, "message_id": id_bytes(message_id), "status": status, "by": by, "at": at}
-        rows = self._fetch(QUERIES["mark_dead"], values)
-        return dead_letter(rows[0]) if rows else None
-
-    async def remove_dead(self, letters: Sequence[DeadLetter]) -> int:
-        values = [columns.dead_state(letter, id_bytes(letter.message_id)) for letter in letters]
-        return sum(self._run(QUERIES["remove_dead"], each).rowcount for each in values)
 
     # --- mode `tokens` ---
 
@@ -264,8 +244,26 @@ class SqliteTransaction(TransactionBlock):
         discard = QUERIES["discard_token"]
         return {attempt for attempt in sorted(set(attempt_ids)) if self._run(discard, (attempt,)).rowcount}
 
-    async def finish_claim(self, node: str, message_id: str, claim_id: str) -> bool:
-        return self._run(QUERIES["finish_claim"], (node, id_bytes(message_id), claim_id)).rowcount == 1
+    # --- parked messages and positions ---
+
+    async def lock_buckets(self, node: str, buckets: Iterable[int]) -> None:
+        self._live()  # the writer's lock is enough
+
+    async def positions(self, node: str, handler: str, keys: Sequence[str]) -> dict[str, int]:
+        return dict(await self._read_among("positions", (node, handler), keys))
+
+    async def advance(self, node: str, handler: str, positions: Mapping[str, int]) -> None:
+        self._run_many(QUERIES["advance"], [(node, handler, *each) for each in sorted(positions.items())])
+
+    async def unpark(self, node: str, message_ids: Sequence[str]) -> None:
+        self._run_many(QUERIES["unpark"], [(node, id_bytes(message_id)) for message_id in message_ids])
+
+    async def parked_with(self, node: str, message_ids: Sequence[str], keys: Sequence[str]) -> list[Parked]:
+        if not self._fetch(QUERIES["any_parked"], (node,)):
+            return []
+        rows = await self._read_among("parked_ids", (node,), map(id_bytes, message_ids))
+        rows += await self._read_among("parked_keys", (node,), keys)
+        return list({row[0]: self._parked(row) for row in rows}.values())
 
 
 _ENDED = (

@@ -1,40 +1,13 @@
-"""What every store promises, as named cases; used like `queue_suite`:
-
-    @pytest.mark.parametrize("name", STORE_CASES)
-    async def test_memory(name):
-        await run_store_case(name, memory_store_subject)
-
-A case raises AssertionError when the promise is broken. There are no capability flags: a store keeps all of them. The
-cases about dead letters, retention and mode `tokens` are in `store_suite_records`, and are part of `STORE_CASES`.
-"""
+"""Cases of the store suite: transactions, savepoints, and the user's statements."""
 
 import asyncio
 from typing import Any
 
 from faregate.errors import ConfigurationError, FaregateError, TransactionMisused
-from faregate.ports.store import Sent, Store, Transaction
-from faregate.testing import store_suite_records as _records
+from faregate.ports.store import Store, Transaction
 from faregate.testing.clock import rest
-from faregate.testing.store_rows import (
-    STORE_CASES,
-    aborted,
-    case,
-    expect,
-    ids,
-    ledger,
-    letter,
-    outgoing,
-)
-from faregate.testing.store_subjects import MakeStore, StoreSubject
-
-__all__ = ["STORE_CASES", "run_store_case"]
-assert _records.__name__ in {case.__module__ for case in STORE_CASES.values()}
-
-
-async def run_store_case(name: str, make: MakeStore) -> None:
-    """Run one case against a fresh subject."""
-    async with make() as subject:
-        await asyncio.wait_for(STORE_CASES[name](subject), timeout=30)
+from faregate.testing.store_subjects import StoreSubject
+from faregate.testing.store_suite.rows import aborted, case, expect, ids, ledger, letter, outgoing
 
 
 async def goods(store: Store) -> list[Any]:
@@ -68,7 +41,7 @@ async def what_is_there(store: Store, handled: str, dead: str) -> list[bool]:
     ]
 
 
-# --- transactions -----------------------------------------------------------------------------------------
+# --- transactions -------------------------------------------------------------------------------------
 
 
 @case
@@ -233,7 +206,7 @@ async def what_is_committed_is_there_after_reopening(subject: StoreSubject) -> N
     assert again.database_id == store.database_id, "the same database has another id now"
 
 
-# --- savepoints -------------------------------------------------------------------------------------------
+# --- savepoints ---------------------------------------------------------------------------------------
 
 
 @case
@@ -316,7 +289,7 @@ async def a_transaction_can_be_committed_right_after_undoing_a_failed_statement(
     assert set(await store.known("billing", [first])) == {first}
 
 
-# --- the user's statements --------------------------------------------------------------------------------
+# --- the user's statements ----------------------------------------------------------------------------
 
 
 @case
@@ -347,107 +320,3 @@ async def a_schema_is_applied_whole_or_not_at_all(subject: StoreSubject) -> None
     broken = store.apply_schema("create table three (a text); create table one (a text)")
     await expect(ConfigurationError, broken, "a schema with an error in it")
     await store.apply_schema("create table three (a text)")
-
-
-# --- ledger -----------------------------------------------------------------------------------------------
-
-
-@case
-async def a_message_is_recorded_once_per_node(subject: StoreSubject) -> None:
-    store, [first] = subject.store, ids(1)
-    async with store.transaction() as tx:
-        assert await tx.record("billing", [ledger(first, b"digest")]) == {}
-    async with store.transaction() as tx:
-        assert await tx.record("billing", [ledger(first, b"other")]) == {first: b"digest"}
-        assert await tx.record("shipping", [ledger(first, None)]) == {}, "another node has a ledger of its own"
-        assert await tx.record("shipping", [ledger(first)]) == {first: None}, "recorded by the same transaction"
-    assert (await store.known("billing", [first]))[first] == ("handled", b"digest", 0)
-    assert (await store.known("shipping", [first]))[first] == ("handled", None, 0)
-
-
-@case
-async def a_duplicate_in_a_batch_does_not_fail_its_neighbours(subject: StoreSubject) -> None:
-    store, given = subject.store, ids(9)
-    there = [given[4], given[1]]
-    async with store.transaction() as tx:
-        await tx.record("billing", [ledger(message_id, message_id.encode()) for message_id in there])
-    async with store.transaction() as tx:
-        found = await tx.record("billing", [ledger(message_id) for message_id in reversed(given)])
-    assert found == {message_id: message_id.encode() for message_id in there}, f"there before: {found}"
-    assert set(await store.known("billing", given)) == set(given), "a neighbour was not recorded"
-
-
-@case
-async def an_id_that_is_twice_in_a_batch_is_refused(subject: StoreSubject) -> None:
-    [first, second] = ids(2)
-    async with aborted(subject.store) as tx:
-        twice = tx.record("billing", [ledger(first), ledger(second), ledger(first)])
-        await expect(ValueError, twice, "an id twice in one batch")
-
-
-@case
-async def what_was_taken_out_can_be_recorded_again(subject: StoreSubject) -> None:
-    store, given = subject.store, ids(3)
-    async with store.transaction() as tx:
-        await tx.record("billing", [ledger(message_id) for message_id in given])
-        await tx.unrecord("billing", given[1:])
-    assert set(await store.known("billing", given)) == {given[0]}
-    async with store.transaction() as tx:
-        assert set(await tx.record("billing", [ledger(message_id) for message_id in given])) == {given[0]}
-
-
-@case
-async def what_a_handler_sent_is_kept_in_its_ledger_row(subject: StoreSubject) -> None:
-    store, given = subject.store, ids(4)
-    combined = [bytes([number]) * 16 for number in range(3)]
-    async with store.transaction() as tx:
-        await tx.record("billing", [ledger(message_id) for message_id in given])
-        await tx.record("shipping", [ledger(given[0])])
-        await tx.note_sent("billing", [Sent(given[1], 1, combined[1]), Sent(given[2], 70_000, combined[2])])
-        await tx.note_sent("billing", [])
-    async with aborted(store) as tx:
-        await tx.record("stock", [ledger(given[0])])
-        await tx.note_sent("stock", [Sent(given[0], 5, combined[0])])
-    async with aborted(store) as tx:
-        rows = await tx.fetchall("select node, sent, sent_ids from faregate_ledger order by node, message_id")
-    billing = [(0, None), (1, combined[1]), (70_000, combined[2]), (0, None)]
-    assert rows == [*(("billing", *each) for each in billing), ("shipping", 0, None)], f"{rows}"
-
-
-@case
-async def who_comes_second_waits_for_the_first_and_is_told(subject: StoreSubject) -> None:
-    store = await prepared(subject)
-    for first_commits in (True, False):
-        [message_id] = ids(1)
-        first, second = store.transaction(), store.transaction()
-        await first.begin()
-        await first.record("billing", [ledger(message_id, b"first")])
-
-        async def follow(tx: Transaction = second, message_id: str = message_id) -> dict[str, bytes | None]:
-            await tx.begin()
-            found = await tx.record("billing", [ledger(message_id, b"second")])
-            await tx.commit()
-            return found
-
-        following = asyncio.ensure_future(follow())
-        await rest()
-        assert not following.done(), "the second did not wait for the first"
-        await (first.commit() if first_commits else first.roll_back())
-        found = await following
-        assert found == ({message_id: b"first"} if first_commits else {}), f"first commits: {first_commits}, {found}"
-
-
-@case
-async def overlapping_batches_in_any_order_do_not_lock_each_other(subject: StoreSubject) -> None:
-    store, given = subject.store, ids(60)
-    told: list[int] = []
-
-    async def handle(order: list[str]) -> None:
-        async with store.transaction() as tx:
-            found = await tx.record("billing", [ledger(message_id) for message_id in order])
-            await rest(3)
-            told.append(len(order) - len(found))
-
-    for _ in range(3):
-        await asyncio.gather(handle(given[:40]), handle(given[:19:-1]), handle(given[::-1]), handle(given[1::2]))
-    assert sum(told) == len(given), f"{sum(told)} rows were new for somebody, not {len(given)}"

@@ -1,0 +1,184 @@
+"""Records of a store as named queries and rows: what is the same on every SQL store, written once.
+
+A backend says how it runs a query of its `queries.sql`, and what a message id is in its tables. What is worth a faster
+way on one database (a batch of ledger rows, of outgoing messages) is the backend's own.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from faregate.ports.dead_letter import DeadLetter, DeadStatus
+from faregate.ports.store import ClaimRecord, DeadFilter, OutboxRow, Parked
+from faregate.ports.tokens import Mode, Token
+from faregate.stores.sql.columns import (
+    attempts_text,
+    dead_letter,
+    dead_state,
+    dead_values,
+    modes_text,
+    outbox_row,
+    pack,
+    unpack,
+)
+
+_NO_LIMIT = (1 << 63) - 1
+
+
+class SqlRecords:
+    """How a database is asked, and what its rows mean."""
+
+    @staticmethod
+    def id_in(text: str) -> Any:
+        """A message id as queries take it."""
+        return text
+
+    @staticmethod
+    def id_out(value: Any) -> str:
+        """A message id as text, from what queries give."""
+        return str(value)
+
+    async def _read(self, name: str, parameters: Any = ()) -> list[Any]:
+        """The rows of a query."""
+        raise NotImplementedError
+
+    async def _change(self, name: str, parameters: Any) -> int:
+        """How many rows a statement changed."""
+        raise NotImplementedError
+
+    async def floor(self, node: str) -> float | None:
+        rows = await self._read("floor", (node,))
+        return rows[0][0] if rows else None
+
+
+class SqlTransaction(SqlRecords):
+    async def _change_many(self, name: str, rows: Sequence[Sequence[Any]]) -> int:
+        """A statement once for each row; how many rows it changed in all."""
+        raise NotImplementedError
+
+    # --- business keys ---
+
+    async def identify(self, node: str, handler: str, identity: str, at: float) -> bool:
+        return await self._change("identify", (node, handler, identity, at)) == 1
+
+    async def unidentify(self, node: str, handler: str, identity: str) -> None:
+        await self._change("unidentify", (node, handler, identity))
+
+    # --- dead letters ---
+
+    async def add_dead(self, letter: DeadLetter) -> DeadLetter:
+        [row] = await self._read("add_dead", dead_values(letter, self.id_in(letter.message_id)))
+        return dead_letter(row, self.id_out)
+
+    async def fold(self, node: str, message_id: str) -> None:
+        await self._change("fold", (node, self.id_in(message_id)))
+
+    async def mark_dead(
+        self, node: str, message_id: str, status: DeadStatus, *, by: str, at: float
+    ) -> DeadLetter | None:
+        values = {"node": node, "message_id": self.id_in(message_id), "status": status, "by": by, "at": at}
+        rows = await self._read("mark_dead", values)
+        return dead_letter(rows[0], self.id_out) if rows else None
+
+    async def remove_dead(self, letters: Sequence[DeadLetter]) -> int:
+        return await self._change_many(
+            "remove_dead", [dead_state(each, self.id_in(each.message_id)) for each in letters]
+        )
+
+    # --- parked messages and positions ---
+
+    async def park(self, node: str, rows: Sequence[tuple[Parked, int | None]]) -> None:
+        fresh, again = [], []
+        for (message_id, due, redeliveries, key, position, envelope), before in sorted(rows, key=lambda row: row[0][0]):
+            kept = self.id_in(message_id)
+            if before is None:
+                fresh.append((node, kept, due, redeliveries, key, position, pack(envelope)))
+            else:
+                again.append((due, redeliveries, key, node, kept, before))
+        await self._change_many("park", fresh)
+        await self._change_many("park_again", again)
+
+    async def parked(self, node: str, due: float = math.inf, limit: int = _NO_LIMIT) -> list[Parked]:
+        return [self._parked(row) for row in await self._read("parked", (node, due, limit))]
+
+    def _parked(self, row: Sequence[Any]) -> Parked:
+        message_id, due, redeliveries, key, position, envelope = row
+        return Parked(self.id_out(message_id), due, redeliveries, key, position, unpack(envelope))
+
+    async def count_parked(self, node: str) -> tuple[int, int | None]:
+        [(count, lowest)] = await self._read("count_parked", (node,))
+        return count, lowest
+
+    # --- mode `tokens` ---
+
+    async def finish_claim(self, node: str, message_id: str, claim_id: str) -> bool:
+        return await self._change("finish_claim", (node, self.id_in(message_id), claim_id)) == 1
+
+
+class SqlStore(SqlRecords):
+    """Reads see what is committed; each change is a commit of its own."""
+
+    async def has_identity(self, node: str, handler: str, identity: str) -> bool:
+        return bool(await self._read("has_identity", (node, handler, identity)))
+
+    async def dead(self, which: DeadFilter, limit: int = 1000) -> list[DeadLetter]:
+        values = {name: getattr(which, name) for name in DeadFilter.__struct_fields__}
+        values["message_id"] = None if which.message_id is None else self.id_in(which.message_id)
+        return [dead_letter(row, self.id_out) for row in await self._read("dead", {**values, "limit": limit})]
+
+    # --- outbox ---
+
+    async def outbox_row(self, seq: int) -> OutboxRow | None:
+        rows = await self._read("outbox_row", (seq,))
+        return outbox_row(rows[0], self.id_out) if rows else None
+
+    async def outbox_rows_of(self, node: str, message_id: str) -> list[OutboxRow]:
+        return [
+            outbox_row(row, self.id_out) for row in await self._read("outbox_rows_of", (node, self.id_in(message_id)))
+        ]
+
+    async def dispatched_rows(self, limit: int) -> list[OutboxRow]:
+        return [outbox_row(row, self.id_out) for row in await self._read("dispatched_rows", (limit,))]
+
+    # --- mode `tokens` ---
+
+    async def claim_record(self, node: str, message_id: str) -> ClaimRecord | None:
+        rows = await self._read("claim_record", (node, self.id_in(message_id)))
+        return self._claim(rows[0]) if rows else None
+
+    async def claim_records(self, before: float, limit: int) -> list[ClaimRecord]:
+        return [self._claim(row) for row in await self._read("claim_records", (before, limit))]
+
+    def _claim(self, row: Sequence[Any]) -> ClaimRecord:
+        node, message_id, *others = row
+        return ClaimRecord(node, self.id_out(message_id), *others)
+
+    async def insert_claim(self, node: str, message_id: str, claim_id: str, attempt_id: str, at: float) -> bool:
+        return await self._change("insert_claim", (node, self.id_in(message_id), claim_id, attempt_id, at)) == 1
+
+    async def delete_claim(self, node: str, message_id: str, claim_id: str, *, only_new: bool) -> bool:
+        return await self._change("delete_claim", (node, self.id_in(message_id), claim_id, only_new)) == 1
+
+    async def choose_attempts(self, seq: int, version: int, chosen: Sequence[str]) -> bool:
+        return await self._change("choose_attempts", (attempts_text(chosen), seq, version)) == 1
+
+
+class SqlTokenStore(SqlRecords):
+    """Every method is a commit of its own."""
+
+    async def read(self, attempt_id: str) -> Token | None:
+        for attempt, message_id, *others in await self._read("read_token", (attempt_id,)):
+            return Token(attempt, self.id_out(message_id), *others)
+        return None
+
+    async def delete(self, attempt_id: str, claim_id: str) -> None:
+        await self._change("delete_token", (attempt_id, claim_id))
+
+    async def count(self) -> int:
+        return int((await self._read("count_tokens"))[0][0])
+
+    async def swap(self, topic: str, version: int, modes: Mapping[str, Mode]) -> bool:
+        text = modes_text(modes)
+        if version == 0:
+            return await self._change("insert_topic", (topic, text)) == 1
+        return await self._change("swap_topic", (text, topic, version)) == 1

@@ -1,0 +1,26 @@
+"""What every store promises, as named cases; used like `queue_suite`:
+
+    @pytest.mark.parametrize("name", STORE_CASES)
+    async def test_memory(name):
+        await run_store_case(name, memory_store_subject)
+
+A case raises AssertionError when the promise is broken. There are no capability flags: a store keeps all of them. A
+store with a `reader()` keeps `READER_CASES` as well. The cases are grouped as the protocols of `faregate.ports.store`.
+"""
+
+import asyncio
+
+from faregate.testing.store_subjects import MakeStore
+from faregate.testing.store_suite import dead_letters, ledger, outbox, parked, reading, tokens, transaction
+from faregate.testing.store_suite.reading import READER_CASES
+from faregate.testing.store_suite.rows import STORE_CASES
+
+__all__ = ["READER_CASES", "STORE_CASES", "run_store_case"]
+
+PARTS = (transaction, ledger, outbox, dead_letters, parked, tokens, reading)
+
+
+async def run_store_case(name: str, make: MakeStore) -> None:
+    """Run one case against a fresh subject."""
+    async with make() as subject:
+        await asyncio.wait_for((STORE_CASES | READER_CASES)[name](subject), timeout=30)
