@@ -80,7 +80,7 @@ def render(result: Result) -> str:
         ),
         _section(
             "Dead letters by reason",
-            "Given up on, kept with their error; <code>faregate dead</code> lists and replays them.",
+            "Dead letters, kept with their error; <code>faregate dead</code> lists and replays them.",
             bars(sorted(result.dead.items(), key=lambda row: -row[1]), title="Dead letters by reason"),
         ),
         _section(

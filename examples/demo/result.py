@@ -17,7 +17,7 @@ class Result:
     timeline: Timeline
     checks: Sequence[Check]
     dead: dict[str, int]
-    """How many were given up on for each reason."""
+    """How many dead letters there are for each reason."""
     judge: str = "plain SQL"
     """Who made the audit."""
     audit_ok: bool = False

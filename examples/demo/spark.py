@@ -126,7 +126,7 @@ def _lean(row: dict[str, Any]) -> dict[str, Any]:
 
 def _told(summary: dict[str, int], notes: list[str]) -> str:
     messages, wrong = f"{summary['published']:,} messages", summary["findings"]
-    verdict = "every one handled or given up on, every effect once" if not wrong else f"{wrong:,} findings"
+    verdict = "every one handled or a dead letter, every effect once" if not wrong else f"{wrong:,} findings"
     return ". ".join([f"{messages}: {verdict}", *notes])
 
 
@@ -144,7 +144,7 @@ def busiest(windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "ended": sum(window["ended"] for window in found),
                 "copies": sum(window["duplicate"] for window in found),
                 "redelivered": sum(window["redelivered"] for window in found),
-                "given up": sum(window["dead"] for window in found),
+                "dead": sum(window["dead"] for window in found),
                 "peak/s": max(window["ended"] for window in found),
                 "p50, s": medians[len(medians) // 2] if medians else None,
                 "p99, s": max((window["p99"] for window in found if window["p99"] is not None), default=None),

@@ -3,7 +3,7 @@
 Rules kept here:
 - Expected numbers come from the plan, found ones from plain SQL on the business tables and from the log. No code of the
   bus is asked: a row that is there twice counts twice.
-- `audit` is the same question without a plan: is every message that was published handled or given up on, once? It is
+- `audit` is the same question without a plan: is every message that was published handled or a dead letter, once? It is
   what `fg.spark.audit` answers on Spark, small enough to be read in one go, and the judge where there is no Spark.
 """
 
@@ -76,9 +76,9 @@ def judge(plan: Plan, folder: Path) -> list[Check]:
             Check("billed, charged or shipped twice", 0, doubled),
             Check("billed, charged or shipped and impossible", 0, foreign),
             Check("money charged", plan.money, count("select coalesce(sum(amount), 0) from charges")),
-            Check("impossible orders given up", plan.impossible, reasons.pop("permanent", 0)),
-            Check("unreadable orders given up", plan.garbled, reasons.pop("undecodable", 0)),
-            Check("given up for another reason", 0, sum(reasons.values())),
+            Check("impossible orders dead", plan.impossible, reasons.pop("permanent", 0)),
+            Check("unreadable orders dead", plan.garbled, reasons.pop("undecodable", 0)),
+            Check("dead for another reason", 0, sum(reasons.values())),
             Check("customers billed in order", *_in_order(plan, connection)),
             Check("messages not sent yet", 0, count("select count(*) from faregate_outbox")),
         ]
@@ -116,7 +116,7 @@ class Audit:
     def summary(self) -> str:
         messages = sum(row["published"] for row in self.table)
         if self.ok:
-            return f"{messages:,} messages: every one handled or given up on, every effect once"
+            return f"{messages:,} messages: every one handled or a dead letter, every effect once"
         kinds = Counter(finding["what"] for finding in self.findings)
         told = ", ".join(f"{count:,} {what}" for what, count in kinds.most_common())
         return f"{messages:,} messages: {told}"
@@ -185,7 +185,7 @@ def _account(
         "published twice": [id for id, count in published.items() if count > 1],
         "lost": published.keys() - handled - skipped - dead,
         "handled and never published": (handled | skipped | dead) - published.keys(),
-        "handled and given up on": (handled | skipped) & dead,
+        "handled and a dead letter": (handled | skipped) & dead,
     }
     if effects is not None:
         wrong["effect missing"] = handled - effects.keys()

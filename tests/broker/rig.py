@@ -53,13 +53,13 @@ class Rig:
             "tested",
             clock=self.clock,
             schedule=self.schedule,
-            give_up=self._add_dead,
+            make_dead_letter=self._add_dead,
             in_flight=self.in_flight,
             **properties,
         )
 
     def _add_dead(self, queue: Queue, entry: Entry, reason: str, error: str) -> None:
-        assert error, "given up without saying why"
+        assert error, "a dead letter without saying why"
         self.dead.append((entry.envelope.body.decode(), reason))
 
     def put(

@@ -196,7 +196,7 @@ class PositionRig(Rig):
     """A rig whose record of dead entries names positions."""
 
     def _add_dead(self, queue: Queue, entry: Entry, reason: str, error: str) -> None:
-        assert reason and error, "given up without a reason"
+        assert reason and error, "a dead letter without a reason"
         self.dead.append((entry.position, reason))
 
     def __init__(self, **properties: Any) -> None:

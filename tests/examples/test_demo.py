@@ -115,7 +115,7 @@ def test_an_untouched_copy_holds(finished: tuple[Path, dict[str, Any]], tmp_path
         ),
         ("delete from parcels where rowid = 3", "orders shipped", "effect missing"),
         ("delete from faregate_ledger where rowid = 3", None, "lost"),
-        ("delete from faregate_dead where rowid = 1", "impossible orders given up", "lost"),
+        ("delete from faregate_dead where rowid = 1", "impossible orders dead", "lost"),
         ("update charges set message_id = '0' where rowid = 3", None, "effect of nothing handled"),
         ("update charges set amount = amount + 1 where rowid = 3", "money charged", None),
         ("update faregate_ledger set sent = sent + 1 where node = 'payments' and rowid % 7 = 0", None, "sent and lost"),

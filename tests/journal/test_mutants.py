@@ -310,7 +310,7 @@ async def test_a_message_that_dies_is_always_in_its_queue_or_a_dead_letter() -> 
 async def test_a_journal_that_marks_a_message_dead_before_its_dead_letter_is_durable_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(DurableBroker, "_give_up", marks_dead_early)
+    monkeypatch.setattr(DurableBroker, "_make_dead_letter", marks_dead_early)
     with pytest.raises(AssertionError, match="it is in no queue"):
         await check_given_up_is_somewhere()
 

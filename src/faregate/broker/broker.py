@@ -91,7 +91,7 @@ class Broker:
             name,
             clock=self._clock,
             schedule=self._schedule,
-            give_up=self._give_up,
+            make_dead_letter=self._make_dead_letter,
             **properties,  # type: ignore[arg-type]
         )
         return queue
@@ -162,7 +162,7 @@ class Broker:
             queue = self._make(name)
         queue.enqueue(record.envelope, letter=record)
 
-    def _give_up(self, queue: Queue, entry: Entry, reason: str, error: str) -> None:
+    def _make_dead_letter(self, queue: Queue, entry: Entry, reason: str, error: str) -> None:
         self.dead_letter(self._describe(queue, entry, reason, error))
 
     def _describe(self, queue: Queue, entry: Entry, reason: str, error: str) -> DeadLetter:

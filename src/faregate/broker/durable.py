@@ -123,7 +123,13 @@ class DurableBroker(Broker):
 
     def _read_from_log(self, binding: Binding, bound: bool) -> None:
         """It is a recipient like any other; what goes to it stays in the log, where it is read from."""
-        queue = LogView(binding.queue, clock=self._clock, schedule=self._schedule, give_up=self._give_up, recorder=self)
+        queue = LogView(
+            binding.queue,
+            clock=self._clock,
+            schedule=self._schedule,
+            make_dead_letter=self._make_dead_letter,
+            recorder=self,
+        )
         self._queues[binding.queue] = queue
         self._bindings[binding.queue] = binding
         if dead_letter_queue(binding.node) not in self._queues:
@@ -330,7 +336,7 @@ class DurableBroker(Broker):
         self._write_letter(unsent(node, envelope, reason, error, self._clock.time()), None, waiter)
         await waiter
 
-    def _give_up(self, queue: Queue, entry: Entry, reason: str, error: str) -> None:
+    def _make_dead_letter(self, queue: Queue, entry: Entry, reason: str, error: str) -> None:
         dead = self._record(queue, entry, OUTCOMES["dead"], self._clock.time())
         self._undurable.add((dead.queue, dead.offset))
         self._write_letter(self._describe(queue, entry, reason, error), dead, None)

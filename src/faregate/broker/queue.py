@@ -54,7 +54,7 @@ _MOST_AVAILABLE = 4096
 _MOST_RESIDENT = 100_000
 """With that many in memory and none to be had (all behind busy keys), no more are brought."""
 
-GiveUp = Callable[["Queue", Entry, str, str], None]
+MakeDeadLetter = Callable[["Queue", Entry, str, str], None]
 
 
 class Queue:
@@ -64,7 +64,7 @@ class Queue:
         *,
         clock: Clock,
         schedule: Schedule,
-        give_up: GiveUp,
+        make_dead_letter: MakeDeadLetter,
         in_flight: InFlight | None = None,
         key_of: Callable[[Envelope], str | None] | None = None,
         strict: bool = True,
@@ -80,7 +80,7 @@ class Queue:
         self.settled: dict[str, int] = {"handled": 0, "skipped": 0, "dead": 0, "duplicate": 0}
         self._clock = clock
         self._schedule = schedule
-        self._give_up = give_up
+        self._make_dead_letter = make_dead_letter
         self._in_flight = in_flight if in_flight is not None else InFlight()
         self._key_of = key_of
         self._strict = strict
@@ -461,7 +461,7 @@ class Queue:
             self._on_abandoned(BrokerDelivery(self, entry, entry.delivered), reason, error)
 
     def _move_to_dead_letters(self, entry: Entry, reason: str, error: str) -> None:
-        self._give_up(self, entry, reason, error)
+        self._make_dead_letter(self, entry, reason, error)
         self.settled["dead"] += 1
         if self._recorder is not None:
             self._recorder.ended(self, entry, "dead-letter")

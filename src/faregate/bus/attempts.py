@@ -181,7 +181,7 @@ class Attempts:
             for recipient, attempt in zip(envelope.recipients, attempts, strict=False)
         ]
 
-    async def give_up(self, row: OutboxRow, signals: Sequence[Envelope]) -> None:
+    async def drop(self, row: OutboxRow, signals: Sequence[Envelope]) -> None:
         """These signals of a row cannot be sent: nobody will use their tokens up, nor those of earlier attempts."""
         strays = set(row.registered).difference(row.chosen)
         unsent = {signal.attempt_id for signal in signals if signal.attempt_id is not None}

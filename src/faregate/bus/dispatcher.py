@@ -446,7 +446,7 @@ class Dispatcher:
             await transaction.dispatched([row.seq])
         self._held.discard(row.seq)
         if self._attempts is not None:
-            await self._attempts.give_up(row, [signal for signal, _ in refused])
+            await self._attempts.drop(row, [signal for signal, _ in refused])
         kind: AlarmKind = "unroutable" if isinstance(exc, Unroutable) else "dead-letter"
         self._alarms.sound(kind, row.node, envelope.publication_id, str(exc))
 

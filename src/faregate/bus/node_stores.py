@@ -101,7 +101,7 @@ class NodeStores:
                     await self.recipient_lists.subscribe(topic_for(subscription), node.name, subscription.dedup)
 
     async def start(self) -> None:
-        """Send what an earlier process left; drain what the transport gave up on. Before anything is consumed."""
+        """Send what an earlier process left; take in the dead letters of the transport. Before anything is consumed."""
         for dispatcher in self.dispatchers.values():
             await dispatcher.start()
         for housekeeper in self._housekeepers:

@@ -41,7 +41,7 @@ Id = Annotated[str, typer.Argument(help="The id, or the beginning of it: 8 or mo
 Ids = Annotated[list[str] | None, typer.Argument(help="The ids, or the beginnings of them.", metavar="ID")]
 ByNode = Annotated[str | None, typer.Option("--node", help="Only those of this node.")]
 ByType = Annotated[str | None, typer.Option("--type", help="Only messages of this type, by its wire name.")]
-ByReason = Annotated[str | None, typer.Option("--reason", help="Only those given up on for this reason.")]
+ByReason = Annotated[str | None, typer.Option("--reason", help="Only those with this reason.")]
 ByStatus = Annotated[DeadStatus | None, typer.Option("--status", help="Only those with this status.")]
 Since = Annotated[
     str | None, typer.Option(help="Only those that failed since then: 30m, 12h, 7d, or a date and time (local).")
@@ -92,7 +92,7 @@ def replay(
     rate: Annotated[float | None, typer.Option(min=0.001, help="How many per second at most.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Have dead letters handled again, by the node that gave up, with the identity they had.
+    """Have dead letters handled again, by the node where they died, with the identity they had.
 
     A running bus finds them within a fraction of a second; otherwise they are sent when it starts. What was handled or
     discarded meanwhile is left alone.

@@ -38,7 +38,7 @@ def publish(
     """Publish an event or send a command to the nodes of a bus.
 
     On a journal it goes into the spool: durable at once, and delivered by the process that runs the nodes, now or when
-    it starts. A `memory:` bus runs within this process until everything is handled; a message that was given up on
+    it starts. A `memory:` bus runs within this process until everything is handled; a dead letter
     then makes the exit status 1.
     """
     logging.basicConfig(level="WARNING", format="%(levelname)s %(message)s")
@@ -136,4 +136,4 @@ def _show(result: dict[str, Any]) -> None:
     what = "it is durable in the spool" if result.get("spooled") else outcomes or "nothing to do yet"
     console.print(f"published {result['type']} {result['publication_id']}: {what}")
     for record in result["dead"]:
-        console.print(plain(f"  given up at {record['node']} ({record['reason']}): {record['error']}"), markup=False)
+        console.print(plain(f"  dead letter at {record['node']} ({record['reason']}): {record['error']}"), markup=False)

@@ -23,7 +23,7 @@ AlarmKind = Literal[
 class Alarm(NamedTuple):
     """What sounded, where, and about which message ("" where it is about none).
 
-    `dead-letter`: a message was given up on.
+    `dead-letter`: a message became one.
     `disagreement`: one id came with two bodies.
     `dispatch-stalled`: outgoing messages cannot be sent for a while.
     `foreign-claim`: a token is claimed by a record that is not ours.

@@ -57,8 +57,8 @@ class Key:
     def reader(self, cls: type, limit: int) -> Callable[[Envelope], str | None]:
         """Reads the text out of an encoded body.
 
-        A body that cannot be read has no key: it will be given up on when it is delivered, and must not hold anyone up
-        before that.
+        A body that cannot be read has no key: it becomes a dead letter when it is delivered, and must not hold anyone
+        up before that.
         """
         read, hint = BodyReader(cls, limit=limit, part=_part(cls, self.fields)).read, self.hint
 

@@ -133,7 +133,7 @@ class Bench:
         Messages scheduled for later are not waited for, nor what waits at a paused subscription. `timeout` is
         real time. Raises `BenchStuck`.
         """
-        give_up = time.monotonic() + timeout
+        until = time.monotonic() + timeout
         while True:
             await self._rest()
             if self._at_rest():
@@ -144,7 +144,7 @@ class Bench:
                 continue
             if self._working() > 0:
                 # A handler waits for something real: a thread, a socket, an event of the test.
-                if time.monotonic() > give_up:
+                if time.monotonic() > until:
                     raise BenchStuck(f"a handler still runs after {timeout} s: {self._where()}")
                 await asyncio.sleep(0.001)
                 continue

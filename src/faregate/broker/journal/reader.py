@@ -186,7 +186,7 @@ class JournalReader:
             del self._batches[key]
 
     def dead_letter_frames(self, start: int) -> Iterator[tuple[frames.Frame, Any]]:
-        """The frames of given-up messages from an offset on, with their bodies."""
+        """The frames of dead letters from an offset on, with their bodies."""
         mark = self.high_water()
         for base, view in self._segments(start, mark.offset, mark):
             if view.footer is not None and not view.footer.dead_letters:

@@ -56,7 +56,7 @@ def show_verdict(root: Path, found: Inspection) -> None:
     checked = found.checked
     console.print(
         f"read {bytes_text(checked['bytes'])}: {counted(checked['messages'], 'message')} and {checked['poison']:,} "
-        f"given up in {counted(checked['segments'], 'segment')}, {counted(checked['settlements'], 'settlement')}, "
+        f"dead letters in {counted(checked['segments'], 'segment')}, {counted(checked['settlements'], 'settlement')}, "
         f"{counted(checked['batches'], 'spooled batch', 'spooled batches')}",
         style="dim",
         soft_wrap=True,

@@ -167,7 +167,7 @@ def show(told: dict[str, Any]) -> None:
         ],
     )
     _show_table(
-        ("given up at", "messages"),
+        ("dead letters at", "messages"),
         [(q["node"], Text(f"{q['waiting']:,}", style="red")) for q in told["queues"] if q["poison"] and q["waiting"]],
     )
     _show_table(

@@ -33,7 +33,7 @@ class Known(NamedTuple):
     """What a store knows of a message id that it has seen."""
 
     state: Literal["handled", "dead", "discarded"]
-    """`dead`: given up on, and its dead letter waits for a decision or a replay; `discarded`: it must never run."""
+    """`dead`: its dead letter waits for a decision or a replay; `discarded`: it must never run."""
     digest: bytes | None
     """Of the body that was handled, for `handled`."""
     replays: int = 0

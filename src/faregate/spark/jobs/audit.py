@@ -122,15 +122,15 @@ def _known(
     at_rest: bool,
 ) -> "DataFrame":
     """What is known apart from the copies in the journal: `STORED`."""
-    given_up = seen.given_up(spark, plan)
+    in_journal = seen.dead_letters(spark, plan)
     if not databases:
-        return given_up
+        return in_journal
     if at_rest or not any(each.reads_log for each in plan.handed_over):
-        return given_up.unionByName(seen.stored(spark, databases, queries, plan.nodes))
+        return in_journal.unionByName(seen.stored(spark, databases, queries, plan.nodes))
     parked = seen.stored(spark, databases, (), plan.nodes, ("parked",))
     parked = parked.localCheckpoint() if hasattr(spark, "sparkContext") else parked.cache()
     later = seen.stored(spark, databases, queries, plan.nodes, ("ledger", "dead_states"))
-    return given_up.unionByName(parked).unionByName(later)
+    return in_journal.unionByName(parked).unionByName(later)
 
 
 def _grouped(
@@ -216,7 +216,7 @@ def _classed(
     settled = (F.col("handled_n") + F.col("duplicate_n") > 0) | passed
     ended = (F.col("handled_n") + F.col("duplicate_n") > 0) | (passed & (F.col("parked_n") == 0) & letter.isNull())
     bare = (F.col("effects") == 0) & node.isin(*wanted)
-    given_up = letter.isin(seen.OPEN, seen.DISCARDED) | ((letter == seen.REPLAYED) & (F.col("waiting_n") == 0))
+    is_dead = letter.isin(seen.OPEN, seen.DISCARDED) | ((letter == seen.REPLAYED) & (F.col("waiting_n") == 0))
     handled = F.when(bare & (ended | F.lit(at_rest)), F.lit("effectless")).otherwise(F.lit("handled"))
     unrecorded = F.when(bare, "unrecorded_bare").otherwise("unrecorded")
     what = (
@@ -224,7 +224,7 @@ def _classed(
         .when(F.col("ledger") == seen.LEDGER, handled)
         .when(F.col("ledger") == seen.LEDGER_SKIPPED, "skipped")
         .when(F.col("handled_n") > 0, F.when(excused, handled).otherwise(unrecorded))
-        .when(given_up, "dead")
+        .when(is_dead, "dead")
         .when(F.col("duplicate_n") > 0, F.when(repeated, handled).otherwise(unrecorded))
         .when(F.col("skipped_n") > 0, "skipped")
         .when(F.col("parked_n") > 0, "parked")

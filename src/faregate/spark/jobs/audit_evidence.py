@@ -4,7 +4,7 @@
           9                 a copy that a reader of the log has dealt with
           10, 11            a ledger row: handled, skipped
           20, 21, 22, 23    a dead letter: open, replayed, discarded, resolved
-          24                given up on without a store: it is in the journal
+          24                a dead letter in the journal: there is no store
           30                parked
           40                an effect in business data
           50                what its handler sent
@@ -112,15 +112,15 @@ def deliveries(spark: "SparkSession", plan: JournalPlan) -> "DataFrame":
     return by_task(spark, plan.segments, read, FIELDS)
 
 
-def given_up(spark: "SparkSession", plan: JournalPlan) -> "DataFrame":
-    """What the journal knows of messages given up on without a store: `STORED`. One task: there are few."""
+def dead_letters(spark: "SparkSession", plan: JournalPlan) -> "DataFrame":
+    """The dead letters in the journal, of nodes without a store: `STORED`. One task: there are few."""
     places = {node: index for index, node in enumerate(plan.nodes)}
 
     def read(_: int) -> Iterator[Any]:
         for rows in read_dead_letters(plan):
             own = [row for row in rows if row[0] in places]
             if own:
-                yield _batch("dead", own, places)
+                yield _batch("dead_letters", own, places)
 
     return by_task(spark, [0], read, STORED)
 
@@ -169,7 +169,7 @@ def _batch(kind: str, rows: list[tuple[Any, ...]], places: dict[str, int]) -> An
     elif kind == "dead_states":
         kinds = [_DEAD[status] for status in columns[3]]
     else:
-        kinds = [{"dead": DEAD_LETTER, "parked": PARKED, "effects": EFFECT}[kind]] * count
+        kinds = [{"dead_letters": DEAD_LETTER, "parked": PARKED, "effects": EFFECT}[kind]] * count
     arrays = [
         pa.array(np.fromiter((places[node] for node in columns[0]), np.int32, count)),
         pa.array(hi),

@@ -186,7 +186,7 @@ class Queues:
 
 
 def read_dead_letters(plan: JournalPlan) -> Iterator[list[tuple[str, bytes, float]]]:
-    """Node, message id and time of what was given up on into the journal itself, for want of a store."""
+    """Node, message id and time of the dead letters in the journal itself, of nodes without a store."""
     for _, body in JournalReader(plan.path).dead_letter_frames(plan.earliest):
         yield [(each.node, id_digits(each.message_id), each.at) for each in dead_letters.decode(body)]
 

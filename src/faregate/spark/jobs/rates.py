@@ -3,7 +3,7 @@
 Rules kept here:
 - A message counts in the window in which it ended at its node; what has not ended does not count.
 - Latency runs from when it was sent, or was due, to its end; only handled messages have one.
-- Errors are messages given up on, and deliveries that went back for another try.
+- Errors are dead letters, and deliveries that went back for another try.
 - What a log engine dealt with (it settles nothing in queues) ended when its ledger row or its dead letter says so, in
   its store or, of a node without one, in the journal. What leaves neither has no time, and is left out.
 """
@@ -58,7 +58,7 @@ def rates(
     databases = open_stores(store)
     plan = plan_journal(journal, start, end)
     rows = by_task(spark, plan.segments, lambda segment: _timed(plan, segment), _TIMED)
-    recorded = seen.given_up(spark, plan)
+    recorded = seen.dead_letters(spark, plan)
     if databases:
         recorded = recorded.unionByName(seen.stored(spark, databases, (), plan.nodes, ("ledger", "dead_states")))
     kind = F.col("kind")

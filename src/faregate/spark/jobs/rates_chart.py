@@ -63,7 +63,7 @@ def draw(rows: Sequence[dict[str, Any]], seconds: float, title: str) -> str:
         page.append(f"<p>The {left_out} smallest series are left out.</p>")
     charts: list[tuple[str, str, str, Callable[[float], str], float | None]] = [
         ("Throughput: messages that ended, per second", "messages / s", "per_second", _plain, 0.0),
-        ("Errors: given up or delivered again, of all deliveries", "share", "error_rate", _percent, 0.0),
+        ("Errors: dead letters or delivered again, of all deliveries", "share", "error_rate", _percent, 0.0),
         ("Latency: 95th percentile, from sent to handled", "seconds", "p95", _plain, None),
     ]
     for name, unit, column, told, empty in charts:

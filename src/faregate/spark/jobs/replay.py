@@ -2,7 +2,7 @@
 
 Rules kept here:
 - `identity="same"`: the same publications, under a replay number that no copy had, so that the broker's window lets
-  them pass. A ledger recognises what was handled (a duplicate), what was given up on runs again. Without a ledger it
+  them pass. A ledger recognises what was handled (a duplicate), a dead letter runs again. Without a ledger it
   all runs again: messages with tokens are refused, since nothing would recognise them.
 - `identity="new"`: new publications, derived from the original and the replay's name, that say in a header what they
   were. They are handled as any other.
@@ -46,7 +46,7 @@ FIRST_NUMBER = 1_000_000
 MOST_IN_A_BATCH = 100_000
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,60}")
 _LISTED = "offset long, publication_id string, type string, source string, recipients array<string>, token boolean"
-Identity = Literal["same", "new"]
+ReplayIdentity = Literal["same", "new"]
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def replay(
     types: Sequence[str] = (),
     nodes: Sequence[str] = (),
     recipients: Sequence[str] = (),
-    identity: Identity = "same",
+    identity: ReplayIdentity = "same",
     name: str | None = None,
     batch: int = 10_000,
     dry_run: bool = False,
