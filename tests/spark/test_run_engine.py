@@ -102,7 +102,7 @@ class Rig:
         transaction = engine.store.transaction()
         await transaction.begin()
         try:
-            return await engine.records.due(transaction, at, 1000)
+            return await transaction.parked(engine.node.name, at, 1000)
         finally:
             await transaction.roll_back()
 

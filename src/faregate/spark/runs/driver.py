@@ -160,7 +160,7 @@ class Driver:
 
     async def _due(self) -> list[Parked]:
         async with self._store.transaction() as transaction:
-            found = await self._records.due(transaction, self._clock.time(), PARKED_AT_ONCE)
+            found = await transaction.parked(self._node.name, self._clock.time(), PARKED_AT_ONCE)
             await transaction.roll_back()  # it only read
         return found
 
@@ -173,7 +173,7 @@ class Driver:
         sent = await self._spooler.send()
         async with self._store.transaction() as transaction:
             await self._records.raise_low_water(transaction, self._marks, done)
-            parked, lowest = await self._records.counts(transaction)
+            parked, lowest = await transaction.count_parked(self._node.name)
         JournalReader(self._path).save_reader_offset(
             reader_name(self._node.name), done if lowest is None else min(done, lowest)
         )

@@ -83,10 +83,9 @@ def _to_queue(node: Node, path: Path, store: Store | None, changing: list[Bindin
 def _back(
     node: Node, path: Path, store: Store, changing: list[Binding], closed: ClosedJournal, loop: LoopThread
 ) -> None:
-    records = LogRecords(store, node.name)
     loop.run(store.open())
     marks = {each.queue: low_water_name(each.queue, closed.reading(each.queue).epoch) for each in changing}
-    low_water, parked = loop.run(_left(store, records, list(marks.values())))
+    low_water, parked = loop.run(_left(store, node.name, list(marks.values())))
 
     def done(messages: Sequence[tuple[int, Envelope]]) -> dict[int, str]:
         by_id = {message_id_of(envelope, node.name): offset for offset, envelope in messages}
@@ -115,7 +114,7 @@ def _back(
         spool(JournalReader(path).layout, RealDisk(), again, f"handover-{node.name}-{name}")
     for binding, start, waits in plans:
         closed.take_queue(binding, start, done, waits)
-    loop.run(_forget(store, records, [each.message_id for each in parked]))
+    loop.run(_forget(store, node.name, [each.message_id for each in parked]))
 
 
 def _fast_path_to_queue(node: Node, closed: ClosedJournal, changing: list[Binding], path: Path) -> None:
@@ -134,16 +133,16 @@ def _fast_path_to_queue(node: Node, closed: ClosedJournal, changing: list[Bindin
     reader.forget_reader(reader_name(node.name))
 
 
-async def _left(store: Store, records: LogRecords, marks: list[str]) -> tuple[dict[str, int], list[Parked]]:
+async def _left(store: Store, node: str, marks: list[str]) -> tuple[dict[str, int], list[Parked]]:
     async with store.transaction() as transaction:
-        left = await records.low_water(transaction, marks), await records.all(transaction)
+        left = await LogRecords(store, node).low_water(transaction, marks), await transaction.parked(node)
         await transaction.roll_back()  # it only read
     return left
 
 
-async def _forget(store: Store, records: LogRecords, message_ids: list[str]) -> None:
+async def _forget(store: Store, node: str, message_ids: list[str]) -> None:
     async with store.transaction() as transaction:
-        await records.unpark(transaction, message_ids)
+        await transaction.unpark(node, message_ids)
 
 
 def _is_of(binding: Binding, envelope: Envelope) -> bool:

@@ -57,17 +57,6 @@ class LogRecords:
     async def unpark(self, transaction: Transaction, message_ids: Sequence[str]) -> None:
         await transaction.unpark(self._node, message_ids)
 
-    async def due(self, transaction: Transaction, now: float, limit: int) -> list[Parked]:
-        """Parked messages whose time has come, in the order of the log."""
-        return await transaction.parked(self._node, now, limit)
-
-    async def all(self, transaction: Transaction) -> list[Parked]:
-        return await transaction.parked(self._node)
-
-    async def counts(self, transaction: Transaction) -> tuple[int, int | None]:
-        """How many are parked, and the lowest of their positions."""
-        return await transaction.count_parked(self._node)
-
     async def parked_with(
         self, transaction: Transaction, message_ids: Sequence[str], keys: Sequence[str]
     ) -> list[Parked]:

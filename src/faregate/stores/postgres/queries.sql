@@ -27,18 +27,6 @@ select message_id::text, digest from faregate_ledger where node = %s and message
 -- Take ledger rows out again.
 delete from faregate_ledger where node = %s and message_id = any(%s::uuid[]);
 
--- name: identify
--- Claim a business key unless it is taken.
-insert into faregate_identities (node, handler, identity, claimed_at) values (%s, %s, %s, %s) on conflict do nothing;
-
--- name: unidentify
--- Give a business key back.
-delete from faregate_identities where node = %s and handler = %s and identity = %s;
-
--- name: has_identity
--- Whether a business key is taken.
-select 1 from faregate_identities where node = %s and handler = %s and identity = %s;
-
 -- name: send
 -- Insert outbox rows in the given order.
 insert into faregate_outbox (node, message_id, ordinal, destination, key, envelope)
@@ -78,21 +66,6 @@ from faregate_outbox
 where dispatched_at is null and (%(nodes)s::text[] is null or node = any(%(nodes)s::text[]))
 order by seq limit %(limit)s;
 
--- name: dispatched_rows
--- Outbox rows that are dispatched and stay for their stray attempts.
-select seq, node, message_id::text, ordinal, destination, key, envelope, registered, chosen, not_after, version, dispatched_at
-from faregate_outbox where dispatched_at is not null order by seq limit %s;
-
--- name: outbox_row
--- One outbox row.
-select seq, node, message_id::text, ordinal, destination, key, envelope, registered, chosen, not_after, version, dispatched_at
-from faregate_outbox where seq = %s;
-
--- name: outbox_rows_of
--- The undispatched outputs of one message.
-select seq, node, message_id::text, ordinal, destination, key, envelope, registered, chosen, not_after, version, dispatched_at
-from faregate_outbox where node = %s and message_id = %s::uuid and dispatched_at is null order by seq;
-
 -- name: mark_dispatched
 -- Mark outbox rows as dispatched.
 update faregate_outbox set dispatched_at = %s where seq = any(%s::bigint[]) and dispatched_at is null;
@@ -102,10 +75,6 @@ update faregate_outbox set dispatched_at = %s where seq = any(%s::bigint[]) and 
 update faregate_outbox
 set registered = (coalesce(registered, '[]')::jsonb || %s::jsonb)::text, not_after = %s, version = version + 1
 where seq = %s and version = %s;
-
--- name: choose_attempts
--- Set the chosen attempts of the version that was read.
-update faregate_outbox set chosen = %s, version = version + 1 where seq = %s and version = %s;
 
 -- name: add_dead
 -- Insert a dead letter, or fold it into the one that is there; a discarded one only counts.
@@ -125,10 +94,6 @@ on conflict (node, message_id) do update set
 returning node, message_id::text, publication_id, type, source, correlation_id, key, queue, reason, error, tries, redeliveries,
     first_failed_at, last_failed_at, copies, replays, status, changed_by, changed_at, envelope;
 
--- name: fold
--- Count another copy of a dead letter.
-update faregate_dead set copies = copies + 1 where node = %s and message_id = %s::uuid;
-
 -- name: resolve
 -- Dead letters whose messages were handled after all.
 update faregate_dead set status = 'resolved', changed_at = %s
@@ -141,11 +106,6 @@ set status = %(status)s, replays = replays + (%(status)s::text = 'replayed')::in
 where node = %(node)s and message_id = %(message_id)s::uuid and status in ('open', 'replayed')
 returning node, message_id::text, publication_id, type, source, correlation_id, key, queue, reason, error, tries, redeliveries,
     first_failed_at, last_failed_at, copies, replays, status, changed_by, changed_at, envelope;
-
--- name: remove_dead
--- Remove a dead letter that is still as it was read.
-delete from faregate_dead
-where node = %s and message_id = %s::uuid and status = %s and copies = %s and replays = %s and last_failed_at = %s;
 
 -- name: dead
 -- Dead letters that fit a filter, oldest last failure first.
@@ -166,10 +126,6 @@ where node = %(node)s and message_id = any(%(ids)s::uuid[])
 union all
 select message_id::text, case status when 'discarded' then status else 'dead' end, null, replays from faregate_dead
 where node = %(node)s and message_id = any(%(ids)s::uuid[]) and status in ('open', 'replayed', 'discarded');
-
--- name: floor
--- Up to when ledger rows were removed.
-select floor from faregate_floor where node = %s;
 
 -- name: evict
 -- Remove old ledger rows whose outputs are all dispatched, and keys as old; raise the floor if any went. How many rows.
@@ -207,60 +163,14 @@ insert into faregate_positions (node, handler, key, position)
 select %s::text, %s::text, given.key, given.position from unnest(%s::text[], %s::bigint[]) as given (key, position)
 on conflict (node, handler, key) do update set position = greatest(faregate_positions.position, excluded.position);
 
--- name: park
--- Park a message that comes from the log, unless it is parked.
-insert into faregate_parked (node, message_id, due_at, tries, key, position, envelope)
-values (%s, %s::uuid, %s, %s, %s, %s, %b) on conflict do nothing;
-
--- name: park_again
--- Park a message that was parked, from the row that was read.
-update faregate_parked set due_at = %s, tries = %s, key = %s where node = %s and message_id = %s::uuid and tries = %s;
-
 -- name: unpark
 -- Remove parked messages.
 delete from faregate_parked where node = %s and message_id = any(%s::uuid[]);
-
--- name: parked
--- Parked messages that are due, in the order of the log.
-select message_id::text, due_at, tries, key, position, envelope from faregate_parked
-where node = %s and due_at <= %s order by position limit %s;
-
--- name: any_parked
--- Whether anything is parked.
-select 1 from faregate_parked where node = %s limit 1;
 
 -- name: parked_with
 -- Parked messages with one of some ids or keys.
 select message_id::text, due_at, tries, key, position, envelope from faregate_parked
 where node = %s and (message_id = any(%s::uuid[]) or key = any(%s::text[]));
-
--- name: count_parked
--- How many messages are parked, and the first position of them.
-select count(*), min(position) from faregate_parked where node = %s;
-
--- name: insert_claim
--- Record a claim unless there is one.
-insert into faregate_claims (node, message_id, claim_id, attempt_id, state, created_at)
-values (%s, %s::uuid, %s, %s, 'NEW', %s) on conflict do nothing;
-
--- name: finish_claim
--- The effects of a claimed message are in this transaction.
-update faregate_claims set state = 'DONE'
-where node = %s and message_id = %s::uuid and claim_id = %s and state = 'NEW';
-
--- name: delete_claim
--- Remove a claim, or only one whose effects are not committed.
-delete from faregate_claims where node = %s and message_id = %s::uuid and claim_id = %s and (state = 'NEW' or not %s);
-
--- name: claim_record
--- The claim on one message.
-select node, message_id::text, claim_id, attempt_id, state, created_at from faregate_claims
-where node = %s and message_id = %s::uuid;
-
--- name: claim_records
--- Old claims, oldest first.
-select node, message_id::text, claim_id, attempt_id, state, created_at from faregate_claims
-where created_at < %s order by created_at, node, message_id limit %s;
 
 -- name: create_tokens
 -- Create tokens that are absent and in time by the clock of the server.
@@ -272,18 +182,9 @@ where extract(epoch from clock_timestamp()) < given.not_after
 order by given.attempt_id
 on conflict do nothing;
 
--- name: read_token
--- One token.
-select attempt_id, message_id::text, recipient, producer, created_at, not_after, payload_ref, claim_id
-from faregate_tokens where attempt_id = %s;
-
 -- name: claim_token
 -- Set the claim of a token that has none, or this one already.
 update faregate_tokens set claim_id = %(claim)s where attempt_id = %(attempt)s and coalesce(claim_id, %(claim)s) = %(claim)s;
-
--- name: delete_token
--- Remove a token that this claim holds.
-delete from faregate_tokens where attempt_id = %s and claim_id = %s;
 
 -- name: discard_tokens
 -- Remove tokens whoever holds them, locked in order (or two could lock each other); those that were there.
@@ -293,10 +194,6 @@ with locked as (
 delete from faregate_tokens using locked where faregate_tokens.attempt_id = locked.attempt_id
 returning faregate_tokens.attempt_id;
 
--- name: count_tokens
--- How many tokens there are.
-select count(*) from faregate_tokens;
-
 -- name: now
 -- The clock of the server.
 select extract(epoch from clock_timestamp())::float8;
@@ -304,14 +201,6 @@ select extract(epoch from clock_timestamp())::float8;
 -- name: recipients
 -- The recipient lists of some topics.
 select topic, version, modes from faregate_topics where topic = any(%s::text[]);
-
--- name: insert_topic
--- The first recipient list of a topic.
-insert into faregate_topics (topic, version, modes) values (%s, 1, %s) on conflict do nothing;
-
--- name: swap_topic
--- Replace the recipient list of the version that was read.
-update faregate_topics set version = version + 1, modes = %s where topic = %s and version = %s;
 
 -- name: lock_migrations
 -- One process at a time brings the tables of a schema up to date.
@@ -336,10 +225,6 @@ create table if not exists faregate_migrations (
     name text not null,
     applied_at double precision not null
 );
-
--- name: note_migration
--- Note that a migration was applied.
-insert into faregate_migrations (version, name, applied_at) values (%s, %s, %s);
 
 -- name: our_tables
 -- Which of our tables are here.

@@ -8,7 +8,7 @@ from faregate.ports.tokens import Token
 from faregate.stores.sql.files import load_queries
 from faregate.stores.sql.records import SqlRecords
 
-QUERIES = load_queries(__package__)
+QUERIES = load_queries(__package__, "%s")
 
 
 class PostgresRecords(SqlRecords):

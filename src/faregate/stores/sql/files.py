@@ -17,9 +17,10 @@ class Migration(NamedTuple):
     sql: str
 
 
-def load_queries(package: str) -> dict[str, str]:
-    """The named queries of a backend, and those that all have in common."""
-    return {**_queries(__package__), **_queries(package)}
+def load_queries(package: str, mark: str = "?") -> dict[str, str]:
+    """The named queries of a backend, and those that all have in common, with the driver's mark for a parameter."""
+    shared = {name: sql.replace("?", mark) for name, sql in _queries(__package__).items()}
+    return {**shared, **_queries(package)}
 
 
 def _queries(package: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
--- The statements that are the same on every SQL store. Each has a name and a purpose.
+-- The statements that are the same on every SQL store. Each has a name and a purpose. Parameters are question marks.
 
 -- name: schema_version
 -- The version of the schema of this database.
@@ -11,6 +11,119 @@ select node, floor from faregate_floor order by node;
 -- name: low_water
 -- The positions that belong to no handler.
 select node, key, position from faregate_positions where handler = '';
+
+-- name: identify
+-- Claim a business key unless it is taken.
+insert into faregate_identities (node, handler, identity, claimed_at) values (?, ?, ?, ?) on conflict do nothing;
+
+-- name: unidentify
+-- Give a business key back.
+delete from faregate_identities where node = ? and handler = ? and identity = ?;
+
+-- name: has_identity
+-- Whether a business key is taken.
+select 1 from faregate_identities where node = ? and handler = ? and identity = ?;
+
+-- name: outbox_row
+-- One outbox row.
+select seq, node, message_id, ordinal, destination, key, envelope, registered, chosen, not_after, version, dispatched_at
+from faregate_outbox where seq = ?;
+
+-- name: outbox_rows_of
+-- The undispatched outputs of one message.
+select seq, node, message_id, ordinal, destination, key, envelope, registered, chosen, not_after, version, dispatched_at
+from faregate_outbox where node = ? and message_id = ? and dispatched_at is null order by seq;
+
+-- name: dispatched_rows
+-- Outbox rows that are dispatched and stay for their stray attempts.
+select seq, node, message_id, ordinal, destination, key, envelope, registered, chosen, not_after, version, dispatched_at
+from faregate_outbox where dispatched_at is not null order by seq limit ?;
+
+-- name: choose_attempts
+-- Set the chosen attempts of the version that was read.
+update faregate_outbox set chosen = ?, version = version + 1 where seq = ? and version = ?;
+
+-- name: fold
+-- Count another copy of a dead letter.
+update faregate_dead set copies = copies + 1 where node = ? and message_id = ?;
+
+-- name: remove_dead
+-- Remove a dead letter that is still as it was read.
+delete from faregate_dead
+where node = ? and message_id = ? and status = ? and copies = ? and replays = ? and last_failed_at = ?;
+
+-- name: floor
+-- Up to when ledger rows were removed.
+select floor from faregate_floor where node = ?;
+
+-- name: insert_claim
+-- Record a claim unless there is one.
+insert into faregate_claims (node, message_id, claim_id, attempt_id, state, created_at)
+values (?, ?, ?, ?, 'NEW', ?) on conflict do nothing;
+
+-- name: finish_claim
+-- The effects of a claimed message are in this transaction.
+update faregate_claims set state = 'DONE' where node = ? and message_id = ? and claim_id = ? and state = 'NEW';
+
+-- name: delete_claim
+-- Remove a claim, or only one whose effects are not committed.
+delete from faregate_claims where node = ? and message_id = ? and claim_id = ? and (state = 'NEW' or not ?);
+
+-- name: claim_record
+-- The claim on one message.
+select node, message_id, claim_id, attempt_id, state, created_at from faregate_claims where node = ? and message_id = ?;
+
+-- name: claim_records
+-- Old claims, oldest first.
+select node, message_id, claim_id, attempt_id, state, created_at from faregate_claims
+where created_at < ? order by created_at, node, message_id limit ?;
+
+-- name: read_token
+-- One token.
+select attempt_id, message_id, recipient, producer, created_at, not_after, payload_ref, claim_id
+from faregate_tokens where attempt_id = ?;
+
+-- name: delete_token
+-- Remove a token that this claim holds.
+delete from faregate_tokens where attempt_id = ? and claim_id = ?;
+
+-- name: count_tokens
+-- How many tokens there are.
+select count(*) from faregate_tokens;
+
+-- name: insert_topic
+-- The first recipient list of a topic.
+insert into faregate_topics (topic, version, modes) values (?, 1, ?) on conflict do nothing;
+
+-- name: swap_topic
+-- Replace the recipient list of the version that was read.
+update faregate_topics set version = version + 1, modes = ? where topic = ? and version = ?;
+
+-- name: note_migration
+-- Note that a migration was applied.
+insert into faregate_migrations (version, name, applied_at) values (?, ?, ?);
+
+-- name: park
+-- Park a message that comes from the log, unless it is parked.
+insert into faregate_parked (node, message_id, due_at, tries, key, position, envelope) values (?, ?, ?, ?, ?, ?, ?)
+on conflict do nothing;
+
+-- name: park_again
+-- Park a message that was parked, from the row that was read.
+update faregate_parked set due_at = ?, tries = ?, key = ? where node = ? and message_id = ? and tries = ?;
+
+-- name: parked
+-- Parked messages that are due, in the order of the log.
+select message_id, due_at, tries, key, position, envelope from faregate_parked
+where node = ? and due_at <= ? order by position limit ?;
+
+-- name: any_parked
+-- Whether anything is parked.
+select 1 from faregate_parked where node = ? limit 1;
+
+-- name: count_parked
+-- How many messages are parked, and the first position of them.
+select count(*), min(position) from faregate_parked where node = ?;
 
 -- name: ledger_nodes
 -- The nodes that have a ledger row; it jumps from one to the next in the index.

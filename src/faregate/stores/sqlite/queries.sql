@@ -21,18 +21,6 @@ delete from faregate_ledger where node = ? and message_id = ?;
 -- The rowid of this connection's last insert.
 select last_insert_rowid();
 
--- name: identify
--- Claim a business key unless it is taken.
-insert into faregate_identities (node, handler, identity, claimed_at) values (?, ?, ?, ?) on conflict do nothing;
-
--- name: unidentify
--- Give a business key back.
-delete from faregate_identities where node = ? and handler = ? and identity = ?;
-
--- name: has_identity
--- Whether a business key is taken.
-select 1 from faregate_identities where node = ? and handler = ? and identity = ?;
-
 -- name: send
 -- Insert an outbox row.
 insert into faregate_outbox
@@ -58,21 +46,6 @@ from faregate_outbox
 where dispatched_at is null and (:nodes is null or node in (select value from json_each(:nodes)))
 order by seq limit :limit;
 
--- name: dispatched_rows
--- Outbox rows that are dispatched and stay for their stray attempts.
-select seq, node, message_id, ordinal, destination, key, envelope, registered, chosen, not_after, version, dispatched_at
-from faregate_outbox where dispatched_at is not null order by seq limit ?;
-
--- name: outbox_row
--- One outbox row.
-select seq, node, message_id, ordinal, destination, key, envelope, registered, chosen, not_after, version, dispatched_at
-from faregate_outbox where seq = ?;
-
--- name: outbox_rows_of
--- The undispatched outputs of one message.
-select seq, node, message_id, ordinal, destination, key, envelope, registered, chosen, not_after, version, dispatched_at
-from faregate_outbox where node = ? and message_id = ? and dispatched_at is null order by seq;
-
 -- name: mark_dispatched
 -- Mark an outbox row as dispatched.
 update faregate_outbox set dispatched_at = ? where seq = ? and dispatched_at is null;
@@ -84,10 +57,6 @@ select registered from faregate_outbox where seq = ? and version = ?;
 -- name: register_attempts
 -- Set the registered attempts of the version that was read.
 update faregate_outbox set registered = ?, not_after = ?, version = version + 1 where seq = ? and version = ?;
-
--- name: choose_attempts
--- Set the chosen attempts of the version that was read.
-update faregate_outbox set chosen = ?, version = version + 1 where seq = ? and version = ?;
 
 -- name: add_dead
 -- Insert a dead letter, or fold it into the one that is there; a discarded one only counts.
@@ -107,10 +76,6 @@ on conflict (node, message_id) do update set
 returning node, message_id, publication_id, type, source, correlation_id, key, queue, reason, error, tries, redeliveries,
     first_failed_at, last_failed_at, copies, replays, status, changed_by, changed_at, envelope;
 
--- name: fold
--- Count another copy of a dead letter.
-update faregate_dead set copies = copies + 1 where node = ? and message_id = ?;
-
 -- name: resolve
 -- A dead letter's message was handled after all.
 update faregate_dead set status = 'resolved', changed_at = ? where node = ? and message_id = ? and status <> 'resolved';
@@ -121,11 +86,6 @@ update faregate_dead set status = :status, replays = replays + (:status = 'repla
 where node = :node and message_id = :message_id and status in ('open', 'replayed')
 returning node, message_id, publication_id, type, source, correlation_id, key, queue, reason, error, tries, redeliveries,
     first_failed_at, last_failed_at, copies, replays, status, changed_by, changed_at, envelope;
-
--- name: remove_dead
--- Remove a dead letter that is still as it was read.
-delete from faregate_dead
-where node = ? and message_id = ? and status = ? and copies = ? and replays = ? and last_failed_at = ?;
 
 -- name: dead
 -- Dead letters that fit a filter, oldest last failure first.
@@ -146,10 +106,6 @@ select message_id, digest from faregate_ledger where node = ? and message_id in 
 -- Those of some messages that are dead; the list of ids is filled in.
 select message_id, iif(status = 'discarded', 'discarded', 'dead'), replays from faregate_dead
 where node = ? and message_id in (/*values*/) and status in ('open', 'replayed', 'discarded');
-
--- name: floor
--- Up to when ledger rows were removed.
-select floor from faregate_floor where node = ?;
 
 -- name: young_row
 -- Where to stop looking for old ledger rows: the seq of the row that has so many young ones before it.
@@ -192,27 +148,9 @@ select key, position from faregate_positions where node = ? and handler = ? and 
 insert into faregate_positions (node, handler, key, position) values (?, ?, ?, ?)
 on conflict (node, handler, key) do update set position = max(position, excluded.position);
 
--- name: park
--- Park a message that comes from the log, unless it is parked.
-insert into faregate_parked (node, message_id, due_at, tries, key, position, envelope) values (?, ?, ?, ?, ?, ?, ?)
-on conflict do nothing;
-
--- name: park_again
--- Park a message that was parked, from the row that was read.
-update faregate_parked set due_at = ?, tries = ?, key = ? where node = ? and message_id = ? and tries = ?;
-
 -- name: unpark
 -- Remove a parked message.
 delete from faregate_parked where node = ? and message_id = ?;
-
--- name: parked
--- Parked messages that are due, in the order of the log.
-select message_id, due_at, tries, key, position, envelope from faregate_parked
-where node = ? and due_at <= ? order by position limit ?;
-
--- name: any_parked
--- Whether anything is parked.
-select 1 from faregate_parked where node = ? limit 1;
 
 -- name: parked_ids
 -- Those of some messages that are parked; the list of ids is filled in.
@@ -223,69 +161,22 @@ where node = ? and message_id in (/*values*/);
 -- Parked messages of some keys; the list of keys is filled in.
 select message_id, due_at, tries, key, position, envelope from faregate_parked where node = ? and key in (/*values*/);
 
--- name: count_parked
--- How many messages are parked, and the first position of them.
-select count(*), min(position) from faregate_parked where node = ?;
-
--- name: insert_claim
--- Record a claim unless there is one.
-insert into faregate_claims (node, message_id, claim_id, attempt_id, state, created_at)
-values (?, ?, ?, ?, 'NEW', ?) on conflict do nothing;
-
--- name: finish_claim
--- The effects of a claimed message are in this transaction.
-update faregate_claims set state = 'DONE' where node = ? and message_id = ? and claim_id = ? and state = 'NEW';
-
--- name: delete_claim
--- Remove a claim, or only one whose effects are not committed.
-delete from faregate_claims where node = ? and message_id = ? and claim_id = ? and (state = 'NEW' or not ?);
-
--- name: claim_record
--- The claim on one message.
-select node, message_id, claim_id, attempt_id, state, created_at from faregate_claims where node = ? and message_id = ?;
-
--- name: claim_records
--- Old claims, oldest first.
-select node, message_id, claim_id, attempt_id, state, created_at from faregate_claims
-where created_at < ? order by created_at, node, message_id limit ?;
-
 -- name: create_token
 -- Create a token that is absent.
 insert into faregate_tokens (attempt_id, message_id, recipient, producer, created_at, not_after, payload_ref, claim_id)
 values (?, ?, ?, ?, ?, ?, ?, ?) on conflict do nothing;
 
--- name: read_token
--- One token.
-select attempt_id, message_id, recipient, producer, created_at, not_after, payload_ref, claim_id
-from faregate_tokens where attempt_id = ?;
-
 -- name: claim_token
 -- Set the claim of a token that has none.
 update faregate_tokens set claim_id = ? where attempt_id = ? and claim_id is null;
-
--- name: delete_token
--- Remove a token that this claim holds.
-delete from faregate_tokens where attempt_id = ? and claim_id = ?;
 
 -- name: discard_token
 -- Remove a token whoever holds it.
 delete from faregate_tokens where attempt_id = ?;
 
--- name: count_tokens
--- How many tokens there are.
-select count(*) from faregate_tokens;
-
 -- name: recipients
 -- The recipient list of a topic.
 select version, modes from faregate_topics where topic = ?;
-
--- name: insert_topic
--- The first recipient list of a topic.
-insert into faregate_topics (topic, version, modes) values (?, 1, ?) on conflict do nothing;
-
--- name: swap_topic
--- Replace the recipient list of the version that was read.
-update faregate_topics set version = version + 1, modes = ? where topic = ? and version = ?;
 
 -- name: has_migrations
 -- Whether Faregate's tables are here at all.
@@ -298,10 +189,6 @@ create table if not exists faregate_migrations (
     name text not null,
     applied_at real not null
 );
-
--- name: note_migration
--- Note that a migration was applied.
-insert into faregate_migrations (version, name, applied_at) values (?, ?, ?);
 
 -- name: our_tables
 -- Which of our tables are here.
