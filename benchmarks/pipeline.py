@@ -3,7 +3,7 @@
 What is measured, per message:
 
     bare        four coroutines that await each other; nothing else. The limit of what Python can do.
-    ours        `Direct.handle_one`: both core parts (decide how the message ends and settle it; retry in memory), two
+    ours        `Handling.handle`: both core parts (decide how the message ends and settle it; retry in memory), two
                 middlewares, one resource from `@node.provides`, an empty async handler that takes it, and the
                 context made for the message. The delivery is replaced because it is not the pipeline: its `settle`
                 does nothing; and the message has no fields, so that next to nothing is decoded. All checks of the
@@ -32,7 +32,8 @@ from faregate.bus.bus import MAX_MESSAGE_BYTES
 from faregate.codec import CODECS, BodyWriter
 from faregate.core.alarms import Alarms
 from faregate.core.context import Context
-from faregate.core.direct import Direct
+from faregate.core.feed import QueueFeed
+from faregate.core.handling import Handling
 from faregate.core.pipeline import compile_pipeline
 from faregate.core.sender import Sender
 from faregate.message import Envelope
@@ -111,10 +112,20 @@ class StubDelivery:
         pass
 
 
-def make_receiver(cls: type) -> Direct:
+def make_receiver(cls: type) -> Handling:
     writer = BodyWriter(CODECS["json"], limit=MAX_MESSAGE_BYTES)
     sender = Sender(node, MemoryTransport(), writer, CLOCK, {}, ALARMS)
-    return Direct(SUBSCRIPTIONS[cls], node, sender, clock=CLOCK, alarms=ALARMS, pool=POOL, body_limit=MAX_MESSAGE_BYTES)
+    return Handling(
+        SUBSCRIPTIONS[cls],
+        node,
+        sender,
+        QueueFeed(),
+        store=None,
+        clock=CLOCK,
+        alarms=ALARMS,
+        pool=POOL,
+        body_limit=MAX_MESSAGE_BYTES,
+    )
 
 
 def make_delivery(message: fg.Event) -> Any:
@@ -147,10 +158,10 @@ async def run_bare(messages: int) -> float:
 
 async def run_ours(messages: int, message: fg.Event = TICK) -> float:
     receiver, delivery = make_receiver(type(message)), make_delivery(message)
-    work = receiver.handle_one
+    work, deliveries = receiver.handle, [delivery]
     begin = time.process_time()
     for _ in range(messages):
-        await work(delivery)
+        await work(deliveries)
     seconds = time.process_time() - begin
     assert receiver.outcomes["handled"] == messages
     return seconds
@@ -189,7 +200,7 @@ async def peak_bytes(work: Callable[[], Awaitable[None]]) -> float:
 
 async def peak_of_ours() -> float:
     receiver, delivery = make_receiver(Tick), make_delivery(TICK)
-    return await peak_bytes(lambda: receiver.handle_one(delivery))
+    return await peak_bytes(lambda: receiver.handle([delivery]))
 
 
 def main() -> None:

@@ -9,8 +9,8 @@ import pytest
 import faregate as fg
 from faregate.bus import dispatcher as dispatching
 from faregate.bus.dispatcher import Dispatcher, Recorded
-from faregate.core import transactional as handling
-from faregate.core.transactional import BATCH_LIMIT, Transactional
+from faregate.core import handling as handling
+from faregate.core.handling import BATCH_LIMIT, Handling
 from faregate.message import Envelope
 from faregate.ports.store import OutboxRow, Transaction
 from faregate.transports.memory import MemoryTransport
@@ -66,7 +66,7 @@ async def test_handlers_wait_while_what_they_sent_is_not_taken(
 ) -> None:
     """More than the bound waits only by what each lane had begun; then everything goes out, in order."""
     monkeypatch.setattr(dispatching, bound, value)
-    monkeypatch.setattr(Transactional, "batch", 1)
+    monkeypatch.setattr(Handling, "batch", 1)
     asking, answering, hearing = fg.Node("asking"), fg.Node("answering"), fg.Node("hearing")
     heard: list[tuple[int, int]] = []
 
@@ -115,15 +115,15 @@ async def test_a_transaction_takes_no_further_message_when_enough_is_sent_in_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(handling, "_MOST_OUTPUTS", 25)
-    monkeypatch.setattr(Transactional, "batch", BATCH_LIMIT)
+    monkeypatch.setattr(Handling, "batch", BATCH_LIMIT)
     sizes: list[int] = []
-    record = Dispatcher.record
+    record = Dispatcher.record_rows
 
     async def noted(self: Dispatcher, transaction: Transaction, rows: Sequence[OutboxRow]) -> Recorded:
         sizes.append(len(rows))
         return await record(self, transaction, rows)
 
-    monkeypatch.setattr(Dispatcher, "record", noted)
+    monkeypatch.setattr(Dispatcher, "record_rows", noted)
     asking, answering = fg.Node("asking"), fg.Node("answering")
 
     @answering.on(Asked, source="asking", order=fg.Parallel(1))
@@ -143,7 +143,7 @@ async def test_who_waits_for_room_is_given_back_at_once_when_nothing_more_may_be
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatching, "_MOST_WAITING", 1)
-    monkeypatch.setattr(Transactional, "batch", 1)
+    monkeypatch.setattr(Handling, "batch", 1)
     asking, answering = fg.Node("asking"), fg.Node("answering")
     begun: list[int] = []
     waits, waited = asyncio.Event(), asyncio.Event()

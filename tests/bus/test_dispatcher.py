@@ -16,8 +16,8 @@ from faregate.bus import dispatcher as dispatching
 from faregate.bus.attempts import Attempts
 from faregate.bus.dead_letters import DeadLetters
 from faregate.bus.dispatcher import Dispatcher
-from faregate.bus.recipients import RecipientLists
 from faregate.core.alarms import Alarms
+from faregate.core.recipients import RecipientLists
 from faregate.message import Envelope
 from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import open_store, open_token_store
@@ -63,7 +63,7 @@ async def test_waiting_for_a_row_that_is_sent_and_being_removed_comes_to_an_end(
     message_id = ids.root_id(1)
     sending = store.transaction()
     await sending.begin()
-    recorded = await dispatcher.record(sending, [OutboxRow(0, "n", message_id, 0, "x", None, envelope)])
+    recorded = await dispatcher.record_rows(sending, [OutboxRow(0, "n", message_id, 0, "x", None, envelope)])
     await sending.commit()
     dispatcher.committed(recorded)
     await asyncio.wait_for(sent.wait(), LONG)
@@ -71,7 +71,7 @@ async def test_waiting_for_a_row_that_is_sent_and_being_removed_comes_to_an_end(
     assert not dispatcher.busy
     removing = store.transaction()
     await removing.begin()
-    removed = await dispatcher.record(removing, ())
+    removed = await dispatcher.record_rows(removing, ())
     found = await store.outbox_rows_of("n", message_id)
     assert len(found) == 1  # a read of what is committed still sees it
     waiting = asyncio.create_task(dispatcher.dispatch(found))

@@ -12,7 +12,7 @@ from faregate.broker.durable import DurableBroker
 from faregate.broker.queue import Queue
 from faregate.bus.stalls import StallDetector
 from faregate.core.alarms import Alarms
-from faregate.core.transactional import BATCH_LIMIT, Transactional
+from faregate.core.handling import BATCH_LIMIT, Handling
 from faregate.ids import message_id
 from faregate.message import Envelope
 from faregate.testing.clock import FakeClock
@@ -56,7 +56,7 @@ async def test_a_slow_handler_is_named_with_its_message_and_again_when_that_has_
 ) -> None:
     """Also in the middle of a batch, whose other messages are not what it waits for."""
     if store is not None:
-        monkeypatch.setattr(Transactional, "batch", BATCH_LIMIT)
+        monkeypatch.setattr(Handling, "batch", BATCH_LIMIT)
     rig = Rig(store)
     async with rig.bus as bus:
         published = await bus.publish_many([Placed(number=number) for number in range(6)], node="shop")

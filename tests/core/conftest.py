@@ -2,10 +2,10 @@
 
 import pytest
 
-from faregate.core.transactional import BATCH_LIMIT, Transactional
+from faregate.core.handling import BATCH_LIMIT, Handling
 
 
 @pytest.fixture
 def one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages that are published together share a transaction, however slow the machine is."""
-    monkeypatch.setattr(Transactional, "batch", BATCH_LIMIT)
+    monkeypatch.setattr(Handling, "batch", BATCH_LIMIT)

@@ -12,7 +12,6 @@ import pytest
 
 import faregate as fg
 from faregate.core.unit import UnitOfWork
-from faregate.ports.store import Store
 from faregate.stores.postgres import PostgresStore
 from faregate.stores.sqlite import SqliteStore
 from tests.core.rig import INSERT, LONG, TABLE, Answered, Asked, committed, notes, numbers
@@ -38,9 +37,9 @@ def units(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     made: list[tuple[int, bool]] = []
     plain = UnitOfWork.__init__
 
-    def noted(self: UnitOfWork, store: Store, node: str, works: Any, *rest: Any, savepoints: bool = True) -> None:
+    def noted(self: UnitOfWork, store: Any, works: Any, *rest: Any, savepoints: bool = True) -> None:
         made.append((len(works), savepoints))
-        plain(self, store, node, works, *rest, savepoints=savepoints)
+        plain(self, store, works, *rest, savepoints=savepoints)
 
     monkeypatch.setattr(UnitOfWork, "__init__", noted)
     return made

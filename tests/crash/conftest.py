@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from faregate.bus import housekeeping
-from faregate.core import transactional as unit
+from faregate.core import handling as unit
 from faregate.core import verdict
 from faregate.errors import Unavailable
 from tests.crash.server import PrivatePostgres, private_postgres

@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 
 from faregate.bus.attempts import Attempts, is_unresolved
 from faregate.bus.dispatcher import Dispatcher
-from faregate.core.claims import TokenGate
-from faregate.core.unit import UnitOfWork, Work
+from faregate.core.dedup.claims import Claims
+from faregate.core.unit import UnitOfWork
+from faregate.core.work import Work
 from faregate.ports import faults
 from faregate.ports.store import OutboxRow
 from faregate.stores.sqlite import SqliteStore
@@ -57,16 +58,18 @@ def remove_before_publish() -> None:
 
 
 def ledger_row_in_a_commit_of_its_own() -> None:
-    open_ = UnitOfWork._open
+    open_ = UnitOfWork.open
 
-    async def broken(self: UnitOfWork) -> None:
-        await open_(self)
-        assert self.transaction is not None
-        await self.transaction.commit()
-        self.transaction = self._store.transaction()
-        await self.transaction.begin()
+    async def broken(self: UnitOfWork) -> Any:
+        if self.transaction is None:
+            assert self.store is not None
+            marked = await open_(self)
+            await marked.commit()
+            self.transaction = self.store.transaction()
+            await self.transaction.begin()
+        return self.transaction
 
-    UnitOfWork._open = broken  # type: ignore[method-assign]
+    UnitOfWork.open = broken  # type: ignore[method-assign]
 
 
 def no_memory() -> None:
@@ -78,31 +81,31 @@ def no_memory() -> None:
 
 
 def token_deleted_before_the_commit() -> None:
-    admit = TokenGate.admit
+    claim = Claims.claim
 
-    async def broken(self: TokenGate, work: Work, attempt_id: str) -> Any:
-        admission = await admit(self, work, attempt_id)
+    async def broken(self: Claims, work: Work, attempt_id: str) -> Any:
+        admission = await claim(self, work, attempt_id)
         if admission == "run":
             await self._tokens.discard([attempt_id])
         return admission
 
-    TokenGate.admit = broken  # type: ignore[method-assign]
+    Claims.claim = broken  # type: ignore[method-assign]
 
 
 def claim_made_anew() -> None:
     """A claim that is there already is not resumed but dropped, and the handler runs again."""
-    admit = TokenGate.admit
+    claim = Claims.claim
 
-    async def broken(self: TokenGate, work: Work, attempt_id: str) -> Any:
+    async def broken(self: Claims, work: Work, attempt_id: str) -> Any:
         record = await self._store.claim_record(self._node, work.message_id)
         if record is not None:
             await self._store.delete_claim(self._node, work.message_id, record.claim_id, only_new=False)
             await self._tokens.delete(record.attempt_id, record.claim_id)
             work.attempt_id = None
             return "run"
-        return await admit(self, work, attempt_id)
+        return await claim(self, work, attempt_id)
 
-    TokenGate.admit = broken  # type: ignore[method-assign]
+    Claims.claim = broken  # type: ignore[method-assign]
 
 
 def resolved_rows_go_to_the_end() -> None:

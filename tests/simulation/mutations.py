@@ -11,10 +11,12 @@ from faregate import ids
 from faregate.bus import attempts as attempts_module
 from faregate.bus.attempts import FENCE_SECONDS, Attempts
 from faregate.bus.housekeeping import Housekeeper
-from faregate.core.claims import TokenGate
 from faregate.core.context import Context
-from faregate.core.transactional import Transactional
-from faregate.core.unit import Spoiled, UnitOfWork, Work
+from faregate.core.dedup.claims import Claims
+from faregate.core.handling import Handling
+from faregate.core.states import TABLE, Event, State
+from faregate.core.unit import UnitOfWork
+from faregate.core.work import Spoiled, Work
 from faregate.errors import StoreUnavailable
 from faregate.ports.store import LedgerRow
 from faregate.stores.sqlite import MemoryStore
@@ -36,31 +38,32 @@ def settle_before_commit(patch: MonkeyPatch) -> None:
 
 
 def dispatch_before_commit(patch: MonkeyPatch) -> None:
-    record = Transactional._record
+    record = Handling._record
 
-    async def mutant(self: Any, transaction: Any, done: Any) -> Any:
-        recorded = await record(self, transaction, done)
-        await self._shared.dispatcher._transport.publish([row.envelope for row in recorded.rows])
+    async def mutant(self: Any, *args: Any) -> Any:
+        recorded = await record(self, *args)
+        await self._outlet._transport.publish([row.envelope for row in recorded.rows])
         return recorded
 
-    patch.setattr(Transactional, "_record", mutant)
+    patch.setattr(Handling, "_record", mutant)
 
 
 def ledger_insert_in_its_own_transaction(patch: MonkeyPatch) -> None:
-    open_ = UnitOfWork._open
+    open_ = UnitOfWork.open
 
-    async def mutant(self: Any) -> None:
-        own = self._store.transaction()
-        await own.begin()
-        there = await own.record(self._node, [work.row for work in self.works if work.row is not None])
-        await own.commit()
-        for work in self.works:
-            if work.message_id in there:
-                work.state = "duplicate"
-            work.row = None
-        await open_(self)
+    async def mutant(self: Any) -> Any:
+        if self.transaction is None:
+            own = self.store.transaction()
+            await own.begin()
+            await self._enter_all(own, self.works)
+            await own.commit()
+            self._enter_all = _nothing
+        return await open_(self)
 
-    patch.setattr(UnitOfWork, "_open", mutant)
+    patch.setattr(UnitOfWork, "open", mutant)
+
+
+async def _nothing(*args: Any) -> None: ...
 
 
 def outputs_of_a_failed_try_kept(patch: MonkeyPatch) -> None:
@@ -77,7 +80,32 @@ def context_outlives_its_try(patch: MonkeyPatch) -> None:
 
 
 def interrupt_left_to_the_handler(patch: MonkeyPatch) -> None:
+    """The table would refuse what follows: that is broken with it."""
     patch.setattr(Work, "interrupted", lambda self, kind: kind())
+    _transition(patch, "duplicate", "succeeded", "done")
+
+
+# --- the table of states -------------------------------------------------------------------------------------
+
+
+def _transition(patch: MonkeyPatch, state: State, event: Event, following: State) -> None:
+    patch.setitem(TABLE, state, {**TABLE[state], event: following})
+
+
+def a_known_message_runs(patch: MonkeyPatch) -> None:
+    _transition(patch, "new", "known", "new")
+
+
+def what_was_rolled_back_counts(patch: MonkeyPatch) -> None:
+    _transition(patch, "done", "undone", "done")
+
+
+def what_was_lost_counts(patch: MonkeyPatch) -> None:
+    _transition(patch, "done", "failed", "done")
+
+
+def what_an_earlier_run_committed_runs_again(patch: MonkeyPatch) -> None:
+    _transition(patch, "new", "resumed", "new")
 
 
 def writes_of_a_failed_try_kept_in_its_batch(patch: MonkeyPatch) -> None:
@@ -114,55 +142,54 @@ def dead_letter_writes_a_ledger_row(patch: MonkeyPatch) -> None:
 
 
 def no_claim(patch: MonkeyPatch) -> None:
-    async def admit(self: Any, work: Any, attempt_id: str) -> str:
+    async def claim(self: Any, work: Any, attempt_id: str) -> str:
         work.claim_id, work.claimed_attempt = "none", attempt_id
         return "duplicate" if await self._tokens.read(attempt_id) is None else "run"
 
-    async def release(self: Any, work: Any) -> None:
+    async def forget(self: Any, work: Any) -> None:
         if work.claimed_attempt is not None:
             await self._tokens.discard([work.claimed_attempt])
 
-    async def commit(self: Any, transaction: Any, work: Any) -> None: ...
-
-    patch.setattr(TokenGate, "admit", admit)
-    patch.setattr(TokenGate, "commit", commit)
-    patch.setattr(TokenGate, "release", release)
+    patch.setattr(Claims, "claim", claim)
+    patch.setattr(Claims, "commit", _nothing)
+    patch.setattr(Claims, "forget", forget)
 
 
 def commit_not_conditional_on_the_claim(patch: MonkeyPatch) -> None:
-    async def commit(self: Any, transaction: Any, work: Any) -> None:
-        await transaction.finish_claim(self._node, work.message_id, work.claim_id)
+    async def commit(self: Any, transaction: Any, works: Any) -> None:
+        for work in works:
+            await transaction.finish_claim(self._node, work.message_id, work.claim_id)
 
-    patch.setattr(TokenGate, "commit", commit)
+    patch.setattr(Claims, "commit", commit)
 
 
 def claim_regenerated_on_retry(patch: MonkeyPatch) -> None:
-    admit = TokenGate.admit
+    claim = Claims.claim
 
     async def mutant(self: Any, work: Any, attempt_id: str) -> str:
         record = await self._store.claim_record(self._node, work.message_id)
         if record is not None and record.state == "NEW":
             await self._store.delete_claim(self._node, work.message_id, record.claim_id, only_new=True)
-        return await admit(self, work, attempt_id)
+        return await claim(self, work, attempt_id)
 
-    patch.setattr(TokenGate, "admit", mutant)
+    patch.setattr(Claims, "claim", mutant)
 
 
 def token_deleted_before_the_sends(patch: MonkeyPatch) -> None:
     async def finish(self: Any, work: Any) -> None:
-        await self.release(work)
-        await self._dispatcher.dispatch(await self._store.outbox_rows_of(self._node, work.message_id))
+        await self.forget(work)
+        await self._dispatch(await self._store.outbox_rows_of(self._node, work.message_id))
 
-    patch.setattr(TokenGate, "finish", finish)
+    patch.setattr(Claims, "finish", finish)
 
 
 def claim_deleted_before_the_token(patch: MonkeyPatch) -> None:
-    async def release(self: Any, work: Any) -> None:
+    async def forget(self: Any, work: Any) -> None:
         if work.claim_id is not None and work.claimed_attempt is not None:
             await self._store.delete_claim(self._node, work.message_id, work.claim_id, only_new=False)
             await self._tokens.delete(work.claimed_attempt, work.claim_id)
 
-    patch.setattr(TokenGate, "release", release)
+    patch.setattr(Claims, "forget", forget)
 
 
 def no_sweeper(patch: MonkeyPatch) -> None:

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, cast
 from faregate.bus.attempts import Attempts
 from faregate.bus.dispatcher import Dispatcher
 from faregate.bus.housekeeping import Housekeeper
-from faregate.bus.recipients import RecipientLists
 from faregate.codec import BodyWriter, find_codec
 from faregate.core.alarms import Alarms
-from faregate.core.claims import TokenGate
+from faregate.core.dedup.claims import Claims
+from faregate.core.feed import QueueFeed
+from faregate.core.handling import Handling
 from faregate.core.node_store import NodeStore
+from faregate.core.recipients import RecipientLists
 from faregate.core.sender import Sender
-from faregate.core.transactional import Transactional
 from faregate.errors import StaleLock
 from faregate.node.key import Key
 from tests.simulation.broker import SimDelivery, SimTransport
@@ -58,23 +59,32 @@ class SimProcess:
         self.dispatcher = Dispatcher(self.store, transport, clock, alarms, attempts)
         self.shared: dict[str, NodeStore] = {}
         self.senders: dict[str, Sender] = {}
-        self.receivers: dict[str, Transactional] = {}
+        self.handlings: dict[str, Handling] = {}
         self.housekeepers: list[Housekeeper] = []
         for node in world.nodes.values():
-            gate = None
+            claims = None
             if self.tokens is not None and self.tokens.database_id != self.store.database_id:
-                gate = TokenGate(node.name, self.store, self.tokens, self.dispatcher, alarms, clock)
-            shared = NodeStore(self.store, self.dispatcher, alarms, self.tokens, gate)
+                claims = Claims(node.name, self.store, self.tokens, self.dispatcher.dispatch, alarms, clock)
+            shared = NodeStore(self.store, self.dispatcher, alarms, self.tokens, claims)
             sender = Sender(node, transport, _WRITER, clock, {("command", "b", "Bill"): _KEY}, alarms)
             [subscription] = node.subscriptions.values()
             self.shared[node.name] = shared
             self.senders[node.name] = sender
             sender.use_store(shared, None if attempts is None else RecipientLists(self.tokens))
-            self.receivers[node.name] = Transactional(
-                subscription, node, sender, shared, clock=clock, pool=cast(Executor, None), body_limit=_LIMIT
+            self.handlings[node.name] = Handling(
+                subscription,
+                node,
+                sender,
+                QueueFeed(),
+                store=shared,
+                clock=clock,
+                alarms=alarms,
+                pool=cast(Executor, None),
+                body_limit=_LIMIT,
             )
-            made = Housekeeper(node.name, shared, transport, clock, retain_ledger=scenario.retain_ledger)
-            self.housekeepers.append(made)
+            self.housekeepers.append(
+                Housekeeper(node.name, shared, self.dispatcher, transport, clock, retain_ledger=scenario.retain_ledger)
+            )
 
     def __str__(self) -> str:
         return self.name
@@ -92,11 +102,11 @@ class SimProcess:
     async def handle(self, deliveries: list[SimDelivery]) -> None:
         """As a worker does: what shall come again runs again, alone."""
         node = deliveries[0].copy.node
-        receiver = self.receivers[node]
+        handling = self.handlings[node]
         waiting: list[list[SimDelivery]] = [deliveries]
         try:
             while waiting:
-                again = await receiver.handle(cast(Any, waiting.pop(0)))
+                again = await handling.handle(cast(Any, waiting.pop(0)))
                 waiting[:0] = [[cast(SimDelivery, delivery)] for delivery in again]
         except StaleLock:
             pass

@@ -14,7 +14,7 @@ import msgspec
 
 import faregate as fg
 from faregate import ids
-from faregate.bus.recipients import RecipientLists, topic_for
+from faregate.core.recipients import RecipientLists, topic_for
 from faregate.message import Envelope
 from faregate.ports import faults
 from faregate.ports.dead_letter import DeadLetter
@@ -121,7 +121,7 @@ class Stage:
         """Stores open, fault points armed, ids counted: schedules may run."""
         with ExitStack() as stack:
             stack.enter_context(running(self.loop))
-            for module in ("core.claims", "bus.attempts"):
+            for module in ("core.dedup.claims", "bus.attempts"):
                 stack.enter_context(mock.patch(f"faregate.{module}.uuid4", self._uuid))
             stack.enter_context(mock.patch("faregate.bus.housekeeping._CLAIM_AGE", self.scenario.claim_age))
             stack.enter_context(mock.patch.object(faults, "hook", self._hook))

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from faregate.bus.recipients import RecipientLists
+from faregate.core.recipients import RecipientLists
 from faregate.core.sealing import outbox_row
 from tests.simulation.scenario import Mode, Scenario
 from tests.simulation.tiers import explored, in_every_mode, limits, with_tokens

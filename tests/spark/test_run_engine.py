@@ -16,7 +16,6 @@ import pyarrow as pa
 import pytest
 
 import faregate as fg
-from faregate.bus import dispatcher
 from faregate.errors import CommitUnknown, StoreUnavailable
 from faregate.message import Envelope
 from faregate.ports import faults
@@ -452,13 +451,11 @@ async def test_after_a_commit_whose_outcome_is_unknown_nothing_waits_here_for_wh
     tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = Rig(tmp_path, store_url, retry=fg.Retry(1, delay=0.0))
-    monkeypatch.setattr(dispatcher, "_MOST_WAITING", 1)
     async with rig.engine() as engine, asyncio.timeout(30):
         lost = lose_an_answer(engine, monkeypatch, committed=True)
         await engine.run(rig.rows(range(4), keys=1))
         assert len(lost) == 1
         await engine.run(rig.rows(range(4, 8), keys=1))
-        assert not engine.shared.dispatcher.busy
     rig.check(range(8))
 
 

@@ -20,8 +20,8 @@ from uuid import uuid4
 import msgspec
 
 from faregate import ids
-from faregate.bus.recipients import RecipientLists, topic_of
 from faregate.core.alarms import Alarms
+from faregate.core.recipients import RecipientLists, topic_of
 from faregate.message import Envelope
 from faregate.ports import faults
 from faregate.ports.clock import Clock

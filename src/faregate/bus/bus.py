@@ -10,17 +10,16 @@ from typing import Any, NamedTuple, Self, Unpack
 from faregate.bus.dead_letter_retention import RetainDead
 from faregate.bus.dead_letters import DeadLetters
 from faregate.bus.node_stores import Given, NodeStores
-from faregate.bus.recipients import topic_for
 from faregate.bus.stalls import StallDetector
 from faregate.bus.worker import Worker
 from faregate.codec import BodyWriter, Codec, find_codec
 from faregate.core.alarms import Alarm, Alarms
-from faregate.core.direct import Direct
-from faregate.core.receiver import Receiver
+from faregate.core.feed import QueueFeed
+from faregate.core.handling import Handling
+from faregate.core.recipients import topic_for
 from faregate.core.sealing import Keys
 from faregate.core.sender import Sender
 from faregate.core.threads import HandlerThreads
-from faregate.core.transactional import Transactional
 from faregate.errors import ConfigurationError, IdleTimeout, WrongEventLoop, check_delay
 from faregate.message import Envelope, Kind, known
 from faregate.node.key import Key
@@ -144,24 +143,20 @@ class Bus:
 
     def _worker(self, node: Node, subscription: Subscription, limit: int) -> Worker:
         sender, shared = self._senders[node.name], self._stores.of(node.name)
-        receiver: Receiver
-        if shared is None:
-            receiver = Direct(
-                subscription,
-                node,
-                sender,
-                clock=self.clock,
-                alarms=self._alarms,
-                pool=self._pool,
-                body_limit=limit,
-            )
-        else:
-            receiver = Transactional(
-                subscription, node, sender, shared, clock=self.clock, pool=self._pool, body_limit=limit
-            )
+        handling = Handling(
+            subscription,
+            node,
+            sender,
+            QueueFeed(),
+            store=shared,
+            clock=self.clock,
+            alarms=self._alarms,
+            pool=self._pool,
+            body_limit=limit,
+        )
         window = _PREFETCH if shared is None else _PREFETCH_WITH_STORE
         prefetch = subscription.prefetch or max(window, 2 * subscription.order.lanes)
-        return Worker(receiver, transport=self._transport, clock=self.clock, body_limit=limit, prefetch=prefetch)
+        return Worker(handling, transport=self._transport, clock=self.clock, body_limit=limit, prefetch=prefetch)
 
     def _stall_detector(self, seconds: float | None) -> StallDetector | None:
         if seconds is None:

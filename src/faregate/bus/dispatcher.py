@@ -26,6 +26,7 @@ import msgspec
 from faregate.bus.attempts import Attempts, has_strays, is_pending, is_unresolved, signals, without_attempts
 from faregate.core.alarms import AlarmKind, Alarms
 from faregate.core.dead_letter import unsent
+from faregate.core.outlet import Outbox, Recorded
 from faregate.core.verdict import failure_of, first_line
 from faregate.errors import CommitUnknown, Permanent, StoreConflict, StoreUnavailable, Unroutable
 from faregate.message import Envelope
@@ -51,17 +52,7 @@ Around = Callable[[Envelope, Callable[[], Awaitable[None]]], Awaitable[None]]
 """Runs the outgoing middlewares of a node around the sending of an envelope."""
 
 
-class Recorded:
-    """What one transaction did to the outbox; it counts once that is committed."""
-
-    __slots__ = ("removed", "rows")
-
-    def __init__(self, rows: list[OutboxRow], removed: list[int]) -> None:
-        self.rows = rows
-        self.removed = removed
-
-
-class Dispatcher:
+class Dispatcher(Outbox):
     def __init__(
         self,
         store: Store,
@@ -102,7 +93,7 @@ class Dispatcher:
 
     # --- for units of work -----------------------------------------------------------------------------------
 
-    async def record(self, transaction: Transaction, rows: Sequence[OutboxRow]) -> Recorded:
+    async def record_rows(self, transaction: Transaction, rows: Sequence[OutboxRow]) -> Recorded:
         """Put rows into the outbox within a transaction, and take out what was sent since."""
         removed, self._sent = list(self._sent), {}
         recorded = Recorded([], removed)
@@ -130,10 +121,9 @@ class Dispatcher:
         self._doubted_at = self._clock.monotonic()
         self._wake.set()
 
-    @property
-    def in_doubt(self) -> bool:
-        """Whether that was lately."""
-        return self._doubted_at is not None and self._clock.monotonic() - self._doubted_at < _DOUBT_SECONDS
+    async def was_handled(self, node: str, message_id: str) -> None:
+        if self._doubted_at is not None and self._clock.monotonic() - self._doubted_at < _DOUBT_SECONDS:
+            self.take_up(await self._store.outbox_rows_of(node, message_id))
 
     async def dispatch(self, rows: Sequence[OutboxRow]) -> None:
         """Return once these rows are sent."""
@@ -460,7 +450,7 @@ class Dispatcher:
         recorded = Recorded([], [])
         try:
             await transaction.begin()
-            recorded = await self.record(transaction, ())
+            recorded = await self.record_rows(transaction, ())
             await transaction.commit()
         except BaseException:
             self.rolled_back(recorded)

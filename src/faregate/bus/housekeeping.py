@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from faregate.bus.dead_letter_retention import RetainDead, prune
+from faregate.bus.dispatcher import Dispatcher
 from faregate.core.dead_letter import dead_letter
 from faregate.core.node_store import NodeStore
 from faregate.core.unit import TRANSACTION_LOST
@@ -43,6 +44,7 @@ class Housekeeper:
         self,
         node: str,
         shared: NodeStore,
+        dispatcher: Dispatcher,
         transport: QueueTransport,
         clock: Clock,
         *,
@@ -51,6 +53,7 @@ class Housekeeper:
     ) -> None:
         self._node = node
         self._shared = shared
+        self._dispatcher = dispatcher
         self._transport = transport
         self._clock = clock
         self._offset = clock.time() - clock.monotonic()
@@ -112,8 +115,8 @@ class Housekeeper:
             known = await self._shared.store.known(self._node, [message_id])
             if message_id not in known or known[message_id].state != "handled":
                 await self._shared.commit(lambda transaction: self._add_dead(transaction, letter))
-            if self._shared.gate is not None and envelope.attempt_id is not None:
-                await self._shared.gate.drop(message_id, envelope.attempt_id)
+            if self._shared.claims is not None and envelope.attempt_id is not None:
+                await self._shared.claims.drop(message_id, envelope.attempt_id)
             await delivery.settle("handled")
         except TRANSACTION_LOST as exc:
             log.warning("the dead letter of %s cannot be written now: %s", letter, exc)
@@ -128,7 +131,7 @@ class Housekeeper:
     async def _add_dead(self, transaction: Transaction, letter: DeadLetter) -> None:
         """The dead letter, and with it its token, where that is in the same database."""
         await transaction.add_dead(letter)
-        if self._shared.gate is None and letter.envelope.attempt_id is not None:
+        if self._shared.claims is None and letter.envelope.attempt_id is not None:
             await transaction.consume_tokens([letter.envelope.attempt_id])
 
     async def _later(self, delivery: Delivery) -> None:
@@ -185,6 +188,6 @@ class Housekeeper:
 
     async def _sweep(self) -> None:
         """Claims without a token, and tokens without a signal, go: nothing of a message stays behind."""
-        if self._shared.gate is not None:
-            await self._shared.gate.sweep(self._now() - _CLAIM_AGE)
-        await self._shared.dispatcher.discard_strays()
+        if self._shared.claims is not None:
+            await self._shared.claims.sweep(self._now() - _CLAIM_AGE)
+        await self._dispatcher.discard_strays()

@@ -8,10 +8,10 @@ from faregate.bus.attempts import Attempts
 from faregate.bus.dead_letter_retention import RetainDead
 from faregate.bus.dispatcher import Around, Dispatcher
 from faregate.bus.housekeeping import Housekeeper
-from faregate.bus.recipients import RecipientLists, topic_for
 from faregate.core.alarms import Alarms
-from faregate.core.claims import TokenGate
+from faregate.core.dedup.claims import Claims
 from faregate.core.node_store import NodeStore
+from faregate.core.recipients import RecipientLists, topic_for
 from faregate.errors import ConfigurationError
 from faregate.node.node import Node
 from faregate.ports.clock import Clock
@@ -62,13 +62,21 @@ class NodeStores:
             self.dispatchers[opened.database_id] = dispatcher
         self._of: dict[str, NodeStore] = {}
         for name, opened in stores.items():
-            dispatcher, gate = self.dispatchers[opened.database_id], None
+            dispatcher, claims = self.dispatchers[opened.database_id], None
             if self._tokens is not None and self._tokens.database_id != opened.database_id:
-                gate = TokenGate(name, opened, self._tokens, dispatcher, alarms, clock)
-            self._of[name] = NodeStore(opened, dispatcher, alarms, self._tokens, gate)
-            self._of[name].young_seconds = min(_YOUNG_SECONDS, retain_ledger)
+                claims = Claims(name, opened, self._tokens, dispatcher.dispatch, alarms, clock)
+            young = min(_YOUNG_SECONDS, retain_ledger)
+            self._of[name] = NodeStore(opened, dispatcher, alarms, self._tokens, claims, young_seconds=young)
         self._housekeepers = [
-            Housekeeper(name, shared, transport, clock, retain_ledger=retain_ledger, retain_dead=retain_dead)
+            Housekeeper(
+                name,
+                shared,
+                self.dispatchers[shared.store.database_id],
+                transport,
+                clock,
+                retain_ledger=retain_ledger,
+                retain_dead=retain_dead,
+            )
             for name, shared in self._of.items()
         ]
 

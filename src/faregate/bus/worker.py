@@ -1,4 +1,4 @@
-"""Works on one subscription: takes deliveries, keeps their locks, and hands them through the lanes to a receiver."""
+"""Works on one subscription: takes deliveries, keeps their locks, and hands them through the lanes to a handling."""
 
 import asyncio
 import logging
@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from faregate.bus.lanes import Lanes
-from faregate.core.receiver import Receiver
+from faregate.core.handling import Handling
 from faregate.errors import StaleLock
 from faregate.ids import message_id_of
 from faregate.node.policy import ByKey
@@ -23,14 +23,14 @@ _UNFORESEEN_SECONDS = 10.0
 
 class Worker:
     def __init__(
-        self, receiver: Receiver, *, transport: QueueTransport, clock: Clock, body_limit: int, prefetch: int
+        self, handling: Handling, *, transport: QueueTransport, clock: Clock, body_limit: int, prefetch: int
     ) -> None:
-        self.subscription = receiver.subscription
+        self.subscription = handling.subscription
         binding = self.subscription.binding(body_limit)
-        remembers = binding.remembers if receiver.has_store else "nothing"
+        remembers = binding.remembers if handling.has_store else "nothing"
         self.binding = replace(binding, remembers=remembers, on_abandoned=self._abandoned)
-        self.outcomes = receiver.outcomes
-        self._receiver = receiver
+        self.outcomes = handling.outcomes
+        self._handling = handling
         self._transport = transport
         self._clock = clock
         self._prefetch = prefetch
@@ -52,7 +52,7 @@ class Worker:
     def occupations(self) -> Iterator[Occupation]:
         """The message that each lane is at; the first that no lane takes though all are free."""
         for deliveries in self._lanes.at_work.values():
-            delivery = self._receiver.current(deliveries)
+            delivery = self._handling.current(deliveries)
             yield self._occupation(delivery, f"a lane of {self.subscription} works on {delivery.envelope}")
         neglected = self._lanes.neglected
         if neglected is not None:
@@ -77,7 +77,7 @@ class Worker:
             self._resumption.cancel()
         if self._consumer is not None:
             self._consumer.pause()
-            self._receiver.pause()
+            self._handling.pause()
             left = await self._lanes.close(deadline, partial(self._tell_left, deadline))
             await self._consumer.close()
         if self._renewal is not None:
@@ -90,7 +90,7 @@ class Worker:
             "%s had not finished %s after %g s of draining: %s; "
             "nothing of it is committed, and it is delivered again%s",
             self.subscription,
-            self._receiver.current(deliveries).envelope,
+            self._handling.current(deliveries).envelope,
             deadline,
             "its thread is left behind" if self.subscription.handler.in_thread else "it is cancelled",
             f", as is what was not committed of {len(deliveries) - 1} more" if len(deliveries) > 1 else "",
@@ -98,12 +98,12 @@ class Worker:
 
     @property
     def paused(self) -> bool:
-        return self._receiver.paused
+        return self._handling.paused
 
     async def pause(self, seconds: float | None) -> None:
         """Let nothing more begin: what was fetched goes back to its place at once, also out of a batch that runs."""
         self._forget_resumption()
-        self._receiver.pause()
+        self._handling.pause()
         if self._consumer is not None:
             self._consumer.pause()
         if seconds is not None:
@@ -112,7 +112,7 @@ class Worker:
 
     def resume(self) -> None:
         self._forget_resumption()
-        self._receiver.paused = False
+        self._handling.paused = False
         if self._consumer is not None:
             self._consumer.resume()
 
@@ -124,7 +124,7 @@ class Worker:
     async def _give_back(self, deliveries: list[Delivery]) -> None:
         self._held.difference_update(deliveries)
         for delivery in deliveries:
-            await self._receiver.give_back(delivery)
+            await self._handling.give_back(delivery)
 
     def _take(self, delivery: Delivery) -> None:
         self._held.add(delivery)
@@ -147,10 +147,7 @@ class Worker:
     async def _work(self, deliveries: list[Delivery]) -> list[Delivery]:
         again: list[Delivery] = []
         try:
-            again = await self._receiver.handle(deliveries)
-        except StaleLock as exc:
-            self.outcomes["lost"] += 1
-            log.warning("%s: %s; it is delivered again", self.subscription, exc)
+            again = await self._handling.handle(deliveries)
         except faults.Crash:
             await self._vanish()
         except asyncio.CancelledError:
@@ -165,14 +162,14 @@ class Worker:
             await self._put_off(deliveries)
         finally:
             self._held.difference_update(delivery for delivery in deliveries if delivery not in again)
-            self._lanes.batch = self._receiver.batch
+            self._lanes.batch = self._handling.batch
         return [] if await self._give_back_if_stopped(again) else again
 
     async def _give_back_if_stopped(self, again: list[Delivery]) -> bool:
         """Where nothing more may begin, all that was fetched goes back to its place."""
-        stopped = self._receiver.stopped
+        stopped = self._handling.stopped
         if stopped:
-            self._receiver.put_off = False
+            self._handling.put_off = False
             await self._give_back([*again, *self._lanes.take_back()])
         return stopped
 
@@ -180,14 +177,14 @@ class Worker:
         """Have those come again that are not settled yet; no try of theirs is used up."""
         for delivery in deliveries:
             try:
-                await self._receiver.redeliver(delivery, _UNFORESEEN_SECONDS, counted=False)
+                await self._handling.redeliver(delivery, _UNFORESEEN_SECONDS, counted=False)
             except StaleLock:
                 pass  # it is settled, or somebody else's
             except Exception as exc:  # the transport's own trouble: it delivers again what nobody settles
                 log.warning("%s could not be put off: %s", delivery.envelope, exc)
 
     def _abandoned(self, delivery: Delivery, reason: str, error: str) -> None:
-        told = asyncio.create_task(self._receiver.abandoned(delivery, reason, error))
+        told = asyncio.create_task(self._handling.abandoned(delivery, reason, error))
         self._telling.add(told)
         told.add_done_callback(self._telling.discard)
 

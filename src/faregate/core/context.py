@@ -17,7 +17,7 @@ from faregate.plain import plain
 from faregate.ports.queue import Delivery
 
 if TYPE_CHECKING:
-    from faregate.core.unit import Work
+    from faregate.core.work import Work
     from faregate.node.node import Node
 
 Settled = Literal["handled", "skipped", "duplicate", "redelivered", "dead", "lost"]
@@ -49,7 +49,7 @@ class Context:
     _resources: tuple[Any, ...] = ()
     """What the node provides to this message, in the order in which the pipeline was compiled."""
     _work: Work | None = None
-    """Its part in a unit of work; None for a node without a store."""
+    """Its part in a unit of work; None where no handler runs."""
     _left_behind: Callable[[Context], None] | None = None
     """Told when it is used after its end."""
 
@@ -182,7 +182,8 @@ class Context:
         """
         if self._ended:
             self._refuse()
-        if self._work is None:
+        work = self._work
+        if work is None or (work.unit is not None and work.unit.store is None):
             raise ConfigurationError(
                 f"node {self._node!r} has no store, so there is no ctx.db: give the bus one, "
                 "fg.Bus(…, store='sqlite:./shop.db')"
@@ -190,14 +191,14 @@ class Context:
         # Which of the two depends on who asks: a thread has no running event loop.
         running = asyncio._get_running_loop()
         if running is None:
-            return BlockingDatabase(self, self._work)
-        if self._work.unit is not None and running is not self._work.unit.loop:
+            return BlockingDatabase(self, work)
+        if work.unit is not None and running is not work.unit.loop:
             raise WrongEventLoop(
                 f"ctx.db of {self} was used on another event loop than the bus runs on: in a thread call it plainly, "
                 "without a loop of its own, or hand it over with asyncio.run_coroutine_threadsafe"
             )
         if self._database is None:
-            self._database = Database(self, self._work)
+            self._database = Database(self, work)
         return self._database
 
     def publish(self, event: Any, **options: Unpack[Options]) -> NothingToAwait:

@@ -17,7 +17,7 @@ from faregate.errors import TransactionMisused
 
 if TYPE_CHECKING:
     from faregate.core.context import Context
-    from faregate.core.unit import Work
+    from faregate.core.work import Work
 
 T = TypeVar("T")
 Row = tuple[Any, ...]

@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 from typing import Any
 
 from faregate.core.context import Context
-from faregate.core.unit import drop_mark
+from faregate.core.work import drop_mark
 from faregate.errors import UninterpretedEffect
 from faregate.node.outgoing import as_outgoing
 from faregate.node.signature import Signature

@@ -1,55 +1,56 @@
 """A node's store, with what everything that works on it for this node shares."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from __future__ import annotations
 
-from faregate.bus.dispatcher import Dispatcher
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
 from faregate.core.alarms import Alarms
-from faregate.core.claims import TokenGate
 from faregate.ports.store import OutboxRow, Store, Transaction
 from faregate.ports.tokens import TokenStore
+
+if TYPE_CHECKING:
+    from faregate.core.dedup.claims import Claims
+    from faregate.core.outlet import Outbox
+
+T = TypeVar("T")
 
 
 class NodeStore:
     def __init__(
         self,
         store: Store,
-        dispatcher: Dispatcher,
+        outbox: Outbox,
         alarms: Alarms,
         tokens: TokenStore | None = None,
-        gate: TokenGate | None = None,
+        claims: Claims | None = None,
+        *,
+        young_seconds: float = 0.0,
     ) -> None:
         self.store = store
-        self.dispatcher = dispatcher
+        self.outbox = outbox
         self.alarms = alarms
         self.tokens = tokens
         """Where signals with an attempt id have their tokens."""
-        self.gate = gate
+        self.claims = claims
         """How they are claimed there; None where tokens and business data are one database."""
-        self.young_seconds = 0.0
+        self.young_seconds = young_seconds
         """What was sent less than this ago is above the floor in any case."""
 
-    async def commit(self, do: Callable[[Transaction], Awaitable[object]]) -> None:
+    async def commit(self, do: Callable[[Transaction], Awaitable[T]]) -> T:
         """One thing as a commit of its own."""
-        transaction = self.store.transaction()
-        try:
-            await transaction.begin()
-            await do(transaction)
-            await transaction.commit()
-        finally:
-            await transaction.roll_back()
+        async with self.store.transaction() as transaction:
+            return await do(transaction)
 
     async def publish(self, rows: Sequence[OutboxRow]) -> None:
         """Put publications from outside of handlers into the outbox, all or none."""
-        await self.dispatcher.room()
-        transaction = self.store.transaction()
+        await self.outbox.room()
+        recorded = None
         try:
-            await transaction.begin()
-            recorded = await self.dispatcher.record(transaction, rows)
-            try:
-                await transaction.commit()
-            except BaseException:
-                self.dispatcher.rolled_back(recorded)
-                raise
-        finally:
-            await transaction.roll_back()
-        self.dispatcher.committed(recorded)
+            async with self.store.transaction() as transaction:
+                recorded = await self.outbox.record_rows(transaction, rows)
+        except BaseException:
+            if recorded is not None:
+                self.outbox.rolled_back(recorded)
+            raise
+        self.outbox.committed(recorded)

@@ -2,9 +2,9 @@
 
     resources -> `use` middlewares -> core (in-memory retries around the handler)
 
-What follows the core (commit or publish the outputs, settle, or redeliver and give up, then the `after` middlewares)
-stands in `unit.py` for nodes with a store and in `direct.py` for others. Each step is a plain function that returns
-the next awaitable, so a message costs one coroutine per middleware and one for the core, and nothing is looked up.
+What follows the tries (commit, settle, or redeliver and give up, then the `after` middlewares) stands in `handling.py`.
+Each step is a plain function that returns the next awaitable, so a message costs one coroutine per middleware and one
+for the tries, and nothing is looked up.
 
 A step takes the context twice so that a middleware may write `await call_next()` or `await call_next(ctx)`.
 """
@@ -16,8 +16,8 @@ from typing import Any
 
 from faregate.core.context import Context
 from faregate.core.handler import Call, Collect, Places, compile_call, compile_collect, fill
-from faregate.core.unit import NeedsTransaction
 from faregate.core.verdict import failure_of
+from faregate.core.work import NeedsTransaction
 from faregate.errors import ConfigurationError, Permanent, PipelineMisused, RetryAfter, Unavailable, WrongSignature
 from faregate.node.node import Node
 from faregate.node.policy import Retry

@@ -21,8 +21,8 @@ from faregate.ports.clock import Clock
 from faregate.ports.queue import QueueTransport
 
 if TYPE_CHECKING:
-    from faregate.bus.recipients import RecipientLists
     from faregate.core.node_store import NodeStore
+    from faregate.core.recipients import RecipientLists
 
 Publish = Callable[[Sequence[Envelope]], Awaitable[None]]
 
@@ -144,10 +144,10 @@ class Sender(Sealer):
         """Publish what a handler sends, together."""
         sealed = list(self.seal_outputs(ctx, handler))
         if chain is None or not sealed:
-            await self._publish_or_dead_letter([envelope for _, envelope in sealed])
+            await self.publish_sealed([envelope for _, envelope in sealed])
         else:
             outs = [OutgoingContext(envelope, out.message, ctx) for out, envelope in sealed]
-            await send_together(chain, outs, self._publish_or_dead_letter)
+            await send_together(chain, outs, self.publish_sealed)
 
     async def publish_recorded(self, envelope: Envelope, publish: Last) -> None:
         """Send what somebody recorded through `fg.outbox` without this node at hand, within its middlewares."""
@@ -177,7 +177,7 @@ class Sender(Sealer):
             )
         await self._store.publish([self.outbox_row(envelope, None, place) for place, envelope in enumerate(envelopes)])
 
-    async def _publish_or_dead_letter(self, envelopes: list[Envelope]) -> Mapping[str, Exception]:
+    async def publish_sealed(self, envelopes: list[Envelope]) -> Mapping[str, Exception]:
         """Publish what a handler sends. An output that no queue takes becomes a dead letter of its own."""
         errors: dict[str, Exception] = {}
         try:

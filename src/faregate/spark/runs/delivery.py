@@ -1,4 +1,4 @@
-"""A message from the log as the receiver sees it: the delivery port, without a broker.
+"""A message from the log as the core sees it: the delivery port, without a broker.
 
 Rules kept here:
 - Its position is its offset. `redeliver` parks it in the store, with when and how often; that is a commit of its own,

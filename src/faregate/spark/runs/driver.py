@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from faregate.broker.journal.reader import JournalReader
-from faregate.bus.recipients import RecipientLists, topic_for
+from faregate.core.recipients import RecipientLists, topic_for
 from faregate.errors import BelowFloor, ConfigurationError
 from faregate.node.node import Node
 from faregate.ports.clock import SystemClock

@@ -21,6 +21,7 @@ from faregate.bus.lanes import Lanes
 from faregate.codec import BodyWriter, find_codec
 from faregate.core.alarms import Alarms
 from faregate.core.dead_letter import dead_letter
+from faregate.core.handling import Handling
 from faregate.core.node_store import NodeStore
 from faregate.core.sender import Sender
 from faregate.core.threads import HandlerThreads
@@ -30,8 +31,8 @@ from faregate.ports.clock import SystemClock
 from faregate.ports.queue import Delivery
 from faregate.ports.schemes import open_store, open_token_store
 from faregate.spark.runs.delivery import LogDelivery, has_expired
+from faregate.spark.runs.feed import LogFeed, OutboxOnly, is_behind
 from faregate.spark.runs.no_transport import NoTransport
-from faregate.spark.runs.receiver import LogTransactional, OutboxOnly, is_behind
 from faregate.spark.runs.records import LogRecords, Parked
 from faregate.spark.runs.rows import NOBODY
 from faregate.spark.runs.spec import RunSpec, is_strict, node_of, ordering
@@ -50,18 +51,19 @@ class SubscriptionRun:
         self.subscription = subscription
         self.by_key = ordering(subscription) == "key"
         self.strict = is_strict(subscription) and ordering(subscription) is not None
-        self.receiver = LogTransactional(
+        begin = engine.spec.begins.get(subscription.binding(engine.spec.body_limit).queue)
+        self.feed = LogFeed(engine.records, f"{subscription.name}@{0 if begin is None else begin.epoch}")
+        self.handling = Handling(
             subscription,
             engine.node,
             engine.sender,
-            engine.shared,
+            self.feed,
+            store=engine.shared,
             clock=engine.clock,
+            alarms=engine.shared.alarms,
             pool=engine.pool,
             body_limit=engine.spec.body_limit,
         )
-        self.receiver.records = engine.records
-        begin = engine.spec.begins.get(subscription.binding(engine.spec.body_limit).queue)
-        self.receiver.positions = f"{subscription.name}@{0 if begin is None else begin.epoch}"
         self.blocked: dict[str, tuple[int, float]] = {}
         """By key ("" of a serial subscription): the position of a parked message that others wait behind, and when it
         is due."""
@@ -87,8 +89,7 @@ class Engine:
         self._tokens = open_token_store(spec.store, self.clock) if wants_tokens else None
         alarms = Alarms()
         transport = NoTransport()
-        dispatcher = OutboxOnly(self.store, transport, self.clock, alarms)
-        self.shared = NodeStore(self.store, dispatcher, alarms, self._tokens)
+        self.shared = NodeStore(self.store, OutboxOnly(), alarms, self._tokens)
         writer = BodyWriter(find_codec(spec.codec), limit=spec.body_limit)
         self.sender = Sender(self.node, transport, writer, self.clock, shared_keys([self.node]), alarms)
         self.lines = [SubscriptionRun(self, each) for each in self.node.subscriptions.values()]
@@ -166,12 +167,12 @@ class Engine:
             except BaseException as exc:
                 self._fail(exc)
                 raise
-            lanes.batch = line.receiver.batch
-            line.receiver.put_off = False
+            lanes.batch = line.handling.batch
+            line.handling.put_off = False
             return again
 
         lanes = Lanes(line.subscription.order.lanes, run, by_key=line.by_key)
-        lanes.batch = line.receiver.batch
+        lanes.batch = line.handling.batch
         return lanes
 
     async def _work(self, line: SubscriptionRun, taken: list[Delivery]) -> list[Delivery]:
@@ -180,7 +181,7 @@ class Engine:
             assert isinstance(delivery, LogDelivery)
             if not self._released(delivery):
                 free.append(delivery)
-        return await line.receiver.handle(free) if free else []
+        return await line.handling.handle(free) if free else []
 
     def _released(self, delivery: LogDelivery) -> bool:
         """Park it, if it has to wait for one that is parked; whether it does."""
@@ -264,7 +265,7 @@ class Engine:
             await transaction.commit()
         finally:
             await transaction.roll_back()
-        await line.receiver.abandoned(delivery, letter.reason, letter.error)
+        await line.handling.abandoned(delivery, letter.reason, letter.error)
         self._counts["dead"] += 1
 
     # --- after: parked or done ---------------------------------------------------------------------------------
@@ -303,7 +304,7 @@ class Engine:
         for line in self.lines:
             own = [each for each in deliveries if self._line_of[each] is line]
             keys = [each.line for each in own if each.line is not None]
-            last = await self.records.positions(transaction, line.receiver.positions, keys) if keys else {}
+            last = await self.records.positions(transaction, line.feed.positions, keys) if keys else {}
             found.update(each for each in own if is_behind(each, last))
         return found
 

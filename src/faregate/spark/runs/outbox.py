@@ -19,9 +19,9 @@ from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.spool import spool, waiting
 from faregate.bus.attempts import Attempts, signals, without_attempts
 from faregate.bus.dispatcher import Dispatcher
-from faregate.bus.recipients import RecipientLists
 from faregate.core.alarms import Alarms
 from faregate.core.dead_letter import unsent
+from faregate.core.recipients import RecipientLists
 from faregate.errors import Unroutable
 from faregate.message import Envelope
 from faregate.ports.clock import Clock

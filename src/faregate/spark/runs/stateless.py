@@ -11,8 +11,9 @@ Rules kept here:
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,13 +27,14 @@ from faregate.broker.journal.layout import Layout
 from faregate.bus.bus import shared_keys
 from faregate.codec import BodyWriter, find_codec
 from faregate.core.alarms import Alarms
-from faregate.core.context import Context, Settled
-from faregate.core.direct import Direct
+from faregate.core.context import Context
+from faregate.core.feed import QueueFeed
 from faregate.core.handler import compile_collect
+from faregate.core.handling import Handling
 from faregate.core.pipeline import is_retried
 from faregate.core.sender import Sender
 from faregate.core.threads import HandlerThreads
-from faregate.core.verdict import describe_error, first_line, judge
+from faregate.core.verdict import Verdict, judge
 from faregate.errors import HandlerFailed, Unavailable
 from faregate.message import Envelope
 from faregate.ports.clock import SystemClock
@@ -71,11 +73,26 @@ class Captured(NoTransport):
         self.envelopes.extend(envelopes)
 
 
-class StatelessDelivery(LogDelivery):
-    __slots__ = ("tried",)
+class StagedDelivery(LogDelivery):
+    __slots__ = ("_add_dead",)
 
-    tried: bool
-    """Whether the handler was called for it and failed, outside the pipeline."""
+    def __init__(
+        self, message: "Message", key: str | None, add_dead: Callable[["StagedDelivery", str, str], None]
+    ) -> None:
+        super().__init__(
+            message.position,
+            0,
+            message.line,
+            key,
+            message.envelope,
+            message.at,
+            message.envelope.redeliveries,
+            False,
+            _no_park,
+            _no_end,
+            _no_release,
+        )
+        self._add_dead = add_dead
 
     async def redeliver(self, delay: float, *, counted: bool = True) -> None:
         raise HandlerFailed(
@@ -83,54 +100,19 @@ class StatelessDelivery(LogDelivery):
             "nowhere to keep it so long: start the run again later, or give the node a store"
         )
 
+    async def dead_letter(self, reason: str, error: str) -> None:
+        self._add_dead(self, reason, error)
 
-class StatelessReceiver(Direct):
-    captured: Captured
-    queue: str
 
-    def _open(self, delivery: Delivery) -> Context:
-        ctx = super()._open(delivery)
-        assert isinstance(delivery, StatelessDelivery)
-        if delivery.tried:
-            ctx._attempt = 1
-        return ctx
+class StagedFeed(QueueFeed):
+    """A batch of the log is handled as a whole, or not at all: there are no redeliveries."""
 
-    async def _fail(self, delivery: Delivery, ctx: Context | None, exc: BaseException) -> Settled:
+    def judge(self, delivery: Delivery, exc: BaseException, delays: tuple[float, ...]) -> Verdict:
         if isinstance(exc, HandlerFailed):
             raise exc
         if isinstance(exc, Unavailable):
             raise HandlerFailed(f"{delivery.envelope}: {exc}; the batch will run again") from exc
-        delays = self.subscription.redeliver.delays
-        verdict = judge(exc, len(delays), delays)
-        if verdict.delay is not None:
-            await delivery.redeliver(verdict.delay)
-        if self.captured.dead_count >= MOST_DEAD:
-            raise HandlerFailed(
-                f"{self.captured.dead_count} messages of one task failed, the last is {delivery.envelope}: that is "
-                f"more than bad messages. Nothing of this batch is published; it runs again with the next start: {exc}"
-            ) from exc
-        self._add_dead(delivery, verdict.reason, describe_error(exc))
-        self._gave_up(delivery, verdict.reason, first_line(exc))
-        return "dead"
-
-    def abandoned(self, delivery: Delivery, reason: str, error: str) -> Coroutine[Any, Any, None]:
-        self._add_dead(delivery, reason, error)
-        return super().abandoned(delivery, reason, error)
-
-    def _add_dead(self, delivery: Delivery, reason: str, error: str) -> None:
-        self.captured.dead_count += 1
-        self.captured.dead.append(
-            DeadLetter.of(
-                self._node,
-                delivery.envelope,
-                reason,
-                error,
-                self._clock.time(),
-                queue=self.queue,
-                tries=delivery.tries,
-                redeliveries=delivery.redeliveries,
-            )
-        )
+        return judge(exc, len(delays), delays)
 
 
 class Message(NamedTuple):
@@ -141,7 +123,6 @@ class Message(NamedTuple):
     line: str | None
     envelope: Envelope
     at: float
-    tried: bool = False
 
 
 class Task:
@@ -149,6 +130,7 @@ class Task:
 
     def __init__(self, spec: RunSpec, pool: Executor) -> None:
         node = node_of(spec)
+        self._node = node.name
         codec = find_codec(spec.codec)
         self._clock = SystemClock()
         self._captured = Captured()
@@ -158,15 +140,24 @@ class Task:
         alarms = Alarms()
         self._sender = Sender(node, self._captured, writer, self._clock, keys, alarms)
         self._subscriptions = list(node.subscriptions.values())
-        self._receivers: list[StatelessReceiver] = []
+        self._handlings: list[Handling] = []
         self._plain: list[Plain | None] = []
         for each in self._subscriptions:
-            receiver = StatelessReceiver(
-                each, node, self._sender, clock=self._clock, alarms=alarms, pool=pool, body_limit=spec.body_limit
+            self._handlings.append(
+                Handling(
+                    each,
+                    node,
+                    self._sender,
+                    StagedFeed(),
+                    store=None,
+                    clock=self._clock,
+                    alarms=alarms,
+                    pool=pool,
+                    body_limit=spec.body_limit,
+                )
             )
-            receiver.captured, receiver.queue = self._captured, each.binding(spec.body_limit).queue
-            self._receivers.append(receiver)
             self._plain.append(Plain(each, codec, spec.body_limit, keys) if is_plain(each, node) else None)
+        self._queues = [each.binding(spec.body_limit).queue for each in self._subscriptions]
         if any(self._plain):
             self._collect = compile_collect(node.interpreters, {}, pool)
 
@@ -177,18 +168,22 @@ class Task:
             await self._handle_one(message)
         return self._pieces(None)
 
-    async def _handle_one(self, message: Message) -> None:
+    async def _handle_one(self, message: Message, tries: int = 0) -> None:
         key = message.line if ordering(self._subscriptions[message.handler]) == "key" else None
         delivery = self._delivery(message, key)
         deliver_at = message.envelope.deliver_at
         now = self._clock.time()
         if deliver_at is not None and deliver_at > now:
             await delivery.redeliver(deliver_at - now)
-        receiver = self._receivers[message.handler]
-        if has_expired(receiver.subscription, delivery, now):
-            await receiver.abandoned(delivery, "expired", "it waited too long in the log")
+        handling = self._handlings[message.handler]
+        if has_expired(handling.subscription, delivery, now):
+            reason, error = "expired", "it waited too long in the log"
+            await delivery.dead_letter(reason, error)
+            await handling.abandoned(delivery, reason, error)
+        elif tries:
+            await handling.handle_again(delivery, tries)
         else:
-            await receiver.handle_one(delivery)
+            await handling.handle([delivery])
 
     async def handle_batch(self, number: int, batch: Any) -> list[Piece]:
         """A batch of the journal that one subscription handles, in no order; what it comes to."""
@@ -197,43 +192,50 @@ class Task:
         if plain is None or decode is None:
             return await self.handle(_messages(number, batch))
         done = await plain.handle(batch, decode, self._clock.time())
-        receiver = self._receivers[number]
+        handling = self._handlings[number]
         for row, message, result in done.others:
             [cause] = _messages(number, batch.slice(row, 1))
-            ctx = Context(receiver.subscription.node, self._delivery(cause, None), message)
+            ctx = Context(handling.subscription.node, self._delivery(cause, None), message)
             try:
                 await self._collect(ctx, result)
-                sealed = await self._sender.record_outputs(ctx, receiver.subscription.name, None)
+                sealed = await self._sender.record_outputs(ctx, handling.subscription.name, None)
             except Exception as failure:
                 done.failed.append((row, failure))
             else:
                 await self._captured.publish(sealed)
         for row, exc in done.failed:
             [message] = _messages(number, batch.slice(row, 1))
-            if exc is not None and (receiver.subscription.retry.times == 0 or not is_retried(exc)):
-                await receiver._fail(self._delivery(message, None), None, exc)
+            if exc is not None and (handling.subscription.retry.times == 0 or not is_retried(exc)):
+                await handling.fail(self._delivery(message, None), exc)
             else:
-                await self._handle_one(message._replace(tried=exc is not None))
+                await self._handle_one(message, tries=0 if exc is None else 1)
         self.counts["handled"] += len(batch)
         return self._pieces(done.batch)
 
-    def _delivery(self, message: Message, key: str | None) -> StatelessDelivery:
-        envelope = message.envelope
-        delivery = StatelessDelivery(
-            message.position,
-            0,
-            message.line,
-            key,
-            envelope,
-            message.at,
-            envelope.redeliveries,
-            False,
-            _no_park,
-            _no_end,
-            _no_release,
+    def _delivery(self, message: Message, key: str | None) -> StagedDelivery:
+        return StagedDelivery(message, key, partial(self._add_dead, self._queues[message.handler]))
+
+    def _add_dead(self, queue: str, delivery: StagedDelivery, reason: str, error: str) -> None:
+        """Give a message up, into the dead letters of the journal."""
+        if self._captured.dead_count >= MOST_DEAD:
+            raise HandlerFailed(
+                f"{self._captured.dead_count} messages of one task failed, the last is {delivery.envelope}: that is "
+                "more than bad messages. Nothing of this batch is published; it runs again with the next start: "
+                f"{error.splitlines()[0]}"
+            )
+        self._captured.dead_count += 1
+        self._captured.dead.append(
+            DeadLetter.of(
+                self._node,
+                delivery.envelope,
+                reason,
+                error,
+                self._clock.time(),
+                queue=queue,
+                tries=delivery.tries,
+                redeliveries=delivery.redeliveries,
+            )
         )
-        delivery.tried = message.tried
-        return delivery
 
     def _pieces(self, batch: Any) -> list[Piece]:
         """What was captured since the last time, with a batch of outputs: for the staged file."""

@@ -13,37 +13,55 @@ The claim is looked up before the token: whoever finds none of both is a duplica
 after any step leaves the delivery unsettled, and the next copy goes on from what is recorded.
 """
 
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal
 from uuid import uuid4
 
-from faregate.bus.dispatcher import Dispatcher
 from faregate.core.alarms import Alarms
-from faregate.core.unit import Work
-from faregate.errors import StoreConflict
+from faregate.core.dedup import Dedup
+from faregate.core.work import Work
+from faregate.errors import RetryAfter, StoreConflict
 from faregate.ports import faults
 from faregate.ports.clock import Clock
-from faregate.ports.store import Store, Transaction
+from faregate.ports.store import OutboxRow, Store, Transaction
 from faregate.ports.tokens import TokenStore
 
 Admission = Literal["run", "done", "duplicate", "taken"]
+
+Dispatch = Callable[[Sequence[OutboxRow]], Awaitable[None]]
+"""Returns once these rows of the outbox are sent."""
+
+_TAKEN_SECONDS = 5.0
 
 
 class ClaimLost(StoreConflict):
     """Another run of the message finished it, or dropped the claim, before this one could commit."""
 
 
-class TokenGate:
+class Claims(Dedup):
+    alone = True
+
     def __init__(
-        self, node: str, store: Store, tokens: TokenStore, dispatcher: Dispatcher, alarms: Alarms, clock: Clock
+        self, node: str, store: Store, tokens: TokenStore, dispatch: Dispatch, alarms: Alarms, clock: Clock
     ) -> None:
         self._node = node
         self._store = store
         self._tokens = tokens
-        self._dispatcher = dispatcher
+        self._dispatch = dispatch
         self._alarms = alarms
         self._clock = clock
 
-    async def admit(self, work: Work, attempt_id: str) -> Admission:
+    async def admit(self, works: Sequence[Work]) -> None:
+        for work in works:
+            assert work.attempt_id is not None
+            admission = await self.claim(work, work.attempt_id)
+            if admission == "taken":
+                text = f"the token of {work.envelope} is claimed by someone else"
+                work.fail(RetryAfter(_TAKEN_SECONDS, text))
+            elif admission != "run":
+                work.move("known" if admission == "duplicate" else "resumed")
+
+    async def claim(self, work: Work, attempt_id: str) -> Admission:
         """R1 to R4. With `run`, `work.claim_id` is the claim to commit with; with `done`, the claim to finish."""
         while True:
             record = await self._store.claim_record(self._node, work.message_id)
@@ -77,18 +95,29 @@ class TokenGate:
             self._alarms.sound("foreign-claim", self._node, work.message_id, text)
             return "taken"
 
-    async def commit(self, transaction: Transaction, work: Work) -> None:
-        """R5, within the transaction of the effects. Raises `ClaimLost`: then nothing may be committed."""
-        assert work.claim_id is not None
-        if not await transaction.finish_claim(self._node, work.message_id, work.claim_id):
-            raise ClaimLost(f"the claim on {work.envelope} at {self._node} is no longer ours")
+    async def commit(self, transaction: Transaction, works: Sequence[Work]) -> None:
+        """R5, within the transaction of the effects."""
+        for work in works:
+            if work.claim_id is not None and not await self.is_unhandled(transaction, work):
+                raise ClaimLost(f"the claim on {work.envelope} at {self._node} is no longer ours")
+
+    async def is_unhandled(self, transaction: Transaction, work: Work) -> bool:
+        if work.claim_id is None:
+            return True
+        return await transaction.finish_claim(self._node, work.message_id, work.claim_id)
+
+    async def release(self, work: Work) -> None:
+        if work.state == "folded" or work.in_ledger:
+            await self.gave_up(work)
+        elif work.state in ("done", "resumed"):
+            await self.finish(work)
 
     async def finish(self, work: Work) -> None:
         """D and G: see that everything is sent, then forget the message."""
-        await self._dispatcher.dispatch(await self._store.outbox_rows_of(self._node, work.message_id))
-        await self.release(work)
+        await self._dispatch(await self._store.outbox_rows_of(self._node, work.message_id))
+        await self.forget(work)
 
-    async def release(self, work: Work) -> None:
+    async def forget(self, work: Work) -> None:
         """G: the token first. The other way round, a late copy would find a token and no claim."""
         if work.claim_id is None or work.claimed_attempt is None:
             return
@@ -98,6 +127,10 @@ class TokenGate:
         await self._store.delete_claim(self._node, work.message_id, work.claim_id, only_new=False)
         if faults.hook is not None:
             await faults.hook("tokens.forgotten")
+
+    async def gave_up(self, work: Work) -> None:
+        assert work.attempt_id is not None
+        await self.drop(work.message_id, work.attempt_id)
 
     async def drop(self, message_id: str, attempt_id: str) -> None:
         """The message is not to be handled: a dead letter has it, or the ledger. Its token goes, whoever claimed it."""

@@ -1,0 +1,44 @@
+"""Where messages come from. A role of the core, beside the delivery itself, which settles, releases and redelivers.
+
+QueueFeed (bus)         a queue keeps what is not settled, and delivers it again
+LogFeed (Spark)         a log keeps everything: the node's store says how far it was handled, and parks what waits
+StagedFeed (Spark)      the same without a store: the batch is read again as a whole, or not at all
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from faregate.core.verdict import Verdict, judge
+from faregate.core.work import Work
+from faregate.ports.queue import Delivery
+from faregate.ports.store import Transaction
+
+
+class Feed(Protocol):
+    batch_seconds: float
+    """How long the messages of one transaction may take together, roughly: it is what the first of them waits."""
+
+    async def join(self, transaction: Transaction, works: Sequence[Work]) -> None:
+        """First in every transaction: may find messages that an earlier run has dealt with."""
+        ...
+
+    async def record(self, transaction: Transaction, works: Sequence[Work]) -> None:
+        """With the commit of these: how far they were handled."""
+        ...
+
+    def judge(self, delivery: Delivery, exc: BaseException, delays: tuple[float, ...]) -> Verdict:
+        """What becomes of a message whose tries are used up. Raises when everything has to stop instead."""
+        ...
+
+
+class QueueFeed:
+    batch_seconds = 0.05
+
+    async def join(self, transaction: Transaction, works: Sequence[Work]) -> None:
+        """The queue knows what is out, and the dedup what was."""
+
+    async def record(self, transaction: Transaction, works: Sequence[Work]) -> None:
+        """The queue is told afterwards, by settling."""
+
+    def judge(self, delivery: Delivery, exc: BaseException, delays: tuple[float, ...]) -> Verdict:
+        return judge(exc, delivery.redeliveries, delays)

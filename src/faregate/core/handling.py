@@ -1,0 +1,675 @@
+"""The handling core: one way through a handler, for the bus and for Spark, with a store and without.
+
+    look up, admit -> run, message after message in one transaction -> record -> commit -> settle
+                       `-- failed --> leaves the batch, runs alone with its tries -> redeliver later, or dead letter
+
+What differs is handed in: where messages come from (`feed.py`), how copies are recognised (`dedup/`), where what is
+sent goes (`outlet.py`), and the store. The states of a message, and who follows whom, are in `states.py`.
+
+Rules kept here:
+- Nothing after the commit can change what became of a message; nothing before it has happened.
+- A message that failed, was delivered before, or shared a transaction that failed, runs alone: it can hurt nobody else.
+- A commit whose outcome is unknown is tried again; the look-up then finds out what it was.
+- Giving up is a commit too: the dead letter is in the store before the delivery is settled.
+- Without a store there is no transaction: handlers run again after a crash, and what they send keeps its ids.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import Executor
+from time import perf_counter, thread_time
+from typing import Any, Literal
+
+from faregate.core.alarms import Alarms
+from faregate.core.context import Context, Settled
+from faregate.core.dead_letter import dead_letter
+from faregate.core.dedup import Dedup, by_dedup
+from faregate.core.dedup.business_key import BusinessKey
+from faregate.core.dedup.ledger import Ledger, LookUp
+from faregate.core.dedup.tokens import Tokens
+from faregate.core.endings import Endings
+from faregate.core.feed import Feed
+from faregate.core.node_store import NodeStore
+from faregate.core.outgoing_middlewares import compile_outgoing
+from faregate.core.outlet import Outlet, PublishAtOnce, Recorded
+from faregate.core.pipeline import compile_pipeline, is_retried, resource_places, sends_in_scope
+from faregate.core.reading import Reader
+from faregate.core.sender import Sender
+from faregate.core.states import DECIDED, RUNNING
+from faregate.core.unit import TRANSACTION_LOST, TransactionEnded, UnitOfWork
+from faregate.core.verdict import Verdict, describe_error, failure_of, first_line
+from faregate.core.work import AlreadyHandled, NeedsSolitude, NeedsTransaction, Spoiled, Work
+from faregate.errors import CommitUnknown, Permanent, StaleLock, UnknownToken
+from faregate.ids import message_id_of
+from faregate.message import Envelope, set_out_at
+from faregate.node.node import Node
+from faregate.node.policy import Serial
+from faregate.node.subscription import Subscription
+from faregate.ports import faults
+from faregate.ports.clock import Clock
+from faregate.ports.queue import Delivery, Outcome
+from faregate.ports.store import Transaction
+
+log = logging.getLogger("faregate.bus")
+
+BATCH_LIMIT = 256
+_MOST_OUTPUTS, _MOST_OUTPUT_BYTES = 1_000, 4 << 20
+"""A transaction with more outgoing messages than this takes no further message."""
+_CAREFUL_BATCHES = 100
+_STORE_DOWN_SECONDS = 10.0
+
+
+class Handling:
+    """The messages of one subscription, from the delivery to how they ended."""
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        node: Node,
+        sender: Sender,
+        feed: Feed,
+        *,
+        store: NodeStore | None,
+        clock: Clock,
+        alarms: Alarms,
+        pool: Executor,
+        body_limit: int,
+    ) -> None:
+        self.subscription = subscription
+        self.paused = False
+        self.put_off = False
+        """A message of a serial subscription waits for a later try; what was fetched behind it has to go back."""
+        self._serial = isinstance(subscription.order, Serial)
+        self._node = node.name
+        self._clock = clock
+        self._feed = feed
+        self._reader = Reader(subscription, alarms, body_limit)
+        self._endings = Endings(subscription, node, alarms)
+        self.outcomes = self._endings.outcomes
+        # --- what the handler sends ---
+        self._sender = sender
+        self._outlet: Outlet = PublishAtOnce(sender) if store is None else store.outbox
+        self._outgoing = compile_outgoing(node, resource_places(subscription, node))
+        self._sends_in_scope = sends_in_scope(node)
+        """Whether the pipeline has sent what the handler sends."""
+        self._pipeline: Callable[[Context], Awaitable[None]] = compile_pipeline(
+            subscription, node, clock, pool, self._send_outputs
+        )
+        # --- how copies are recognised ---
+        self._store = store
+        self._dedup = self._tokens = Dedup()
+        self._look_up: LookUp | None = None
+        self._business_key: BusinessKey | None = None
+        if store is not None:
+            young, recognises = store.young_seconds, subscription.dedup != "off"
+            self._look_up = LookUp(store.store, node.name, clock, alarms, young, recognises=recognises)
+            self._dedup = Ledger(node.name, alarms, clock, young) if recognises else self._dedup
+            # Whatever the mode is by now: if the sender made a token, it has to go, even if the message is unreadable.
+            self._tokens = store.claims or Tokens(store)
+            if subscription.identity is not None:
+                self._business_key = BusinessKey(
+                    store, node.name, subscription.name, subscription.identity, subscription.claim
+                )
+        self._alone = self._tokens.alone or self._business_key is not None
+        """Whether each message is claimed in a commit of its own, and so comes by itself."""
+        # --- batches ---
+        self._eager = False
+        """Whether the handlers of this subscription want the transaction before they start."""
+        self._failing: dict[Delivery, int] = {}
+        """Those that come again alone, as they failed among others or were delivered before; how often they failed."""
+        self._seconds = feed.batch_seconds
+        """How long one message takes by itself, as a moving average."""
+        self._sends = False
+        """Whether the handlers of the last transaction sent anything. Only then they wait while others are not sent."""
+        self._units: set[UnitOfWork] = set()
+        """The transactions at work; they share the event loop."""
+        self._careful = 0 if store is not None and store.store.dear_savepoints else -1
+        """For so many batches each message gets a savepoint, because one failed lately; -1: for ever."""
+
+    @property
+    def has_store(self) -> bool:
+        return self._store is not None
+
+    # --- for the engine --------------------------------------------------------------------------------------
+
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing more may begin."""
+        return self.paused or self.put_off
+
+    def pause(self) -> None:
+        """Let nothing more begin."""
+        self.paused = True
+        self._outlet.look_again()
+
+    @property
+    def batch(self) -> int:
+        """How many are best handled together. Slow ones run one at a time, so that lanes share them; fast ones share a
+        commit."""
+        if self._alone or self._eager:
+            return 1
+        return max(1, min(BATCH_LIMIT, int(self._feed.batch_seconds / self._seconds)))
+
+    def current(self, deliveries: list[Delivery]) -> Delivery:
+        """Which of those that are being handled together is being handled."""
+        running = (unit.current.delivery for unit in self._units if unit.current is not None)
+        return next((delivery for delivery in running if delivery in deliveries), deliveries[0])
+
+    async def handle(self, deliveries: list[Delivery]) -> list[Delivery]:
+        """See the deliveries to their end, but for those that it returns: they shall come again, each alone."""
+        try:
+            return await self._handle(deliveries)
+        except BaseException:
+            for delivery in deliveries:
+                self._failing.pop(delivery, None)
+            raise
+
+    async def handle_again(self, delivery: Delivery, tries: int) -> None:
+        """See a message to its end whose handler has failed so often already, elsewhere."""
+        self._failing[delivery] = tries
+        await self.handle([delivery])
+
+    async def fail(self, delivery: Delivery, exc: BaseException) -> None:
+        """The tries of a message are used up, elsewhere."""
+        work = self._work(delivery)
+        work.fail(exc)
+        await self._fail(work)
+
+    async def give_back(self, delivery: Delivery, *, begun: bool = False) -> None:
+        """It goes back to its place."""
+        begun = bool(self._failing.pop(delivery, 0)) or begun
+        try:
+            await delivery.release(begun=begun)
+        except StaleLock as exc:
+            log.warning("%s: %s; it is delivered again", self.subscription, exc)
+
+    async def redeliver(self, delivery: Delivery, delay: float, *, counted: bool) -> None:
+        """It comes again later; in a serial subscription what is behind it waits for that."""
+        await delivery.redeliver(delay, counted=counted)
+        self.put_off = self._serial
+
+    def abandoned(self, delivery: Delivery, reason: str, error: str) -> Coroutine[Any, Any, None]:
+        """Somebody else gave up on a message, so no handler sees it: it expired, or its deliveries are used up.
+
+        It is counted and told of at once; what is returned runs the `after` middlewares.
+        """
+        self.outcomes["dead"] += 1
+        self._endings.gave_up(delivery, reason, error)
+        ctx = None
+        if self._endings.has_after:
+            try:
+                ctx = self._reader.open(delivery)
+            except Exception as exc:
+                log.debug("%s cannot be read: %s", delivery.envelope, first_line(exc))
+        return self._endings.run_after(delivery, ctx, "dead", Permanent(f"{reason}: {error}"))
+
+    # --- batches ---------------------------------------------------------------------------------------------
+
+    async def _handle(self, deliveries: list[Delivery]) -> list[Delivery]:
+        if len(deliveries) == 1:
+            delivery, tries = deliveries[0], self._failing.pop(deliveries[0], None)
+            if tries is None:
+                delivery.start()
+            elif tries:
+                await self._clock.sleep(self.subscription.retry.wait(tries))
+            return await self._see_through([self._work(delivery, tries or 0)])
+        for delivery in deliveries:
+            delivery.start()
+        again: list[Delivery] = []
+        for group in _groups([self._work(delivery) for delivery in deliveries]):
+            if group[0].delivery.redelivered and not self._serial:
+                self._failing[group[0].delivery] = 0
+                again.append(group[0].delivery)
+            else:
+                again += await self._see_through(group)
+        return again
+
+    def _work(self, delivery: Delivery, tries: int = 0) -> Work:
+        envelope = delivery.envelope
+        work = Work(delivery, message_id_of(envelope, self._node), max(self._clock.time(), set_out_at(envelope)))
+        work.attempt_id = envelope.attempt_id
+        dedup = self._dedup if envelope.attempt_id is None else self._tokens
+        try:
+            ctx = work.ctx = self._reader.open(delivery)
+        except Exception as exc:
+            work.dedup = dedup
+            work.fail(exc)
+            return work
+        dedup.enlist(work)
+        ctx._message_id = work.message_id
+        ctx._work = work
+        ctx._attempt = work.tries = tries
+        work.eager = self._eager
+        return work
+
+    def _once_more(self, work: Work) -> Work:
+        work.move("again")
+        return self._work(work.delivery, work.tries)
+
+    async def _see_through(self, works: list[Work]) -> list[Delivery]:
+        """See these messages to their end, as many of them as possible in one transaction.
+
+        Returns those that failed among others and have tries left. A serial subscription returns nothing: it waits for
+        them here, since nothing may go on meanwhile.
+        """
+        again: list[Delivery] = []
+        while works:
+            if self._sends:
+                await self._outlet.room(lambda: self.stopped)
+            if self.stopped:
+                for work in works:
+                    work.move("released")
+                    await self.give_back(work.delivery, begun=work.tries > 0)
+                return again
+            await self._once(works)
+            for work in works:
+                if work.state != "failed":
+                    continue
+                if not self._has_tries_left(work):
+                    await self._fail(work)
+                elif self._serial or len(works) == 1:
+                    if work.handler_failed:
+                        await self._clock.sleep(self.subscription.retry.wait(work.tries))
+                    await self._see_through([self._once_more(work)])
+                else:
+                    work.move("again")
+                    self._failing[work.delivery] = work.tries if work.handler_failed else 0
+                    again.append(work.delivery)
+            works = [self._once_more(work) for work in works if work.state == "new"]
+        return again
+
+    async def _once(self, works: list[Work]) -> None:
+        """One transaction. Afterwards a message is settled, or failed with its error, or new as before."""
+        store = None if self._store is None else self._store.store
+        unit = UnitOfWork(store, works, self._mark, savepoints=self._careful != 0)
+        if self._careful > 0:
+            self._careful -= 1
+        self._units.add(unit)
+        try:
+            if self._look_up is not None:
+                await self._look_up.look_up(works)
+                await self._admit(works)
+            await self._run_handlers(unit, works)
+            await self._commit(unit, works)
+        except BaseException as exc:
+            await unit.abandon()
+            if isinstance(exc, CommitUnknown):
+                self._outlet.doubt()
+            if isinstance(exc, TransactionEnded):
+                await self._after_misuse(works)
+            elif isinstance(exc, Spoiled):
+                self._careful = _CAREFUL_BATCHES
+                _start_again(works)
+            elif isinstance(exc, Exception):  # lost, or refused at the commit: nothing has happened
+                self._scatter(works, exc)
+            else:
+                raise
+        finally:
+            self._units.discard(unit)
+        await self._settle_all(works)
+
+    async def _admit(self, works: list[Work]) -> None:
+        """Ask the tokens and the business key."""
+        for dedup, group in by_dedup(work for work in works if work.state == "new"):
+            await dedup.admit(group)
+        if self._business_key is not None:
+            for work in works:
+                if work.state == "new":
+                    await self._business_key.admit(work)
+
+    async def _mark(self, transaction: Transaction, works: Sequence[Work]) -> None:
+        """First in every transaction: whoever comes second with a message learns it here."""
+        running = [work for work in works if work.state in RUNNING]
+        await self._feed.join(transaction, running)
+        for dedup, group in by_dedup(work for work in running if work.state in RUNNING):
+            await dedup.mark(transaction, group)
+        if self._business_key is not None:
+            await self._business_key.mark(transaction, [work for work in running if work.state in RUNNING])
+
+    # --- handlers --------------------------------------------------------------------------------------------
+
+    async def _run_handlers(self, unit: UnitOfWork, works: list[Work]) -> None:
+        """Run the messages one after another. The rest stays new: behind a failure in a serial subscription, because
+        enough is sent in this transaction, or because nothing more may begin."""
+        started, used = perf_counter(), thread_time()
+        ran = rows = size = 0
+        for work in works:
+            if work.state != "new":
+                continue
+            if self.stopped and not self._alone:  # what has claimed goes on
+                break
+            ran += 1
+            if not await self._run_handler(unit, work) and self._serial:
+                break
+            if work.sent:
+                rows += len(work.sent)
+                size += sum(len(envelope.body) for envelope in work.sent)
+                if rows >= _MOST_OUTPUTS or size >= _MOST_OUTPUT_BYTES:
+                    break
+        self._sends = rows > 0
+        if ran:
+            self._learn(ran, perf_counter() - started - unit.waited, thread_time() - used)
+
+    def _learn(self, messages: int, seconds: float, busy: float) -> None:
+        """Note how long messages took. While the loop was busy, it was so for all transactions at work."""
+        busy = min(busy, seconds)
+        own = seconds - busy + busy / len(self._units)
+        self._seconds += (own / messages - self._seconds) / 4
+
+    async def _run_handler(self, unit: UnitOfWork, work: Work) -> bool:
+        """Run one message within the transaction; False when it failed."""
+        ctx = work.ctx
+        assert ctx is not None
+        unit.current = work
+        tried = ctx._attempt
+        try:
+            await self._run_pipeline(ctx, work)
+            if faults.hook is not None:
+                await faults.hook("bus.after-handler")
+            if ctx._completed and ctx._sent():
+                work.sent = await self._seal(ctx)
+            ctx._ended = True
+            await unit.leave(work)
+            work.move("succeeded")
+            self._eager = self._eager or work.eager
+        except AlreadyHandled:
+            await unit.undo(work)
+            if work.state != "duplicate":
+                work.move("known")
+        except NeedsSolitude as exc:
+            self._eager = work.scattered = True
+            ctx._attempt = tried
+            await self._undo(unit, work, exc)
+        except Spoiled:  # its middlewares have not seen the error: they will, at the next try
+            work.tries = ctx._attempt if work.handler_failed else tried
+            raise
+        except TransactionEnded as exc:
+            work.fail(exc)
+            raise
+        except TRANSACTION_LOST:
+            raise
+        except BaseException as exc:
+            failure = failure_of(exc)
+            if failure is None:
+                raise
+            await self._undo(unit, work, failure)
+        finally:
+            ctx._ended = True
+            unit.current = None
+        return work.state != "failed"
+
+    async def _run_pipeline(self, ctx: Context, work: Work) -> None:
+        """The pipeline. An interrupt counts whatever a handler or a middleware made of it."""
+        tried = ctx._attempt
+        while True:
+            try:
+                await self._pipeline(ctx)
+            except BaseException as exc:
+                if work.interrupt is None or isinstance(exc, asyncio.CancelledError):
+                    raise
+            if work.interrupt is not NeedsTransaction:
+                break
+            # A middleware's; the core sees to the handler's own.
+            work.interrupt = None
+            await work.enter(ctx)
+            ctx._attempt, ctx._resources = tried, ()
+        if work.interrupt is not None:
+            raise work.interrupt
+
+    async def _undo(self, unit: UnitOfWork, work: Work, exc: BaseException) -> None:
+        work.tries = work.ctx._attempt if work.ctx is not None else 0
+        try:
+            await unit.undo(work, exc)
+        finally:  # the transaction may be spoiled
+            work.fail(exc)
+
+    async def _seal(self, ctx: Context) -> Sequence[Envelope]:
+        """What goes out with the commit."""
+        if self._outgoing is None:
+            return [envelope for _, envelope in self._sender.seal_outputs(ctx, self.subscription.name)]
+        if not self._sends_in_scope:
+            await self._send_outputs(ctx)
+        return ctx._sealed or ()
+
+    async def _send_outputs(self, ctx: Context) -> None:
+        """Take what the handler sends, within the outgoing middlewares."""
+        if self._store is not None:
+            ctx._sealed = await self._sender.record_outputs(ctx, self.subscription.name, self._outgoing)
+        else:  # a middleware wants to know whether it was published
+            await self._sender.publish_outputs(ctx, self.subscription.name, self._outgoing)
+
+    # --- the commit ------------------------------------------------------------------------------------------
+
+    async def _commit(self, unit: UnitOfWork, works: list[Work]) -> None:
+        """Commit what succeeded, with everything that goes with it."""
+        done = [work for work in works if work.state == "done"]
+        if self._store is None:
+            await self._outlet.record(None, self._node, done)
+            return
+        folded = [work for work in works if work.state == "folded"]
+        if not done and not folded:
+            await unit.abandon()
+            return
+        recorded = await self._record(await unit.open(), works, folded)
+        try:
+            await unit.commit()
+        except BaseException:
+            if recorded is not None:
+                self._outlet.rolled_back(recorded)
+            raise
+        if recorded is not None:
+            self._outlet.committed(recorded)
+
+    async def _record(self, transaction: Transaction, works: list[Work], folded: list[Work]) -> Recorded | None:
+        """What is committed beside the handlers' own writes.
+
+        A dead letter that is there by now is resolved: of a replay, or of another copy that was given up meanwhile.
+        """
+        for dedup, group in by_dedup(work for work in works if work.state in ("failed", "new")):
+            await dedup.unmark(transaction, group)
+        for work in folded:
+            await transaction.fold(self._node, work.message_id)
+        for dedup, group in by_dedup(work for work in works if work.state == "done"):
+            await dedup.commit(transaction, group)
+        done = [work for work in works if work.state == "done"]
+        await self._feed.record(transaction, done)
+        await transaction.resolve(self._node, [work.message_id for work in done], self._clock.time())
+        if self._business_key is not None:
+            await self._business_key.commit(transaction, done)
+        return await self._send(transaction, done)
+
+    async def _send(self, transaction: Transaction, done: list[Work]) -> Recorded | None:
+        """Put what handlers sent into the outbox, and how much it was into the ledger."""
+        for dedup, group in by_dedup(done):
+            await dedup.sent(transaction, group)
+        return await self._outlet.record(transaction, self._node, done)
+
+    # --- settling --------------------------------------------------------------------------------------------
+
+    async def _settle_all(self, works: list[Work]) -> None:
+        for work in works:
+            if work.state == "duplicate":
+                work.dedup.doubt(work)
+            if work.state not in DECIDED:
+                continue
+            try:
+                if work.state == "duplicate" or work.attempt_id is not None:
+                    await self._conclude(work)
+                await self._settle(work)
+            except TRANSACTION_LOST as exc:
+                # What happened is committed; a later copy finds that, and goes on from there.
+                log.warning("%s is not settled yet: %s", work.envelope, exc)
+                await self._put_off(work)
+            if self._business_key is not None:
+                self._business_key.forget(work)
+
+    async def _conclude(self, work: Work) -> None:
+        """Before a duplicate, or one that has a token, is settled."""
+        if work.state == "duplicate":
+            await self._outlet.was_handled(self._node, work.message_id)
+        if work.attempt_id is not None:
+            await work.dedup.release(work)
+        if work.in_ledger and work.envelope.replay and self._store is not None:
+            # Another copy of it was handled after all: its dead letter is settled with that.
+            ids, now = [work.message_id], self._clock.time()
+            await self._store.commit(lambda transaction: transaction.resolve(self._node, ids, now))
+
+    async def _settle(self, work: Work) -> None:
+        """It is decided: tell the transport. Its outgoing messages are on their way already."""
+        outcome = _outcome(work)
+        if faults.hook is not None:
+            await faults.hook("bus.before-settle")
+        try:
+            await work.delivery.settle(outcome)
+        except StaleLock as exc:
+            work.move("lost")
+            self._endings.lost(exc)
+            return
+        work.move("settled")
+        await self._endings.finish(work.delivery, work.ctx, outcome)
+
+    # --- failures --------------------------------------------------------------------------------------------
+
+    def _has_tries_left(self, work: Work) -> bool:
+        """Whether a failed message runs again here, alone."""
+        if work.ctx is None or work.error is None or work.tries > self.subscription.retry.times:
+            return False
+        if work.scattered:  # the transaction of others
+            return True
+        return work.handler_failed and is_retried(work.error)
+
+    def _scatter(self, works: list[Work], exc: BaseException) -> None:
+        """A transaction is lost, and with it what was done: among others everyone starts again alone; one alone has
+        used up a try, if there was one."""
+        for work in works:
+            if work.state in ("done", "new", "folded"):
+                work.fail(exc)
+                work.scattered = len(works) > 1
+                if not work.scattered and self._store is not None:
+                    work.handler_failed = True
+                    work.tries = max(work.tries + 1, work.ctx._attempt if work.ctx is not None else 0)
+
+    async def _fail(self, work: Work) -> None:
+        """Its tries are used up."""
+        error = work.error
+        assert error is not None
+        outcome: Settled = "redelivered"
+        try:
+            if self._business_key is not None:
+                await self._business_key.fail(work)
+            verdict = self._judge(work, error)
+            if verdict.delay is not None:
+                await self.redeliver(work.delivery, verdict.delay, counted=verdict.counted)
+                work.move("put off")
+            elif (end := await self._give_up(work, verdict.reason)) == "dead":
+                work.move("given up")
+                self._endings.gave_up(work.delivery, verdict.reason, first_line(error))
+                outcome = "dead"
+            elif end == "handled" and work.ctx is not None:
+                await self._see_through([self._once_more(work)])
+                return
+            elif end == "handled":
+                work.move("known")
+                await self._settle(work)
+                return
+            else:
+                await self._put_off(work)
+        except StaleLock as exc:
+            work.move("lost")
+            self._endings.lost(exc)
+            return
+        except TRANSACTION_LOST as exc:
+            log.warning("%s waits for its store: %s", work.envelope, exc)
+            await self._put_off(work)
+        await self._endings.finish(work.delivery, work.ctx, outcome, error)
+
+    def _judge(self, work: Work, exc: BaseException) -> Verdict:
+        if work.ctx is not None:
+            work.ctx.error = exc
+        verdict = self._feed.judge(work.delivery, exc, self.subscription.redeliver.delays)
+        self._endings.failed(work.ctx or f"{work.envelope} at {self._node}", verdict, exc)
+        return verdict
+
+    async def _put_off(self, work: Work) -> None:
+        """The store is away: come again later, without using up a try."""
+        work.move("put off")
+        try:
+            await self.redeliver(work.delivery, _STORE_DOWN_SECONDS, counted=False)
+        except StaleLock as exc:
+            log.warning("%s: %s; it is delivered again", self.subscription, exc)
+
+    async def _give_up(self, work: Work, reason: str) -> Literal["dead", "handled", "later"]:
+        """Make it a dead letter. `handled`: another copy has come to an end meanwhile, so there is nothing to give up.
+        `later`: the store does not take it now, so the decision has to wait."""
+        assert work.error is not None
+        error = describe_error(work.error)
+        if self._store is None:
+            await work.delivery.dead_letter(reason, error)
+            return "dead"
+        letter = dead_letter(self._node, work.message_id, work.delivery, reason, error, self._clock.time())
+        # After these there is nothing to be learned from what is there.
+        certain = isinstance(work.error, UnknownToken | TransactionEnded)
+        try:
+            async with self._store.store.transaction() as transaction:
+                if not certain and not await work.dedup.is_unhandled(transaction, work):
+                    return "handled"
+                await transaction.add_dead(letter)
+                if faults.hook is not None:
+                    await faults.hook("unit.before-commit")
+        except TRANSACTION_LOST as exc:
+            log.warning("the dead letter of %s cannot be written now: %s", letter, exc)
+            return "later"
+        await work.dedup.gave_up(work)
+        await work.delivery.settle("dead")
+        return "dead"
+
+    async def _after_misuse(self, works: list[Work]) -> None:
+        """A handler ended the transaction of its batch. Save the others: what they wrote may or may not be committed.
+
+        Those that are keep their outputs; those that are not run again.
+        """
+        assert self._store is not None
+        store = self._store.store
+        known = await store.known(self._node, [work.message_id for work in works])
+        saved = [work for work in works if work.state == "done" and await work.dedup.was_committed(work, known)]
+        strays = [work for work in works if work not in saved and work.state in ("new", "done", "failed")]
+        async with store.transaction() as transaction:
+            for dedup, group in by_dedup(strays):
+                await dedup.unmark(transaction, group)
+            recorded = await self._send(transaction, saved)
+        if recorded is not None:
+            self._outlet.committed(recorded)
+        _start_again([work for work in works if work not in saved and work.state == "done"])
+
+
+def _outcome(work: Work) -> Outcome:
+    if work.state == "folded":
+        return "dead"
+    if work.state != "done":
+        return "duplicate"
+    return "handled" if work.ctx is not None and work.ctx._completed else "skipped"
+
+
+def _start_again(works: list[Work]) -> None:
+    """What failed has failed; all else is undone, and runs again."""
+    for work in works:
+        if work.state in ("done", "folded"):
+            work.move("undone")
+
+
+def _groups(works: list[Work]) -> list[list[Work]]:
+    """Split into transactions: one that was delivered before may be what kills us, so it runs alone; copies of one
+    message must not meet in one transaction."""
+    groups: list[list[Work]] = []
+    seen: set[str] = set()
+    shared = False
+    for work in works:
+        alone = work.delivery.redelivered
+        if alone or not shared or work.message_id in seen:
+            groups.append([])
+            seen = set()
+        groups[-1].append(work)
+        seen.add(work.message_id)
+        shared = not alone
+    return groups

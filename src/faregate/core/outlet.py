@@ -1,0 +1,76 @@
+"""Where what handlers send goes. A role of the core.
+
+Dispatcher (bus), OutboxOnly (Spark)   into the outbox, in the commit; it is sent from there afterwards, whatever
+                                       crashes, so the delivery may be settled before that
+PublishAtOnce (no store, both)         published before the delivery is settled: a crash in between runs the handler
+                                       again, and its outputs keep their ids; the other way round they would be lost
+"""
+
+from collections.abc import Callable, Sequence
+
+from faregate.core.sealing import outbox_row
+from faregate.core.sender import Sender
+from faregate.core.work import Work
+from faregate.ports.store import OutboxRow, Transaction
+
+
+class Recorded:
+    """What one transaction did to the outbox; it counts once that is committed."""
+
+    __slots__ = ("removed", "rows")
+
+    def __init__(self, rows: list[OutboxRow], removed: list[int]) -> None:
+        self.rows = rows
+        self.removed = removed
+
+
+class Outlet:
+    async def record(self, transaction: Transaction | None, node: str, works: Sequence[Work]) -> Recorded | None:
+        """Take what the handlers of these sent: with the transaction, or at once where there is none."""
+        raise NotImplementedError
+
+    def committed(self, recorded: Recorded) -> None:
+        """What was recorded is in the store."""
+
+    def rolled_back(self, recorded: Recorded) -> None:
+        """What was recorded is not."""
+
+    def doubt(self) -> None:
+        """A commit may or may not have happened."""
+
+    async def was_handled(self, node: str, message_id: str) -> None:
+        """A duplicate is about to be settled. What such a commit left of it goes out before what follows it."""
+
+    async def room(self, unless: Callable[[], bool] = lambda: False) -> None:
+        """Return once more may be recorded, or nobody wants to any more (see `look_again`)."""
+
+    def look_again(self) -> None:
+        """Whoever waits for room may want none any more."""
+
+
+class Outbox(Outlet):
+    """The outbox of a store."""
+
+    async def record(self, transaction: Transaction | None, node: str, works: Sequence[Work]) -> Recorded | None:
+        assert transaction is not None
+        rows = [
+            outbox_row(node, envelope, work.message_id, place)
+            for work in works
+            for place, envelope in enumerate(work.sent)
+        ]
+        return await self.record_rows(transaction, rows)
+
+    async def record_rows(self, transaction: Transaction, rows: Sequence[OutboxRow]) -> Recorded:
+        """Put rows into the outbox, within a transaction."""
+        raise NotImplementedError
+
+
+class PublishAtOnce(Outlet):
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
+
+    async def record(self, transaction: Transaction | None, node: str, works: Sequence[Work]) -> Recorded | None:
+        envelopes = [envelope for work in works for envelope in work.sent]
+        if envelopes:
+            await self._sender.publish_sealed(envelopes)
+        return None

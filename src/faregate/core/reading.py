@@ -1,0 +1,61 @@
+"""Reads deliveries of one subscription into the context that its handler sees, or says what is wrong with them."""
+
+from typing import NoReturn
+
+from faregate.codec import BodyReader
+from faregate.core.alarms import Alarms
+from faregate.core.context import Context
+from faregate.errors import MissingProperties, UnknownType
+from faregate.message import Envelope
+from faregate.node.subscription import Subscription
+from faregate.plain import plain
+from faregate.ports.queue import Delivery
+
+
+class Reader:
+    def __init__(self, subscription: Subscription, alarms: Alarms, body_limit: int) -> None:
+        self._subscription = subscription
+        self._node = subscription.node
+        self._type = subscription.message_type.wire
+        self._kind = subscription.message_type.kind
+        self._alarms = alarms
+        self._leaves_behind = False
+        """Whether that alarm has sounded."""
+        self._read = BodyReader(subscription.message_type.cls, limit=body_limit).read
+        told = [subscription.key if subscription.by_key else None, subscription.identity]
+        self._told = [key for key in told if key is not None and key.function is not None]
+        """Keys that functions tell; a function may fail."""
+
+    def open(self, delivery: Delivery) -> Context:
+        """The context of a delivery. Raises `Permanent` for one that cannot be read."""
+        envelope = delivery.envelope
+        if envelope.type != self._type or envelope.kind != self._kind or not envelope.publication_id:
+            self._refuse(envelope)
+        message = self._read(envelope)
+        for key in self._told:
+            key.check(message)
+        ctx = Context(self._node, delivery, message)
+        ctx._left_behind = self._left_behind
+        return ctx
+
+    def _left_behind(self, ctx: Context) -> None:
+        if not self._leaves_behind:
+            self._leaves_behind = True
+            self._alarms.sound(
+                "left-behind",
+                self._node,
+                ctx.message_id,
+                f"the handler {self._subscription.name!r} leaves tasks or threads behind: one used ctx after the try "
+                f"of {ctx} had ended, and was refused. Await everything before the handler returns or raises",
+            )
+
+    def _refuse(self, envelope: Envelope) -> NoReturn:
+        """Say what is missing or wrong."""
+        if not envelope.publication_id:
+            raise MissingProperties("the message has no publication id, so it cannot be told from a repetition")
+        if not envelope.type:
+            raise MissingProperties("the message does not say what type it is")
+        raise UnknownType(
+            f"{self._subscription} handles the {self._kind} {self._type}, not the {envelope.kind} "
+            f"{plain(envelope.type)}"
+        )

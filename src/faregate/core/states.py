@@ -1,0 +1,81 @@
+"""Every state of a message in a unit of work, and every way from one to the next. Pure; nothing else assigns a state.
+
+    new --succeeded--> done ------------.
+     |--known--------> duplicate -------|
+     |--resumed------> resumed ---------+--settled--> settled
+     |--folded-------> folded ----------'
+     `--failed-------> failed --again--> again (runs alone, as a new one), --put off--> waiting, --given up--> dead
+
+A transaction that is rolled back takes its messages back: `undone` makes them new, `failed` ends them here. Whatever
+was decided, the delivery may turn out to be someone else's by now (`lost`), or the store may be away (`put off`).
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+State = Literal[
+    "new", "done", "duplicate", "resumed", "folded", "failed", "settled", "again", "waiting", "dead", "released", "lost"
+]
+Event = Literal[
+    "succeeded", "known", "resumed", "folded", "failed", "undone", "settled", "again", "put off", "given up",
+    "released", "lost",
+]  # fmt: skip
+
+TABLE: dict[State, Mapping[Event, State]] = {
+    # Nothing has happened yet; or nothing of it is left.
+    "new": {
+        "succeeded": "done",
+        "known": "duplicate",
+        "resumed": "resumed",
+        "folded": "folded",
+        "failed": "failed",
+        "undone": "new",
+        "again": "again",
+        "released": "released",
+    },
+    # Its handler succeeded, or a middleware skipped it; it counts with the commit.
+    "done": {
+        "known": "duplicate",
+        "undone": "new",
+        "failed": "failed",
+        "settled": "settled",
+        "put off": "waiting",
+        "lost": "lost",
+    },
+    # It was handled before, or another copy was faster.
+    "duplicate": {"failed": "failed", "settled": "settled", "put off": "waiting", "lost": "lost"},
+    # An earlier run committed it and could not finish.
+    "resumed": {"settled": "settled", "put off": "waiting", "lost": "lost"},
+    # A dead letter has it already; this copy is noted there.
+    "folded": {"undone": "new", "failed": "failed", "settled": "settled", "put off": "waiting", "lost": "lost"},
+    # A try of it failed, or its transaction; nothing of that is left.
+    "failed": {
+        "again": "again",
+        "known": "duplicate",
+        "put off": "waiting",
+        "given up": "dead",
+        "released": "released",
+        "lost": "lost",
+    },
+    # The ends. `again`: it runs alone, as a new one. `waiting`: it is delivered again later. `released`: it is back in
+    # its place. `lost`: the delivery is someone else's.
+    "settled": {},
+    "again": {},
+    "waiting": {},
+    "dead": {},
+    "released": {},
+    "lost": {},
+}
+
+RUNNING: frozenset[State] = frozenset({"new", "done"})
+"""In the running for this transaction: its marks are left in it."""
+DECIDED: frozenset[State] = frozenset({"done", "duplicate", "resumed", "folded"})
+"""What became of it is committed; what is left is to say so."""
+
+
+def after(state: State, event: Event) -> State:
+    """The state that follows. Raises `AssertionError` for what cannot happen."""
+    following = TABLE[state].get(event)
+    if following is None:
+        raise AssertionError(f"a message that is {state} cannot be {event}")
+    return following

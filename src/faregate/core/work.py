@@ -1,0 +1,170 @@
+"""One message in a unit of work: its state, its marks, and what `ctx.db` of its tries can do."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from faregate.core.states import Event, State, after
+from faregate.ports.store import LedgerRow
+
+if TYPE_CHECKING:
+    from faregate.core.context import Context
+    from faregate.core.dedup import Dedup
+    from faregate.core.unit import UnitOfWork
+    from faregate.message import Envelope
+    from faregate.ports.queue import Delivery
+
+
+class Interrupt(BaseException):
+    """Ends a run of a handler from within `ctx.db`. Not an `Exception`: handlers must not mistake it for a failure.
+    `Work.interrupt` remembers it, for handlers that catch it all the same, or wrap it."""
+
+
+class AlreadyHandled(Interrupt):
+    """Another copy of the message was faster."""
+
+
+class NeedsTransaction(Interrupt):
+    """The handler wants the driver's connection before there is one: it runs again with the transaction open."""
+
+
+class NeedsSolitude(Interrupt):
+    """The handler wants the driver's connection, among others: it runs again, alone in its transaction."""
+
+
+class Spoiled(Interrupt):
+    """A try does not count, in a transaction without savepoints: nothing of it can stay."""
+
+
+class _Mark:
+    """In the context of every task that a handler starts once it has the driver's connection, while the task lives."""
+
+    __slots__ = ("__weakref__",)
+
+
+_mark: ContextVar[_Mark | None] = ContextVar("faregate_connection", default=None)
+
+
+def drop_mark() -> None:
+    """Whoever runs here is done with the driver's connection."""
+    if _mark.get() is not None:
+        _mark.set(None)
+
+
+class Work:
+    # One is made for every message, so it sets only what differs; the rest are defaults of the class.
+    state: State = "new"
+    ctx: Context | None = None
+    """None for a message that cannot be read."""
+    dedup: Dedup
+    """How copies of it are recognised."""
+    row: LedgerRow | None = None
+    """Its row in the ledger, where it is deduplicated by that."""
+    attempt_id: str | None = None
+    """Its token, if its sender made one."""
+    claim_id: str | None = None
+    """Its claim on a token in another database; `claimed_attempt` is that token."""
+    claimed_attempt: str | None = None
+    consumed = False
+    """Whether its token in the node's own database is used up, in the transaction at hand."""
+    in_ledger = False
+    """Whether the ledger knows it, as a duplicate."""
+    replayed = False
+    """Whether it is the replay of a dead letter that is still open."""
+    error: BaseException | None = None
+    sent: Sequence[Envelope] = ()
+    """What its handler sends, sealed."""
+    tries = 0
+    """How often its handler ran and failed."""
+    scattered = False
+    """Whether it shared a transaction that was lost, through no fault that one knows of."""
+    handler_failed = False
+    """Whether the error is the handler's, not one of what is around it."""
+    business_key: str | None = None
+    """The business key to claim in its transaction."""
+    eager = False
+    """Whether its handler wants the transaction before it starts."""
+    entered = False
+    """Whether it has used the transaction in this try."""
+    has_savepoint = False
+    interrupt: type[Interrupt] | None = None
+    """What its handler was interrupted with, whatever the handler made of that."""
+    marks: list[weakref.ref[_Mark]] | tuple[()] = ()
+    """For each time that its handler was given the driver's connection."""
+    unit: UnitOfWork | None = None
+
+    def __init__(self, delivery: Delivery, message_id: str, at: float) -> None:
+        self.delivery = delivery
+        self.message_id = message_id
+        self.at = at
+        """The later of now and when it was sent."""
+
+    @property
+    def envelope(self) -> Envelope:
+        return self.delivery.envelope
+
+    def move(self, event: Event) -> None:
+        """What has become of it: see `states.py`."""
+        self.state = after(self.state, event)
+
+    def fail(self, error: BaseException) -> None:
+        self.state = after(self.state, "failed")
+        self.error = error
+
+    # --- for `ctx.db` of one of its tries ---
+
+    async def run(self, ctx: Context, statement: str, sql: str, parameters: Any) -> Any:
+        """Run a statement in the transaction. Raises `TryEnded`, also when the try ends before its turn has come."""
+        return await self._unit_for(ctx).run(self, ctx, statement, sql, parameters)
+
+    async def enter(self, ctx: Context) -> None:
+        """Have the transaction open, ready for this message's statements."""
+        await self._unit_for(ctx).run(self, ctx, None, "", ())
+
+    def raw(self, ctx: Context) -> Any:
+        unit = self._unit_for(ctx)
+        if not unit.alone:
+            raise self.interrupted(NeedsSolitude)
+        if not self.entered or unit.transaction is None:
+            raise self.interrupted(NeedsTransaction)
+        mark = _Mark()
+        _mark.set(mark)
+        self.marks = [*self.marks, weakref.ref(mark)]
+        return unit.transaction.raw
+
+    def take_back(self) -> bool:
+        """The handler is done with the driver's connection; whether tasks that it left behind may still have it."""
+        marks, self.marks = self.marks, ()
+        if marks:
+            drop_mark()
+        return any(mark() is not None for mark in marks)
+
+    def _unit_for(self, ctx: Context) -> UnitOfWork:
+        unit = self.unit
+        if ctx._ended or unit is None or unit.current is not self:
+            ctx._refuse()
+        return unit
+
+    def interrupted(self, kind: type[Interrupt]) -> Interrupt:
+        self.interrupt = kind
+        return kind()
+
+    # --- for the tries ---
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether it may wait for its next try here; among others it must not hold them up."""
+        return self.unit is None or self.unit.alone
+
+    async def failed(self, exc: BaseException | None = None) -> None:
+        """A try of the handler failed: nothing that it wrote stays. Called between tries."""
+        self.handler_failed = True
+        await self.undo(exc)
+
+    async def undo(self, exc: BaseException | None = None) -> None:
+        """A run of the handler does not count: nothing that it wrote stays."""
+        if self.unit is not None:
+            await self.unit.undo(self, exc)

@@ -1,0 +1,78 @@
+"""A log as a feed: what the unit of work does besides, where a log keeps everything and a store says how far one is.
+
+    lock the buckets -> last position of each key -> [dedup, handlers, outbox: as on the bus] -> positions, parked
+
+Rules kept here:
+- A message at or below the last position of its key was dealt with, unless it was parked, or is a replay: then the
+  ledger decides. This holds because of one key nothing runs before everything earlier is handled, dead or parked, and
+  what is parked comes back from the store and not from the log.
+- A zombie task and its retry meet in the lock of the bucket; whoever comes second finds the position and the ledger
+  of the first.
+"""
+
+from collections.abc import Sequence
+
+from faregate.core.outlet import Outbox, Recorded
+from faregate.core.verdict import Verdict, judge
+from faregate.core.work import Work
+from faregate.ports.queue import Delivery
+from faregate.ports.store import OutboxRow, Transaction
+from faregate.spark.runs.delivery import LogDelivery
+from faregate.spark.runs.records import LogRecords
+
+
+class OutboxOnly(Outbox):
+    """Records outgoing messages; the driver sends them after the batch, and finds them in the table."""
+
+    async def record_rows(self, transaction: Transaction, rows: Sequence[OutboxRow]) -> Recorded:
+        if rows:
+            await transaction.send(rows)
+        return Recorded([], [])
+
+
+class LogFeed:
+    batch_seconds = 1.0
+    """Nobody waits for a single message here; what waits for a transaction is a zombie."""
+
+    def __init__(self, records: LogRecords, positions: str) -> None:
+        self._records = records
+        self.positions = positions
+        """What the positions of its keys are kept under."""
+
+    async def join(self, transaction: Transaction, works: Sequence[Work]) -> None:
+        keyed = {work: delivery for work in works if (delivery := _delivery(work)).line is not None}
+        await self._records.lock(transaction, [delivery.bucket for delivery in keyed.values()])
+        keys = [delivery.line for delivery in keyed.values() if delivery.line is not None]
+        last = await self._records.positions(transaction, self.positions, keys) if keys else {}
+        for work, delivery in keyed.items():
+            if is_behind(delivery, last):
+                work.move("known")
+
+    async def record(self, transaction: Transaction, works: Sequence[Work]) -> None:
+        positions: dict[str, int] = {}
+        parked = []
+        for work in works:
+            delivery = _delivery(work)
+            if delivery.line is not None:
+                positions[delivery.line] = max(delivery.position, positions.get(delivery.line, -1))
+            if delivery.parked:
+                parked.append(work.message_id)
+        await self._records.advance(transaction, self.positions, positions)
+        if parked:
+            await self._records.unpark(transaction, parked)
+
+    def judge(self, delivery: Delivery, exc: BaseException, delays: tuple[float, ...]) -> Verdict:
+        return judge(exc, delivery.redeliveries, delays)
+
+
+def is_behind(delivery: LogDelivery, last: dict[str, int]) -> bool:
+    """Whether the position of its key says that it was dealt with."""
+    if delivery.line is None or delivery.parked or delivery.envelope.replay:
+        return False
+    return delivery.position <= last.get(delivery.line, -1)
+
+
+def _delivery(work: Work) -> LogDelivery:
+    delivery = work.delivery
+    assert isinstance(delivery, LogDelivery)
+    return delivery
