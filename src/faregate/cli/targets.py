@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
@@ -11,8 +10,8 @@ from faregate.bus.bus import Bus
 from faregate.cli.load import EXAMPLE, load_bus
 from faregate.errors import ConfigurationError
 from faregate.ports.clock import SystemClock
-from faregate.ports.schemes import STORES, hide_password, is_known, known_schemes, open_store
-from faregate.ports.store import Store
+from faregate.ports.schemes import STORES, is_known, known_schemes, open_store
+from faregate.ports.store import Readable, Store
 
 Target = Annotated[
     str,
@@ -33,8 +32,7 @@ def find_stores(target: str) -> Stores:
     """The stores that a target names; nothing is opened yet."""
     if is_store_url(target):
         check_lasting(target)
-        check_file(target)
-        return Stores([open_store(target, SystemClock())], None)
+        return Stores([_checked(open_store(target, SystemClock()))], None)
     if ":" not in target:
         raise ConfigurationError(
             f"{target!r} names neither a bus (module:attribute, {EXAMPLE}) nor a store ({known_schemes(STORES)})"
@@ -45,9 +43,7 @@ def find_stores(target: str) -> Stores:
         if bus.stores:
             check_lasting("memory:")
         raise ConfigurationError(f"{target} has no store=, so there are no dead letters in one")
-    for url in lasting:
-        check_file(url)
-    return Stores(list(lasting.values()), bus)
+    return Stores([_checked(store) for store in lasting.values()], bus)
 
 
 def is_store_url(target: str) -> bool:
@@ -67,11 +63,11 @@ def check_lasting(url: str) -> None:
         )
 
 
-def check_file(url: str) -> None:
+def _checked(store: Store) -> Store:
     """Looking at a store must not make one."""
-    scheme, _, path = url.partition(":")
-    if scheme == "sqlite" and path and not Path(path).is_file():
-        raise ConfigurationError(f"there is no file {path}: {hide_password(url)} was never set up by a bus")
+    if isinstance(store, Readable):
+        store.reader().check()
+    return store
 
 
 @asynccontextmanager

@@ -6,7 +6,8 @@ Rules every reader keeps (`faregate.testing.READER_CASES`):
 - It needs no event loop and no open store. It is made of plain values, so it travels to other processes; a password in
   it is never shown.
 - Message ids are 16 bytes.
-- Errors: `StoreUnavailable`; `ConfigurationError` for what is no database, and for a query that it refuses.
+- Errors: `StoreUnavailable`, `StoreConflict`; `ConfigurationError` for what is no database, and for a query that it
+  refuses.
 """
 
 from collections.abc import Iterator
@@ -64,6 +65,10 @@ class StoreReader(Protocol):
     @property
     def url(self) -> str:
         """Where it is, without a password."""
+        ...
+
+    def check(self) -> None:
+        """Raises `ConfigurationError` when there is no database; of a server that is known only when it is read."""
         ...
 
     def version(self) -> int:

@@ -17,7 +17,6 @@ from faregate.stores.sqlite.rows import QUERIES
 
 _LEDGER_PART = 500_000
 _BUSY_SECONDS = 30.0
-_NO_STATEMENT = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_READONLY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +27,15 @@ class SqliteReader(SqlReader):
     queries = QUERIES
     known_version = len(MIGRATIONS)
 
-    def _stream(self, sql: str, values: Values = ()) -> Iterator[list[tuple[Any, ...]]]:
+    def check(self) -> None:
         if not self.path.is_file():
             where = self.url.partition(":")[2]
             raise ConfigurationError(
                 f"there is no file {where}: {self.url} was never set up by a bus, nor by `faregate store migrate`"
             )
+
+    def _stream(self, sql: str, values: Values = ()) -> Iterator[list[tuple[Any, ...]]]:
+        self.check()
         try:
             target = f"file:{quote(str(self.path))}?mode=ro"
             with closing(sqlite3.connect(target, uri=True, timeout=_BUSY_SECONDS)) as connection:
@@ -43,9 +45,10 @@ class SqliteReader(SqlReader):
         except sqlite3.Error as exc:
             if code_of(exc) == sqlite3.SQLITE_NOTADB:
                 raise ConfigurationError(f"{self.url} is a file, but not a SQLite database: name another path") from exc
-            if code_of(exc) in _NO_STATEMENT or isinstance(exc, sqlite3.ProgrammingError):
+            try:
+                raise_translated(exc, self.url)
+            except sqlite3.Error:
                 raise self._refused(sql, exc) from exc
-            raise_translated(exc, self.url)
 
     def _cut(self, part: Part) -> list[Part]:
         if part.table != "ledger":
