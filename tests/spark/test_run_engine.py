@@ -19,11 +19,10 @@ import faregate as fg
 from faregate.errors import CommitUnknown, StoreUnavailable
 from faregate.message import Envelope
 from faregate.ports import faults
-from faregate.ports.store import DeadFilter
+from faregate.ports.store import DeadFilter, Parked
 from faregate.ports.tokens import Token
 from faregate.spark.runs import tasks as run_tasks
 from faregate.spark.runs.engine import Engine
-from faregate.spark.runs.records import Parked
 from faregate.spark.runs.rows import WORK, Places
 from faregate.spark.runs.spec import RunSpec, provide
 from faregate.spark.runs.tasks import handle_partition

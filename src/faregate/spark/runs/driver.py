@@ -18,8 +18,9 @@ from faregate.errors import BelowFloor, ConfigurationError
 from faregate.node.node import Node
 from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import open_store, open_token_store
+from faregate.ports.store import Parked
 from faregate.spark.runs.outbox import OutboxSpooler
-from faregate.spark.runs.records import LogRecords, Parked
+from faregate.spark.runs.records import LOW_WATER
 from faregate.spark.runs.spec import Begin
 from faregate.spark.runs.views import low_water_name, reader_name
 
@@ -58,7 +59,6 @@ class Driver:
         self._node = node
         self._clock = SystemClock()
         self._store = open_store(store, self._clock)
-        self._records = LogRecords(self._store, node.name)
         self._tokens = open_token_store(store, self._clock)
         self._path = path
         self._marks: list[str] = []
@@ -146,14 +146,14 @@ class Driver:
 
     async def _read_low_water(self, marks: list[str]) -> dict[str, int]:
         async with self._store.transaction() as transaction:
-            found = await self._records.low_water(transaction, marks)
+            found = await transaction.positions(self._node.name, LOW_WATER, marks)
             await transaction.roll_back()  # it only read
         return found
 
     async def _raise_low_water(self, position: int) -> None:
         """Of this run as a whole: from now on the store is one that belongs to the checkpoint."""
         async with self._store.transaction() as transaction:
-            await self._records.raise_low_water(transaction, self._marks[:1], position)
+            await transaction.advance(self._node.name, LOW_WATER, {self._marks[0]: position})
 
     def due(self) -> list[Parked]:
         return self._loop.run(self._due())
@@ -172,7 +172,7 @@ class Driver:
         assert self._spooler is not None
         sent = await self._spooler.send()
         async with self._store.transaction() as transaction:
-            await self._records.raise_low_water(transaction, self._marks, done)
+            await transaction.advance(self._node.name, LOW_WATER, dict.fromkeys(self._marks, done))
             parked, lowest = await transaction.count_parked(self._node.name)
         JournalReader(self._path).save_reader_offset(
             reader_name(self._node.name), done if lowest is None else min(done, lowest)

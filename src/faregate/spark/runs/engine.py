@@ -30,10 +30,11 @@ from faregate.node.subscription import Subscription
 from faregate.ports.clock import SystemClock
 from faregate.ports.queue import Delivery
 from faregate.ports.schemes import open_store, open_token_store
+from faregate.ports.store import Parked
 from faregate.spark.runs.delivery import LogDelivery, has_expired
 from faregate.spark.runs.feed import LogFeed, OutboxOnly, is_behind
 from faregate.spark.runs.no_transport import NoTransport
-from faregate.spark.runs.records import LogRecords, Parked
+from faregate.spark.runs.records import decided
 from faregate.spark.runs.rows import NOBODY
 from faregate.spark.runs.spec import RunSpec, is_strict, node_of, ordering
 from faregate.stores.sql.columns import unpack
@@ -52,7 +53,7 @@ class SubscriptionRun:
         self.by_key = ordering(subscription) == "key"
         self.strict = is_strict(subscription) and ordering(subscription) is not None
         begin = engine.spec.begins.get(subscription.binding(engine.spec.body_limit).queue)
-        self.feed = LogFeed(engine.records, f"{subscription.name}@{0 if begin is None else begin.epoch}")
+        self.feed = LogFeed(engine.node.name, f"{subscription.name}@{0 if begin is None else begin.epoch}")
         self.handling = Handling(
             subscription,
             engine.node,
@@ -84,7 +85,6 @@ class Engine:
         self.clock = SystemClock()
         self.pool = HandlerThreads()
         self.store = open_store(spec.store, self.clock, blocking=True)
-        self.records = LogRecords(self.store, self.node.name)
         wants_tokens = any(sub.dedup == "tokens" for sub in self.node.subscriptions.values())
         self._tokens = open_token_store(spec.store, self.clock) if wants_tokens else None
         alarms = Alarms()
@@ -213,7 +213,7 @@ class Engine:
         here = {message_ids[delivery] for delivery in self._line_of if delivery.parked}
         keys = [delivery.line for delivery, line in self._line_of.items() if line.strict and delivery.line is not None]
         async with self.store.transaction() as transaction:
-            known = await self.records.parked_with(transaction, list(message_ids.values()), keys)
+            known = await transaction.parked_with(self.node.name, list(message_ids.values()), keys)
             await transaction.roll_back()  # it only read
         parked = {each.message_id for each in known}
         for line in self.lines:
@@ -259,9 +259,9 @@ class Engine:
         try:
             await transaction.begin()
             await self._take_lock(transaction, delivery)
-            if not await self.records.decided(transaction, {message_id: False}):
+            if not await decided(transaction, self.node.name, {message_id: False}):
                 await transaction.add_dead(letter)
-            await self.records.unpark(transaction, [message_id])
+            await transaction.unpark(self.node.name, [message_id])
             await transaction.commit()
         finally:
             await transaction.roll_back()
@@ -286,17 +286,17 @@ class Engine:
     async def _commit_parked(self, found: list[tuple[LogDelivery, Parked]]) -> None:
         """Park them, but for those that another attempt of this task has dealt with meanwhile."""
         async with self.store.transaction() as transaction:
-            await self.records.lock(transaction, [each.bucket for each, _ in found if each.line is not None])
+            await transaction.lock_buckets(self.node.name, [each.bucket for each, _ in found if each.line is not None])
             behind = await self._behind(transaction, [delivery for delivery, _ in found])
             replays = {parked.message_id: bool(delivery.envelope.replay) for delivery, parked in found}
-            decided = await self.records.decided(transaction, replays)
+            settled = await decided(transaction, self.node.name, replays)
             left = [
                 (parked, delivery.redeliveries if delivery.parked else None)
                 for delivery, parked in found
-                if delivery not in behind and parked.message_id not in decided
+                if delivery not in behind and parked.message_id not in settled
             ]
             if left:
-                await self.records.park(transaction, left)
+                await transaction.park(self.node.name, left)
 
     async def _behind(self, transaction: Any, deliveries: list[LogDelivery]) -> set[LogDelivery]:
         """Those that the positions of their keys say were dealt with."""
@@ -304,18 +304,18 @@ class Engine:
         for line in self.lines:
             own = [each for each in deliveries if self._line_of[each] is line]
             keys = [each.line for each in own if each.line is not None]
-            last = await self.records.positions(transaction, line.feed.positions, keys) if keys else {}
+            last = await transaction.positions(self.node.name, line.feed.positions, keys) if keys else {}
             found.update(each for each in own if is_behind(each, last))
         return found
 
     async def _take_lock(self, transaction: Any, delivery: LogDelivery) -> None:
         if delivery.line is not None:
-            await self.records.lock(transaction, [delivery.bucket])
+            await transaction.lock_buckets(self.node.name, [delivery.bucket])
 
     async def _ended(self, delivery: LogDelivery, outcome: str) -> None:
         if delivery.parked and outcome in ("dead", "duplicate"):
             async with self.store.transaction() as transaction:
-                await self.records.unpark(transaction, [self._message_id(delivery)])
+                await transaction.unpark(self.node.name, [self._message_id(delivery)])
         self._end(outcome)
 
     def _message_id(self, delivery: LogDelivery) -> str:

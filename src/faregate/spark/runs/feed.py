@@ -18,7 +18,6 @@ from faregate.core.work import Work
 from faregate.ports.queue import Delivery
 from faregate.ports.store import OutboxRow, Transaction
 from faregate.spark.runs.delivery import LogDelivery
-from faregate.spark.runs.records import LogRecords
 
 
 class OutboxOnly(Outbox):
@@ -34,16 +33,16 @@ class LogFeed:
     batch_seconds = 1.0
     """Nobody waits for a single message here; what waits for a transaction is a zombie."""
 
-    def __init__(self, records: LogRecords, positions: str) -> None:
-        self._records = records
+    def __init__(self, node: str, positions: str) -> None:
+        self._node = node
         self.positions = positions
         """What the positions of its keys are kept under."""
 
     async def join(self, transaction: Transaction, works: Sequence[Work]) -> None:
         keyed = {work: delivery for work in works if (delivery := _delivery(work)).line is not None}
-        await self._records.lock(transaction, [delivery.bucket for delivery in keyed.values()])
+        await transaction.lock_buckets(self._node, [delivery.bucket for delivery in keyed.values()])
         keys = [delivery.line for delivery in keyed.values() if delivery.line is not None]
-        last = await self._records.positions(transaction, self.positions, keys) if keys else {}
+        last = await transaction.positions(self._node, self.positions, keys) if keys else {}
         for work, delivery in keyed.items():
             if is_behind(delivery, last):
                 work.move("known")
@@ -57,9 +56,9 @@ class LogFeed:
                 positions[delivery.line] = max(delivery.position, positions.get(delivery.line, -1))
             if delivery.parked:
                 parked.append(work.message_id)
-        await self._records.advance(transaction, self.positions, positions)
+        await transaction.advance(self._node, self.positions, positions)
         if parked:
-            await self._records.unpark(transaction, parked)
+            await transaction.unpark(self._node, parked)
 
     def judge(self, delivery: Delivery, exc: BaseException, delays: tuple[float, ...]) -> Verdict:
         return judge(exc, delivery.redeliveries, delays)

@@ -28,9 +28,9 @@ from faregate.ids import message_id_of
 from faregate.message import Envelope
 from faregate.node.node import Node
 from faregate.ports.queue import Binding
-from faregate.ports.store import Store
+from faregate.ports.store import Parked, Store
 from faregate.spark.runs.driver import LoopThread
-from faregate.spark.runs.records import LogRecords, Parked
+from faregate.spark.runs.records import LOW_WATER
 from faregate.spark.runs.views import bindings_of, low_water_name, reader_name, take_log
 
 To = Literal["log", "queue"]
@@ -135,7 +135,7 @@ def _fast_path_to_queue(node: Node, closed: ClosedJournal, changing: list[Bindin
 
 async def _left(store: Store, node: str, marks: list[str]) -> tuple[dict[str, int], list[Parked]]:
     async with store.transaction() as transaction:
-        left = await LogRecords(store, node).low_water(transaction, marks), await transaction.parked(node)
+        left = await transaction.positions(node, LOW_WATER, marks), await transaction.parked(node)
         await transaction.roll_back()  # it only read
     return left
 

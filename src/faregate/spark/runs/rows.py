@@ -17,7 +17,8 @@ from pyspark.sql.types import BinaryType, BooleanType, DoubleType, IntegerType, 
 
 from faregate.broker.journal.columns import to_envelopes
 from faregate.message import Envelope
-from faregate.spark.runs.records import BUCKETS, Parked, bucket_of
+from faregate.ports.store import BUCKETS, Parked
+from faregate.spark.runs.records import bucket_of
 from faregate.spark.runs.spec import Begin, RunSpec, node_of, ordering
 from faregate.spark.source.reading import ends_in, messages_of
 from faregate.stores.sql.columns import pack

@@ -33,11 +33,11 @@ from faregate.errors import ConfigurationError, FaregateError, check_delay
 from faregate.node.node import Node
 from faregate.node.sources import open_events
 from faregate.ports.schemes import url_for_workers
+from faregate.ports.store import BUCKETS
 from faregate.spark.format import FaregateSource
 from faregate.spark.runs.checkpoint import committed_end
 from faregate.spark.runs.driver import Driver
 from faregate.spark.runs.progress import RunProgress
-from faregate.spark.runs.records import BUCKETS
 from faregate.spark.runs.rows import WORK, Places, work_rows
 from faregate.spark.runs.spec import RunSpec, load_node, locate
 from faregate.spark.runs.stateless_query import StatelessRun, check_stateless, start_stateless
