@@ -17,10 +17,10 @@ from _harness import Contestant, Report, interleave, options
 from faregate import ids
 from faregate.broker.journal import JournalReader
 from faregate.broker.journal import frame as frames
-from faregate.broker.journal.columns import SCHEMA
 from faregate.broker.journal.disk import RealDisk
 from faregate.broker.journal.layout import Layout, prepare
 from faregate.broker.journal.log import Log
+from faregate.columns import SCHEMA
 from faregate.message import Envelope
 
 BATCH = 1000

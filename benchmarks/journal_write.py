@@ -29,8 +29,8 @@ from _harness import Contestant, Report, interleave, options
 import faregate as fg
 from faregate import ids
 from faregate.broker.journal import frame as frames
-from faregate.broker.journal.columns import to_batch, write_batch
 from faregate.codec import CODECS
+from faregate.columns import to_batch, write_batch
 from faregate.message import Envelope
 from faregate.transports.memory import MemoryTransport
 

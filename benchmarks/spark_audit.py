@@ -27,9 +27,9 @@ from faregate.broker.journal.disk import RealDisk
 from faregate.broker.journal.layout import Layout, prepare, write_json
 from faregate.broker.journal.log import Log
 from faregate.broker.journal.settled import HANDLED
-from faregate.broker.journal.topology import Topology
 from faregate.message import Envelope
 from faregate.ports.queue import Binding
+from faregate.ports.topology import Topology
 from faregate.spark.jobs.audit import audit
 from faregate.spark.jobs.settlements import RECORD, checksums
 from faregate.stores.sqlite import SqliteStore

@@ -20,7 +20,7 @@ from uuid import UUID
 
 from faregate import ids
 from faregate.broker.journal import JournalReader
-from faregate.broker.journal.columns import altered_offsets
+from faregate.columns import altered_offsets
 
 from .plan import Plan
 

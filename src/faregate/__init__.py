@@ -8,17 +8,6 @@ Declare messages (`Event`, `Command`) and nodes (`Node`), and run them on a `Bus
 from typing import TYPE_CHECKING, Any
 
 from faregate import ids
-from faregate.broker.journal.errors import (
-    JournalCorrupt,
-    JournalFailed,
-    JournalFull,
-    JournalLocked,
-    JournalNotFound,
-    JournalTooNew,
-    NotAJournal,
-    OffsetGone,
-    Unwritable,
-)
 from faregate.bus.bus import Bus, SubscriptionCounts
 from faregate.bus.dead_letter_retention import RetainDead
 from faregate.bus.outbox import AsyncOutbox, Outbox, outbox
@@ -43,9 +32,17 @@ from faregate.errors import (
     InvalidName,
     InvalidOption,
     InvalidSelector,
+    JournalCorrupt,
+    JournalFailed,
+    JournalFull,
+    JournalLocked,
+    JournalNotFound,
+    JournalTooNew,
     MessageTooLarge,
     MissingExtra,
     MissingProperties,
+    NotAJournal,
+    OffsetGone,
     OutcomeUnknown,
     Permanent,
     PipelineMisused,
@@ -69,6 +66,7 @@ from faregate.errors import (
     UnknownType,
     UnreadableKey,
     Unroutable,
+    Unwritable,
     ViewTaken,
     WrongEventLoop,
     WrongSignature,

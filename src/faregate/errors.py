@@ -87,6 +87,18 @@ class StoreTooNew(ConfigurationError):
     """A store was set up by a newer version than this one."""
 
 
+class JournalNotFound(ConfigurationError):
+    """There is no journal at that path."""
+
+
+class NotAJournal(ConfigurationError):
+    """The folder holds something else."""
+
+
+class JournalTooNew(ConfigurationError):
+    """The journal is written in a newer version of the format."""
+
+
 class WrongEventLoop(ConfigurationError):
     """A bus or a handler's database was used from another event loop, or thread, than the bus runs on."""
 
@@ -132,6 +144,14 @@ class StaleLock(Transient):
 
 class ConsumerRefused(Transient):
     """A queue does not take this consumer now: another one has it exclusively."""
+
+
+class JournalLocked(Transient):
+    """Another process writes to the journal."""
+
+
+class JournalFull(Transient):
+    """The disk has no room; nothing of what was refused is in the journal."""
 
 
 class StoreUnavailable(Unavailable):
@@ -201,6 +221,10 @@ class UnfitValue(Permanent):
     """A row that Spark writes holds a value that no message can have."""
 
 
+class Unwritable(Permanent):
+    """The message holds something that the format cannot express, such as text that is not Unicode."""
+
+
 class UnreadableKey(Permanent):
     """The function given as `key=` or `identity=` failed at a message."""
 
@@ -218,6 +242,18 @@ class UninterpretedEffect(Permanent):
 
 class HandlerFailed(FaregateError):
     """A handler of a node without a store failed in a way that a run on Spark cannot go on from."""
+
+
+class JournalFailed(FaregateError):
+    """The disk did not do what it was told. Nothing more is confirmed; what was confirmed before is safe."""
+
+
+class JournalCorrupt(FaregateError):
+    """Bytes that were confirmed are damaged."""
+
+
+class OffsetGone(FaregateError):
+    """The messages from that offset on were removed by retention, or were never there."""
 
 
 class BatchDiffers(FaregateError):

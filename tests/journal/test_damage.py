@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from faregate.broker.journal import frame as frames
-from faregate.broker.journal.columns import to_envelopes
 from faregate.broker.journal.journal import Journal
 from faregate.broker.journal.layout import Layout
 from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.recovery import Single
+from faregate.columns import to_envelopes
 from faregate.errors import FaregateError
 from faregate.testing.disk import SimulatedDisk
 from tests.journal.station import NOTED, ROOT, noted, station

@@ -17,17 +17,17 @@ from faregate.broker.journal import Journal, JournalReader
 from faregate.broker.journal import frame as frames
 from faregate.broker.journal import settled as side_logs
 from faregate.broker.journal.disk import RealDisk, RealFile
-from faregate.broker.journal.errors import (
+from faregate.broker.journal.layout import Layout, prepare
+from faregate.broker.journal.log import Log
+from faregate.broker.journal.settled import HANDLED, REDELIVER, Record
+from faregate.broker.journal.spool import Intake, spool
+from faregate.errors import (
     JournalFailed,
     JournalFull,
     JournalLocked,
     JournalTooNew,
     NotAJournal,
 )
-from faregate.broker.journal.layout import Layout, prepare
-from faregate.broker.journal.log import Log
-from faregate.broker.journal.settled import HANDLED, REDELIVER, Record
-from faregate.broker.journal.spool import Intake, spool
 from faregate.message import Envelope
 from faregate.testing.clock import rest
 from faregate.testing.disk import SimulatedDisk
@@ -163,7 +163,7 @@ async def test_a_second_writer_in_another_process_is_refused(tmp_path: Path) -> 
     script = f"""
 import sys
 from faregate.broker.journal import Journal
-from faregate.broker.journal.errors import JournalLocked
+from faregate.errors import JournalLocked
 try:
     Journal({str(tmp_path)!r})
 except JournalLocked as exc:

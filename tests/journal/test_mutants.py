@@ -13,7 +13,6 @@ from faregate.broker.durable import DurableBroker
 from faregate.broker.entry import Entry
 from faregate.broker.journal import frame as frames
 from faregate.broker.journal import spool as spool_module
-from faregate.broker.journal.errors import JournalFailed
 from faregate.broker.journal.high_water import HighWater
 from faregate.broker.journal.items import Append, Item
 from faregate.broker.journal.journal import Journal
@@ -23,7 +22,7 @@ from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.settled import OUTCOMES
 from faregate.broker.journal.spool import spool, waiting
 from faregate.broker.queue import Queue
-from faregate.errors import FaregateError
+from faregate.errors import FaregateError, JournalFailed
 from faregate.message import Envelope
 from faregate.testing.disk import SimulatedDisk
 from tests.journal import station as station_module

@@ -10,12 +10,12 @@ import pytest
 from msgspec import structs
 
 from faregate.broker.journal import frame as frames
-from faregate.broker.journal.errors import JournalFailed, JournalFull
 from faregate.broker.journal.items import SnapshotPoint
 from faregate.broker.journal.layout import Layout
 from faregate.broker.journal.retention import Retention
 from faregate.broker.journal.snapshot import Snapshot
 from faregate.broker.journal.spool import spool
+from faregate.errors import JournalFailed, JournalFull
 from faregate.ports.queue import Binding
 from tests.journal.station import NOTED, ROOT, Station, noted, station
 

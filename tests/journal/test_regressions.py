@@ -8,12 +8,12 @@ import faregate as fg
 from faregate.broker.journal import JournalReader
 from faregate.broker.journal import frame as frames
 from faregate.broker.journal.disk import RealDisk
-from faregate.broker.journal.errors import JournalCorrupt
 from faregate.broker.journal.layout import Layout, prepare
 from faregate.broker.journal.lock import WriterLock, lock_holder
 from faregate.broker.journal.log import Log
 from faregate.broker.journal.retention import Retention, apply_retention
 from faregate.broker.recent import RecentPublications
+from faregate.errors import JournalCorrupt
 from faregate.message import Envelope
 from faregate.ports.dead_letter import DeadLetter
 from faregate.testing import FakeClock

@@ -10,13 +10,12 @@ import msgspec
 import pytest
 
 from faregate.broker.journal import recovery, settled
-from faregate.broker.journal.errors import JournalFailed, JournalFull
 from faregate.broker.journal.layout import Layout, read_json
 from faregate.broker.journal.spool import spool
-from faregate.broker.journal.topology import TopicRecord, Topology
-from faregate.errors import QueueNotFound, Unroutable
+from faregate.errors import JournalFailed, JournalFull, QueueNotFound, Unroutable
 from faregate.message import Envelope
 from faregate.ports.queue import Binding, Outcome
+from faregate.ports.topology import TopicRecord, Topology
 from faregate.testing.disk import SimulatedDisk
 from faregate.transports.journal import JournalTransport
 from tests.journal.station import ROOT, Station, noted, station

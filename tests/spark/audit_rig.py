@@ -15,10 +15,10 @@ import pyarrow as pa
 
 import faregate as fg
 from faregate.broker.journal import frame as frames
-from faregate.broker.journal.columns import read_batch, write_batch
 from faregate.broker.journal.layout import Layout
 from faregate.broker.journal.reader import JournalReader
 from faregate.bus.dispatcher import Dispatcher
+from faregate.columns import read_batch, write_batch
 from faregate.ids import message_id
 from faregate.ports.store import OutboxRow
 from faregate.transports.journal import SEGMENT_SIZE, JournalTransport

@@ -11,10 +11,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from faregate.broker.journal.errors import JournalCorrupt, OffsetGone
 from faregate.broker.journal.layout import Layout
 from faregate.broker.journal.reader import JournalReader
-from faregate.errors import ConfigurationError
+from faregate.errors import ConfigurationError, JournalCorrupt, OffsetGone
 from faregate.spark.format import FaregateSource
 from faregate.spark.options import InvalidOption, Options
 from faregate.spark.schema import COLUMNS, check_schema, row_schema

@@ -7,11 +7,11 @@ from faregate.broker.journal import settled
 from faregate.broker.journal.disk import RealDisk
 from faregate.broker.journal.layout import Layout, prepare, write_json
 from faregate.broker.journal.log import Log
-from faregate.broker.journal.topology import Topology
 from faregate.ids import idempotent_id, message_id
 from faregate.message import Envelope
 from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.queue import Binding
+from faregate.ports.topology import Topology
 from faregate.spark.jobs.deliveries import PASSED, UNSETTLED, id_text, read_dead_letters, read_deliveries
 from faregate.spark.jobs.settlements import plan_journal
 from tests.spark.rig import note

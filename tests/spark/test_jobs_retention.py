@@ -11,9 +11,9 @@ from faregate.broker.journal import settled
 from faregate.broker.journal.disk import RealDisk
 from faregate.broker.journal.layout import Layout, prepare, write_json
 from faregate.broker.journal.log import Log
-from faregate.broker.journal.topology import Topology
 from faregate.errors import ConfigurationError
 from faregate.ports.queue import Binding
+from faregate.ports.topology import Topology
 from tests.spark.rig import SMALL_SEGMENT, note, truncate
 
 COUNT = 300

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from faregate.broker.journal.errors import JournalCorrupt
 from faregate.broker.journal.layout import Layout
 from faregate.broker.journal.reader import JournalReader
+from faregate.errors import JournalCorrupt
 from faregate.spark import logs
 from tests.spark.rig import journal, options
 

@@ -20,8 +20,8 @@ import psycopg
 import pytest
 
 import faregate as fg
-from faregate.broker.journal.errors import JournalLocked
 from faregate.broker.journal.reader import JournalReader
+from faregate.errors import JournalLocked
 from tests.crash.server import private_postgres
 from tests.spark import run_shop
 from tests.spark.matrix_driver import POINTS, SINK_POINTS

@@ -12,7 +12,7 @@ import pytest
 
 import faregate as fg
 from faregate import ids
-from faregate.broker.journal.columns import to_batch, to_envelopes
+from faregate.columns import to_batch, to_envelopes
 from faregate.message import Envelope
 from faregate.ports.dead_letter import DeadLetter
 from faregate.spark import id_columns

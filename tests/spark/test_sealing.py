@@ -16,11 +16,11 @@ from pyspark.sql.types import (
     TimestampNTZType,
 )
 
-from faregate.broker.journal.columns import SCHEMA, to_envelopes
-from faregate.broker.journal.topology import Topology
+from faregate.columns import SCHEMA, to_envelopes
 from faregate.errors import InvalidName, Unroutable
 from faregate.message import Envelope
 from faregate.ports.queue import Binding
+from faregate.ports.topology import Topology
 from faregate.spark.schema import COLUMNS
 from faregate.spark.sink.publications import WRITABLE, BatchSealer, UnfitColumns, UnfitValue, check_columns
 

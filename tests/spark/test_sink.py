@@ -12,9 +12,8 @@ import pytest
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
-from faregate.broker.journal.errors import JournalCorrupt
 from faregate.broker.journal.layout import Layout
-from faregate.errors import FaregateError, MessageTooLarge
+from faregate.errors import FaregateError, JournalCorrupt, MessageTooLarge
 from faregate.spark.options import InvalidOption
 from faregate.spark.sink import staging
 from faregate.spark.sink.commits import BatchDiffers, SinkCommits

@@ -12,9 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, ReadMinRows
 
-from faregate.broker.journal.errors import OffsetGone
 from faregate.broker.journal.reader import JournalReader
-from faregate.errors import ConfigurationError
+from faregate.errors import ConfigurationError, OffsetGone
 from faregate.spark.options import InvalidOption
 from faregate.spark.source.stream_reader import StreamReader
 from tests.spark.rig import SCHEMA, append, empty_journal, journal, note, options, truncate

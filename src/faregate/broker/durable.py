@@ -10,7 +10,6 @@ from pathlib import Path
 
 from faregate.broker.broker import Broker, unsent
 from faregate.broker.entry import Entry
-from faregate.broker.journal.errors import JournalFull
 from faregate.broker.journal.items import Append, SnapshotPoint
 from faregate.broker.journal.journal import Journal
 from faregate.broker.journal.recovery import Found, Single
@@ -20,7 +19,7 @@ from faregate.broker.journal.spool import Spooled
 from faregate.broker.log_view import LogView
 from faregate.broker.queue import Queue
 from faregate.broker.topics import Route
-from faregate.errors import FaregateError, Unroutable, ViewTaken
+from faregate.errors import FaregateError, JournalFull, Unroutable, ViewTaken
 from faregate.message import Envelope
 from faregate.ports.clock import Clock
 from faregate.ports.dead_letter import DeadLetter

@@ -6,13 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
-from faregate.broker.journal.errors import JournalNotFound
 from faregate.bus.bus import Bus
 from faregate.cli.load import load_bus
 from faregate.cli.loop import run_async
 from faregate.cli.output import console, print_json
 from faregate.codec import BodyReader
-from faregate.errors import ConfigurationError
+from faregate.errors import ConfigurationError, JournalNotFound
 from faregate.message import Envelope
 from faregate.node.outgoing import Options, Outgoing, send
 from faregate.node.outgoing import publish as fg_publish

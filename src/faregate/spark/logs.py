@@ -6,8 +6,8 @@ Readers know only this: a log has a name for people, an id, and partitions, each
 import time
 from dataclasses import dataclass
 
-from faregate.broker.journal.errors import JournalCorrupt
 from faregate.broker.journal.reader import JournalReader
+from faregate.errors import JournalCorrupt
 from faregate.ports.log import LogTransport
 from faregate.spark.options import Options
 

@@ -27,7 +27,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from faregate.broker.journal.columns import SCHEMA
+from faregate.columns import SCHEMA
 from faregate.errors import ConfigurationError, InvalidOption
 
 _STRING, _TIME = StringType(), TimestampType()

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from faregate import ids
 from faregate.broker.journal.disk import RealDisk
-from faregate.broker.journal.errors import OffsetGone
 from faregate.broker.journal.layout import Layout, prepare
 from faregate.broker.journal.log import Log
 from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.retention import Retention, apply_retention
+from faregate.errors import OffsetGone
 from faregate.message import Envelope
 from faregate.ports.log import LogTransport
 

@@ -17,12 +17,11 @@ from urllib.parse import parse_qsl
 from faregate.broker.durable import RESIDENT_BYTES, DurableBroker
 from faregate.broker.journal import Journal, JournalReader
 from faregate.broker.journal.disk import RealDisk
-from faregate.broker.journal.errors import JournalFailed
 from faregate.broker.journal.journal import log_unreadable
 from faregate.broker.journal.log import SEGMENT_SIZE
 from faregate.broker.journal.retention import Retention
 from faregate.broker.journal.spool import spool
-from faregate.errors import ConfigurationError
+from faregate.errors import ConfigurationError, JournalFailed
 from faregate.message import Envelope
 from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.dead_letter import DeadLetter

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from faregate.broker.journal.disk import PRIVATE_FILE, RealDisk
-from faregate.broker.journal.errors import JournalCorrupt
 from faregate.broker.journal.findings import Inspection, Progress
 from faregate.broker.journal.high_water import HighWater, pack
 from faregate.broker.journal.layout import SETTLED_SUFFIX, Layout, check_meta
@@ -26,7 +25,7 @@ from faregate.broker.journal.scan import sound_mark
 from faregate.broker.journal.settled import RECORD_BYTES
 from faregate.broker.journal.spool import waiting
 from faregate.broker.journal.verify import inspect
-from faregate.errors import ConfigurationError, Transient
+from faregate.errors import ConfigurationError, JournalCorrupt, Transient
 
 _CHUNK = 1 << 20
 _TRIES = 20

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from faregate.broker.journal.columns import SCHEMA
 from faregate.broker.journal.disk import PRIVATE_FILE
 from faregate.broker.journal.reader import JournalReader
+from faregate.columns import SCHEMA
 from faregate.errors import ConfigurationError
 
 _ROWS = 100_000

@@ -21,9 +21,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from faregate.broker.journal import settled
-from faregate.broker.journal.columns import publication_keys
 from faregate.broker.journal.disk import Disk, File, RealDisk
-from faregate.broker.journal.errors import JournalFailed, JournalFull, Unwritable
 from faregate.broker.journal.items import Append, AppendDeadLetter, Call, Done, Item, SnapshotPoint, weight
 from faregate.broker.journal.layout import Layout, prepare, write_json
 from faregate.broker.journal.lock import WriterLock
@@ -34,12 +32,21 @@ from faregate.broker.journal.retention import Retention, apply_retention
 from faregate.broker.journal.settled import Record
 from faregate.broker.journal.snapshot import Snapshot
 from faregate.broker.journal.spool import Intake, Spooled, batch_id
-from faregate.broker.journal.topology import Topology, View
-from faregate.errors import ConfigurationError, FaregateError, MessageTooLarge, QueueNotFound
+from faregate.columns import publication_keys
+from faregate.errors import (
+    ConfigurationError,
+    FaregateError,
+    JournalFailed,
+    JournalFull,
+    MessageTooLarge,
+    QueueNotFound,
+    Unwritable,
+)
 from faregate.ids import PublicationKey
 from faregate.message import Envelope, Kind
 from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.queue import Binding
+from faregate.ports.topology import Topology, View
 
 log = logging.getLogger("faregate.journal")
 

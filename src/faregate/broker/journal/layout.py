@@ -21,9 +21,9 @@ from typing import Any
 import msgspec
 
 from faregate.broker.journal.disk import Disk
-from faregate.broker.journal.errors import JournalCorrupt, JournalNotFound, JournalTooNew, NotAJournal
 from faregate.broker.journal.frame import VERSION
-from faregate.broker.journal.topology import Topology
+from faregate.errors import JournalCorrupt, JournalNotFound, JournalTooNew, NotAJournal
+from faregate.ports.topology import Topology
 
 SEGMENT_SUFFIX, SETTLED_SUFFIX, BATCH_SUFFIX = ".seg", ".log", ".batch"
 

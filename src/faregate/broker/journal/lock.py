@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from faregate.broker.journal.disk import PRIVATE_FILE, give_to_owner
-from faregate.broker.journal.errors import JournalFailed, JournalLocked
+from faregate.errors import JournalFailed, JournalLocked
 
 _TRIES, _PAUSE = 10, 0.03
 _held: "set[WriterLock]" = set()

@@ -18,14 +18,13 @@ from typing import Any
 
 from faregate.broker.journal import dead_letters
 from faregate.broker.journal import frame as frames
-from faregate.broker.journal.columns import read_batch, write_envelopes
 from faregate.broker.journal.disk import Disk
-from faregate.broker.journal.errors import JournalCorrupt, JournalFailed, JournalFull
 from faregate.broker.journal.frame import FRAME_BYTES, NO_BATCH, SEGMENT_BYTES, TRAILER_BYTES, Footer
 from faregate.broker.journal.high_water import HighWater, pack, read_high_water
 from faregate.broker.journal.layout import Layout
 from faregate.broker.journal.segment import Segment, new_header
-from faregate.errors import MessageTooLarge
+from faregate.columns import read_batch, write_envelopes
+from faregate.errors import JournalCorrupt, JournalFailed, JournalFull, MessageTooLarge
 from faregate.message import Envelope
 from faregate.ports.dead_letter import DeadLetter
 

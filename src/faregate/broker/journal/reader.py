@@ -16,15 +16,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from faregate.broker.journal import frame as frames
-from faregate.broker.journal.columns import SCHEMA, read_batch, to_envelopes
 from faregate.broker.journal.disk import Disk, RealDisk
-from faregate.broker.journal.errors import JournalCorrupt, OffsetGone
 from faregate.broker.journal.frame import SEGMENT_BYTES, Footer, SegmentHeader
 from faregate.broker.journal.high_water import HighWater, read_high_water
 from faregate.broker.journal.layout import Layout, check_meta, read_json
-from faregate.broker.journal.topology import Topology
+from faregate.columns import SCHEMA, read_batch, to_envelopes
+from faregate.errors import JournalCorrupt, OffsetGone
 from faregate.message import Envelope, check_name
 from faregate.ports.log import ReaderOffset
+from faregate.ports.topology import Topology
 
 _POLL_SECONDS = 0.05
 _OPEN_SEGMENTS = 8

@@ -16,12 +16,12 @@ import pyarrow.compute as pc
 
 from faregate.broker.journal import dead_letters, settled
 from faregate.broker.journal.disk import Disk
-from faregate.broker.journal.errors import JournalCorrupt
 from faregate.broker.journal.layout import Layout, read_json
 from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.snapshot import Returning, Snapshot
-from faregate.broker.journal.topology import FROM_THE_BEGINNING, Reading, Topology
+from faregate.errors import JournalCorrupt
 from faregate.ports.dead_letter import DeadLetter
+from faregate.ports.topology import FROM_THE_BEGINNING, Reading, Topology
 
 _END = 1 << 62
 _MANY_RUNS = 4

@@ -15,7 +15,6 @@ import msgspec
 
 from faregate.broker.journal import frame as frames
 from faregate.broker.journal.disk import PRIVATE_FILE, RealDisk, RealFile
-from faregate.broker.journal.errors import JournalCorrupt
 from faregate.broker.journal.findings import Inspection, Progress
 from faregate.broker.journal.frame import NO_BATCH
 from faregate.broker.journal.high_water import pack, read_high_water
@@ -26,6 +25,7 @@ from faregate.broker.journal.segment import Segment, new_header, types_of
 from faregate.broker.journal.settled import RECORD_BYTES
 from faregate.broker.journal.snapshot import Snapshot
 from faregate.broker.journal.verify import Inspector
+from faregate.errors import JournalCorrupt
 
 _CHUNK = 1 << 20
 

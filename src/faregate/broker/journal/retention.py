@@ -8,12 +8,12 @@ import msgspec
 import pyarrow.compute as pc
 
 from faregate.broker.journal import frame as frames
-from faregate.broker.journal.columns import read_batch, write_batch
 from faregate.broker.journal.disk import Disk
 from faregate.broker.journal.frame import Footer
 from faregate.broker.journal.layout import Layout
 from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.segment import Memory, Segment, new_header
+from faregate.columns import read_batch, write_batch
 
 log = logging.getLogger("faregate.journal")
 

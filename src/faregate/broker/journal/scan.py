@@ -14,13 +14,13 @@ import pyarrow.compute as pc
 
 from faregate.broker.journal import dead_letters, settled
 from faregate.broker.journal import frame as frames
-from faregate.broker.journal.columns import altered_offsets, read_batch
 from faregate.broker.journal.disk import Disk
 from faregate.broker.journal.frame import NO_BATCH, SEGMENT_BYTES, TRAILER_BYTES, Footer, Frame, SegmentHeader
 from faregate.broker.journal.high_water import HighWater
 from faregate.broker.journal.layout import Layout
 from faregate.broker.journal.segment import Memory, Segment
 from faregate.broker.journal.settled import RECORD_BYTES
+from faregate.columns import altered_offsets, read_batch
 
 _CHUNK = 1 << 20
 

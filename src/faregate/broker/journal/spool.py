@@ -21,13 +21,12 @@ import pyarrow as pa
 
 from faregate.broker.journal import dead_letters
 from faregate.broker.journal import frame as frames
-from faregate.broker.journal.columns import read_batch, to_envelopes, write_envelopes
 from faregate.broker.journal.disk import Disk
-from faregate.broker.journal.errors import JournalCorrupt
 from faregate.broker.journal.frame import FRAME_BYTES
 from faregate.broker.journal.layout import BATCH_SUFFIX, Layout
 from faregate.broker.journal.segment import batch_frames
-from faregate.errors import MessageTooLarge, Permanent
+from faregate.columns import read_batch, to_envelopes, write_envelopes
+from faregate.errors import JournalCorrupt, MessageTooLarge, Permanent
 from faregate.message import Envelope
 from faregate.ports.dead_letter import DeadLetter
 

@@ -13,7 +13,6 @@ from typing import Any
 from faregate.broker.journal import frame as frames
 from faregate.broker.journal import settled
 from faregate.broker.journal.disk import Disk, RealDisk
-from faregate.broker.journal.errors import JournalCorrupt, JournalTooNew
 from faregate.broker.journal.findings import Act, Finding, Inspection, Progress, Step, offsets
 from faregate.broker.journal.frame import SEGMENT_BYTES, TRAILER_BYTES
 from faregate.broker.journal.high_water import HighWater, read_high_water
@@ -23,8 +22,9 @@ from faregate.broker.journal.scan import Scan, damage_in_batch, is_record
 from faregate.broker.journal.settled import RECORD_BYTES
 from faregate.broker.journal.snapshot import Snapshot
 from faregate.broker.journal.spool import waiting
-from faregate.broker.journal.topology import Topology
+from faregate.errors import JournalCorrupt, JournalTooNew
 from faregate.ports.log import ReaderOffset
+from faregate.ports.topology import Topology
 
 _MOST_FINDINGS = 1000
 _FARTHEST = 1 << 62

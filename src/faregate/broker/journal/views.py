@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from faregate.broker.journal.columns import to_envelopes
 from faregate.broker.journal.journal import Journal
 from faregate.broker.journal.layout import read_json, write_json
 from faregate.broker.journal.recovery import Found, Single, Stretch
 from faregate.broker.journal.settled import OUTCOMES, REDELIVER, Record
 from faregate.broker.journal.snapshot import QueueSnapshot, Snapshot
-from faregate.broker.journal.topology import QueueRecord, Reading, View
+from faregate.columns import to_envelopes
 from faregate.message import Envelope
 from faregate.ports.queue import Binding
+from faregate.ports.topology import QueueRecord, Reading, View
 
 Outcomes = Callable[[Sequence[tuple[int, Envelope]]], dict[int, str]]
 """Told messages of a subscription with their offsets; says which are done, and how (`handled`, `dead`, …)."""

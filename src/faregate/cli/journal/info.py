@@ -10,9 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from faregate.broker.journal import frame as frames
-from faregate.broker.journal.columns import read_batch
 from faregate.broker.journal.disk import RealDisk
-from faregate.broker.journal.errors import JournalCorrupt, OffsetGone
 from faregate.broker.journal.frame import Footer
 from faregate.broker.journal.high_water import HighWater
 from faregate.broker.journal.lock import lock_holder
@@ -22,6 +20,8 @@ from faregate.broker.journal.segment import Memory, Segment
 from faregate.broker.journal.spool import waiting
 from faregate.cli.journal.progress import counted
 from faregate.cli.output import console
+from faregate.columns import read_batch
+from faregate.errors import JournalCorrupt, OffsetGone
 from faregate.plain import plain
 from faregate.units import bytes_text, iso
 

@@ -71,7 +71,7 @@ def plain_errors() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as exc:
-        from faregate.broker.journal.errors import JournalFailed
+        from faregate.errors import JournalFailed
 
         where = f"{exc.filename}: " if exc.filename else ""
         raise JournalFailed(f"{where}{exc.strerror or exc}") from exc

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from faregate.broker.journal.columns import altered_offsets
 from faregate.broker.journal.reader import JournalReader
+from faregate.columns import altered_offsets
 from faregate.errors import ConfigurationError
 from faregate.ports.store import Part, Table
 from faregate.spark.jobs.deliveries import FIELDS, digest_longs, id_pairs, read_dead_letters, read_deliveries

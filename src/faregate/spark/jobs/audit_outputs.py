@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from faregate.broker.journal.disk import RealDisk
-from faregate.broker.journal.errors import JournalCorrupt
 from faregate.broker.journal.layout import Layout
 from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.spool import read_spooled, waiting
+from faregate.errors import JournalCorrupt
 from faregate.message import Envelope
 from faregate.spark.jobs.deliveries import id_pairs
 from faregate.spark.jobs.replay import REPLAYED_FROM

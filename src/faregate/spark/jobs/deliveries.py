@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from faregate import ids
 from faregate.broker.journal import dead_letters, settled
-from faregate.broker.journal.columns import to_envelopes
 from faregate.broker.journal.reader import JournalReader
+from faregate.columns import to_envelopes
 from faregate.spark.jobs.settlements import HandedOver, JournalPlan, SegmentPlan, side_log
 
 FIELDS = (

@@ -27,11 +27,11 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from faregate import ids
-from faregate.broker.journal.columns import to_envelopes
 from faregate.broker.journal.disk import RealDisk
 from faregate.broker.journal.layout import Layout
 from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.spool import spool
+from faregate.columns import to_envelopes
 from faregate.errors import ConfigurationError
 from faregate.message import Envelope
 from faregate.spark.jobs.settlements import JournalPlan, SegmentPlan, by_task, plan_journal

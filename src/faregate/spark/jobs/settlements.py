@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from faregate.broker.journal import settled
 from faregate.broker.journal.disk import RealDisk
-from faregate.broker.journal.errors import JournalCorrupt
 from faregate.broker.journal.reader import JournalReader
-from faregate.broker.journal.topology import Topology
+from faregate.errors import JournalCorrupt
+from faregate.ports.topology import Topology
 from faregate.spark.logs import open_log
 from faregate.spark.options import Options
 

@@ -14,7 +14,6 @@ from hashlib import sha256
 from pathlib import Path
 
 from faregate.broker.journal.disk import RealDisk
-from faregate.broker.journal.errors import JournalLocked
 from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.spool import spool, waiting
 from faregate.bus.attempts import Attempts, signals, without_attempts
@@ -22,7 +21,7 @@ from faregate.bus.dispatcher import Dispatcher
 from faregate.core.alarms import Alarms
 from faregate.core.dead_letter import unsent
 from faregate.core.recipients import RecipientLists
-from faregate.errors import Unroutable
+from faregate.errors import JournalLocked, Unroutable
 from faregate.message import Envelope
 from faregate.ports.clock import Clock
 from faregate.ports.dead_letter import DeadLetter

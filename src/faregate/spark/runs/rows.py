@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import BinaryType, BooleanType, DoubleType, IntegerType, LongType, StringType, StructType
 
-from faregate.broker.journal.columns import to_envelopes
+from faregate.columns import to_envelopes
 from faregate.message import Envelope
 from faregate.ports.store import BUCKETS, Parked
 from faregate.spark.runs.records import bucket_of

@@ -22,10 +22,10 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, StructField, StructType
 
-from faregate.broker.journal.columns import to_batch, to_envelopes
 from faregate.broker.journal.layout import Layout
 from faregate.bus.bus import shared_keys
 from faregate.codec import BodyWriter, find_codec
+from faregate.columns import to_batch, to_envelopes
 from faregate.core.alarms import Alarms
 from faregate.core.context import Context
 from faregate.core.feed import QueueFeed

@@ -12,13 +12,12 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
-from faregate.broker.journal.errors import JournalLocked
 from faregate.broker.journal.reader import JournalReader
-from faregate.broker.journal.topology import Reading, Topology
 from faregate.broker.journal.views import ClosedJournal
-from faregate.errors import ConfigurationError, ViewTaken
+from faregate.errors import ConfigurationError, JournalLocked, ViewTaken
 from faregate.node.node import Node
 from faregate.ports.queue import Binding
+from faregate.ports.topology import Reading, Topology
 from faregate.spark.runs.spec import Begin
 
 

@@ -19,10 +19,10 @@ import pyarrow.compute as pc
 from pyspark.sql.types import BinaryType, DataType, StringType, StructType, TimestampType
 
 from faregate import ids
-from faregate.broker.journal.columns import SCHEMA
-from faregate.broker.journal.topology import Topology
+from faregate.columns import SCHEMA
 from faregate.errors import UnfitColumns, UnfitValue
 from faregate.message import Envelope, check_name
+from faregate.ports.topology import Topology
 from faregate.spark.schema import COLUMNS
 
 WRITABLE = (

@@ -26,13 +26,12 @@ import pyarrow.compute as pc
 
 from faregate.broker.journal import dead_letters
 from faregate.broker.journal import frame as frames
-from faregate.broker.journal.columns import write_batch
 from faregate.broker.journal.disk import PRIVATE_FOLDER, RealDisk
-from faregate.broker.journal.errors import JournalCorrupt
 from faregate.broker.journal.layout import BATCH_SUFFIX, Layout
 from faregate.broker.journal.segment import batch_frames
 from faregate.broker.journal.spool import LARGEST_BATCH
-from faregate.errors import MessageTooLarge
+from faregate.columns import write_batch
+from faregate.errors import JournalCorrupt, MessageTooLarge
 
 _FOLDER = "staging"
 _FRAME_ROWS = 10_000

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
-from faregate.broker.journal.errors import OffsetGone
-from faregate.errors import ConfigurationError
+from faregate.errors import ConfigurationError, OffsetGone
 from faregate.ports.log import LogTransport
 
 LOG_KEY = "log"

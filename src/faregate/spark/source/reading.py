@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from faregate.broker.journal.columns import read_batch, write_batch
-from faregate.broker.journal.errors import OffsetGone
+from faregate.columns import read_batch, write_batch
+from faregate.errors import OffsetGone
 from faregate.ports.log import LogTransport
 from faregate.spark.logs import open_log
 from faregate.spark.options import Options

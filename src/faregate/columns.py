@@ -1,4 +1,4 @@
-"""Envelopes as Arrow columns and back. One schema, versioned with the frame format.
+"""Envelopes as Arrow columns and back: what a batch of any log is. One schema, versioned with the journal's frames.
 
 Most columns of a batch hold one value over and over (the type, the source, null); those are made without looking at
 every row twice.
@@ -14,8 +14,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from faregate.broker.journal.errors import Unwritable
 from faregate.codec import is_altered
+from faregate.errors import Unwritable
 from faregate.ids import PublicationKey, publication_key
 from faregate.message import Envelope
 

@@ -1,7 +1,9 @@
-"""Queues and topics of a journal, kept in topology.json. Numbers are given once and never reused.
+"""Who subscribed to what of a log: queues and topics, by numbers that are given once and never reused.
+
+A journal keeps it in topology.json.
 
 A subscription is consumed through one view at a time: its queue, or the log. Its record says which, since when, and
-from which offset on; see `views.py`.
+from which offset on; see `Subscribed` in `log.py`.
 """
 
 from collections.abc import Collection
