@@ -24,9 +24,9 @@ from _harness import Report, Samples, options
 
 from faregate import ids
 from faregate.broker.journal import frame as frames
-from faregate.broker.journal import settled
 from faregate.broker.journal.settled import Record
 from faregate.message import Envelope
+from faregate.ports.log import HANDLED
 from faregate.ports.queue import Binding
 from faregate.transports.journal import JournalTransport
 
@@ -67,7 +67,7 @@ async def make(path: Path, messages: int, is_settled: range, *, snapshot: bool =
     await publish(transport, messages)
     [number] = [queue.number for queue in transport.journal.topology.queues if not queue.is_dead_letter_queue]
     for offset in is_settled:
-        transport.journal.settle(Record(offset, number, settled.HANDLED, 1, 0, 0.0))
+        transport.journal.settle(Record(offset, number, HANDLED, 1, 0, 0.0))
     await transport.journal.barrier()
     await transport.journal.close(None)
     if snapshot:

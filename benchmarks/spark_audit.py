@@ -26,12 +26,12 @@ from faregate import ids
 from faregate.broker.journal.disk import RealDisk
 from faregate.broker.journal.layout import Layout, prepare, write_json
 from faregate.broker.journal.log import Log
-from faregate.broker.journal.settled import HANDLED
+from faregate.broker.journal.settled_columns import RECORD, checksums
 from faregate.message import Envelope
+from faregate.ports.log import HANDLED
 from faregate.ports.queue import Binding
 from faregate.ports.topology import Topology
 from faregate.spark.jobs.audit import audit
-from faregate.spark.jobs.settlements import RECORD, checksums
 from faregate.stores.sqlite import SqliteStore
 
 TARGET = 0.87

@@ -21,6 +21,7 @@ from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.retention import Retention, apply_retention
 from faregate.broker.journal.spool import spool
 from faregate.codec.compression import compress
+from faregate.ports.log import HANDLED
 from tests.cli.journal_rig import DISK, SMALL, Shop, damage, envelope, journal, reopen, run_shop, write
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -127,12 +128,12 @@ def _damage_confirmed_tail(layout: Layout) -> None:
 
 
 def _unknown_settlement(layout: Layout) -> None:
-    layout.settled_log(30).write_bytes(settled.pack(settled.Record(77, 0, settled.HANDLED, 1, 0, 0.0)))
+    layout.settled_log(30).write_bytes(settled.pack(settled.Record(77, 0, HANDLED, 1, 0, 0.0)))
 
 
 def _bad_settlement(layout: Layout) -> None:
     layout.topology.write_bytes(b'{"version":1,"queues":[{"number":0,"name":"q","node":"n","type":"T"}]}')
-    record = settled.pack(settled.Record(1, 0, settled.HANDLED, 1, 0, 0.0))
+    record = settled.pack(settled.Record(1, 0, HANDLED, 1, 0, 0.0))
     layout.settled_log(0).write_bytes(record + b"?" * len(record) + record)
 
 

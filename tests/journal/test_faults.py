@@ -19,7 +19,7 @@ from faregate.broker.journal import settled as side_logs
 from faregate.broker.journal.disk import RealDisk, RealFile
 from faregate.broker.journal.layout import Layout, prepare
 from faregate.broker.journal.log import Log
-from faregate.broker.journal.settled import HANDLED, REDELIVER, Record
+from faregate.broker.journal.settled import Record
 from faregate.broker.journal.spool import Intake, spool
 from faregate.errors import (
     JournalFailed,
@@ -29,6 +29,7 @@ from faregate.errors import (
     NotAJournal,
 )
 from faregate.message import Envelope
+from faregate.ports.log import HANDLED, REDELIVER
 from faregate.testing.clock import rest
 from faregate.testing.disk import SimulatedDisk
 from faregate.transports.journal import JournalTransport

@@ -19,11 +19,11 @@ from faregate.broker.journal.journal import Journal
 from faregate.broker.journal.layout import Layout, prepare
 from faregate.broker.journal.log import Log
 from faregate.broker.journal.reader import JournalReader
-from faregate.broker.journal.settled import OUTCOMES
 from faregate.broker.journal.spool import spool, waiting
 from faregate.broker.queue import Queue
 from faregate.errors import FaregateError, JournalFailed
 from faregate.message import Envelope
+from faregate.ports.log import OUTCOMES
 from faregate.testing.disk import SimulatedDisk
 from tests.journal import station as station_module
 from tests.journal.rig import (

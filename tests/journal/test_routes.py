@@ -14,6 +14,7 @@ from faregate.broker.journal.layout import Layout, read_json
 from faregate.broker.journal.spool import spool
 from faregate.errors import JournalFailed, JournalFull, QueueNotFound, Unroutable
 from faregate.message import Envelope
+from faregate.ports.log import DEAD, OUTCOME_NAMES
 from faregate.ports.queue import Binding, Outcome
 from faregate.ports.topology import TopicRecord, Topology
 from faregate.testing.disk import SimulatedDisk
@@ -62,7 +63,7 @@ async def test_each_outcome_has_its_code_in_the_side_log() -> None:
         await it.settled()
         records = [*settled.unpack(it.disk.view(Layout(ROOT).settled_log(0)))]
         assert [(record.offset, record.outcome) for record in records] == [(0, 1), (1, 2), (2, 3), (3, 6)]
-        assert [settled.NAMES[record.outcome] for record in records] == list(outcomes)
+        assert [OUTCOME_NAMES[record.outcome] for record in records] == list(outcomes)
 
 
 async def test_a_dead_message_is_marked_once_and_after_its_dead_letter() -> None:
@@ -74,7 +75,7 @@ async def test_a_dead_message_is_marked_once_and_after_its_dead_letter() -> None
         await it.settled()
         await it.settled()
         records = [*settled.unpack(it.disk.view(Layout(ROOT).settled_log(0)))]
-        assert [record.outcome for record in records] == [settled.DEAD]
+        assert [record.outcome for record in records] == [DEAD]
 
 
 async def test_a_delivery_is_at_its_offset_in_the_journal_before_and_after_a_restart() -> None:

@@ -14,11 +14,10 @@ from pyspark.sql.datasource import DataSourceStreamWriter
 from pyspark.sql.types import StructType
 
 import faregate as fg
+from faregate.broker.journal import commits
 from faregate.spark.runs import outbox as run_outbox
 from faregate.spark.runs import run as run_node
 from faregate.spark.runs.driver import Driver
-from faregate.spark.sink import writer as sink
-from faregate.spark.sink.commits import SinkCommits
 from faregate.spark.sink.writer import StreamWriter
 
 POINTS = ("never", "after-offset-log", "after-handlers", "in-dispatch", "before-commit-log")
@@ -66,11 +65,11 @@ class DyingWriter(StreamWriter):
 
         point = os.environ["MATRIX_SINK"]
         if point == "before-the-spool":
-            sink.move_into_spool = end  # type: ignore[attr-defined]
+            commits.move_into_spool = end  # type: ignore[attr-defined]
         elif point == "after-the-spool":
-            SinkCommits.add = end  # type: ignore[method-assign]
+            commits.SinkCommits.add = end  # type: ignore[method-assign]
         else:
-            sink.collect_garbage = end  # type: ignore[attr-defined]
+            commits.collect_garbage = end  # type: ignore[attr-defined]
         super().commit(messages, batchId)
 
 

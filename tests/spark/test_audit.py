@@ -18,8 +18,9 @@ from faregate.errors import ConfigurationError
 from faregate.ids import message_id
 from faregate.spark.jobs.audit_result import COLUMNS
 from faregate.spark.jobs.deliveries import id_pairs, id_text
-from faregate.spark.jobs.settlements import plan_journal, side_log
+from faregate.spark.jobs.settlements import plan_journal
 from faregate.spark.jobs.stores import open_stores
+from faregate.spark.logs import open_settled
 from tests.spark.jobs_rig import DEAD, HANDLED, ORDERS, SKIPPED, TWICE, OrderPlaced, World, build
 from tests.spark.rig import empty_journal, journal
 
@@ -196,8 +197,9 @@ def test_side_logs_as_arrays_are_what_the_broker_reads(shop: World, tmp_path: Pa
     data[5 * settled.RECORD_BYTES + 3] ^= 1  # damaged: passed over by both
     path.write_bytes(bytes(data) + b"torn")
     plan = plan_journal(world.journal)
-    records = side_log(plan.path, plan.segments[0])
-    assert [tuple(each)[:6] for each in records.tolist()] == [tuple(each) for each in settled.unpack(path.read_bytes())]
+    records = open_settled(plan.path).settlements(plan.segments[0])
+    rows = zip(*(column.to_pylist() for column in records.columns), strict=True)
+    assert list(rows) == [tuple(each) for each in settled.unpack(path.read_bytes())]
     assert len(records) == len(data) // settled.RECORD_BYTES - 1
 
 

@@ -10,6 +10,7 @@ from faregate.broker.journal.log import Log
 from faregate.ids import idempotent_id, message_id
 from faregate.message import Envelope
 from faregate.ports.dead_letter import DeadLetter
+from faregate.ports.log import HANDLED
 from faregate.ports.queue import Binding
 from faregate.ports.topology import Topology
 from faregate.spark.jobs.deliveries import PASSED, UNSETTLED, id_text, read_dead_letters, read_deliveries
@@ -37,7 +38,7 @@ def deliveries(folder: Path, change: Callable[[Topology], object], *more: Envelo
     log.sync()
     log.close()
     [queue] = [each.number for each in topology.queues if not each.is_dead_letter_queue]
-    layout.settled_log(0).write_bytes(settled.pack(settled.Record(4, queue, settled.HANDLED, 1, 0, 1.0)))
+    layout.settled_log(0).write_bytes(settled.pack(settled.Record(4, queue, HANDLED, 1, 0, 1.0)))
     plan = plan_journal(folder)
     rows = [row for segment in plan.segments for each in read_deliveries(plan, segment) for row in each.to_pylist()]
     assert {(row["node"], row["queue"]) for row in rows} <= {(0, queue)}
@@ -49,7 +50,7 @@ def deliveries(folder: Path, change: Callable[[Topology], object], *more: Envelo
 def test_a_queue_has_what_was_sent_to_it(tmp_path: Path) -> None:
     found = deliveries(tmp_path, lambda topology: None)
     assert {offset: kind for offset, (_, kind) in found.items()} == {
-        4: settled.HANDLED,
+        4: HANDLED,
         **dict.fromkeys((5, 6, 7), UNSETTLED),
     }
     assert found[5][0] == message_id("note-5", "reader")
@@ -59,7 +60,7 @@ def test_a_reader_of_the_log_has_its_history_as_well(tmp_path: Path) -> None:
     found = deliveries(tmp_path, lambda topology: topology.hand_over(QUEUE, "log", 1, history=EARLY))
     # It began at 1, so 0 is not its own; what was settled in the queue stays so.
     assert {offset: kind for offset, (_, kind) in found.items()} == {
-        4: settled.HANDLED,
+        4: HANDLED,
         **dict.fromkeys((1, 2, 3, 5, 6, 7), UNSETTLED),
     }
 
@@ -71,7 +72,7 @@ def test_what_lies_before_a_view_was_dealt_with_by_the_one_before(tmp_path: Path
 
     found = deliveries(tmp_path, there_and_back)
     assert {offset: kind for offset, (_, kind) in found.items()} == {
-        4: settled.HANDLED,
+        4: HANDLED,
         5: PASSED,
         6: UNSETTLED,
         7: UNSETTLED,

@@ -12,6 +12,7 @@ from faregate.broker.journal.disk import RealDisk
 from faregate.broker.journal.layout import Layout, prepare, write_json
 from faregate.broker.journal.log import Log
 from faregate.errors import ConfigurationError
+from faregate.ports.log import HANDLED
 from faregate.ports.queue import Binding
 from faregate.ports.topology import Topology
 from tests.spark.rig import SMALL_SEGMENT, note, truncate
@@ -36,7 +37,7 @@ def cut(tmp_path: Path) -> Path:
     bases = layout.segment_bases(disk)
     assert len(bases) > 2
     for base, end in zip(bases, [*bases[1:], COUNT - 1], strict=True):
-        records = [settled.Record(n, queue, settled.HANDLED, 1, 0, time.time()) for n in range(base, end)]
+        records = [settled.Record(n, queue, HANDLED, 1, 0, time.time()) for n in range(base, end)]
         layout.settled_log(base).write_bytes(b"".join(map(settled.pack, records)))
     truncate(layout.root)
     return layout.root

@@ -9,7 +9,8 @@ from faregate.broker.journal.layout import Layout
 from faregate.broker.journal.reader import JournalReader
 from faregate.errors import JournalCorrupt
 from faregate.spark import logs
-from tests.spark.rig import journal, options
+from faregate.transports import journal_log
+from tests.spark.rig import journal
 
 
 def without_mark(path: Path) -> bytes:
@@ -39,14 +40,14 @@ def test_a_journal_that_is_being_made_is_waited_for(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(JournalReader, "high_water", tell)
     writer = threading.Thread(target=finish)
     writer.start()
-    opened = logs.open_log(options(tmp_path / "j"))
+    latest = logs.open_log(tmp_path / "j").latest()
     writer.join()
     assert refused.is_set()
-    assert opened.partitions["0"].latest() == 3
+    assert latest == 3
 
 
 def test_a_mark_that_stays_damaged_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "PATIENCE", 0.0)
+    monkeypatch.setattr(journal_log, "PATIENCE", 0.0)
     without_mark(tmp_path / "j")
     with pytest.raises(JournalCorrupt, match="high-water is damaged"):
-        logs.open_log(options(tmp_path / "j"))
+        logs.open_log(tmp_path / "j").latest()

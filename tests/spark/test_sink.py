@@ -6,17 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-import msgspec
 import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
+from faregate.broker.journal import staging
+from faregate.broker.journal.commits import SinkCommits
 from faregate.broker.journal.layout import Layout
-from faregate.errors import FaregateError, JournalCorrupt, MessageTooLarge
+from faregate.errors import BatchDiffers, FaregateError, JournalCorrupt, MessageTooLarge
+from faregate.ports.log import Staged
 from faregate.spark.options import InvalidOption
-from faregate.spark.sink import staging
-from faregate.spark.sink.commits import BatchDiffers, SinkCommits
 from faregate.spark.sink.writer import BatchWriter, StagedMessage, StreamWriter
 from tests.spark.rig import empty_journal, options, run_bus, spooled
 
@@ -94,10 +94,10 @@ def test_a_batch_is_one_file_in_the_spool_in_the_order_of_partitions(path: Path,
 
 def test_only_the_attempt_that_spark_chose_is_committed(path: Path, write: Write) -> None:
     chosen, speculative = write("1"), write("1")
-    assert chosen.staged[0].file != speculative.staged[0].file
+    assert chosen.staged[0].name != speculative.staged[0].name
     commit(path, chosen)
     zombie = write("1")  # it goes on after the commit
-    assert len(staged_files(path)) == 1 and zombie.staged[0].file is not None
+    assert len(staged_files(path)) == 1 and zombie.staged[0].name is not None
     commit(path, write("2", batch=1), batch=1)
     assert staged_files(path) == [], "the next commit collects what zombies leave"
     assert texts(path) == [[b"1"], [b"2"]]
@@ -112,7 +112,7 @@ def test_a_failed_attempt_leaves_nothing(path: Path, write: Write) -> None:
 def test_an_abort_removes_what_it_knows_of_and_nothing_else(path: Path, write: Write) -> None:
     aborted, other_run = write("1"), write("1")
     StreamWriter(options(path), SCHEMA, False).abort([aborted, None], 0)
-    assert staged_files(path) == [other_run.staged[0].file]
+    assert staged_files(path) == [other_run.staged[0].name]
     commit(path, other_run)
     assert texts(path) == [[b"1"]]
 
@@ -163,27 +163,27 @@ def test_two_drivers_on_one_checkpoint_commit_once(path: Path, write: Write, mon
     move = staging.move_into_spool
 
     def overtaken(*arguments: Any) -> None:
-        monkeypatch.setattr("faregate.spark.sink.writer.move_into_spool", move)
+        monkeypatch.setattr("faregate.broker.journal.commits.move_into_spool", move)
         commit(path, two)
         move(*arguments)
 
-    monkeypatch.setattr("faregate.spark.sink.writer.move_into_spool", overtaken)
+    monkeypatch.setattr("faregate.broker.journal.commits.move_into_spool", overtaken)
     commit(path, one)
     assert run_bus(path) == ["1"]
 
 
 def test_a_staged_file_that_the_driver_cannot_see_is_named(path: Path, write: Write) -> None:
     message = write("1")
-    assert message.staged[0].file is not None
-    (staging.batch_folder(Layout(path), QUERY, 0) / message.staged[0].file).unlink()
+    assert message.staged[0].name is not None
+    (staging.batch_folder(Layout(path), QUERY, 0) / message.staged[0].name).unlink()
     with pytest.raises(FaregateError, match=r"staged, is not there for the driver: .* under the same path"):
         commit(path, message)
 
 
 def test_a_damaged_staged_file_is_not_committed(path: Path, write: Write) -> None:
     message = write("1")
-    assert message.staged[0].file is not None
-    file = staging.batch_folder(Layout(path), QUERY, 0) / message.staged[0].file
+    assert message.staged[0].name is not None
+    file = staging.batch_folder(Layout(path), QUERY, 0) / message.staged[0].name
     data = bytearray(file.read_bytes())
     data[data.index(b'"text"')] ^= 1
     file.write_bytes(data)
@@ -215,6 +215,9 @@ def test_a_bus_cannot_be_overwritten(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../../../etc/passwd", "000001-1-00.frames", "x"])
-def test_what_a_task_passes_on_names_files_of_its_own_only(name: str) -> None:
-    with pytest.raises(ValueError, match="is not the name of a staged file"):
-        staging.staged_from(msgspec.json.encode({"file": name, "frames": 1, "rows": 1, "bytes": 1}))
+def test_what_a_task_passes_on_names_files_of_its_own_only(name: str, path: Path) -> None:
+    foreign = StagedMessage(QUERY, 0, 0, [Staged(name, 1, 1, 1)])
+    writer = StreamWriter(options(path), SCHEMA, False)
+    for use in (writer.commit, writer.abort):
+        with pytest.raises(ValueError, match="is not the name of a staged file"):
+            use([foreign], 0)

@@ -13,7 +13,7 @@ from faregate.broker.entry import Entry
 from faregate.broker.journal.items import Append, SnapshotPoint
 from faregate.broker.journal.journal import Journal
 from faregate.broker.journal.recovery import Found, Single
-from faregate.broker.journal.settled import OUTCOMES, REDELIVER, STARTED, Record
+from faregate.broker.journal.settled import Record
 from faregate.broker.journal.snapshot import QueueSnapshot, Returning, Snapshot
 from faregate.broker.journal.spool import Spooled
 from faregate.broker.log_view import LogView
@@ -23,6 +23,7 @@ from faregate.errors import FaregateError, JournalFull, Unroutable, ViewTaken
 from faregate.message import Envelope
 from faregate.ports.clock import Clock
 from faregate.ports.dead_letter import DeadLetter
+from faregate.ports.log import OUTCOMES, REDELIVER, STARTED
 from faregate.ports.progress import Occupation
 from faregate.ports.queue import Binding, dead_letter_queue
 

@@ -2,7 +2,8 @@
 
 Rules kept here:
 - A package registers a scheme as an entry point: the group says what it is (`faregate.stores`, …), the name is the
-  scheme, the value a class or function that is called as `value(url, clock=clock)` and does no I/O.
+  scheme, the value a class or function that is called as `value(url, clock=clock)` and does no I/O. (A log, in
+  `faregate.logs`, has no clock and no `open`: `value(url)` opens it.)
 - Ours are registered in the same way (pyproject.toml). They stand here as well: a checkout, or a zip that Spark's
   workers were given, has no metadata; nobody waits for a search of all installed packages; and no package can take them
   over.
@@ -13,17 +14,20 @@ Rules kept here:
 import inspect
 import re
 from asyncio import to_thread
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Protocol
 from urllib.parse import unquote
 
 from faregate.errors import ConfigurationError, FaregateError
 from faregate.ports.clock import Clock, SystemClock
+from faregate.ports.log import LogTransport
 from faregate.ports.queue import QueueTransport
 from faregate.ports.store import Insertion, Readable, Store, StoreInfo
 from faregate.ports.tokens import TokenStore
 
 STORES, TOKEN_STORES, TRANSPORTS = "faregate.stores", "faregate.token_stores", "faregate.transports"
+LOGS = "faregate.logs"
 OWN = {
     STORES: {
         "memory": "faregate.stores.sqlite:MemoryStore",
@@ -37,19 +41,26 @@ OWN = {
         "postgresql": "faregate.stores.postgres:PostgresTokenStore",
         "sqlite": "faregate.stores.sqlite:SqliteTokenStore",
     },
+    LOGS: {"journal": "faregate.transports.journal_log:JournalLog"},
     TRANSPORTS: {
         "journal": "faregate.transports.journal:JournalTransport",
         "memory": "faregate.transports.memory:MemoryTransport",
     },
 }
 _FORMS = {"journal": "PATH", "postgresql": "//USER@HOST/DATABASE", "sqlite": "PATH"}
-_WORDS = {STORES: "store", TOKEN_STORES: "token store", TRANSPORTS: "transport"}
+_WORDS = {LOGS: "log", STORES: "store", TOKEN_STORES: "token store", TRANSPORTS: "transport"}
 
 
 def open_transport(given: str | QueueTransport, clock: Clock) -> QueueTransport:
     """The transport that a URL names, or the one given; nothing is opened yet."""
     transport: QueueTransport = _made(TRANSPORTS, QueueTransport, given, clock)
     return transport
+
+
+def open_log(given: str | Path, port: Any = LogTransport) -> Any:
+    """The log that a URL or a journal's folder names, open, and with what a protocol of `ports.log` asks of it. What
+    makes it is called with the URL alone. Raises `ConfigurationError`, and what opening it raises."""
+    return _fitting(LOGS, port, _factory(LOGS, "journal:" if isinstance(given, Path) else given)(given))
 
 
 def open_store(given: str | Store, clock: Clock, *, blocking: bool = False) -> Store:
@@ -105,6 +116,11 @@ def _made(group: str, port: Any, given: Any, clock: Clock, *, blocking: bool = F
         factory = _factory(group, given)
         options = {"blocking": True} if blocking and getattr(factory, "may_block", False) else {}
         given = factory(given, clock=clock, **options)
+    return _fitting(group, port, given)
+
+
+def _fitting(group: str, port: Any, given: Any) -> Any:
+    """Raises `ConfigurationError` for an object that lacks something of a port."""
     lacking = [name for name in members(port) if isinstance(given, type) or not hasattr(given, name)]
     if lacking:
         more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""

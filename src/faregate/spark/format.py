@@ -15,7 +15,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from faregate.spark.logs import open_log
+from faregate.spark.logs import open_partitions
 from faregate.spark.options import FOR_READING, FOR_WRITING, Options, parse_options
 from faregate.spark.schema import check_schema, row_schema
 from faregate.spark.sink.writer import BatchWriter, StreamWriter
@@ -33,7 +33,7 @@ class FaregateSource(DataSource):
         super().__init__(options)
         self._options = parse_options(options)
         self.schema()
-        open_log(self._options)
+        open_partitions(self._options)
 
     @classmethod
     def name(cls) -> str:

@@ -1,45 +1,53 @@
-"""The logs that can be read, by option: a journal today, RabbitMQ streams later.
+"""The logs that Spark works on, each opened for what is needed of it.
 
-Readers know only this: a log has a name for people, an id, and partitions, each behind the log port.
+Where a log lies is a journal's folder, or a URL whose scheme a package has registered. Both travel to tasks, which open
+it for themselves.
 """
 
-import time
 from dataclasses import dataclass
+from pathlib import Path
 
-from faregate.broker.journal.reader import JournalReader
-from faregate.errors import JournalCorrupt
-from faregate.ports.log import LogTransport
+from faregate.ports import schemes
+from faregate.ports.log import Appendable, LogTransport, Settled, Staging, Subscribed
 from faregate.spark.options import Options
 
-PATIENCE = 10.0
-"""Seconds that a writer may take, on a busy disk, from its first segment to its first mark."""
-_PAUSE = 0.05
+Place = str | Path
 
 
 @dataclass(frozen=True, slots=True)
 class OpenLog:
     name: str
     log_id: str
-    """The same as long as its offsets mean the same; a folder that was emptied and filled anew has another."""
     partitions: dict[str, LogTransport]
 
 
-def open_log(options: Options) -> OpenLog:
-    """Raises `JournalNotFound`, `NotAJournal`, `JournalTooNew`, `JournalCorrupt`."""
-    reader = JournalReader(options.path)
-    _await_mark(reader)
-    return OpenLog(f"the journal {options.path}", reader.meta.id, {"0": reader})
+def open_partitions(options: Options) -> OpenLog:
+    """A log as the source reads it. Raises `JournalNotFound`, `NotAJournal`, `JournalTooNew`."""
+    log = open_log(options.path)
+    return OpenLog(log.name, log.log_id, {"0": log})
 
 
-def _await_mark(reader: JournalReader) -> None:
-    """A journal that is opened for the first time has a segment before it has a mark, and the reader takes that for
-    damage. A stream that waits on an empty journal meets that moment, and must outlast it."""
-    until = time.monotonic() + PATIENCE
-    while True:
-        try:
-            reader.high_water()
-            return
-        except JournalCorrupt:
-            if time.monotonic() > until:
-                raise
-            time.sleep(_PAUSE)
+def open_log(place: Place) -> LogTransport:
+    """Raises `JournalNotFound`, `NotAJournal`, `JournalTooNew`, as the others do, and `ConfigurationError`."""
+    log: LogTransport = schemes.open_log(place, LogTransport)
+    return log
+
+
+def open_appendable(place: Place) -> Appendable:
+    log: Appendable = schemes.open_log(place, Appendable)
+    return log
+
+
+def open_staging(place: Place) -> Staging:
+    log: Staging = schemes.open_log(place, Staging)
+    return log
+
+
+def open_subscribed(place: Place) -> Subscribed:
+    log: Subscribed = schemes.open_log(place, Subscribed)
+    return log
+
+
+def open_settled(place: Place) -> Settled:
+    log: Settled = schemes.open_log(place, Settled)
+    return log

@@ -11,6 +11,7 @@ from faregate.testing.bench import Bench, BenchStuck, bench
 from faregate.testing.clock import FakeClock
 from faregate.testing.codec_suite import CODEC_CASES
 from faregate.testing.faults import crash_at, reached
+from faregate.testing.log_capability_suite import CAPABILITY_CASES, capability_cases, run_capability_case
 from faregate.testing.log_suite import LOG_CASES, LogSubject, journal_log_subject, run_log_case
 from faregate.testing.queue_suite import (
     QUEUE_CASES,
@@ -33,6 +34,7 @@ from faregate.testing.store_suite import READER_CASES, STORE_CASES, run_store_ca
 from faregate.testing.token_suite import TOKEN_CASES, run_token_case
 
 __all__ = [
+    "CAPABILITY_CASES",
     "CODEC_CASES",
     "LOG_CASES",
     "QUEUE_CASES",
@@ -47,6 +49,7 @@ __all__ = [
     "StoreSubject",
     "TokenSubject",
     "bench",
+    "capability_cases",
     "crash_at",
     "journal_log_subject",
     "journal_subject",
@@ -56,6 +59,7 @@ __all__ = [
     "postgres_store_subject",
     "postgres_token_subject",
     "reached",
+    "run_capability_case",
     "run_log_case",
     "run_queue_case",
     "run_store_case",

@@ -1,6 +1,7 @@
 """What every log transport promises, as named cases; used like `queue_suite`.
 
-A subject appends envelopes durably and gives a reader; a case raises AssertionError when a promise is broken.
+A subject appends envelopes durably and gives a reader; a case raises AssertionError when a promise is broken. What a
+log may be able to do beyond this is in `log_capability_suite`.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from faregate.broker.journal.retention import Retention, apply_retention
 from faregate.errors import OffsetGone
 from faregate.message import Envelope
 from faregate.ports.log import LogTransport
+from faregate.transports.journal_log import JournalLog
 
 
 @dataclass
@@ -49,25 +51,34 @@ def case(function: LogCase) -> LogCase:
 
 async def run_log_case(name: str, make: MakeLog) -> None:
     """Run one case against a fresh subject."""
+    await run_case(LOG_CASES[name], make)
+
+
+async def run_case(case: LogCase, make: MakeLog) -> None:
     async with make() as subject:
-        result = LOG_CASES[name](subject)
+        result = case(subject)
         if inspect.isawaitable(result):
             await asyncio.wait_for(result, timeout=30)
 
 
 @asynccontextmanager
 async def journal_log_subject(
-    path: Path, reader: Callable[[Path], LogTransport] = JournalReader, segment_size: int = 64 * 1024
+    path: Path, reader: Callable[[Path], LogTransport] = JournalLog, segment_size: int = 64 * 1024
 ) -> AsyncIterator[LogSubject]:
     """A journal with small segments."""
     disk, layout = RealDisk(), Layout(path)
     prepare(layout, disk)
     clock = [1_700_000_000_000_000]
-    log = Log(layout, disk, segment_size=segment_size, clock=lambda: clock[0])
+    logs: list[Log] = []
+
+    def write(envelopes: Sequence[Envelope]) -> None:
+        if not logs:  # where nothing is appended from within, others may open the journal
+            logs.append(Log(layout, disk, segment_size=segment_size, clock=lambda: clock[0]))
+        logs[0].append(envelopes, [-1] * len(envelopes))
 
     def append(envelopes: Sequence[Envelope]) -> None:
-        log.append(envelopes, [-1] * len(envelopes))
-        log.sync()
+        write(envelopes)
+        logs[0].sync()
 
     def pass_time(seconds: float) -> None:
         clock[0] += round(seconds * 1_000_000)
@@ -79,13 +90,14 @@ async def journal_log_subject(
         yield LogSubject(
             reader(path),
             append,
-            lambda envelopes: (log.append(envelopes, [-1] * len(envelopes)), None)[1],
+            write,
             pass_time,
             lambda: clock[0] / 1_000_000,
             drop,
         )
     finally:
-        log.close()
+        for log in logs:
+            log.close()
 
 
 def message(text: str, **more: object) -> Envelope:
@@ -146,6 +158,22 @@ def batches_are_cut_to_the_wanted_rows(subject: LogSubject) -> None:
     assert max(batch.num_rows for batch in batches) <= 20
     offsets = [offset for batch in batches for offset in batch.column("offset").to_pylist()]
     assert offsets == list(range(10, 490))
+
+
+@case
+def messages_are_loaded_by_their_offsets(subject: LogSubject) -> None:
+    fill(subject, 1000)
+    found = [envelope.body.decode() for envelope in subject.reader.load([3, 4, 470, 999])]
+    assert found == ["3", "4", "470", "999"], f"loaded {found}"
+
+
+@case
+def parts_are_the_log_once(subject: LogSubject) -> None:
+    fill(subject, 1000)
+    for first, last, start, end in ((None, None, 0, 1000), (120, 875, 120, 875), (700, 5000, 700, 1000)):
+        parts = subject.reader.parts(first, last)
+        offsets = [offset for part in parts for offset in range(part.start, part.end)]
+        assert offsets == list(range(start, end)), f"the parts are {parts}"
 
 
 @case

@@ -21,6 +21,7 @@ from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.snapshot import Returning, Snapshot
 from faregate.errors import JournalCorrupt
 from faregate.ports.dead_letter import DeadLetter
+from faregate.ports.log import REDELIVER, STARTED
 from faregate.ports.topology import FROM_THE_BEGINNING, Reading, Topology
 
 _END = 1 << 62
@@ -177,9 +178,9 @@ def _apply_side_logs(
             one = waiting.get(record.queue)
             if one is None:
                 continue  # a queue that is gone: nothing waits there
-            if record.outcome == settled.STARTED:
+            if record.outcome == STARTED:
                 one.past[record.offset] = Returning(record.offset, record.tries, record.redeliveries, None)
-            elif record.outcome == settled.REDELIVER:
+            elif record.outcome == REDELIVER:
                 one.past[record.offset] = Returning(record.offset, record.tries, record.redeliveries, record.time)
             else:
                 one.ended.add(record.offset)

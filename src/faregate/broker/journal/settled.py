@@ -8,10 +8,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-HANDLED, SKIPPED, DEAD, REDELIVER, STARTED, DUPLICATE = 1, 2, 3, 4, 5, 6
-"""Numbers are only ever added: a reader passes over those that it does not know, which delivers again."""
-OUTCOMES = {"handled": HANDLED, "skipped": SKIPPED, "dead": DEAD, "duplicate": DUPLICATE}
-NAMES = {**{code: name for name, code in OUTCOMES.items()}, REDELIVER: "redeliver", STARTED: "started"}
+from faregate.ports.log import OUTCOME_NAMES
 
 _RECORD = struct.Struct("<QIBxHHxxd")
 _CRC = struct.Struct("<I")
@@ -41,5 +38,5 @@ def unpack(data: Any, start: int = 0) -> Iterator[Record]:
         plain = view[position : position + _RECORD.size]
         if zlib.crc32(plain) == _CRC.unpack_from(view, position + _RECORD.size)[0]:
             record = Record(*_RECORD.unpack(plain))
-            if record.outcome in NAMES:
+            if record.outcome in OUTCOME_NAMES:
                 yield record

@@ -9,9 +9,9 @@ Rules kept here:
   asks (the ledger knows) and settled, so the queue holds what is left, in the order of the log.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,23 +19,12 @@ import pyarrow.compute as pc
 from faregate.broker.journal.journal import Journal
 from faregate.broker.journal.layout import read_json, write_json
 from faregate.broker.journal.recovery import Found, Single, Stretch
-from faregate.broker.journal.settled import OUTCOMES, REDELIVER, Record
+from faregate.broker.journal.settled import Record
 from faregate.broker.journal.snapshot import QueueSnapshot, Snapshot
 from faregate.columns import to_envelopes
-from faregate.message import Envelope
+from faregate.ports.log import OUTCOMES, REDELIVER, Outcomes, Waits
 from faregate.ports.queue import Binding
 from faregate.ports.topology import QueueRecord, Reading, View
-
-Outcomes = Callable[[Sequence[tuple[int, Envelope]]], dict[int, str]]
-"""Told messages of a subscription with their offsets; says which are done, and how (`handled`, `dead`, …)."""
-
-
-class Waits(NamedTuple):
-    """A message that a log engine tries again later."""
-
-    offset: int
-    redeliveries: int
-    due: float
 
 
 class ClosedJournal:

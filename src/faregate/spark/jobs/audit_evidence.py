@@ -24,13 +24,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from faregate.broker.journal.reader import JournalReader
 from faregate.columns import altered_offsets
 from faregate.errors import ConfigurationError
+from faregate.ports.log import LogPart
 from faregate.ports.store import Part, Table
 from faregate.spark.jobs.deliveries import FIELDS, digest_longs, id_pairs, read_dead_letters, read_deliveries
-from faregate.spark.jobs.settlements import JournalPlan, SegmentPlan, by_task
+from faregate.spark.jobs.settlements import JournalPlan, by_task
 from faregate.spark.jobs.stores import JobStore, id_of
+from faregate.spark.logs import open_log
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -102,9 +103,9 @@ def parse_effects(given: Sequence[str], databases: Sequence[JobStore], nodes: Se
 def deliveries(spark: "SparkSession", plan: JournalPlan) -> "DataFrame":
     """The copies in the journal, and the bodies there that were altered: `FIELDS`."""
 
-    def read(segment: SegmentPlan) -> Iterator[Any]:
+    def read(segment: LogPart) -> Iterator[Any]:
         yield from read_deliveries(plan, segment)
-        for batch in JournalReader(plan.path).batches(segment.start, segment.end):
+        for batch in open_log(plan.path).batches(segment.start, segment.end):
             if offsets := altered_offsets(batch):
                 rows = [{"node": NOBODY, "hi": at, "lo": 0, "kind": ALTERED, "offset": at} for at in offsets]
                 yield pa.RecordBatch.from_pylist(rows, _COPIES)

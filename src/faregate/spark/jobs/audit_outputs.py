@@ -17,16 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from faregate.broker.journal.disk import RealDisk
-from faregate.broker.journal.layout import Layout
-from faregate.broker.journal.reader import JournalReader
-from faregate.broker.journal.spool import read_spooled, waiting
-from faregate.errors import JournalCorrupt
 from faregate.message import Envelope
+from faregate.ports.log import LogPart
 from faregate.spark.jobs.deliveries import id_pairs
 from faregate.spark.jobs.replay import REPLAYED_FROM
-from faregate.spark.jobs.settlements import JournalPlan, SegmentPlan, by_task, plan_journal
+from faregate.spark.jobs.settlements import JournalPlan, by_task, plan_journal
 from faregate.spark.jobs.stores import JobStore
+from faregate.spark.logs import open_appendable, open_log
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,7 +36,7 @@ _unpack = msgspec.msgpack.Decoder(Envelope).decode
 def outputs(spark: "SparkSession", plan: JournalPlan, databases: Sequence[JobStore]) -> "DataFrame":
     """By (node, message id): `outs`, how many publications it caused, and their ids combined by exclusive or."""
     places = {node: place for place, node in enumerate(plan.nodes)}
-    found = [*_in_stores(databases), *_in_spool(plan)]
+    found = [*_in_stores(databases), *open_appendable(plan.path).waiting()]
     later = plan_journal(plan.path)  # behind the outbox: what has left it by now is in the log
     rows = by_task(spark, later.segments, lambda segment: _in_log(plan, segment), OUTPUTS)
     if found:
@@ -56,9 +53,9 @@ def outputs(spark: "SparkSession", plan: JournalPlan, databases: Sequence[JobSto
     )
 
 
-def _in_log(plan: JournalPlan, segment: SegmentPlan) -> Iterator[Any]:
+def _in_log(plan: JournalPlan, segment: LogPart) -> Iterator[Any]:
     nodes = pa.array(plan.nodes, pa.string())
-    for batch in JournalReader(plan.path).batches(segment.start, segment.end):
+    for batch in open_log(plan.path).batches(segment.start, segment.end):
         places = pc.index_in(batch.column("source"), value_set=nodes)
         caused = pc.and_(pc.is_valid(batch.column("causation_id")), pc.is_valid(places))
         rows = batch.filter(pc.and_(caused, pc.invert(_replayed(batch.column("headers")))))
@@ -98,15 +95,6 @@ def _in_stores(databases: Sequence[JobStore]) -> Iterator[Envelope]:
     for database in databases:
         yield from (_unpack(packed) for _, packed in database.rows("waiting"))
         yield from (_unpack(packed) for _, packed in database.rows("unroutable"))
-
-
-def _in_spool(plan: JournalPlan) -> Iterator[Envelope]:
-    layout, disk = Layout(plan.path), RealDisk()
-    for path in waiting(layout, disk):
-        try:
-            yield from read_spooled(path, disk).envelopes
-        except (OSError, JournalCorrupt):
-            continue  # it is in the log by now; or nobody can tell what is in it
 
 
 def _rows(envelopes: Sequence[Envelope], places: dict[str, int]) -> Iterator[tuple[int, int, int, int, int]]:

@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from faregate import ids
-from faregate.broker.journal import dead_letters, settled
-from faregate.broker.journal.reader import JournalReader
 from faregate.columns import to_envelopes
-from faregate.spark.jobs.settlements import HandedOver, JournalPlan, SegmentPlan, side_log
+from faregate.ports.log import DEAD, DUPLICATE, HANDLED, REDELIVER, SKIPPED, LogPart
+from faregate.spark.jobs.settlements import HandedOver, JournalPlan
+from faregate.spark.logs import open_log, open_settled, open_subscribed
 
 FIELDS = (
     "node int, hi long, lo long, kind int, queue int, offset long, appended double, token boolean, delayed boolean, "
@@ -30,36 +30,37 @@ FIELDS = (
 UNSETTLED = 0
 PASSED = 9
 """Instead of unsettled: a reader of the log has dealt with it."""
-_ENDED = (settled.HANDLED, settled.SKIPPED, settled.DEAD, settled.DUPLICATE)
+_ENDED = (HANDLED, SKIPPED, DEAD, DUPLICATE)
 
 
 class Settled:
     """The end of each message of a segment at each node, found by (offset, node)."""
 
-    def __init__(self, plan: JournalPlan, segment: SegmentPlan) -> None:
+    def __init__(self, plan: JournalPlan, segment: LogPart) -> None:
         self._nodes = plan.nodes
         self._base = segment.base
         numbers = {number: self._nodes.index(node) for number, _, node, _ in plan.queues}
-        records = side_log(plan.path, segment)
-        records = records[np.isin(records["queue"], list(numbers))]
-        ended = records[np.isin(records["outcome"], _ENDED)]
+        records = open_settled(plan.path).settlements(segment)
+        records = records.filter(pc.is_in(records.column("queue"), value_set=pa.array(list(numbers), pa.int32())))
+        offsets, queues, outcomes, tries, times = (
+            records.column(name).to_numpy() for name in ("offset", "queue", "outcome", "tries", "time")
+        )
         node_of = np.full(max(numbers, default=0) + 1, -1, np.int64)
         node_of[list(numbers)] = list(numbers.values())
-        keys = self.key(ended["offset"].astype("i8"), node_of[ended["queue"]])
+        all_keys = self.key(offsets, node_of[queues])
+        ended = np.isin(outcomes, _ENDED)
+        keys, outcomes_ended = all_keys[ended], outcomes[ended]
         # Handled and later found to be a duplicate (its settling was lost) is handled: the lowest code counts.
-        order = np.lexsort((ended["outcome"], keys))
+        order = np.lexsort((outcomes_ended, keys))
         keys, self._first = np.unique(keys[order], return_index=True)
         self._keys = keys
-        self.outcomes = ended["outcome"][order][self._first].astype("i4")
-        self.times = ended["time"][order][self._first]
-        back = records[records["outcome"] == settled.REDELIVER]
-        back_keys = self.key(back["offset"].astype("i8"), node_of[back["queue"]])
-        self._back_keys, self._back_counts = np.unique(back_keys, return_counts=True)
+        self.outcomes = outcomes_ended[order][self._first]
+        self.times = times[ended][order][self._first]
+        self._back_keys, self._back_counts = np.unique(all_keys[outcomes == REDELIVER], return_counts=True)
 
-        all_keys = self.key(records["offset"].astype("i8"), node_of[records["queue"]])
-        order = np.lexsort((-records["tries"].astype("i4"), all_keys))
+        order = np.lexsort((-tries, all_keys))
         self._run_keys, first = np.unique(all_keys[order], return_index=True)
-        self._runs = records["tries"].astype("i4")[order][first]
+        self._runs = tries[order][first]
 
     def key(self, offsets: Any, nodes: Any) -> Any:
         return (offsets - self._base) * (len(self._nodes) + 1) + nodes
@@ -94,12 +95,12 @@ class Settled:
         return numbers
 
 
-def exploded(plan: JournalPlan, segment: SegmentPlan) -> Iterator[tuple[Any, Any, Any, Any]]:
+def exploded(plan: JournalPlan, segment: LogPart) -> Iterator[tuple[Any, Any, Any, Any]]:
     """Batches of a segment's messages, and for each recipient the row it is of, its node's place and its queue."""
     nodes = pa.array(plan.nodes, pa.string())
     readers = [(plan.nodes.index(each.node), each) for each in plan.handed_over if each.reads_log]
     queues = Queues(plan)
-    for batch in JournalReader(plan.path).batches(segment.start, segment.end):
+    for batch in open_log(plan.path).batches(segment.start, segment.end):
         recipients = batch.column("recipients")
         named = pc.list_parent_indices(recipients).to_numpy()
         named_places = pc.fill_null(pc.index_in(pc.list_flatten(recipients), value_set=nodes), -1).to_numpy()
@@ -132,7 +133,7 @@ def _taken_from_log(batch: Any, reader: HandedOver, named: Any, counted: Any) ->
     return np.flatnonzero(early)
 
 
-def read_deliveries(plan: JournalPlan, segment: SegmentPlan) -> Iterator[Any]:
+def read_deliveries(plan: JournalPlan, segment: LogPart) -> Iterator[Any]:
     """One row per recipient and copy: `FIELDS`."""
     ends = Settled(plan, segment)
     read = np.zeros(max((number for number, *_ in plan.queues), default=0) + 2, np.int64)  # the last is for queue -1
@@ -172,7 +173,7 @@ class Queues:
     """The queue that a row of a topic has at a node."""
 
     def __init__(self, plan: JournalPlan) -> None:
-        topology = JournalReader(plan.path).topology()
+        topology = open_subscribed(plan.path).topology()
         place = {node: index for index, node in enumerate(plan.nodes)}
         at_node = {number: place[node] for number, _, node, _ in plan.queues}
         self._table = np.full((len(topology.topics) + 1, len(plan.nodes) + 1), -1, np.int32)
@@ -187,8 +188,8 @@ class Queues:
 
 def read_dead_letters(plan: JournalPlan) -> Iterator[list[tuple[str, bytes, float]]]:
     """Node, message id and time of the dead letters in the journal itself, of nodes without a store."""
-    for _, body in JournalReader(plan.path).dead_letter_frames(plan.earliest):
-        yield [(each.node, id_digits(each.message_id), each.at) for each in dead_letters.decode(body)]
+    for letters in open_settled(plan.path).dead_letters(plan.earliest):
+        yield [(each.node, id_digits(each.message_id), each.at) for each in letters]
 
 
 def message_ids(batch: Any, rows: Any, places: Any, nodes: Sequence[str]) -> list[bytes]:
@@ -223,5 +224,5 @@ def id_text(hi: int, lo: int) -> str:
 def publications(path: Path, offsets: Sequence[int]) -> dict[int, tuple[str, str, str]]:
     """Publication id, type and source of the messages at some offsets."""
     wanted = sorted(set(offsets))
-    found = JournalReader(path).load(wanted)
+    found = open_log(path).load(wanted)
     return {at: (each.publication_id, each.type, each.source) for at, each in zip(wanted, found, strict=True)}

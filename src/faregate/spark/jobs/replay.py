@@ -27,14 +27,12 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from faregate import ids
-from faregate.broker.journal.disk import RealDisk
-from faregate.broker.journal.layout import Layout
-from faregate.broker.journal.reader import JournalReader
-from faregate.broker.journal.spool import spool
 from faregate.columns import to_envelopes
 from faregate.errors import ConfigurationError
 from faregate.message import Envelope
-from faregate.spark.jobs.settlements import JournalPlan, SegmentPlan, by_task, plan_journal
+from faregate.ports.log import LogPart
+from faregate.spark.jobs.settlements import JournalPlan, by_task, plan_journal
+from faregate.spark.logs import open_appendable, open_log
 from faregate.spark.source.bounds import ALLOWED, AtTime, MalformedBound, parse_bounds, resolve
 
 if TYPE_CHECKING:
@@ -123,9 +121,9 @@ def replay(
         made = _renumbered(plan, choice, number) if identity == "same" else _renamed(plan, choice, chosen_name)
         told = repr((bounds, choice, identity, batch)).encode()
         stem = f"replay-{chosen_name}-{sha256(told).hexdigest()[:16]}"
-        done = 0
+        log, done = open_appendable(plan.path), 0
         for place, piece in enumerate(_pieces(made, batch)):
-            spool(Layout(plan.path), RealDisk(), piece, f"{stem}-{place:08d}")
+            log.append(piece, f"{stem}-{place:08d}")
             done += len(piece)
             counts["batches"] += 1
             progress(done, total)
@@ -161,7 +159,7 @@ def _plan(
     for node in recipients:
         if node not in whole.nodes:
             raise ConfigurationError(f"no node {node!r} takes messages of this journal; there are {_names(whole)}")
-    reader = JournalReader(whole.path)
+    reader = open_log(whole.path)
     bounds = []
     for what, value in (("start", start), ("end", end)):
         try:
@@ -185,8 +183,8 @@ def _number(spark: "SparkSession", plan: JournalPlan) -> int:
     """A replay number that nothing from the range's start on has."""
     whole = plan_journal(plan.path, plan.segments[0].start if plan.segments else plan.latest)
 
-    def highest(segment: SegmentPlan) -> Iterator[Any]:
-        for batch in JournalReader(whole.path).batches(segment.start, segment.end):
+    def highest(segment: LogPart) -> Iterator[Any]:
+        for batch in open_log(whole.path).batches(segment.start, segment.end):
             yield pa.RecordBatch.from_arrays(
                 [pa.array([pc.max(batch.column("replay")).as_py() or 0], pa.int32())], ["n"]
             )
@@ -195,8 +193,8 @@ def _number(spark: "SparkSession", plan: JournalPlan) -> int:
     return max(FIRST_NUMBER, int(found)) + 1
 
 
-def _listed(plan: JournalPlan, segment: SegmentPlan, choice: Choice) -> Iterator[Any]:
-    for stored in JournalReader(plan.path).batches(segment.start, segment.end):
+def _listed(plan: JournalPlan, segment: LogPart, choice: Choice) -> Iterator[Any]:
+    for stored in open_log(plan.path).batches(segment.start, segment.end):
         batch = choice.filtered(stored)
         names = ["offset", "publication_id", "type", "source", "recipients"]
         columns = [batch.column(name) for name in names]
@@ -207,7 +205,7 @@ def _listed(plan: JournalPlan, segment: SegmentPlan, choice: Choice) -> Iterator
 
 
 def _chosen(plan: JournalPlan, choice: Choice) -> Iterator[Envelope]:
-    reader = JournalReader(plan.path)
+    reader = open_log(plan.path)
     for segment in plan.segments:
         for stored in reader.batches(segment.start, segment.end):
             yield from to_envelopes(choice.filtered(stored))

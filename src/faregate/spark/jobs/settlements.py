@@ -1,10 +1,9 @@
-"""Side logs as arrays and as a DataFrame: what became of the messages of each segment.
+"""What a log holds when a job is planned, and what became of its messages as a DataFrame.
 
 Rules kept here:
-- A file is read up to the size it had when the job was planned: what is settled later is not half seen, and whatever a
-  record speaks of was committed in a store before anything reads that store.
-- A damaged record, or one with an outcome that is not known, is passed over, as by the broker itself.
-- One task per file; nothing but the package is needed where tasks run.
+- Settlements are read as far as there were some when the job was planned: what is settled later is not half seen, and
+  whatever one speaks of was committed in a store before anything reads that store.
+- One task per part of the log; nothing but the package is needed where tasks run.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,54 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from faregate.broker.journal import settled
-from faregate.broker.journal.disk import RealDisk
-from faregate.broker.journal.reader import JournalReader
-from faregate.errors import JournalCorrupt
+from faregate.ports.log import OUTCOME_NAMES, LogPart, LogTransport
 from faregate.ports.topology import Topology
-from faregate.spark.logs import open_log
-from faregate.spark.options import Options
+from faregate.spark.logs import open_log, open_settled, open_subscribed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-RECORD = np.dtype(
-    {
-        "names": ["offset", "queue", "outcome", "tries", "redeliveries", "time", "crc"],
-        "formats": ["<u8", "<u4", "u1", "<u2", "<u2", "<f8", "<u4"],
-        "offsets": [0, 8, 12, 14, 16, 20, 28],
-        "itemsize": settled.RECORD_BYTES,
-    }
-)
-_SUMMED_BYTES = 28
 _SCHEMA = (
     "offset long not null, queue string, node string, outcome string not null, tries int not null, "
     "redeliveries int not null, time timestamp"
 )
-_NAMES = np.array([settled.NAMES.get(code, "") for code in range(256)], dtype=object)
-
-
-def _crc_table() -> Any:
-    table = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        table = np.where(table & 1, (table >> 1) ^ np.uint32(0xEDB88320), table >> 1)
-    return table
-
-
-_TABLE = _crc_table()
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentPlan:
-    """One segment as it was when the job was planned. Plain values: it travels to tasks."""
-
-    base: int
-    start: int
-    """The first offset that is wanted."""
-    end: int
-    """Behind the last."""
-    settled_bytes: int
+_NAMES = np.array([OUTCOME_NAMES.get(code, "") for code in range(256)], dtype=object)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +54,7 @@ class JournalPlan:
     path: Path
     earliest: int
     latest: int
-    segments: tuple[SegmentPlan, ...]
+    segments: tuple[LogPart, ...]
     queues: tuple[tuple[int, str, str, str], ...]
     """Number, name, node and type of every queue that is no dead-letter queue."""
     everyone: tuple[str, ...]
@@ -113,36 +78,20 @@ class JournalPlan:
 def plan_journal(path: str | Path, start: int | None = None, end: int | None = None) -> JournalPlan:
     """What there is now, from `start` up to `end`. Raises `JournalNotFound`, `NotAJournal`, `JournalTooNew`."""
     folder = Path(str(path).removeprefix("journal:").partition("?")[0]).absolute()
-    open_log(Options(folder))
-    reader, disk = JournalReader(folder), RealDisk()
-    names = set(disk.list(reader.layout.settled))
-    sizes = {}
-    bases = reader.layout.segment_bases(disk)
-    for base in bases:
-        side = reader.layout.settled_log(base)
-        # What is settled from here on is left out: its message counts as waiting.
-        sizes[base] = disk.size(side) // settled.RECORD_BYTES * settled.RECORD_BYTES if side.name in names else 0
-    earliest, latest = reader.earliest(), reader.latest()
-    first = max(earliest, start or 0)
-    stop = latest if end is None else min(end, latest)
-    topology = _topology(reader)
-    spans = [
-        SegmentPlan(base, max(base, first), min(following, stop), sizes[base])
-        for base, following in zip(bases, [*bases[1:], latest], strict=False)
-        if max(base, first) < min(following, stop)
-    ]
+    log = open_log(folder)
+    earliest, latest = log.earliest(), log.latest()
+    parts = tuple(log.parts(start, latest if end is None else min(end, latest)))
+    topology = open_subscribed(folder).topology()
     queues = tuple((each.number, each.name, each.node, each.type) for each in topology.queues if each.type is not None)
     # An event's topic is addressed by who publishes it.
     heard = {each.address for each in topology.topics if each.kind == "event" and each.address is not None}
     everyone = tuple(sorted({each.node for each in topology.queues} | heard))
     ways = {number: topology.ways(name) for number, name, _, _ in queues}
-    return JournalPlan(
-        folder, earliest, latest, tuple(spans), queues, everyone, _handed_over(topology), ways, _begins(reader)
-    )
+    return JournalPlan(folder, earliest, latest, parts, queues, everyone, _handed_over(topology), ways, _begins(log))
 
 
-def _begins(reader: JournalReader) -> float:
-    first = next((batch for batch in reader.batches(reader.earliest()) if batch.num_rows), None)
+def _begins(log: LogTransport) -> float:
+    first = next((batch for batch in log.batches(log.earliest()) if batch.num_rows), None)
     return 0.0 if first is None else first.column("time")[0].value / 1e6
 
 
@@ -169,37 +118,6 @@ def _handed_over(topology: Topology) -> tuple[HandedOver, ...]:
     return tuple(found)
 
 
-def _topology(reader: JournalReader) -> Topology:
-    """It is replaced as a whole; a reader that meets the moment of replacing looks again."""
-    try:
-        return reader.topology()
-    except JournalCorrupt:
-        return reader.topology()
-
-
-def side_log(journal: Path, segment: SegmentPlan) -> Any:
-    """The sound records of a segment, as an array of `RECORD`."""
-    if not segment.settled_bytes:
-        return np.empty(0, RECORD)
-    path = JournalReader(journal).layout.settled_log(segment.base)
-    with path.open("rb") as file:
-        data = file.read(segment.settled_bytes)
-    count = len(data) // settled.RECORD_BYTES
-    records = np.frombuffer(data, RECORD, count)
-    plain = np.frombuffer(data, np.uint8, count * settled.RECORD_BYTES).reshape(count, settled.RECORD_BYTES)
-    sound = checksums(plain) == records["crc"]
-    known = np.isin(records["outcome"], list(settled.NAMES))
-    return records[sound & known]
-
-
-def checksums(plain: Any) -> Any:
-    """The CRC-32 that each record should have, from its bytes: all records a byte at a time."""
-    sums = np.full(len(plain), 0xFFFFFFFF, np.uint32)
-    for place in range(_SUMMED_BYTES):
-        sums = _TABLE[(sums ^ plain[:, place]) & 0xFF] ^ (sums >> np.uint32(8))
-    return sums ^ np.uint32(0xFFFFFFFF)
-
-
 def settlements(spark: "SparkSession", journal: str | Path) -> "DataFrame":
     """The records of a journal's side logs: offset, queue, node, outcome, tries, redeliveries, time.
 
@@ -209,19 +127,19 @@ def settlements(spark: "SparkSession", journal: str | Path) -> "DataFrame":
     plan = plan_journal(journal)
     names = {number: (name, node) for number, name, node, _ in plan.queues}
 
-    def read(segment: SegmentPlan) -> Iterator[Any]:
-        found = side_log(plan.path, segment)
-        found = found[np.isin(found["queue"], list(names))]
-        pairs = [names[number] for number in found["queue"].tolist()]
-        times = pa.array((found["time"] * 1e6).astype("i8"), pa.timestamp("us", tz="UTC"), mask=found["time"] <= 0)
+    def read(segment: LogPart) -> Iterator[Any]:
+        found = open_settled(plan.path).settlements(segment)
+        found = found.filter(pc.is_in(found.column("queue"), value_set=pa.array(list(names), pa.int32())))
+        pairs = [names[number] for number in found.column("queue").to_pylist()]
+        times = found.column("time").to_numpy()
         columns = {
-            "offset": found["offset"].astype("i8"),
+            "offset": found.column("offset"),
             "queue": [name for name, _ in pairs],
             "node": [node for _, node in pairs],
-            "outcome": _NAMES[found["outcome"]],
-            "tries": found["tries"].astype("i4"),
-            "redeliveries": found["redeliveries"].astype("i4"),
-            "time": times,
+            "outcome": _NAMES[found.column("outcome").to_numpy()],
+            "tries": found.column("tries"),
+            "redeliveries": found.column("redeliveries"),
+            "time": pa.array((times * 1e6).astype("i8"), pa.timestamp("us", tz="UTC"), mask=times <= 0),
         }
         table = pa.table(columns)
         yield from table.to_batches(max_chunksize=10_000)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from faregate.broker.journal.reader import JournalReader
 from faregate.errors import ConfigurationError
 from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import open_store, url_for_workers
 from faregate.ports.store import COLUMNS, Part, Readable, StoreReader, Table
 from faregate.spark.jobs.settlements import JournalPlan, by_task
+from faregate.spark.logs import open_log
 from faregate.spark.runs.views import low_water_name, reader_name
 from faregate.stores.sql.columns import id_text
 
@@ -87,7 +87,7 @@ def with_marks(plan: JournalPlan, databases: Sequence[JobStore]) -> JournalPlan:
     for database in databases if plan.handed_over else ():
         marks |= {mark: at for mark, at in database.reader.low_water().items() if database.holds(mark[0])}
     marked = {node for node, _ in marks}
-    read = {each.name: each.offset for each in JournalReader(plan.path).reader_offsets()} if plan.handed_over else {}
+    read = {each.name: each.offset for each in open_log(plan.path).reader_offsets()} if plan.handed_over else {}
     handed_over = []
     for each in plan.handed_over:
         if each.reads_log:

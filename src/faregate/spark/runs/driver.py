@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from faregate.broker.journal.reader import JournalReader
 from faregate.core.recipients import RecipientLists, topic_for
 from faregate.errors import BelowFloor, ConfigurationError
 from faregate.node.node import Node
 from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import open_store, open_token_store
 from faregate.ports.store import Parked
+from faregate.spark.logs import open_log
 from faregate.spark.runs.outbox import OutboxSpooler
 from faregate.spark.runs.records import LOW_WATER
 from faregate.spark.runs.spec import Begin
@@ -104,8 +104,8 @@ class Driver:
         going_on = await self._going_on(begins, start)
         low = min(begin.offset for begin in going_on.values())
         await self._raise_low_water(low)
-        JournalReader(self._path).save_reader_offset(reader_name(self._node.name), low)
-        self._spooler = OutboxSpooler(self._store, self._node.name, str(self._path), self._clock, self._recipient_lists)
+        open_log(self._path).save_reader_offset(reader_name(self._node.name), low)
+        self._spooler = OutboxSpooler(self._store, self._node.name, self._path, self._clock, self._recipient_lists)
         await self._spooler.send()
         await self._spooler.take_in()
         return going_on
@@ -119,7 +119,7 @@ class Driver:
         }
         low = min(begin.offset for begin in going_on.values())
         floor = await self._store.floor(self._node.name)
-        if floor is not None and low < (first := JournalReader(self._path).offset_at(floor)):
+        if floor is not None and low < (first := open_log(self._path).offset_at(floor)):
             new = [queue for queue, begin in going_on.items() if begin.offset < first]
             raise BelowFloor(
                 f"{', '.join(new)} would begin at offset {low}, and the ledger of {self._node.name!r} remembers "
@@ -174,7 +174,7 @@ class Driver:
         async with self._store.transaction() as transaction:
             await transaction.advance(self._node.name, LOW_WATER, dict.fromkeys(self._marks, done))
             parked, lowest = await transaction.count_parked(self._node.name)
-        JournalReader(self._path).save_reader_offset(
+        open_log(self._path).save_reader_offset(
             reader_name(self._node.name), done if lowest is None else min(done, lowest)
         )
         await self._spooler.take_in()

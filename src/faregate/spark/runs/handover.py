@@ -18,17 +18,15 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from faregate.broker.journal.disk import RealDisk
-from faregate.broker.journal.reader import JournalReader
-from faregate.broker.journal.spool import spool
-from faregate.broker.journal.views import ClosedJournal, Waits
 from faregate.bus.bus import MAX_MESSAGE_BYTES
 from faregate.errors import ConfigurationError
 from faregate.ids import message_id_of
 from faregate.message import Envelope
 from faregate.node.node import Node
+from faregate.ports.log import Handover, Waits
 from faregate.ports.queue import Binding
 from faregate.ports.store import Parked, Store
+from faregate.spark.logs import open_appendable, open_log, open_subscribed
 from faregate.spark.runs.driver import LoopThread
 from faregate.spark.runs.records import LOW_WATER
 from faregate.spark.runs.views import bindings_of, low_water_name, reader_name, take_log
@@ -52,13 +50,13 @@ def hand_over(node: Node, path: Path, store: Store | None, to: To) -> list[Hande
     Raises `JournalLocked` while a bus runs, `ConfigurationError` where messages could be lost or doubled.
     """
     bindings = bindings_of(node, MAX_MESSAGE_BYTES)
-    before = JournalReader(path).topology()
+    before = open_subscribed(path).topology()
     changing = [each for each in bindings if before.reading(each.queue).view != to]
     if changing and to == "log":
         take_log(path, changing, has_store=store is not None)
     elif changing:
         _to_queue(node, path, store, changing)
-    after = JournalReader(path).topology()
+    after = open_subscribed(path).topology()
     readings = [(each.queue, after.reading(each.queue)) for each in bindings]
     names = {each.queue for each in changing}
     return [
@@ -67,7 +65,7 @@ def hand_over(node: Node, path: Path, store: Store | None, to: To) -> list[Hande
 
 
 def _to_queue(node: Node, path: Path, store: Store | None, changing: list[Binding]) -> None:
-    with ClosedJournal(path) as closed:
+    with open_subscribed(path).handover() as closed:
         if store is None:
             _fast_path_to_queue(node, closed, changing, path)
             return
@@ -77,12 +75,10 @@ def _to_queue(node: Node, path: Path, store: Store | None, changing: list[Bindin
         finally:
             loop.run(store.close())
             loop.close()
-    JournalReader(path).forget_reader(reader_name(node.name))
+    open_log(path).forget_reader(reader_name(node.name))
 
 
-def _back(
-    node: Node, path: Path, store: Store, changing: list[Binding], closed: ClosedJournal, loop: LoopThread
-) -> None:
+def _back(node: Node, path: Path, store: Store, changing: list[Binding], closed: Handover, loop: LoopThread) -> None:
     loop.run(store.open())
     marks = {each.queue: low_water_name(each.queue, closed.reading(each.queue).epoch) for each in changing}
     low_water, parked = loop.run(_left(store, node.name, list(marks.values())))
@@ -111,15 +107,15 @@ def _back(
         number = int(time.time())  # above every other replay of theirs, so that nobody takes them for known
         again = [msgspec.structs.replace(each.envelope, recipients=(node.name,), replay=number) for each in early]
         name = sha256(repr(sorted(marks.values())).encode()).hexdigest()[:16]
-        spool(JournalReader(path).layout, RealDisk(), again, f"handover-{node.name}-{name}")
+        open_appendable(path).append(again, f"handover-{node.name}-{name}")
     for binding, start, waits in plans:
         closed.take_queue(binding, start, done, waits)
     loop.run(_forget(store, node.name, [each.message_id for each in parked]))
 
 
-def _fast_path_to_queue(node: Node, closed: ClosedJournal, changing: list[Binding], path: Path) -> None:
+def _fast_path_to_queue(node: Node, closed: Handover, changing: list[Binding], path: Path) -> None:
     """Without a store nothing tells what was handled, but how far the query has read."""
-    reader = JournalReader(path)
+    reader = open_log(path)
     read = [each.offset for each in reader.reader_offsets() if each.name == reader_name(node.name)]
     latest = reader.latest()
     left = sum(closed.count(binding.queue, read[0] if read else 0) for binding in changing)

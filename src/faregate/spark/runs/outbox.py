@@ -13,35 +13,31 @@ from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 
-from faregate.broker.journal.disk import RealDisk
-from faregate.broker.journal.reader import JournalReader
-from faregate.broker.journal.spool import spool, waiting
 from faregate.bus.attempts import Attempts, signals, without_attempts
 from faregate.bus.dispatcher import Dispatcher
 from faregate.core.alarms import Alarms
 from faregate.core.dead_letter import unsent
 from faregate.core.recipients import RecipientLists
-from faregate.errors import JournalLocked, Unroutable
+from faregate.errors import Unroutable
 from faregate.message import Envelope
 from faregate.ports.clock import Clock
 from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.store import OutboxRow, Store
+from faregate.spark.logs import open_appendable, open_subscribed
 from faregate.spark.runs.no_transport import NoTransport
-from faregate.transports.journal import JournalTransport
 
 log = logging.getLogger("faregate.spark")
 
 _AT_ONCE = 200_000
-_PATIENCE = 10.0
 
 
 class OutboxSpooler:
     """What one node has in the outbox of its store, and the journal that it goes to."""
 
-    def __init__(self, store: Store, node: str, path: str, clock: Clock, lists: RecipientLists | None) -> None:
+    def __init__(self, store: Store, node: str, path: Path, clock: Clock, lists: RecipientLists | None) -> None:
         self._store = store
         self._nodes = [node]
-        self._transport = borrowed_journal(path, clock)
+        self._path = path
         self._clock = clock
         self._alarms = Alarms()
         self._recipient_lists = lists
@@ -60,9 +56,7 @@ class OutboxSpooler:
     async def _send_with_attempts(self, recipient_lists: RecipientLists) -> int:
         """Recipients may want tokens: the bus' own dispatcher makes them, and sends through the spool."""
         attempts = Attempts(self._store, recipient_lists, self._clock, self._alarms)
-        dispatcher = Dispatcher(
-            self._store, _Spooling(self._transport), self._clock, self._alarms, attempts, self._nodes
-        )
+        dispatcher = Dispatcher(self._store, _Spooling(self._path), self._clock, self._alarms, attempts, self._nodes)
         before = len(await self._store.undispatched(_AT_ONCE, self._nodes))
         if before:
             await dispatcher.start()
@@ -70,8 +64,7 @@ class OutboxSpooler:
         return before
 
     async def _send_rows(self, rows: list[OutboxRow]) -> None:
-        reader = JournalReader(self._transport.path)
-        topology = reader.topology()
+        topology = open_subscribed(self._path).topology()
         letters: list[DeadLetter] = []
         going: list[OutboxRow] = []
         for row in rows:
@@ -83,9 +76,8 @@ class OutboxSpooler:
         if going:
             seqs = f"{self._store.database_id} {[row.seq for row in going]}"
             name = f"outbox-{going[0].seq:020d}-{sha256(seqs.encode()).hexdigest()[:16]}"
-            await asyncio.to_thread(
-                spool, reader.layout, RealDisk(), [signal for row in going for signal in signals(row)], name
-            )
+            sent = [signal for row in going for signal in signals(row)]
+            await asyncio.to_thread(open_appendable(self._path).append, sent, name)
         async with self._store.transaction() as transaction:
             for letter in letters:
                 await transaction.add_dead(letter)
@@ -100,42 +92,17 @@ class OutboxSpooler:
 
     async def take_in(self) -> bool:
         """See that what is in the spool gets into the log; whether it is there now. False while a bus runs: it does."""
-        return await take_in_spool(self._transport)
-
-
-def borrowed_journal(path: str, clock: Clock) -> JournalTransport:
-    """A journal whose retention is not ours to decide: nothing of it is removed."""
-    return JournalTransport(f"{path}?retain=forever", clock=clock)
-
-
-async def take_in_spool(transport: JournalTransport) -> bool:
-    """Whether everything is in the log now, but for what cannot be read: that is told, and waited for no longer."""
-    layout, disk = JournalReader(transport.path).layout, RealDisk()
-    if not waiting(layout, disk):
-        return True
-    try:
-        await transport.open()
-    except JournalLocked:
-        return False
-    try:
-        transport.begin()
-        until = asyncio.get_running_loop().time() + _PATIENCE
-
-        def left() -> list[Path]:
-            return [path for path in waiting(layout, disk) if not transport.journal.intake.is_put_off(path)]
-
-        while left() and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110 - files tell nobody
-            await asyncio.sleep(0.005)
-    finally:
-        await transport.close()
-    return not left()
+        return await open_appendable(self._path).take_in()
 
 
 class _Spooling(NoTransport):
-    """Publishes through the spool of a journal."""
+    """Publishes to a log."""
 
-    def __init__(self, transport: JournalTransport) -> None:
-        self._transport = transport
+    def __init__(self, path: Path) -> None:
+        self._path = path
 
     async def publish(self, envelopes: Sequence[Envelope]) -> None:
-        await self._transport.spool(envelopes)
+        topology = open_subscribed(self._path).topology()
+        for envelope in envelopes:
+            topology.check_command(envelope)
+        await asyncio.to_thread(open_appendable(self._path).append, envelopes)

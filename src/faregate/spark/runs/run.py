@@ -26,7 +26,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
-from faregate.broker.journal.reader import JournalReader
 from faregate.bus.bus import MAX_MESSAGE_BYTES, RETAIN_LEDGER
 from faregate.codec import Codec, find_codec
 from faregate.errors import ConfigurationError, FaregateError, check_delay
@@ -35,6 +34,7 @@ from faregate.node.sources import open_events
 from faregate.ports.schemes import url_for_workers
 from faregate.ports.store import BUCKETS
 from faregate.spark.format import FaregateSource
+from faregate.spark.logs import open_log
 from faregate.spark.runs.checkpoint import committed_end
 from faregate.spark.runs.driver import Driver
 from faregate.spark.runs.progress import RunProgress
@@ -227,7 +227,7 @@ def run(
     target, folder = (node, str(Path.cwd())) if isinstance(node, str) else locate(node)
     found = load_node(node, folder) if isinstance(node, str) else node
     content_type = _check(found, store, codec, max_messages_per_trigger)
-    JournalReader(path)  # raises when there is none
+    open_log(path)  # raises when there is none
     reader, partitions = _reader(spark, found, max_messages_per_trigger), _partitions(spark)
     driver = None
     if store is not None:

@@ -22,7 +22,6 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, StructField, StructType
 
-from faregate.broker.journal.layout import Layout
 from faregate.bus.bus import shared_keys
 from faregate.codec import BodyWriter, find_codec
 from faregate.columns import to_batch, to_envelopes
@@ -39,15 +38,16 @@ from faregate.errors import HandlerFailed, Unavailable
 from faregate.message import Envelope
 from faregate.ports.clock import SystemClock
 from faregate.ports.dead_letter import DeadLetter
+from faregate.ports.log import Piece
 from faregate.ports.queue import Delivery
+from faregate.spark.logs import open_staging
 from faregate.spark.runs.delivery import LogDelivery, has_expired
 from faregate.spark.runs.no_transport import NoTransport
 from faregate.spark.runs.plain import Plain, is_plain
 from faregate.spark.runs.rows import NOBODY, Places
 from faregate.spark.runs.spec import RunSpec, node_of, ordering
 from faregate.spark.schema import STAGED
-from faregate.spark.sink.staging import Piece, batch_folder, stage
-from faregate.spark.sink.writer import query_and_batch, stem_of, task_context
+from faregate.spark.sink.writer import attempt_of, query_and_batch, task_context
 from faregate.spark.source.reading import messages_of
 from faregate.stores.sql.columns import unpack
 
@@ -305,12 +305,13 @@ def _staging(
 
     def handle(batches: Iterable[Any]) -> Iterator[Any]:
         context = task_context()
-        folder = batch_folder(Layout(journal), *query_and_batch(context))
+        origin, number = query_and_batch(context)
         loop = asyncio.new_event_loop()  # `asyncio.Runner` would print every result
         try:
             with HandlerThreads() as pool:
                 task = Task(spec, pool)
-                staged = stage(folder, stem_of(context), pieces(task, loop.run_until_complete, batches))
+                made = pieces(task, loop.run_until_complete, batches)
+                staged = open_staging(journal).stage(origin, number, attempt_of(context), made)
         finally:
             loop.close()
         values = [*(task.counts[name] for name in COUNTED), msgspec.json.encode(staged)]

@@ -10,12 +10,10 @@ from typing import Any
 from pyspark.sql import DataFrame, functions
 from pyspark.sql.streaming.query import StreamingQuery
 
-from faregate.broker.journal.reader import JournalReader
 from faregate.errors import ConfigurationError
 from faregate.node.node import Node
-from faregate.ports.clock import SystemClock
+from faregate.spark.logs import open_appendable, open_log
 from faregate.spark.runs.driver import LoopThread
-from faregate.spark.runs.outbox import borrowed_journal, take_in_spool
 from faregate.spark.runs.progress import RunProgress, end_of, end_offset
 from faregate.spark.runs.rows import WORK, work_rows
 from faregate.spark.runs.spec import RunSpec
@@ -106,14 +104,14 @@ class StatelessRun:
         """Note how far it has read, and see that what it sent gets into the log."""
         read = end_offset(self.query)
         if read:
-            JournalReader(self._path).save_reader_offset(reader_name(self._node), read)
+            open_log(self._path).save_reader_offset(reader_name(self._node), read)
         self._take_in()
 
     def _take_in(self) -> None:
         """Nobody else does while no bus runs."""
         loop = LoopThread()
         try:
-            loop.run(take_in_spool(borrowed_journal(str(self._path), SystemClock())))
+            loop.run(open_appendable(self._path).take_in())
         finally:
             loop.close()
 

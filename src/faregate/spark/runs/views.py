@@ -12,12 +12,11 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
-from faregate.broker.journal.reader import JournalReader
-from faregate.broker.journal.views import ClosedJournal
 from faregate.errors import ConfigurationError, JournalLocked, ViewTaken
 from faregate.node.node import Node
 from faregate.ports.queue import Binding
 from faregate.ports.topology import Reading, Topology
+from faregate.spark.logs import open_subscribed
 from faregate.spark.runs.spec import Begin
 
 
@@ -69,7 +68,7 @@ def _note_ways(path: Path, topology: Topology, bindings: list[Binding]) -> None:
     if not new:
         return
     try:
-        with ClosedJournal(path) as closed:
+        with open_subscribed(path).handover() as closed:
             for binding in new:
                 closed.bind(binding)
     except JournalLocked as exc:
@@ -84,7 +83,7 @@ def _begin(reading: Reading) -> Begin:
 def take_log(path: Path, bindings: list[Binding], *, has_store: bool, check: Check | None = None) -> None:
     """Hand subscriptions over to the log. Raises `JournalLocked` while a bus runs."""
     try:
-        with ClosedJournal(path) as closed:
+        with open_subscribed(path).handover() as closed:
             waiting = {binding.queue: len(closed.waiting(binding.queue)) for binding in bindings}
             left = [f"{queue} ({count})" for queue, count in waiting.items() if count]
             if left and not has_store:
@@ -121,4 +120,4 @@ def low_water_name(queue: str, epoch: int) -> str:
 
 def _topology(path: Path) -> Topology:
     """Raises `JournalNotFound`: a mistyped path must not make a journal."""
-    return JournalReader(path).topology()
+    return open_subscribed(path).topology()

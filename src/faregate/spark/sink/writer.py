@@ -5,35 +5,24 @@ Rules kept here:
   query: each task reads query and batch from its context and returns them with what it staged.
 - Handlers of ours stage their output themselves, in the same task, and pass on what they staged: the messages need not
   go through Spark once more.
-- Order of a commit: guard, spool file (durable), record, garbage. After a crash between any two the replayed batch is
-  recognised: by the record, or by the spool file's name.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from faregate import ids
-from faregate.broker.journal.layout import Layout
-from faregate.broker.journal.reader import JournalReader
 from faregate.errors import FaregateError, InvalidOption
+from faregate.ports.log import Staged
+from faregate.spark.logs import open_staging, open_subscribed
 from faregate.spark.options import Options
 from faregate.spark.schema import STAGED
-from faregate.spark.sink.commits import CommittedBatch, SinkCommits
 from faregate.spark.sink.publications import BatchSealer, check_columns
-from faregate.spark.sink.staging import (
-    Staged,
-    batch_folder,
-    collect_garbage,
-    move_into_spool,
-    remove,
-    stage,
-    staged_from,
-)
 
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 
@@ -59,44 +48,27 @@ class _Sink:
     def stage(self, context: TaskContext, origin: str, batch: int, rows: Iterator[Any]) -> StagedMessage:
         partition = context.partitionId()
         if self._is_staged:
-            passed_on = [staged_from(value) for each in rows for value in each.column(0).to_pylist()]
+            values = [value for each in rows for value in each.column(0).to_pylist()]
+            passed_on = [msgspec.json.decode(value, type=Staged) for value in values]
             return StagedMessage(origin, batch, partition, passed_on)
-        reader = JournalReader(self._options.path)
-        sealer = BatchSealer(f"spark/{origin}/{batch}/{partition}", self._options.source, reader.topology())
+        topology = open_subscribed(self._options.path).topology()
+        sealer = BatchSealer(f"spark/{origin}/{batch}/{partition}", self._options.source, topology)
         pieces = (sealer.seal(each) for each in rows if each.num_rows)
-        folder = batch_folder(reader.layout, origin, batch)
-        return StagedMessage(origin, batch, partition, [stage(folder, stem_of(context), pieces)])
+        staged = open_staging(self._options.path).stage(origin, batch, attempt_of(context), pieces)
+        return StagedMessage(origin, batch, partition, [staged])
 
     def commit(self, messages: list[WriterCommitMessage | None], *, guarded: bool) -> None:
         found = _by_partition(messages)
         if not found:
             return
         origin, number = found[0].origin, found[0].batch
-        layout = Layout(self._options.path)
         staged = [each for message in found for each in message.staged]
-        batch = CommittedBatch(number, sum(each.rows for each in staged), sum(each.bytes for each in staged))
-        commits = SinkCommits(layout, origin)
-        if guarded and commits.has(batch):
-            collect_garbage(layout, origin, number)
-            return
-        try:
-            move_into_spool(layout, origin, number, staged)
-        except FileNotFoundError as exc:
-            if guarded and commits.has(batch):  # another driver on the same checkpoint was faster
-                return
-            raise FaregateError(
-                f"{exc.filename}, which a task staged, is not there for the driver: driver and executors must see the "
-                "journal's folder under the same path"
-            ) from exc
-        if guarded:
-            commits.add(batch)
-        collect_garbage(layout, origin, number)
+        open_staging(self._options.path).commit(origin, number, staged, once=guarded)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Only what finished attempts of this run named: another run may be staging the same batch by now."""
         for message in _by_partition(messages):
-            folder = batch_folder(Layout(self._options.path), message.origin, message.batch)
-            remove(folder / each.file for each in message.staged if each.file is not None)
+            open_staging(self._options.path).discard(message.origin, message.batch, message.staged)
 
 
 def _by_partition(messages: list[WriterCommitMessage | None]) -> list[StagedMessage]:
@@ -111,8 +83,8 @@ def task_context() -> TaskContext:
     return context
 
 
-def stem_of(context: TaskContext) -> str:
-    """What the names of a task attempt's files begin with."""
+def attempt_of(context: TaskContext) -> str:
+    """What tells what a task attempt stages from what others do."""
     return f"{context.partitionId():06d}-{context.taskAttemptId()}"
 
 

@@ -9,7 +9,7 @@ from pyspark.sql.types import StructType
 
 from faregate.errors import ConfigurationError
 from faregate.ports.log import LogTransport
-from faregate.spark.logs import open_log
+from faregate.spark.logs import open_partitions
 from faregate.spark.options import Options
 from faregate.spark.source.bounds import Bound, check_partitions, gone, not_there, resolve
 from faregate.spark.source.ranges import OffsetRange, split
@@ -30,7 +30,7 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Raises `OffsetGone` when part of what was asked for is not there."""
-        opened = open_log(self._options)
+        opened = open_partitions(self._options)
         names = list(opened.partitions)
         for option, bounds in (("startingOffsets", self._options.starting), ("endingOffsets", self._options.ending)):
             check_partitions(bounds, option, names, opened.log_id)

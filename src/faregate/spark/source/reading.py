@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 from faregate.columns import read_batch, write_batch
 from faregate.errors import OffsetGone
 from faregate.ports.log import LogTransport
-from faregate.spark.logs import open_log
+from faregate.spark.logs import open_partitions
 from faregate.spark.options import Options
 from faregate.spark.schema import FRAMES, Projection
 from faregate.spark.source.bounds import gone, not_there
@@ -34,7 +34,7 @@ BATCH_BYTES = 8 * 1024 * 1024
 
 def read_range(options: Options, schema: StructType, span: OffsetRange) -> Iterator[Any]:
     """The rows of a range, in order, as record batches of exactly Spark's Arrow schema."""
-    opened = open_log(options)
+    opened = open_partitions(options)
     stored = _stored(opened.partitions[span.partition], span, options.fail_on_data_loss, opened.name)
     wanted = _wanted(stored, options)
     if options.frames:

@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 
 from faregate.errors import ConfigurationError
 from faregate.ports.log import LogTransport
-from faregate.spark.logs import OpenLog, open_log
+from faregate.spark.logs import OpenLog, open_partitions
 from faregate.spark.options import Options
 from faregate.spark.source.bounds import LOG_KEY, check_partitions, gone, not_there, resolve
 from faregate.spark.source.ranges import HANDLED_MESSAGES, LEAST_HANDLED, TASK_MESSAGES, OffsetRange, split
@@ -55,7 +55,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> Offset:
         """Asked once in a query's life; later the checkpoint says where to go on."""
-        opened = open_log(self._options)
+        opened = open_partitions(self._options)
         check_partitions(self._options.starting, "startingOffsets", list(opened.partitions), opened.log_id)
         starts: dict[str, int] = {}
         for name, source in opened.partitions.items():
@@ -67,7 +67,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._offset(opened, starts)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = {name: source.latest() for name, source in open_log(self._options).partitions.items()}
+        self._target = {name: source.latest() for name, source in open_partitions(self._options).partitions.items()}
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self._options.max_messages is not None:
@@ -77,12 +77,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def reportLatestOffset(self) -> Offset | None:
-        opened = open_log(self._options)
+        opened = open_partitions(self._options)
         return self._offset(opened, {name: source.latest() for name, source in opened.partitions.items()})
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """How far the next batch goes. Raises `OffsetGone` when messages behind `start` were removed unread."""
-        opened = open_log(self._options)
+        opened = open_partitions(self._options)
         starts = self._starts(opened, start)
         ends: dict[str, int] = {}
         for name, source in opened.partitions.items():
@@ -139,7 +139,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: Offset) -> None:
         if self._options.reader_name is not None:
-            self._keep_reader_offset(open_log(self._options), _numbers(end))
+            self._keep_reader_offset(open_partitions(self._options), _numbers(end))
 
     def stop(self) -> None:
         """Nothing is held open between calls."""

@@ -16,12 +16,10 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pyarrow.compute as pc
 
 from faregate.broker.journal import dead_letters
@@ -32,6 +30,7 @@ from faregate.broker.journal.segment import batch_frames
 from faregate.broker.journal.spool import LARGEST_BATCH
 from faregate.columns import write_batch
 from faregate.errors import JournalCorrupt, MessageTooLarge
+from faregate.ports.log import Piece, Staged
 
 _FOLDER = "staging"
 _FRAME_ROWS = 10_000
@@ -42,35 +41,18 @@ _FILE = re.compile(r"[0-9]{6}-[0-9]+-[0-9a-f]{12}\.frames")
 _SAFE = re.compile(r"[A-Za-z0-9-]{1,100}")
 
 
-Piece = Any
-"""Of what is staged: a record batch of messages, or a list of `DeadLetter`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Staged:
-    """What one attempt left for the commit."""
-
-    file: str | None
-    """None when it had no rows."""
-    frames: int = 0
-    rows: int = 0
-    bytes: int = 0
-    """Of the bodies."""
-
-
-def staged_from(passed_on: bytes) -> Staged:
-    """What a step of the same task staged. A file of another folder is none: the name comes through Spark."""
-    staged = msgspec.json.decode(passed_on, type=Staged)
-    if staged.file is not None and not _FILE.fullmatch(staged.file):
-        raise ValueError(f"{staged.file!r} is not the name of a staged file")
-    return staged
-
-
 def batch_folder(layout: Layout, origin: str, batch: int) -> Path:
     """Where the attempts of one batch stage. `origin` is a query's id, or a write's."""
     if not _SAFE.fullmatch(origin):
         raise ValueError(f"{origin!r} is not the id of a query or a write")
     return layout.root / _FOLDER / origin / f"{batch:020d}"
+
+
+def staged_path(folder: Path, name: str) -> Path:
+    """A file of another folder is none: the name comes through Spark."""
+    if not _FILE.fullmatch(name):
+        raise ValueError(f"{name!r} is not the name of a staged file")
+    return folder / name
 
 
 def stage(folder: Path, stem: str, pieces: Iterable[Piece]) -> Staged:
@@ -114,10 +96,10 @@ def spool_path(layout: Layout, origin: str, batch: int) -> Path:
     return layout.spool / f"spark-{origin}-{batch:020d}{BATCH_SUFFIX}"
 
 
-def move_into_spool(layout: Layout, origin: str, batch: int, staged: list[Staged]) -> None:
+def move_into_spool(layout: Layout, origin: str, batch: int, staged: Sequence[Staged]) -> None:
     """Make one spool file of what the commit names; durable when this returns. Raises `FileNotFoundError` when another
     driver committed the batch and collected its files."""
-    parts = sum(each.frames for each in staged)
+    parts = sum(each.pieces for each in staged)
     if not parts:
         return
     if parts > _MOST_PARTS:
@@ -127,11 +109,12 @@ def move_into_spool(layout: Layout, origin: str, batch: int, staged: list[Staged
         )
     disk = RealDisk()
     folder = batch_folder(layout, origin, batch)
+    files = [(staged_path(folder, each.name), each.pieces) for each in staged if each.name is not None]
     whole = folder / f"commit-{os.urandom(6).hex()}{BATCH_SUFFIX}"
     file = disk.create(whole, 0)
     try:
         at_byte = 0
-        bodies = (body for each in staged for body in _staged_frames(disk, folder, each))
+        bodies = (body for path, pieces in files for body in _staged_frames(disk, path, pieces))
         for frame in batch_frames(bodies, parts):
             at_byte += file.write(at_byte, frame)
         if at_byte > LARGEST_BATCH:
@@ -148,13 +131,10 @@ def move_into_spool(layout: Layout, origin: str, batch: int, staged: list[Staged
     disk.rename(whole, spool_path(layout, origin, batch))
 
 
-def _staged_frames(disk: RealDisk, folder: Path, staged: Staged) -> Iterator[tuple[int, memoryview, int]]:
-    if staged.file is None:
-        return
-    path = folder / staged.file
+def _staged_frames(disk: RealDisk, path: Path, pieces: int) -> Iterator[tuple[int, memoryview, int]]:
     data = disk.view(path)
     at_byte = 0
-    for _ in range(staged.frames):
+    for _ in range(pieces):
         frame = frames.read_header(data, at_byte, 0)
         if frame is None or not frames.is_sound(data, frame):
             raise JournalCorrupt(f"the staged file {path} is damaged at byte {at_byte}; the batch is not committed")

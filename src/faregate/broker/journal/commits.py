@@ -7,13 +7,20 @@ those that retention forgot, and notices a batch that is *not* a replay although
 restored from an older checkpoint cuts its input anew, and skipping such a batch would lose messages.
 
 A query's id lives in its checkpoint, so a new checkpoint that restarts at batch 0 has a record of its own.
+
+Order of a commit: guard, spool file (durable), record, garbage. After a crash between any two the replayed batch is
+recognised: by the record, or by the spool file's name.
 """
+
+from collections.abc import Sequence
 
 import msgspec
 
 from faregate.broker.journal.disk import RealDisk
 from faregate.broker.journal.layout import Layout, read_json
-from faregate.errors import BatchDiffers
+from faregate.broker.journal.staging import collect_garbage, move_into_spool
+from faregate.errors import BatchDiffers, FaregateError
+from faregate.ports.log import Staged
 
 _KEPT = 1000
 """Batches remembered with their size; Spark replays the last one, a restored checkpoint some more."""
@@ -67,3 +74,24 @@ class SinkCommits:
             return SinkRecord(self._query)
         found: SinkRecord = read_json(self._path, self._disk, SinkRecord)
         return found
+
+
+def commit_staged(layout: Layout, origin: str, number: int, staged: Sequence[Staged], *, once: bool) -> None:
+    """One batch of what tasks staged; with `once`, one that was committed before is passed over."""
+    batch = CommittedBatch(number, sum(each.rows for each in staged), sum(each.bytes for each in staged))
+    commits = SinkCommits(layout, origin)
+    if once and commits.has(batch):
+        collect_garbage(layout, origin, number)
+        return
+    try:
+        move_into_spool(layout, origin, number, staged)
+    except FileNotFoundError as exc:
+        if once and commits.has(batch):  # another driver on the same checkpoint was faster
+            return
+        raise FaregateError(
+            f"{exc.filename}, which a task staged, is not there for the driver: driver and executors must see the "
+            "journal's folder under the same path"
+        ) from exc
+    if once:
+        commits.add(batch)
+    collect_garbage(layout, origin, number)

@@ -1,0 +1,142 @@
+"""`journal:PATH` as a log: the journal's read side, and what other processes may do to it.
+
+Appending goes through the spool, staging through files beside it; nothing here writes a segment. Only `take_in` and
+`handover` hold the journal's lock, for as long as they last.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from faregate.broker.journal import dead_letters
+from faregate.broker.journal.commits import commit_staged
+from faregate.broker.journal.high_water import HighWater
+from faregate.broker.journal.reader import JournalReader
+from faregate.broker.journal.settled import RECORD_BYTES
+from faregate.broker.journal.spool import read_spooled, spool, waiting
+from faregate.broker.journal.staging import batch_folder, remove, stage, staged_path
+from faregate.broker.journal.views import ClosedJournal
+from faregate.errors import JournalCorrupt, JournalLocked
+from faregate.message import Envelope
+from faregate.ports.clock import SystemClock
+from faregate.ports.dead_letter import DeadLetter
+from faregate.ports.log import LogPart, Piece, Staged
+from faregate.ports.topology import Topology
+from faregate.transports.journal import JournalTransport
+
+PATIENCE = 10.0
+"""Seconds that a writer may take, on a busy disk, from its first segment to its first mark, or to take the spool in."""
+_PAUSE = 0.05
+_LOOK = 0.005
+
+
+class JournalLog(JournalReader):
+    """Raises `JournalNotFound`, `NotAJournal`, `JournalTooNew`."""
+
+    def __init__(self, place: str | Path) -> None:
+        path = place if isinstance(place, Path) else Path(place.removeprefix("journal:").partition("?")[0])
+        super().__init__(path)
+        self.path = path
+        self.name = f"the journal {path}"
+        self.log_id = self.meta.id
+
+    # --- reading -------------------------------------------------------------------------------------------------
+
+    def high_water(self) -> HighWater:
+        """A journal that is opened for the first time has a segment before it has a mark, and a reader takes that for
+        damage. A stream that waits on an empty journal meets that moment, and must outlast it."""
+        until = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return super().high_water()
+            except JournalCorrupt:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(_PAUSE)
+
+    def parts(self, start: int | None = None, end: int | None = None) -> list[LogPart]:
+        """The segments."""
+        sizes = dict.fromkeys(self._disk.list(self.layout.settled), 0)
+        bases = self.layout.segment_bases(self._disk)
+        for base in bases:
+            side = self.layout.settled_log(base)
+            if side.name in sizes:
+                sizes[side.name] = self._disk.size(side) // RECORD_BYTES * RECORD_BYTES
+        first, latest = max(self.earliest(), start or 0), self.latest()
+        stop = latest if end is None else min(end, latest)
+        return [
+            LogPart(base, max(base, first), min(following, stop), sizes.get(self.layout.settled_log(base).name, 0))
+            for base, following in zip(bases, [*bases[1:], latest], strict=False)
+            if max(base, first) < min(following, stop)
+        ]
+
+    # --- appending -----------------------------------------------------------------------------------------------
+
+    def append(self, envelopes: Sequence[Envelope], name: str | None = None) -> None:
+        spool(self.layout, self._disk, envelopes, name)
+
+    def waiting(self) -> Iterator[Envelope]:
+        for path in waiting(self.layout, self._disk):
+            try:
+                yield from read_spooled(path, self._disk).envelopes
+            except (OSError, JournalCorrupt):
+                continue  # it is in the log by now; or nobody can tell what is in it
+
+    async def take_in(self) -> bool:
+        """Whether everything is in the log now, but for what cannot be read: that is told, and waited for no longer.
+        False while a bus runs: it does it. Retention is not ours to decide: nothing is removed."""
+        if not waiting(self.layout, self._disk):
+            return True
+        transport = JournalTransport(f"{self.path}?retain=forever", clock=SystemClock())
+        try:
+            await transport.open()
+        except JournalLocked:
+            return False
+
+        def left() -> list[Path]:
+            found = waiting(self.layout, self._disk)
+            return [path for path in found if not transport.journal.intake.is_put_off(path)]
+
+        try:
+            transport.begin()
+            until = time.monotonic() + PATIENCE
+            while left() and time.monotonic() < until:  # noqa: ASYNC110 - files tell nobody
+                await asyncio.sleep(_LOOK)
+        finally:
+            await transport.close()
+        return not left()
+
+    def stage(self, origin: str, batch: int, attempt: str, pieces: Iterable[Piece]) -> Staged:
+        return stage(batch_folder(self.layout, origin, batch), attempt, pieces)
+
+    def commit(self, origin: str, batch: int, staged: Sequence[Staged], *, once: bool) -> None:
+        commit_staged(self.layout, origin, batch, staged, once=once)
+
+    def discard(self, origin: str, batch: int, staged: Iterable[Staged]) -> None:
+        folder = batch_folder(self.layout, origin, batch)
+        remove([staged_path(folder, each.name) for each in staged if each.name is not None])
+
+    # --- subscriptions -------------------------------------------------------------------------------------------
+
+    def topology(self) -> Topology:
+        """It is replaced as a whole; who meets the moment of replacing looks again."""
+        try:
+            return super().topology()
+        except JournalCorrupt:
+            return super().topology()
+
+    def handover(self) -> ClosedJournal:
+        return ClosedJournal(self.path)
+
+    # --- what became of messages ---------------------------------------------------------------------------------
+
+    def settlements(self, part: LogPart) -> Any:
+        from faregate.broker.journal.settled_columns import read_settled  # numpy: nobody else needs it
+
+        return read_settled(self.layout.settled_log(part.base), part.settled)
+
+    def dead_letters(self, start: int) -> Iterator[list[DeadLetter]]:
+        for _, body in self.dead_letter_frames(start):
+            yield dead_letters.decode(body)
