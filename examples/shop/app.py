@@ -61,7 +61,7 @@ async def bill(order: OrderPlaced) -> list[object]:
 
 @billing.interprets(WriteInvoice)
 async def write_invoice(effect: WriteInvoice, ctx: fg.Context) -> None:
-    await ctx.db.execute(
+    ctx.db.write(
         "insert into invoices(order_id, customer, total, message_id) values (?, ?, ?, ?)",
         (effect.order_id, effect.customer, effect.total, ctx.message_id),
     )
@@ -82,7 +82,7 @@ async def open_bank() -> AsyncIterator[Bank]:
 async def charge(command: ChargeCard, ctx: fg.Context, bank: Bank) -> AsyncIterator[CardCharged]:
     """Asks first and writes afterwards: while the bank takes its time, no transaction is open."""
     await bank.charge(command.order_id, ctx.redeliveries * TRIES + ctx.attempt)
-    await ctx.db.execute(
+    ctx.db.write(
         "insert into charges(order_id, amount, message_id) values (?, ?, ?)",
         (command.order_id, command.amount, ctx.message_id),
     )
@@ -91,7 +91,7 @@ async def charge(command: ChargeCard, ctx: fg.Context, bank: Bank) -> AsyncItera
 
 @shipping.on(CardCharged, source="payments", key="order_id")
 async def ship(charged: CardCharged, ctx: fg.Context) -> OrderShipped:
-    await ctx.db.execute("insert into parcels(order_id, message_id) values (?, ?)", (charged.order_id, ctx.message_id))
+    ctx.db.write("insert into parcels(order_id, message_id) values (?, ?)", (charged.order_id, ctx.message_id))
     return OrderShipped(order_id=charged.order_id)
 
 

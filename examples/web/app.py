@@ -29,7 +29,7 @@ def make_bus(folder: Path) -> fg.Bus:
 
     @billing.on(OrderPlaced, source="shop")
     async def bill(order: OrderPlaced, ctx: fg.Context) -> None:
-        await ctx.db.execute("insert into invoices values (?, ?)", (order.order_id, order.total))
+        ctx.db.write("insert into invoices values (?, ?)", (order.order_id, order.total))
 
     return fg.Bus(f"journal:{folder}/journal", nodes=[shop, billing], store=f"sqlite:{folder}/shop.db")
 

@@ -7,7 +7,7 @@ must still pass most of the other cases.
 import asyncio
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any, ClassVar
 
@@ -238,6 +238,59 @@ class DoesNotCountChanges(Faulty):
     class tx(SqliteTransaction):
         async def execute(self, sql: str, parameters: Sequence[Any] = ()) -> int:
             return min(1, await super().execute(sql, parameters))
+
+
+class Queues(SqliteTransaction):
+    """Lets a fault keep back what is written."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.queued: list[tuple[str, Sequence[Any]]] = []
+
+    def write(self, sql: str, parameters: Sequence[Any] = ()) -> None:
+        self.queued.append((sql, parameters))
+
+    async def flush(self) -> None:
+        queued, self.queued = self.queued, []
+        for each in queued:
+            await self.execute(*each)
+
+
+@breaks(
+    "what_is_written_goes_out_in_order_before_whatever_follows",
+    "the_drivers_connection_comes_behind_what_was_written",
+)
+class SendsWhatIsWrittenAtTheCommitOnly(Faulty):
+    class tx(Queues):
+        async def commit(self) -> None:
+            if self.is_open:
+                await self.flush()
+            await super().commit()
+
+
+@breaks("a_write_that_is_refused_raises_the_drivers_error_and_can_be_undone")
+class ForgetsThatAWriteWasRefused(Faulty):
+    class tx(SqliteTransaction):
+        def write(self, sql: str, parameters: Sequence[Any] = ()) -> None:
+            with suppress(sqlite3.Error):
+                super().write(sql, parameters)
+
+
+@breaks("what_is_written_is_undone_with_its_savepoint_and_with_its_transaction")
+class SendsWhatWasUndone(Faulty):
+    class tx(Queues):
+        async def roll_back(self) -> None:
+            if self.is_open:
+                await self.flush()
+                await super().commit()
+            await super().roll_back()
+
+
+@breaks("a_write_that_ends_the_transaction_is_refused")
+class WritesWhatEndsTheTransaction(Faulty):
+    class tx(SqliteTransaction):
+        def write(self, sql: str, parameters: Sequence[Any] = ()) -> None:
+            self._run(sql, parameters)
 
 
 @breaks("a_schema_is_applied_whole_or_not_at_all")

@@ -1,6 +1,7 @@
 """`asking` asks, `answering` writes a note for each question and answers; and what is in the table afterwards."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -56,3 +57,25 @@ async def count(bus: fg.Bus, table: str) -> int:
 
 async def dead_numbers(bus: fg.Bus) -> list[int]:
     return sorted(msgspec.json.decode(letter.envelope.body)["n"] for letter in await bus.dead_letters())
+
+
+Handle = Callable[[Asked, fg.Context], Awaitable[Any]]
+
+
+async def run(url: str, handle: Handle, *, count: int = 6, prepare: Any = None, **options: Any) -> tuple[fg.Bus, Any]:
+    """Everything published at once; what is in the table, and what was answered."""
+    asking, answering, hearing = fg.Node("asking"), fg.Node("answering", schema=TABLE), fg.Node("hearing")
+    answers: list[int] = []
+    policy = {"order": fg.Parallel(1), "retry": fg.Retry(2, delay=0.001), "redeliver": None, **options}
+    answering.on(Asked, source="asking", **policy)(handle)
+
+    @hearing.on(Answered, source="answering")
+    async def hear(answered: Answered) -> None:
+        answers.append(answered.n)
+
+    if prepare is not None:
+        prepare(answering)
+    async with fg.Bus("memory:", nodes=[asking, answering, hearing], store=url, drain_seconds=1) as bus:
+        await bus.publish_many(numbers(count), node="asking")
+        await bus.idle(timeout=LONG)
+        return bus, (await notes(bus), sorted(answers))

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from functools import reduce
 from operator import xor
 from typing import Any
@@ -11,60 +10,7 @@ from uuid import UUID
 import pytest
 
 import faregate as fg
-from faregate.core.unit import UnitOfWork
-from faregate.stores.postgres import PostgresStore
-from faregate.stores.sqlite import SqliteStore
-from tests.core.rig import INSERT, LONG, TABLE, Answered, Asked, committed, notes, numbers
-
-
-@pytest.fixture
-def url(store_url: str, one_batch: None, monkeypatch: pytest.MonkeyPatch) -> str:
-    """SQLite's savepoints are said to be dear, too, so that batches begin without them on either."""
-    monkeypatch.setattr(SqliteStore, "dear_savepoints", True)
-    return store_url
-
-
-@pytest.fixture(params=[True, False], ids=["without savepoints", "with savepoints"])
-def either_way(request: pytest.FixtureRequest, url: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    for store in (SqliteStore, PostgresStore):
-        monkeypatch.setattr(store, "dear_savepoints", request.param)
-    return url
-
-
-@pytest.fixture
-def units(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
-    """Of every transaction: how many messages, and whether with savepoints."""
-    made: list[tuple[int, bool]] = []
-    plain = UnitOfWork.__init__
-
-    def noted(self: UnitOfWork, store: Any, works: Any, *rest: Any, savepoints: bool = True) -> None:
-        made.append((len(works), savepoints))
-        plain(self, store, works, *rest, savepoints=savepoints)
-
-    monkeypatch.setattr(UnitOfWork, "__init__", noted)
-    return made
-
-
-Handle = Callable[[Asked, fg.Context], Awaitable[Any]]
-
-
-async def run(url: str, handle: Handle, *, count: int = 6, prepare: Any = None, **options: Any) -> tuple[fg.Bus, Any]:
-    """Everything published at once; what is in the table, and what was answered."""
-    asking, answering, hearing = fg.Node("asking"), fg.Node("answering", schema=TABLE), fg.Node("hearing")
-    answers: list[int] = []
-    policy = {"order": fg.Parallel(1), "retry": fg.Retry(2, delay=0.001), "redeliver": None, **options}
-    answering.on(Asked, source="asking", **policy)(handle)
-
-    @hearing.on(Answered, source="answering")
-    async def hear(answered: Answered) -> None:
-        answers.append(answered.n)
-
-    if prepare is not None:
-        prepare(answering)
-    async with fg.Bus("memory:", nodes=[asking, answering, hearing], store=url, drain_seconds=1) as bus:
-        await bus.publish_many(numbers(count), node="asking")
-        await bus.idle(timeout=LONG)
-        return bus, (await notes(bus), sorted(answers))
+from tests.core.rig import INSERT, LONG, TABLE, Answered, Asked, committed, numbers, run
 
 
 async def write(asked: Asked, ctx: fg.Context) -> Answered:

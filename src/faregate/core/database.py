@@ -3,16 +3,25 @@
 Rules kept here:
 - The transaction opens at the first statement, so a handler that waits for something else first holds no lock.
 - The handler cannot end it: its writes, the ledger and the outbox are one commit, and that is not its own.
+- What is only written needs no answer (`write`): it waits until something could tell the difference. Its parameters
+  are the handler's own again at once.
 - With the try that it was made for it ends: what a handler left behind finds `TryEnded`, and writes nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Coroutine, Sequence
+from copy import deepcopy
+from datetime import date, datetime
+from decimal import Decimal
+from types import NoneType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from uuid import UUID
 
 from faregate.core.forks import end_if_forked
+from faregate.core.work import Write
 from faregate.errors import TransactionMisused
 
 if TYPE_CHECKING:
@@ -21,6 +30,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
+_UNCHANGING = frozenset({str, int, float, bool, bytes, NoneType, UUID, Decimal, date, datetime})
 
 
 def _not_yours(what: str) -> NoReturn:
@@ -28,6 +38,17 @@ def _not_yours(what: str) -> NoReturn:
         f"a handler must not {what} the transaction: its writes, the ledger row and the outgoing messages are "
         "committed together, by Faregate, when the handler has succeeded. Raise an exception to have them rolled back"
     )
+
+
+def _taken_over(sql: str, parameters: Sequence[Any]) -> Write:
+    """The statement as it is now, whatever becomes of its parameters; said two calls from here."""
+    caller = sys._getframe(2)
+    own = [each if type(each) in _UNCHANGING else _copy(each) for each in parameters]
+    return Write(sql, tuple(own), caller.f_code.co_filename, caller.f_lineno)
+
+
+def _copy(parameter: Any) -> Any:
+    return bytes(parameter) if isinstance(parameter, memoryview) else deepcopy(parameter)
 
 
 class Database:
@@ -57,6 +78,11 @@ class Database:
     async def fetchall(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
         rows: list[Row] = await self._work.run(self._ctx, "fetchall", sql, parameters)
         return rows
+
+    def write(self, sql: str, parameters: Sequence[Any] = ()) -> None:
+        """Run a statement whose result nobody needs; not awaited. Many of them go out together."""
+        if self._work.write(self._ctx, _taken_over(sql, parameters)):
+            self._work.send_soon(self._ctx)
 
     @property
     def raw(self) -> Any:
@@ -102,6 +128,10 @@ class BlockingDatabase:
 
     def fetchall(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
         return self._wait(self._database.fetchall, sql, parameters)
+
+    def write(self, sql: str, parameters: Sequence[Any] = ()) -> None:
+        if self._work.write(self._ctx, _taken_over(sql, parameters)):
+            self._wait(self._work.enter, self._ctx)
 
     @property
     def raw(self) -> Any:

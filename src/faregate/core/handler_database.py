@@ -19,6 +19,11 @@ class HandlerDatabase(Protocol):
         """Run a statement once for each row of parameters; how many rows it changed in all."""
         ...
 
+    def write(self, sql: str, parameters: Sequence[Any] = ()) -> None:
+        """Run a statement whose result nobody needs; never awaited. Many of them go out together, before the next
+        statement of another kind or the commit."""
+        ...
+
     def fetchone(self, sql: str, parameters: Sequence[Any] = ()) -> Any:
         """The first row of the result, or None."""
         ...

@@ -56,7 +56,6 @@ log = logging.getLogger("faregate.bus")
 BATCH_LIMIT = 256
 _MOST_OUTPUTS, _MOST_OUTPUT_BYTES = 1_000, 4 << 20
 """A transaction with more outgoing messages than this takes no further message."""
-_CAREFUL_BATCHES = 100
 _STORE_DOWN_SECONDS = 10.0
 
 
@@ -124,8 +123,8 @@ class Handling:
         """Whether the handlers of the last transaction sent anything. Only then they wait while others are not sent."""
         self._units: set[UnitOfWork] = set()
         """The transactions at work; they share the event loop."""
-        self._careful = 0 if store is not None and store.store.dear_savepoints else -1
-        """For so many batches each message gets a savepoint, because one failed lately; -1: for ever."""
+        self._savepoints = store is None or not store.store.dear_savepoints
+        """Whether each message of a batch has one in any case."""
 
     @property
     def has_store(self) -> bool:
@@ -254,6 +253,7 @@ class Handling:
         them here, since nothing may go on meanwhile.
         """
         again: list[Delivery] = []
+        spoiled = False
         while works:
             if self._sends:
                 await self._outlet.room(lambda: self.stopped)
@@ -262,7 +262,7 @@ class Handling:
                     work.move("released")
                     await self.give_back(work.delivery, begun=work.tries > 0)
                 return again
-            await self._once(works)
+            spoiled = await self._once(works, savepoints=self._savepoints or spoiled)
             for work in works:
                 if work.state != "failed":
                     continue
@@ -279,12 +279,12 @@ class Handling:
             works = [self._once_more(work) for work in works if work.state == "new"]
         return again
 
-    async def _once(self, works: list[Work]) -> None:
-        """One transaction. Afterwards a message is settled, or failed with its error, or new as before."""
+    async def _once(self, works: list[Work], *, savepoints: bool) -> bool:
+        """One transaction. Afterwards a message is settled, or failed with its error, or new as before. True: one of
+        them spoiled it for the others, so they need savepoints."""
         store = None if self._store is None else self._store.store
-        unit = UnitOfWork(store, works, self._mark, savepoints=self._careful != 0)
-        if self._careful > 0:
-            self._careful -= 1
+        unit = UnitOfWork(store, works, self._mark, savepoints=savepoints)
+        spoiled = False
         self._units.add(unit)
         try:
             if self._look_up is not None:
@@ -299,7 +299,7 @@ class Handling:
             if isinstance(exc, TransactionEnded):
                 await self._after_misuse(works)
             elif isinstance(exc, Spoiled):
-                self._careful = _CAREFUL_BATCHES
+                spoiled = True
                 _start_again(works)
             elif isinstance(exc, Exception):  # lost, or refused at the commit: nothing has happened
                 self._scatter(works, exc)
@@ -308,6 +308,7 @@ class Handling:
         finally:
             self._units.discard(unit)
         await self._settle_all(works)
+        return spoiled
 
     async def _admit(self, works: list[Work]) -> None:
         """Ask the tokens and the business key."""
@@ -451,7 +452,9 @@ class Handling:
         if not done and not folded:
             await unit.abandon()
             return
-        recorded = await self._record(await unit.open(), works, folded)
+        transaction = await unit.open()
+        await unit.flush()
+        recorded = await self._record(transaction, works, folded)
         try:
             await unit.commit()
         except BaseException:

@@ -105,7 +105,7 @@ def _core(call: Call, collect: Collect, retry: Retry, clock: Clock, *, shared: b
         attempt = ctx._attempt + 1
         work = ctx._work
         # What a middleware wrote is undone with a failed try; then all of it has to run again, not the handler alone.
-        here = work is None or (work.may_wait and not work.entered)
+        here = work is None or (work.may_wait and not work.entered and not work.writes)
         if ctx._try is not None:  # an earlier run of the handler, which no longer counts
             if work is not None:
                 await work.undo()
@@ -131,6 +131,8 @@ def _core(call: Call, collect: Collect, retry: Retry, clock: Clock, *, shared: b
                     result = await call(own, own.message)
                     if result is not None:
                         await collect(own, result)
+                    if work is not None and (work.writes or work.sending is not None):
+                        await work.send_writes(own)
                 except BaseException as exc:
                     error = exc
                 finally:

@@ -7,8 +7,12 @@ Rules kept here:
   mark is taken out.
 - A message alone in its transaction needs no savepoint: a failed try rolls everything back, so that nothing stays
   open while it waits for the next.
-- Where a savepoint costs a round trip, a batch does without until a try fails. Then all of it is rolled back, and the
-  others run again.
+- Where a savepoint costs a round trip, a batch does without until a try fails. Then all of it is rolled back, and its
+  messages run again, with savepoints.
+- What a handler writes without waiting is sent before its next statement. Behind that it is sent when the handler
+  returns; in a batch without savepoints only with the batch, or when much has come together. Nobody knows then whose
+  statement was refused: that spoils the batch, and with savepoints it is the handler's own failure.
+- What a failed try wrote and is not sent is forgotten; it has spoiled nothing.
 - Opening is all or nothing: whoever is cancelled on the way leaves no transaction, and no handler writes into one
   without its mark.
 - Statements of one message follow each other, whichever tasks they come from, and nothing ends under one of them. A
@@ -26,8 +30,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from faregate.core.dedup import by_dedup
 from faregate.core.forks import end_if_forked, generation
-from faregate.core.work import AlreadyHandled, Spoiled, Work
+from faregate.core.work import AlreadyHandled, Spoiled, Work, Write
 from faregate.errors import CommitUnknown, StoreConflict, StoreUnavailable, TransactionMisused
 from faregate.ports import faults
 from faregate.ports.cancellation import finish
@@ -38,6 +43,9 @@ if TYPE_CHECKING:
 
 TRANSACTION_LOST = (StoreConflict, StoreUnavailable, CommitUnknown)
 """Errors after which nothing of a transaction is left, or nobody knows."""
+
+_MOST_WRITES, _MOST_WRITE_BYTES = 1_000, 1 << 20
+"""When so much waits to be sent, it is."""
 
 Enter = Callable[[Transaction, Sequence[Work]], Awaitable[None]]
 """First in every transaction: leaves the marks of its messages, and finds those that are duplicates by now."""
@@ -64,6 +72,8 @@ class UnitOfWork:
     """Held by the statement at hand."""
     _user: tuple[Context, asyncio.Task[Any] | None] | None = None
     """Whose statement that is."""
+    _waiting = _waiting_bytes = 0
+    """How many writes wait, and about how much that is."""
 
     def __init__(self, store: Store | None, works: Sequence[Work], enter: Enter, *, savepoints: bool = True) -> None:
         self.store = store
@@ -71,6 +81,10 @@ class UnitOfWork:
         self.alone = len(works) == 1
         self._enter_all = enter
         self._savepoints = savepoints and not self.alone
+        self.shared = not savepoints and not self.alone
+        """Whether what one message breaks is broken for all of them."""
+        self._writers: list[Work] = []
+        """Messages that succeeded, and whose writes still wait."""
         self.loop = asyncio.get_running_loop()
         self.generation = generation()
         for work in works:
@@ -87,10 +101,14 @@ class UnitOfWork:
         task = asyncio.current_task()
         self._user = ctx, task
         try:
+            if work.sending is not None and work.sending is not task and (error := work.stop_sending()):
+                raise error
             if not work.entered and not ctx._ended:
                 await self._enter(work)
             if ctx._ended:
                 ctx._refuse()
+            if work.writes:
+                await self._send_writes(work, ctx._attempt)
             return None if statement is None else await getattr(self.transaction, statement)(sql, parameters)
         except asyncio.CancelledError:
             if not ctx._ended or task is None or task.uncancel():
@@ -99,6 +117,52 @@ class UnitOfWork:
         finally:
             self._user = None
             self._lock.release()
+
+    def write(self, work: Work, write: Write) -> bool:
+        """Take a statement that nobody waits for; whether so many wait that they had better be sent."""
+        end_if_forked(self.generation)
+        if not work.writes:
+            work.writes = []
+        work.writes.append(write)
+        self._waiting += 1
+        self._waiting_bytes += write.size
+        return self._waiting >= _MOST_WRITES or self._waiting_bytes >= _MOST_WRITE_BYTES
+
+    async def _send_writes(self, work: Work, attempt: int) -> None:
+        """Those of the message at hand. When something is wrong already they go one by one, to find out which."""
+        transaction, writes = self.transaction, work.writes
+        assert transaction is not None
+        work.writes, self._waiting, self._waiting_bytes = (), 0, 0
+        together = not self._savepoints and attempt == 1
+        steps = [writes] if together else [[write] for write in writes]
+        for step in steps:
+            try:
+                for write in step:
+                    transaction.write(write.sql, write.parameters)
+                await transaction.flush()
+            except Exception as exc:
+                exc.add_note(_whence(step))
+                raise
+
+    async def flush(self) -> None:
+        """Send what the messages before the one at hand wrote, and only those that are no duplicates by now."""
+        writers, self._writers = self._writers, []
+        if not writers:
+            return
+        transaction = await self.open()
+        self._waiting = self._waiting_bytes = 0
+        for dedup, group in by_dedup(writers):
+            await dedup.take(transaction, [work for work in group if work.state != "duplicate"])
+        try:
+            for work in writers:
+                writes, work.writes = work.writes, ()
+                for write in writes if work.state != "duplicate" else ():
+                    transaction.write(write.sql, write.parameters)
+            await transaction.flush()
+        except TRANSACTION_LOST:
+            raise
+        except Exception as exc:
+            raise Spoiled from exc
 
     async def still(self, *, cancel: bool) -> None:
         """Wait until no statement is under way. `cancel`: one of an ended try is not waited for."""
@@ -118,11 +182,16 @@ class UnitOfWork:
 
     async def _enter(self, work: Work) -> None:
         transaction = await self.open()
+        try:
+            await self.flush()
+        except Spoiled:
+            work.interrupt = Spoiled
+            raise
         if self._savepoints and work.state != "duplicate" and not work.has_savepoint:
             await transaction.savepoint()
             work.has_savepoint = True
         if work.state != "duplicate":
-            await work.dedup.take(transaction, work)
+            await work.dedup.take(transaction, [work])
         if work.state == "duplicate":
             raise work.interrupted(AlreadyHandled)
         work.entered = True
@@ -149,6 +218,8 @@ class UnitOfWork:
         """Roll a failed try back: alone everything, among others to its savepoint. `exc` is what it failed with."""
         end_if_forked(self.generation)
         await self.still(cancel=True)
+        work.stop_sending()
+        work.writes = ()
         if self.transaction is None or not (work.entered or work.has_savepoint or self.alone):
             return
         if work.entered and not self.transaction.is_open:
@@ -166,6 +237,16 @@ class UnitOfWork:
         """A message succeeded: what it wrote stays, if the rest goes well."""
         end_if_forked(self.generation)
         await self.still(cancel=False)
+        if error := work.stop_sending():
+            raise error
+        if work.writes and not self.shared:  # of a middleware, behind its handler
+            if not work.entered:
+                await self._enter(work)
+            await self._send_writes(work, 1)
+        elif work.writes:
+            self._writers.append(work)
+            if self._waiting >= _MOST_WRITES or self._waiting_bytes >= _MOST_WRITE_BYTES:
+                await self.flush()
         if not work.entered:
             return
         transaction = self.transaction
@@ -215,7 +296,9 @@ class UnitOfWork:
         """Roll everything back."""
         end_if_forked(self.generation)
         await self.still(cancel=True)
+        self._writers = []
         for work in self.works:
+            work.writes = ()
             self._take_back(work)
         if self.transaction is not None:
             transaction, self.transaction = self.transaction, None
@@ -224,3 +307,11 @@ class UnitOfWork:
     def _take_back(self, work: Work) -> None:
         if work.marks and work.take_back() and self.transaction is not None:
             self.transaction.retire()
+
+
+def _whence(writes: Sequence[Write]) -> str:
+    """Where the handler wrote what was refused."""
+    if len(writes) > 1:
+        return f"one of the {len(writes)} statements that the handler wrote with ctx.db.write"
+    [write] = writes
+    return f"written with ctx.db.write in {write.file}, line {write.line}: {write.sql.strip()[:200]}"

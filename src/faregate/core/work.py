@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import weakref
 from collections.abc import Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from faregate.core.states import Event, State, after
 from faregate.ports.store import LedgerRow
@@ -36,7 +37,22 @@ class NeedsSolitude(Interrupt):
 
 
 class Spoiled(Interrupt):
-    """A try does not count, in a transaction without savepoints: nothing of it can stay."""
+    """A try does not count, or what a handler wrote was refused, in a transaction without savepoints: nothing of it can
+    stay."""
+
+
+class Write(NamedTuple):
+    """A statement that waits, and where the handler said so."""
+
+    sql: str
+    parameters: tuple[Any, ...]
+    file: str
+    line: int
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes."""
+        return len(self.sql) + sum(len(each) if isinstance(each, str | bytes) else 8 for each in self.parameters)
 
 
 class _Mark:
@@ -90,6 +106,10 @@ class Work:
     entered = False
     """Whether it has used the transaction in this try."""
     has_savepoint = False
+    writes: list[Write] | tuple[()] = ()
+    """What its handler wrote in this try and is not sent yet."""
+    sending: asyncio.Task[None] | None = None
+    """Sends them before the handler asks for anything: there are many."""
     interrupt: type[Interrupt] | None = None
     """What its handler was interrupted with, whatever the handler made of that."""
     marks: list[weakref.ref[_Mark]] | tuple[()] = ()
@@ -124,6 +144,28 @@ class Work:
         """Have the transaction open, ready for this message's statements."""
         await self._unit_for(ctx).run(self, ctx, None, "", ())
 
+    def write(self, ctx: Context, write: Write) -> bool:
+        """Have a statement run before anything that could tell the difference; whether so many wait that they had
+        better be sent now."""
+        return self._unit_for(ctx).write(self, write)
+
+    async def send_writes(self, ctx: Context) -> None:
+        """The handler has returned: what it wrote goes out now, if it would be blamed on nobody later."""
+        if self.unit is not None and not (self.unit.shared and self.sending is None):
+            await self.unit.run(self, ctx, None, "", ())
+
+    def send_soon(self, ctx: Context) -> None:
+        if self.sending is None or self.sending.done():
+            self.sending = asyncio.ensure_future(self.enter(ctx))
+            self.sending.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+    def stop_sending(self) -> BaseException | None:
+        """Nothing is sent behind the handler's back from here on; what went wrong with that."""
+        sending, self.sending = self.sending, None
+        if sending is None or sending.cancel() or sending.cancelled():
+            return None
+        return sending.exception()
+
     def raw(self, ctx: Context) -> Any:
         unit = self._unit_for(ctx)
         if not unit.alone:
@@ -133,6 +175,9 @@ class Work:
         mark = _Mark()
         _mark.set(mark)
         self.marks = [*self.marks, weakref.ref(mark)]
+        writes, self.writes = self.writes, ()
+        for write in writes:
+            unit.transaction.write(write.sql, write.parameters)
         return unit.transaction.raw
 
     def take_back(self) -> bool:

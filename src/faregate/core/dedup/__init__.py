@@ -29,8 +29,8 @@ class Dedup:
     async def mark(self, transaction: Transaction, works: Sequence[Work]) -> None:
         """First in every transaction: leave marks. Whoever finds another's mark is a duplicate."""
 
-    async def take(self, transaction: Transaction, work: Work) -> None:
-        """Before the first statement of a try; undone with it."""
+    async def take(self, transaction: Transaction, works: Sequence[Work]) -> None:
+        """Before the first statement of their tries; undone with them. May find duplicates."""
 
     async def unmark(self, transaction: Transaction, works: Sequence[Work]) -> None:
         """These failed: no mark of them may be committed."""

@@ -23,9 +23,8 @@ class Tokens(Dedup):
                 if await self._tokens.read(_token(work)) is None:
                     work.move("known")
 
-    async def take(self, transaction: Transaction, work: Work) -> None:
-        if not work.consumed:
-            await self.commit(transaction, [work])
+    async def take(self, transaction: Transaction, works: Sequence[Work]) -> None:
+        await self.commit(transaction, works)
 
     async def commit(self, transaction: Transaction, works: Sequence[Work]) -> None:
         left = [work for work in works if not work.consumed]

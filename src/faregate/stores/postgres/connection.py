@@ -1,40 +1,63 @@
-"""A connection that waits for an answer in place, for a moment, before it lets the event loop go on.
+"""Connections that look at the socket themselves before they leave the wait to the event loop.
+
+psycopg goes through the event loop each time, also when the socket is ready: in a pipeline that is once for every
+statement, which made statements that go out together as slow as single ones. `ReadyConnection` waits through the loop
+only where there is something to wait for.
 
 An answer of a server nearby is there within a tenth of a millisecond; handing the wait to the event loop and back costs
-as much again. In a process that does nothing else meanwhile (a worker of Spark) waiting in place is the faster way.
-
-Only for a moment: the answer may wait for a lock that another transaction of this process holds, and that one needs the
-event loop to get on.
+as much again. In a process that does nothing else meanwhile (a worker of Spark) waiting in place is the faster way:
+`PollingConnection`. Only for a moment: the answer may wait for a lock that another transaction of this process holds,
+and that one needs the event loop to get on.
 """
 
 import select
-from collections.abc import Generator
+from collections.abc import Coroutine, Generator
 from typing import Any
 
 import psycopg
 from psycopg.waiting import READY_R, READY_W, WAIT_R, WAIT_W
 
-_MOMENT = 2
-"""Milliseconds."""
+from faregate.errors import TransactionMisused
 
 
-class PollingConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
+class ReadyConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
+    moment: int | None = 0
+    """How many milliseconds to wait in place; None: as long as it takes."""
+
     async def wait(self, gen: Any, *rest: Any, **named: Any) -> Any:
-        poll, state = select.poll(), None
+        return await super().wait(_in_place(gen, self.pgconn.socket, self.moment), *rest, **named)
+
+    def run_in_place(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Do it while the event loop stands still. Everything in it waits for this connection alone."""
+        before, self.moment = self.moment, None
         try:
-            wanted = next(gen)
-            while True:
-                if wanted != state:
-                    events = (select.POLLIN if wanted & WAIT_R else 0) | (select.POLLOUT if wanted & WAIT_W else 0)
-                    poll.register(self.pgconn.socket, events)
-                    state = wanted
-                found = poll.poll(_MOMENT)
-                if not found:
-                    break
-                wanted = gen.send(_ready(found[0][1], wanted))
-        except StopIteration as end:
-            return end.value
-        return await super().wait(_resumed(gen, wanted), *rest, **named)
+            work.send(None)
+        except StopIteration:
+            return
+        finally:
+            self.moment = before
+            work.close()
+        raise TransactionMisused("a statement of this transaction is still under way: await it before ctx.db.raw")
+
+
+class PollingConnection(ReadyConnection):
+    moment = 2
+
+
+def _in_place(gen: Any, socket: int, moment: int | None) -> Generator[Any, Any, Any]:
+    """The same, but that it leaves to others only what is not ready within a moment."""
+    poll, state = select.poll(), None
+    try:
+        wanted = next(gen)
+        while True:
+            if wanted != state:
+                events = (select.POLLIN if wanted & WAIT_R else 0) | (select.POLLOUT if wanted & WAIT_W else 0)
+                poll.register(socket, events)
+                state = wanted
+            found = poll.poll(moment)
+            wanted = gen.send(_ready(found[0][1], wanted) if found else (yield wanted))
+    except StopIteration as end:
+        return end.value
 
 
 def _ready(events: int, wanted: int) -> int:
@@ -42,12 +65,3 @@ def _ready(events: int, wanted: int) -> int:
     if events & ~(select.POLLIN | select.POLLOUT):
         return wanted
     return (READY_R if events & select.POLLIN else 0) | (READY_W if events & select.POLLOUT else 0)
-
-
-def _resumed(gen: Any, wanted: int) -> Generator[Any, Any, Any]:
-    """The rest of a generator that was begun."""
-    try:
-        while True:
-            wanted = gen.send((yield wanted))
-    except StopIteration as end:
-        return end.value

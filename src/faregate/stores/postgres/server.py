@@ -20,13 +20,13 @@ from faregate.errors import ConfigurationError, StoreUnavailable
 from faregate.ports.cancellation import finish
 from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.schemes import hide_password
-from faregate.stores.postgres.connection import PollingConnection
+from faregate.stores.postgres.connection import PollingConnection, ReadyConnection
 from faregate.stores.postgres.faults import is_lost, raise_translated
 from faregate.stores.postgres.migrate import migrate
 from faregate.stores.postgres.rows import QUERIES, PostgresRecords
 from faregate.stores.sql.opening import patiently
 
-Connection = psycopg.AsyncConnection[tuple[Any, ...]]
+Connection = ReadyConnection
 Cursor = psycopg.AsyncCursor[tuple[Any, ...]]
 _HINT = "; check that the server runs and takes connections there, and the user, password and database in the URL"
 
@@ -66,7 +66,7 @@ class PostgresServer(PostgresRecords):
             await patiently(self._prepare, self.url, tries=self._tries, delay=self._delay, hint=_HINT)
             pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
                 self._conninfo,
-                connection_class=PollingConnection if self._blocking else psycopg.AsyncConnection,
+                connection_class=PollingConnection if self._blocking else ReadyConnection,
                 min_size=1,
                 max_size=self._pool_size,
                 timeout=self._wait_seconds,

@@ -5,6 +5,8 @@ Rules kept here:
   resolving dead letters, noting what was sent) waits and goes out as one text, before the next statement with
   parameters or together with COMMIT. (The driver's pipeline would save one more round trip; with the server on the same
   machine it was slower for single messages.)
+- So do the statements that `write` queued: those that follow each other go out as one pipeline, and the driver sends
+  rows of the same statement without looking at it again. A pipeline that was cancelled takes its connection with it.
 - Whoever asks for the driver's connection finds everything sent, in order.
 - A connection that turns out to be gone at the first statement is replaced once: nothing can have been committed.
 - A statement that was cancelled may or may not have been sent, and BEGIN with it: from then on the transaction takes
@@ -14,14 +16,15 @@ Rules kept here:
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any, cast
 from zlib import crc32
 
 import psycopg
-from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.pq import TransactionStatus
 from psycopg.sql import SQL, Literal
 
-from faregate.errors import StoreConflict, StoreUnavailable, TransactionMisused
+from faregate.errors import StoreConflict, TransactionMisused
 from faregate.ports.cancellation import finish
 from faregate.ports.store import BUCKETS, LedgerRow, OutboxRow, Parked, Sent, TransactionBlock
 from faregate.ports.tokens import Token
@@ -33,19 +36,22 @@ from faregate.stores.sql.records import SqlTransaction
 from faregate.stores.sql.statements import to_percent
 
 _IDLE, _FAILED = TransactionStatus.IDLE, TransactionStatus.INERROR
-_BEGIN, _UNDO = "begin", "rollback to faregate"
+_BEGIN, _SAVEPOINT, _UNDO = "begin", "savepoint faregate", "rollback to faregate"
 _RECORD, _SEND, _SEND_ATTEMPTS = QUERIES["record"], QUERIES["send"], QUERIES["send_attempts"]
 _DISPATCHED = QUERIES["dispatched"]
 _RESOLVE = QUERIES["resolve"].replace("%s", "{}")
 _NOTE_SENT = QUERIES["note_sent"].replace("%s", "{}")
+
+Waiting = str | tuple[str, list[Sequence[Any]]]
+"""A statement of our own, with its parameters in it; or one that a handler wrote, with rows of parameters or none."""
 
 
 class PostgresTransaction(PostgresRecords, SqlTransaction, TransactionBlock):
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
         self._connection: Connection | None = None
-        self._waiting: list[str] = []
-        """Statements without parameters that go out before the next one, or with it."""
+        self._waiting: list[Waiting] = []
+        """What goes out before the next statement, or with it."""
         self._used = False
         self._cancelled = False
         self._retired = False
@@ -73,7 +79,7 @@ class PostgresTransaction(PostgresRecords, SqlTransaction, TransactionBlock):
         waiting, self._waiting = self._waiting, []
         try:
             if waiting != [_BEGIN]:
-                ended = await _send_together(connection, [*waiting, "commit"])
+                ended = await _send_waiting(connection, [*waiting, "commit"])
                 if ended.statusmessage != "COMMIT":
                     raise TransactionMisused(_FAILED_BEFORE)
         except psycopg.Error as exc:
@@ -94,11 +100,11 @@ class PostgresTransaction(PostgresRecords, SqlTransaction, TransactionBlock):
     async def _release(self, connection: Connection) -> None:
         """Give the connection back without a transaction on it; one that cannot be freed of it is closed."""
         try:
-            if not connection.closed and connection.pgconn.transaction_status != _IDLE:
+            if self._retired:
+                await connection.close()
+            elif not connection.closed and connection.pgconn.transaction_status != _IDLE:
                 await connection.execute("rollback")
         except psycopg.Error:
-            await connection.close()
-        if self._retired:
             await connection.close()
         await self._server.give_back(connection)
 
@@ -130,10 +136,12 @@ class PostgresTransaction(PostgresRecords, SqlTransaction, TransactionBlock):
         return connection
 
     async def _run(self, sql: str, parameters: Any = None) -> Cursor:
+        pipeline = any(not isinstance(each, str) for each in self._waiting)
         try:
             return await self._run_replacing(sql, parameters)
         except asyncio.CancelledError:
             self._cancelled = True
+            self._retired = self._retired or pipeline
             raise
 
     async def _run_replacing(self, sql: str, parameters: Any) -> Cursor:
@@ -169,7 +177,7 @@ class PostgresTransaction(PostgresRecords, SqlTransaction, TransactionBlock):
 
     async def savepoint(self) -> None:
         self._live()
-        self._waiting.append("savepoint faregate")
+        self._waiting.append(_SAVEPOINT)
 
     async def release_savepoint(self) -> None:
         self._live()
@@ -177,6 +185,8 @@ class PostgresTransaction(PostgresRecords, SqlTransaction, TransactionBlock):
 
     async def roll_back_to_savepoint(self) -> None:
         self._live()
+        while self._waiting and self._waiting[-1] != _SAVEPOINT:
+            self._waiting.pop()  # it would be undone, and might fail before that
         self._waiting.append(_UNDO)
 
     # --- the user's statements ---
@@ -207,9 +217,21 @@ class PostgresTransaction(PostgresRecords, SqlTransaction, TransactionBlock):
     async def fetchall(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         return await self._rows(to_percent(sql, bool(parameters)), parameters or None)
 
-    async def _flushed(self) -> Connection:
+    def write(self, sql: str, parameters: Sequence[Any] = ()) -> None:
+        self._live()
+        statement = to_percent(sql, bool(parameters))
+        last = self._waiting[-1] if self._waiting else ""
+        if parameters and not isinstance(last, str) and last[0] == statement:
+            last[1].append(parameters)
+        else:
+            self._waiting.append((statement, [parameters] if parameters else []))
+
+    async def flush(self) -> None:
         if self._waiting:
-            await self._run("select")
+            await self._run("")
+
+    async def _flushed(self) -> Connection:
+        await self.flush()
         return self._live()
 
     @property
@@ -217,10 +239,10 @@ class PostgresTransaction(PostgresRecords, SqlTransaction, TransactionBlock):
         """The driver's connection. What still waits is sent first, and the loop stands still for it."""
         connection = self._live()
         waiting, self._waiting = self._waiting, []
-        if waiting:
-            result = connection.pgconn.exec_("; ".join(waiting).encode())
-            if result.status != ExecStatus.COMMAND_OK:
-                raise StoreUnavailable(f"{self._server.url}: {result.error_message.decode().strip()}")
+        try:
+            connection.run_in_place(_send_waiting(connection, waiting))
+        except psycopg.Error as exc:
+            raise_translated(exc, self._server.url, connection)
         return connection
 
     # --- ledger ---
@@ -316,19 +338,35 @@ class PostgresTransaction(PostgresRecords, SqlTransaction, TransactionBlock):
         return [self._parked(row) for row in await self._read("parked_with", (node, list(message_ids), list(keys)))]
 
 
-async def _send(connection: Connection, waiting: Sequence[str], sql: str, parameters: Any) -> Cursor:
-    """The statement, behind what waits for it."""
-    if waiting:
-        await _send_together(connection, waiting)
-    return await connection.execute(sql, parameters)
+async def _send(connection: Connection, waiting: Sequence[Waiting], sql: str, parameters: Any) -> Cursor:
+    """The statement, behind what waits for it; none (an empty one) just sends that."""
+    sent = await _send_waiting(connection, waiting) if waiting else None
+    return sent if sent is not None and not sql else await connection.execute(sql, parameters)
 
 
-async def _send_together(connection: Connection, statements: Sequence[str]) -> Cursor:
-    """Several statements in one round trip; what is returned stands at the last one's result."""
-    cursor = await connection.execute("; ".join(statements), prepare=False)
-    while cursor.nextset():
-        pass
+async def _send_waiting(connection: Connection, waiting: Sequence[Waiting]) -> Cursor:
+    """What is returned stands at the last one's result."""
+    cursor = connection.cursor()
+    for way, group in groupby(waiting, _way):
+        if way == "text":
+            cursor = await connection.execute("; ".join(cast(Any, group)), prepare=False)
+            while cursor.nextset():
+                pass
+        elif way == "alone":
+            for sql, _ in cast(Any, group):
+                await connection.execute(sql)
+        else:
+            async with connection.pipeline():
+                for sql, rows in cast(Any, group):
+                    await (cursor.executemany(sql, rows) if rows else cursor.execute(sql))
     return cursor
+
+
+def _way(waiting: Waiting) -> str:
+    """How it goes out: ours as one text; what handlers wrote in a pipeline, where each has to be one statement."""
+    if isinstance(waiting, str):
+        return "text"
+    return "alone" if ";" in waiting[0] and not waiting[1] else "pipeline"
 
 
 def _in_transaction(connection: Connection) -> bool:

@@ -132,6 +132,12 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
     async def executemany(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
         return max(0, self._run_many(to_question(sql), rows))
 
+    def write(self, sql: str, parameters: Sequence[Any] = ()) -> None:
+        self._run(to_question(sql), parameters)
+
+    async def flush(self) -> None:
+        pass  # it ran at once
+
     async def fetchone(self, sql: str, parameters: Sequence[Any] = ()) -> tuple[Any, ...] | None:
         # All rows are fetched: a statement that still runs would hold up the commit.
         rows = self._fetch(to_question(sql), parameters)

@@ -312,6 +312,94 @@ async def statements_tell_how_many_rows_they_changed(subject: StoreSubject) -> N
 
 
 @case
+async def what_is_written_goes_out_in_order_before_whatever_follows(subject: StoreSubject) -> None:
+    store = await prepared(subject)
+    insert, rename = "insert into goods (name) values (?)", "update goods set name = ? where name = ?"
+    async with store.transaction() as tx:
+        tx.write(insert, ("a",))
+        tx.write(rename, ("b", "a"))
+        tx.write("insert into goods (name) values ('100 %')")
+        assert await tx.fetchall("select name from goods order by name") == [("100 %",), ("b",)]
+        tx.write(rename, ("c", "b"))
+        assert await tx.execute(rename, ("d", "c")) == 1, "a statement came before what was written"
+        for name in ("x", "y", "z"):
+            tx.write(insert, (name,))
+        assert await tx.executemany(rename, [("xx", "x"), ("yy", "y")]) == 2, "many came before what was written"
+        tx.write(rename, ("zz", "z"))
+        await tx.flush()
+        tx.write(rename, ("e", "d"))
+    assert await goods(store) == ["100 %", "e", "xx", "yy", "zz"], "the commit came before what was written"
+
+
+@case
+async def the_drivers_connection_comes_behind_what_was_written(subject: StoreSubject) -> None:
+    store = await prepared(subject)
+    async with aborted(store) as tx:
+        tx.write("insert into goods (name) values (?)", ("a",))
+        _ = tx.raw
+        assert await tx.fetchall("select name from goods") == [("a",)]
+
+
+@case
+async def a_write_that_is_refused_raises_the_drivers_error_and_can_be_undone(subject: StoreSubject) -> None:
+    store = await prepared(subject)
+    insert = "insert into goods (name) values (?)"
+
+    async def refused() -> None:
+        tx.write(insert, ("a",))
+        tx.write(insert, ("a",))
+        await tx.flush()
+
+    async with store.transaction() as tx:
+        tx.write(insert, ("before",))
+        await tx.savepoint()
+        try:
+            await refused()
+        except FaregateError as exc:
+            raise AssertionError(f"the user's error was translated: {exc!r}") from exc
+        except Exception:
+            await tx.roll_back_to_savepoint()
+        else:
+            raise AssertionError("the same name twice was accepted")
+        await tx.release_savepoint()
+        tx.write(insert, ("after",))
+    assert await goods(store) == ["after", "before"]
+
+
+@case
+async def what_is_written_is_undone_with_its_savepoint_and_with_its_transaction(subject: StoreSubject) -> None:
+    store = await prepared(subject)
+    insert = "insert into goods (name) values (?)"
+    async with store.transaction() as tx:
+        tx.write(insert, ("kept",))
+        await tx.savepoint()
+        tx.write(insert, ("undone",))
+        await tx.roll_back_to_savepoint()
+        await tx.release_savepoint()
+    async with aborted(store) as tx:
+        tx.write(insert, ("rolled back",))
+    async with aborted(store) as tx:
+        tx.write(insert, ("rolled back, too",))
+        await tx.flush()
+    assert await goods(store) == ["kept"]
+
+
+@case
+async def a_write_that_ends_the_transaction_is_refused(subject: StoreSubject) -> None:
+    store = await prepared(subject)
+    for sql in ("commit", " /* so */ Rollback;", "savepoint mine"):
+        async with aborted(store) as tx:
+            tx.write("insert into goods (name) values ('x')")
+            try:
+                tx.write(sql)
+                await tx.flush()
+            except TransactionMisused:
+                continue
+            raise AssertionError(f"{sql} was accepted")
+    assert await goods(store) == []
+
+
+@case
 async def a_schema_is_applied_whole_or_not_at_all(subject: StoreSubject) -> None:
     store = await prepared(subject)
     await store.apply_schema("create table one (a text); -- first;\ncreate table two (b text default ';');")
