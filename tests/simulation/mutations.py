@@ -120,6 +120,32 @@ def writes_of_a_failed_try_kept_in_its_batch(patch: MonkeyPatch) -> None:
     patch.setattr(UnitOfWork, "undo", mutant)
 
 
+def writes_of_a_duplicate_sent(patch: MonkeyPatch) -> None:
+    """What it wrote goes out before anybody looks whether another copy was faster."""
+
+    async def mutant(self: Any) -> None:
+        writers, self._writers = self._writers, []
+        for write in [write for work in writers for write in work.writes]:
+            self.transaction.write(write.sql, write.parameters)
+
+    patch.setattr(UnitOfWork, "flush", mutant)
+
+
+def writes_of_a_failed_try_sent(patch: MonkeyPatch) -> None:
+    undo = UnitOfWork.undo
+
+    async def mutant(self: Any, work: Any, exc: BaseException | None = None) -> None:
+        if work.writes:
+            self._writers.append(work)
+            kept = work.writes
+            await undo(self, work, exc)
+            work.writes = kept
+        else:
+            await undo(self, work, exc)
+
+    patch.setattr(UnitOfWork, "undo", mutant)
+
+
 def eviction_without_floor(patch: MonkeyPatch) -> None:
     async def mutant(self: Any, node: str) -> None:
         return None

@@ -123,6 +123,8 @@ class Runs:
         """Whether `a` publishes a Noted, too; `c` may be subscribed to it."""
         self.habit: Habit = plainly
         """How `a` goes about its write."""
+        self.writes = False
+        """Whether handlers write without waiting."""
         self.outside: list[str] = []
         """Effects that are not in the store."""
 
@@ -137,10 +139,12 @@ def make_nodes(runs: Runs, dedup: Any, *, subscriber: bool, **options: Any) -> d
     options = {"retry": None, "redeliver": fg.Redeliver(1, 1), **options}
 
     async def write(ctx: fg.Context, name: str, run: int, key: str | None) -> None:
-        await ctx.db.execute(
-            "insert into effects(node, message_id, run, key, position, name) values (?, ?, ?, ?, ?, ?)",
-            (ctx.node, ctx.message_id, run, key, ctx._delivery.position, name),
-        )
+        sql = "insert into effects(node, message_id, run, key, position, name) values (?, ?, ?, ?, ?, ?)"
+        values = (ctx.node, ctx.message_id, run, key, ctx._delivery.position, name)
+        if runs.writes:
+            ctx.db.write(sql, values)
+        else:
+            await ctx.db.execute(sql, values)
 
     @a.on(Order, dedup=dedup, **options)
     async def take(order: Order, ctx: fg.Context) -> AsyncIterator[Any]:

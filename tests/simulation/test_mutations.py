@@ -48,6 +48,19 @@ def one_fails_among_three(world: World) -> None:
         world.order(name)
 
 
+def written_copies(world: World) -> None:
+    world.runs.writes = True
+    for name in "xy":
+        world.order(name)
+    for copy in [*world.broker.copies]:
+        world.broker.put(copy.envelope, "a")
+
+
+def one_fails_before_it_is_sent(world: World) -> None:
+    world.runs.writes = True
+    one_fails_among_three(world)
+
+
 def dies_once(world: World) -> None:
     world.runs.script = lambda node, run, name: Permanent("never") if (node, run) == ("a", 1) else None
     world.order()
@@ -92,6 +105,12 @@ CASES: list[tuple[Mutation, Scenario, set[int]]] = [
     (
         mutations.writes_of_a_failed_try_kept_in_its_batch,
         Scenario(one_fails_among_three, batch=3, savepoints=False, options={"retry": fg.Retry(1, delay=0.0)}),
+        {1},
+    ),
+    (mutations.writes_of_a_duplicate_sent, Scenario(written_copies, batch=2, savepoints=False), {1}),
+    (
+        mutations.writes_of_a_failed_try_sent,
+        Scenario(one_fails_before_it_is_sent, batch=3, savepoints=False, options={"retry": fg.Retry(1, delay=0.0)}),
         {1},
     ),
     (

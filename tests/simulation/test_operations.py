@@ -87,10 +87,15 @@ def test_one_duplicate_inside_a_batch_does_not_fail_its_neighbours(mode: Mode, l
             world.order(name)
         world.broker.put(world.broker.copies[1].envelope, "a")
 
+    def writing(world: World) -> None:
+        world.runs.writes = True
+        begin(world)
+
     batch = 1 if mode == "separate" else 3  # the bus itself takes one at a time where the gate has to be asked
     explored(Scenario(begin, mode, batch=batch, crashes=1, deviations=2), limit, 30)
     if batch > 1:
         explored(Scenario(begin, mode, batch=batch, savepoints=False, crashes=1, deviations=2), limit, 30)
+        explored(Scenario(writing, mode, batch=batch, savepoints=False, crashes=1, deviations=2), limit, 30)
 
 
 @limits

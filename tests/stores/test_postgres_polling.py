@@ -1,4 +1,5 @@
-"""A connection that waits in place waits for a moment only: then others of its process get on."""
+"""A connection that looks at the socket itself loses nothing. One that waits in place does so for a moment only: then
+others of its process get on."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,23 +7,25 @@ from collections.abc import AsyncIterator
 import psycopg
 import pytest
 
-from faregate.stores.postgres.connection import PollingConnection
+from faregate.errors import StoreConflict
+from faregate.stores.postgres import PostgresStore
+from faregate.stores.postgres.connection import PollingConnection, ReadyConnection
 from tests.presence import address
 
 pytestmark = pytest.mark.services
 LONG = 20  # seconds until a test that hangs is failed
 
 
-@pytest.fixture
-async def connect() -> AsyncIterator[list[PollingConnection]]:
-    made = [await PollingConnection.connect(address("FAREGATE_TEST_POSTGRES"), autocommit=True) for _ in range(2)]
+@pytest.fixture(params=[ReadyConnection, PollingConnection])
+async def connect(request: pytest.FixtureRequest) -> AsyncIterator[list[ReadyConnection]]:
+    made = [await request.param.connect(address("FAREGATE_TEST_POSTGRES"), autocommit=True) for _ in range(2)]
     yield made
     for each in made:
         await each.close()
 
 
 async def test_a_lock_of_the_same_process_is_waited_for_without_standing_in_its_way(
-    connect: list[PollingConnection],
+    connect: list[ReadyConnection],
 ) -> None:
     one, other = connect
     order: list[str] = []
@@ -47,7 +50,7 @@ async def test_a_lock_of_the_same_process_is_waited_for_without_standing_in_its_
     assert order == ["held", "let go", "got"]
 
 
-async def test_results_errors_and_large_answers_arrive(connect: list[PollingConnection]) -> None:
+async def test_results_errors_and_large_answers_arrive(connect: list[ReadyConnection]) -> None:
     one, _ = connect
     cursor = await one.execute("select %s::int, repeat('x', 3000000)", (7,))
     row = await cursor.fetchone()
@@ -58,7 +61,7 @@ async def test_results_errors_and_large_answers_arrive(connect: list[PollingConn
     assert (await (await one.execute("select 1")).fetchone()) == (1,)
 
 
-async def test_a_wait_that_is_cancelled_ends_the_query_too(connect: list[PollingConnection]) -> None:
+async def test_a_wait_that_is_cancelled_ends_the_query_too(connect: list[ReadyConnection]) -> None:
     one, other = connect
     task = asyncio.create_task(one.execute("select pg_sleep(60)"))
     running = "select query from pg_stat_activity where state = 'active' and pid = %s"
@@ -73,9 +76,59 @@ async def test_a_wait_that_is_cancelled_ends_the_query_too(connect: list[Polling
     assert other.closed is False
 
 
-async def test_a_connection_that_the_server_ends_is_noticed(connect: list[PollingConnection]) -> None:
+async def test_a_connection_that_the_server_ends_is_noticed(connect: list[ReadyConnection]) -> None:
     one, other = connect
     await other.execute("select pg_terminate_backend(%s)", (one.info.backend_pid,))
     with pytest.raises(psycopg.OperationalError):
         await one.execute("select 1")
     assert one.closed
+
+
+async def test_rows_that_go_out_together_come_back_in_order_and_large_ones_too(connect: list[ReadyConnection]) -> None:
+    one, _ = connect
+    await one.execute("create temporary table rows(n serial, body text)")
+    async with one.pipeline(), one.cursor() as cursor:
+        await cursor.executemany("insert into rows(body) values (%s)", [(str(n) + "x" * n * 100,) for n in range(500)])
+    rows = await (await one.execute("select body from rows order by n")).fetchall()
+    assert [body.rstrip("x") for (body,) in rows] == [str(n) for n in range(500)]
+
+
+async def test_work_in_place_is_done_while_the_loop_stands_still(connect: list[ReadyConnection]) -> None:
+    one, _ = connect
+    turned = asyncio.Event()
+    asyncio.get_running_loop().call_soon(turned.set)
+
+    async def work() -> None:
+        async with one.pipeline():
+            await one.execute("select pg_sleep(%s)", (0.01,))
+        with pytest.raises(psycopg.errors.UndefinedTable):
+            await one.execute("select * from nowhere_at_all")
+
+    one.run_in_place(work())
+    assert not turned.is_set(), "the event loop went on meanwhile"
+    assert (await (await one.execute("select 1")).fetchone()) == (1,)
+
+
+async def test_writes_that_are_cancelled_take_their_connection_with_them() -> None:
+    store = PostgresStore(address("FAREGATE_TEST_POSTGRES"), pool_size=1)
+    await store.open()
+    try:
+        async with asyncio.timeout(LONG):
+            transaction = store.transaction()
+            await transaction.begin()
+            [before] = await transaction.fetchone("select pg_backend_pid()") or ()
+            for _ in range(20):
+                transaction.write("select pg_sleep(?)", (60,))
+            flush = asyncio.create_task(transaction.flush())
+            await asyncio.sleep(0)
+            flush.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await flush
+            with pytest.raises(StoreConflict):
+                await transaction.execute("select 1")
+            await transaction.roll_back()
+            async with store.transaction() as after:
+                [now] = await after.fetchone("select pg_backend_pid()") or ()
+    finally:
+        await store.close()
+    assert now != before, "a connection in the middle of a pipeline was used again"

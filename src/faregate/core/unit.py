@@ -247,6 +247,8 @@ class UnitOfWork:
             self._writers.append(work)
             if self._waiting >= _MOST_WRITES or self._waiting_bytes >= _MOST_WRITE_BYTES:
                 await self.flush()
+                if work.state == "duplicate":
+                    raise work.interrupted(AlreadyHandled)
         if not work.entered:
             return
         transaction = self.transaction

@@ -100,11 +100,11 @@ class PostgresTransaction(PostgresRecords, SqlTransaction, TransactionBlock):
     async def _release(self, connection: Connection) -> None:
         """Give the connection back without a transaction on it; one that cannot be freed of it is closed."""
         try:
-            if self._retired:
-                await connection.close()
-            elif not connection.closed and connection.pgconn.transaction_status != _IDLE:
+            if not connection.closed and connection.pgconn.transaction_status != _IDLE:
                 await connection.execute("rollback")
         except psycopg.Error:
+            await connection.close()
+        if self._retired:
             await connection.close()
         await self._server.give_back(connection)
 
@@ -141,7 +141,8 @@ class PostgresTransaction(PostgresRecords, SqlTransaction, TransactionBlock):
             return await self._run_replacing(sql, parameters)
         except asyncio.CancelledError:
             self._cancelled = True
-            self._retired = self._retired or pipeline
+            if pipeline and self._connection is not None:
+                await self._connection.close()
             raise
 
     async def _run_replacing(self, sql: str, parameters: Any) -> Cursor:
