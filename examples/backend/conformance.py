@@ -15,12 +15,12 @@ from faregate.ports.schemes import open_store, open_token_store, open_transport
 from faregate.ports.store import Store
 from faregate.ports.tokens import TokenStore
 from faregate.testing import (
-    QUEUE_CASES,
     STORE_CASES,
     TOKEN_CASES,
     FakeClock,
     QueueSubject,
     memory_token_subject,
+    queue_cases,
     run_queue_case,
     run_store_case,
     run_token_case,
@@ -67,8 +67,9 @@ async def failures(cases: dict[str, Callable[[str], Awaitable[None]]]) -> list[s
 def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
+        transport = open_transport("toy-queue:", FakeClock())
         cases: dict[str, Callable[[str], Awaitable[None]]] = {
-            **dict.fromkeys(QUEUE_CASES, lambda name: run_queue_case(name, queue_subject)),
+            **dict.fromkeys(queue_cases(transport.capabilities), lambda name: run_queue_case(name, queue_subject)),
             **dict.fromkeys(STORE_CASES, partial(run_on_store, place)),
             **dict.fromkeys(TOKEN_CASES, partial(run_on_tokens, place)),
         }

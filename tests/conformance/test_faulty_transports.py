@@ -19,7 +19,7 @@ from faregate import ids
 from faregate.errors import QueueNotFound, StaleLock, Unroutable
 from faregate.message import Envelope
 from faregate.ports.dead_letter import DeadLetter
-from faregate.ports.queue import Binding, Consumer, Delivery, Outcome
+from faregate.ports.queue import Binding, Consumer, Delivery, Outcome, dead_letter_queue
 from faregate.testing import QUEUE_CASES, FakeClock, memory_subject, run_queue_case
 from faregate.transports.memory import MemoryTransport
 from tests.conformance.faults import Faults, passes
@@ -367,7 +367,7 @@ class UnbindsTheDeadLetterQueue(Faulty):
 # --- hold and end -----------------------------------------------------------------------------------------
 
 
-@breaks("a_message_settled_as_dead_or_as_a_duplicate_is_gone")
+@breaks("a_message_settled_as_dead_has_no_second_dead_letter")
 class KeepsADeadLetterOfWhatIsSettledAsDead(Faulty):
     class delivery(Wrapped):
         async def settle(self, outcome: Outcome) -> None:
@@ -381,7 +381,7 @@ class ReleasesDuplicates(Faulty):
             await (self._inner.release() if outcome == "duplicate" else self._inner.settle(outcome))
 
 
-@breaks("a_delivery_knows_its_position_and_its_tries")
+@breaks("a_redelivered_message_keeps_its_position_and_its_tries")
 class GivesEveryDeliveryAPositionOfItsOwn(Faulty):
     given = 0
 
@@ -398,7 +398,7 @@ class GivesEveryDeliveryTheSamePosition(Faulty):
         position = 7
 
 
-@breaks("a_delivery_knows_its_position_and_its_tries")
+@breaks("a_delivery_knows_its_position_and_its_tries", "a_redelivered_message_keeps_its_position_and_its_tries")
 class ForgetsTries(Faulty):
     class delivery(Wrapped):
         tries = 0
@@ -444,13 +444,20 @@ class LetsOthersPassInASerialSubscription(Faulty):
         return replace(binding, serial=False)
 
 
+@breaks("a_released_message_comes_back")
+class DropsWhatIsReleased(Faulty):
+    class delivery(Wrapped):
+        async def release(self, *, begun: bool = True) -> None:
+            await self._inner.settle("skipped")
+
+
 @breaks("a_released_message_returns_to_its_own_position", "a_lock_that_is_not_renewed_expires")
 class NeverSaysThatItWasDeliveredBefore(Faulty):
     class delivery(Wrapped):
         redelivered = False
 
 
-@breaks("a_released_message_returns_to_its_own_position")
+@breaks("a_released_message_returns_to_its_own_position", "a_released_message_comes_back")
 class SaysThatEverythingWasDeliveredBefore(Faulty):
     class delivery(Wrapped):
         redelivered = True
@@ -700,8 +707,12 @@ class NeverExpires(Faulty):
 
 @breaks("an_expired_message_is_a_dead_letter_with_the_reason")
 class DropsExpiredMessagesSilently(Faulty):
-    async def dead_letters(self, node: str, limit: int = 1000) -> list[DeadLetter]:
-        return [record for record in await super().dead_letters(node, limit) if record.reason != "expired"]
+    async def consume(self, queue: str, on_delivery: Callable[[Delivery], None], **how: Any) -> Consumer:
+        def deliver(delivery: Delivery) -> None:
+            if delivery.letter is None or delivery.letter.reason != "expired":
+                on_delivery(delivery)
+
+        return await super().consume(queue, deliver, **how)
 
 
 @breaks("a_held_message_does_not_expire")
@@ -732,19 +743,37 @@ class LosesTheReason(Faulty):
 
 @breaks("a_dead_letter_keeps_its_reason_and_identity")
 class GivesDeadLettersANewIdentity(Faulty):
-    async def dead_letters(self, node: str, limit: int = 1000) -> list[DeadLetter]:
-        return [
-            msgspec.structs.replace(
-                record, envelope=msgspec.structs.replace(record.envelope, publication_id=ids.root_id())
-            )
-            for record in await super().dead_letters(node, limit)
-        ]
+    class delivery(Wrapped):
+        @property
+        def letter(self) -> DeadLetter | None:
+            letter = self._inner.letter
+            return letter and msgspec.structs.replace(letter, envelope=as_new(letter.envelope))
 
 
 @breaks("a_dead_letter_keeps_its_reason_and_identity", "a_message_that_keeps_coming_back_becomes_a_dead_letter")
 class LosesDeadLetters(Faulty):
+    async def consume(self, queue: str, on_delivery: Callable[[Delivery], None], **how: Any) -> Consumer:
+        def deliver(delivery: Delivery) -> None:
+            if delivery.letter is None:
+                on_delivery(delivery)
+
+        return await super().consume(queue, deliver, **how)
+
+
+@breaks("browsing_takes_nothing")
+class TakesWhatIsLookedAt(Faulty):
     async def dead_letters(self, node: str, limit: int = 1000) -> list[DeadLetter]:
-        return []
+        found = await super().dead_letters(node, limit)
+        queue = self.broker.queue(dead_letter_queue(node))
+        for entry in list(queue.browse())[: len(found)]:
+            queue._archive(entry)
+        return found
+
+
+@breaks("browsing_takes_nothing")
+class LooksAtMoreThanAsked(Faulty):
+    async def dead_letters(self, node: str, limit: int = 1000) -> list[DeadLetter]:
+        return await super().dead_letters(node)
 
 
 @breaks("a_message_that_keeps_coming_back_becomes_a_dead_letter")

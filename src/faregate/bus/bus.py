@@ -11,6 +11,7 @@ from faregate.bus.dead_letter_retention import RetainDead
 from faregate.bus.dead_letters import DeadLetters
 from faregate.bus.node_stores import Given, NodeStores
 from faregate.bus.stalls import StallDetector
+from faregate.bus.supplied import check_capabilities
 from faregate.bus.worker import Worker
 from faregate.codec import BodyWriter, Codec, find_codec
 from faregate.core.alarms import Alarm, Alarms
@@ -31,7 +32,7 @@ from faregate.node.subscription import Subscription
 from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.dead_letter import DeadLetter, DeadStatus
 from faregate.ports.progress import Occupied
-from faregate.ports.queue import QueueTransport, SpoolTransport
+from faregate.ports.queue import Browsing, Counting, QueueTransport, Recognising, SpoolTransport
 from faregate.ports.schemes import hide_password, open_transport
 from faregate.ports.store import DeadFilter, Store
 from faregate.ports.tokens import TokenStore
@@ -129,7 +130,8 @@ class Bus:
             for subscription in node.subscriptions.values()
         ]
         self._stalls = self._stall_detector(stall_seconds)
-        self._transport.on_disagreement = self._disagreement
+        if isinstance(self._transport, Recognising):
+            self._transport.on_disagreement = self._disagreement
         if isinstance(self._transport, SpoolTransport):
             self._transport.on_unreadable = self._unreadable
         self._state = "new"
@@ -143,6 +145,7 @@ class Bus:
 
     def _worker(self, node: Node, subscription: Subscription, limit: int) -> Worker:
         sender, shared = self._senders[node.name], self._stores.of(node.name)
+        is_supplied = check_capabilities(self._transport, self.url, subscription, shared is not None)
         handling = Handling(
             subscription,
             node,
@@ -156,7 +159,14 @@ class Bus:
         )
         window = _PREFETCH if shared is None else _PREFETCH_WITH_STORE
         prefetch = subscription.prefetch or max(window, 2 * subscription.order.lanes)
-        return Worker(handling, transport=self._transport, clock=self.clock, body_limit=limit, prefetch=prefetch)
+        return Worker(
+            handling,
+            transport=self._transport,
+            clock=self.clock,
+            body_limit=limit,
+            prefetch=prefetch,
+            waiting=self._stores.waiting(node.name) if is_supplied else None,
+        )
 
     def _stall_detector(self, seconds: float | None) -> StallDetector | None:
         if seconds is None:
@@ -190,9 +200,11 @@ class Bus:
         await self._open()
         try:
             await self._stores.start()
-            self._transport.begin()
+            if isinstance(self._transport, SpoolTransport):
+                self._transport.begin()
             for worker in self._workers:
                 await worker.start()
+            self._stores.hand_in()
         except BaseException:
             await self._close()
             raise
@@ -241,6 +253,7 @@ class Bus:
         if self._state != "stopping":
             return
         limit = self._drain_seconds if deadline is None else deadline
+        await self._stores.hand_in_no_more()
         left = await asyncio.gather(*(worker.stop(limit) for worker in self._workers))
         self.left_behind = max(self.left_behind, sum(left))
         if self._state == "stopping":
@@ -267,9 +280,13 @@ class Bus:
         """Return once nothing is in flight and every outbox is empty.
 
         A message that waits for redelivery is in flight; one scheduled for later is not. Raises `IdleTimeout`, and
-        `ConfigurationError` when the bus is stopped meanwhile.
+        `ConfigurationError` when the bus is stopped meanwhile, or runs on a transport that does not know what waits.
         """
         self._check_running()
+        if not isinstance(self._transport, Counting):
+            raise ConfigurationError(
+                f'the transport {self.url} does not know what waits (it lacks "count"): wait for what your handlers do'
+            )
         landing = asyncio.ensure_future(self._landed())
         self._landings.add(landing)
         try:
@@ -288,6 +305,7 @@ class Bus:
     async def _landed(self) -> None:
         while True:
             before = self._stores.activity
+            assert isinstance(self._transport, Counting)
             await self._transport.idle()
             await self._stores.idle()
             if self._stores.activity == before:
@@ -436,8 +454,9 @@ class Bus:
         """The open dead letters of stores and transport, of one node or of all, oldest first."""
         self._check_running()
         wanted = list(self.nodes) if node is None else [node.name if isinstance(node, Node) else node]
-        found = [record for name in wanted for record in await self._transport.dead_letters(name)]
+        found: list[DeadLetter] = []
         for name in wanted:
+            found += await self._transport.dead_letters(name) if isinstance(self._transport, Browsing) else []
             shared = self._stores.of(name)
             if shared is not None:
                 letters = await shared.store.dead(DeadFilter(node=name, status="open"))

@@ -10,9 +10,9 @@ Rules kept here:
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 from faregate.bus.dead_letter_retention import RetainDead, prune
 from faregate.bus.dispatcher import Dispatcher
@@ -24,7 +24,7 @@ from faregate.ids import message_id_of
 from faregate.ports.clock import Clock, Timer
 from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.progress import Occupation
-from faregate.ports.queue import Consumer, Delivery, QueueTransport, dead_letter_queue
+from faregate.ports.queue import Capability, Consumer, Delivery, Held, QueueTransport, dead_letter_queue
 from faregate.ports.store import DeadFilter, Transaction
 
 log = logging.getLogger("faregate.bus")
@@ -35,6 +35,8 @@ _ROWS_AT_A_TIME = 500
 """Few, since SQLite works on the event loop's thread."""
 _STORE_DOWN_SECONDS = 10.0
 _REMOVING = "removes old rows"
+_DRAINED: frozenset[Capability] = frozenset({"dead letters", "delay"})
+"""What a transport needs so that its dead letters can wait for a store that is away."""
 _CLAIM_AGE = 60.0
 """A claim this old whose token is gone belongs to nobody who still works on it."""
 
@@ -76,13 +78,18 @@ class Housekeeper:
             yield Occupation(task, self._node, "", f"the housekeeper of {self._node} {task.get_name()}")
 
     async def start(self) -> None:
-        try:
-            self._consumer = await self._transport.consume(dead_letter_queue(self._node), self._take, prefetch=100)
-        except QueueNotFound:
-            pass  # a node without subscriptions has nothing that could die
+        if self._transport.capabilities >= _DRAINED:
+            await self._consume_dead_letters()
         await self._evict_some()
         self._background(self._evict(), _REMOVING)
         self._timer = self._clock.call_later(self._period, self._evict_soon)
+
+    async def _consume_dead_letters(self) -> None:
+        on_delivery = cast(Callable[[Held], None], self.bury)
+        try:
+            self._consumer = await self._transport.consume(dead_letter_queue(self._node), on_delivery, prefetch=100)
+        except QueueNotFound:
+            pass  # a node without subscriptions has nothing that could die
 
     async def stop(self) -> None:
         self._stopping = True
@@ -105,7 +112,8 @@ class Housekeeper:
 
     # --- dead letters of the transport -----------------------------------------------------------------------
 
-    def _take(self, delivery: Delivery) -> None:
+    def bury(self, delivery: Delivery) -> None:
+        """Put it among the dead letters, then settle it."""
         self._background(self._drain(delivery), f"puts {delivery.envelope} among the dead letters")
 
     async def _drain(self, delivery: Delivery) -> None:

@@ -8,6 +8,7 @@ from faregate.bus.attempts import Attempts
 from faregate.bus.dead_letter_retention import RetainDead
 from faregate.bus.dispatcher import Around, Dispatcher
 from faregate.bus.housekeeping import Housekeeper
+from faregate.bus.supplied import Waiting
 from faregate.core.alarms import Alarms
 from faregate.core.dedup.claims import Claims
 from faregate.core.node_store import NodeStore
@@ -67,8 +68,11 @@ class NodeStores:
                 claims = Claims(name, opened, self._tokens, dispatcher.dispatch, alarms, clock)
             young = min(_YOUNG_SECONDS, retain_ledger)
             self._of[name] = NodeStore(opened, dispatcher, alarms, self._tokens, claims, young_seconds=young)
-        self._housekeepers = [
-            Housekeeper(
+        self._clock = clock
+        self._waiting: dict[str, Waiting] = {}
+        """By node: what waits in its store because the transport has no way to."""
+        self._housekeepers = {
+            name: Housekeeper(
                 name,
                 shared,
                 self.dispatchers[shared.store.database_id],
@@ -78,7 +82,22 @@ class NodeStores:
                 retain_dead=retain_dead,
             )
             for name, shared in self._of.items()
-        ]
+        }
+
+    def waiting(self, node: str) -> Waiting:
+        if node not in self._waiting:
+            bury = self._housekeepers[node].bury
+            self._waiting[node] = Waiting(node, self._of[node].store, self._clock, bury)
+        return self._waiting[node]
+
+    def hand_in(self) -> None:
+        """Whoever consumes is there: what waits in the stores is handed in when it is due."""
+        for waiting in self._waiting.values():
+            waiting.start()
+
+    async def hand_in_no_more(self) -> None:
+        for waiting in self._waiting.values():
+            await waiting.stop()
 
     def of(self, node: str) -> NodeStore | None:
         return self._of.get(node)
@@ -112,11 +131,11 @@ class NodeStores:
         """Send what an earlier process left; take in the dead letters of the transport. Before anything is consumed."""
         for dispatcher in self.dispatchers.values():
             await dispatcher.start()
-        for housekeeper in self._housekeepers:
+        for housekeeper in self._housekeepers.values():
             await housekeeper.start()
 
     async def stop(self, deadline: float) -> None:
-        for housekeeper in self._housekeepers:
+        for housekeeper in self._housekeepers.values():
             await housekeeper.stop()
         for dispatcher in self.dispatchers.values():
             await dispatcher.stop(deadline)
@@ -129,28 +148,30 @@ class NodeStores:
 
     async def idle(self) -> None:
         """Return once every outbox is empty and every dead letter of the transport is in its table."""
+        for waiting in self._waiting.values():
+            await waiting.idle()
         for dispatcher in self.dispatchers.values():
             await dispatcher.idle()
-        for housekeeper in self._housekeepers:
+        for housekeeper in self._housekeepers.values():
             await housekeeper.drained()
 
     def occupations(self) -> Iterator[Occupation]:
         for dispatcher in self.dispatchers.values():
             yield from dispatcher.occupations()
-        for housekeeper in self._housekeepers:
+        for housekeeper in self._housekeepers.values():
             yield from housekeeper.occupations()
 
     @property
     def activity(self) -> int:
         """Grows with everything that happens in the background."""
         return sum(dispatcher.activity for dispatcher in self.dispatchers.values()) + sum(
-            housekeeper.activity for housekeeper in self._housekeepers
+            housekeeper.activity for housekeeper in self._housekeepers.values()
         )
 
     @property
     def busy(self) -> bool:
         return any(dispatcher.busy for dispatcher in self.dispatchers.values()) or any(
-            housekeeper.busy for housekeeper in self._housekeepers
+            housekeeper.busy for housekeeper in self._housekeepers.values()
         )
 
 

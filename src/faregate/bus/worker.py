@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 from faregate.bus.lanes import Lanes
+from faregate.bus.supplied import Entrance, Waiting
 from faregate.core.handling import Handling
 from faregate.errors import StaleLock
 from faregate.ids import message_id_of
@@ -14,7 +16,7 @@ from faregate.node.policy import ByKey
 from faregate.ports import faults
 from faregate.ports.clock import Clock, Timer
 from faregate.ports.progress import Occupation
-from faregate.ports.queue import Consumer, Delivery, QueueTransport
+from faregate.ports.queue import Consumer, Delivery, Held, QueueTransport
 
 log = logging.getLogger("faregate.bus")
 
@@ -23,8 +25,16 @@ _UNFORESEEN_SECONDS = 10.0
 
 class Worker:
     def __init__(
-        self, handling: Handling, *, transport: QueueTransport, clock: Clock, body_limit: int, prefetch: int
+        self,
+        handling: Handling,
+        *,
+        transport: QueueTransport,
+        clock: Clock,
+        body_limit: int,
+        prefetch: int,
+        waiting: Waiting | None = None,
     ) -> None:
+        """`waiting` supplies what the transport lacks."""
         self.subscription = handling.subscription
         binding = self.subscription.binding(body_limit)
         remembers = binding.remembers if handling.has_store else "nothing"
@@ -34,6 +44,11 @@ class Worker:
         self._transport = transport
         self._clock = clock
         self._prefetch = prefetch
+        # Deliveries of a transport that lacks nothing are whole already.
+        self._on_delivery = cast(Callable[[Held], None], self._take)
+        if waiting is not None:
+            entrance = Entrance(self.binding, self._take, self._abandoned, lambda: self.paused)
+            self._on_delivery = waiting.add(entrance)
         self._lanes = Lanes(
             self.subscription.order.lanes, self._work, by_key=isinstance(self.subscription.order, ByKey)
         )
@@ -63,7 +78,7 @@ class Worker:
         return Occupation(delivery, node, message_id_of(delivery.envelope, node), text)
 
     async def start(self) -> None:
-        self._consumer = await self._transport.consume(self.binding.queue, self._take, prefetch=self._prefetch)
+        self._consumer = await self._transport.consume(self.binding.queue, self._on_delivery, prefetch=self._prefetch)
         if self.paused:
             self._consumer.pause()
 

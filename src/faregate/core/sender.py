@@ -18,7 +18,7 @@ from faregate.node.node import Node
 from faregate.node.outgoing import Outgoing
 from faregate.ports import faults
 from faregate.ports.clock import Clock
-from faregate.ports.queue import QueueTransport
+from faregate.ports.queue import DeadLettering, QueueTransport
 
 if TYPE_CHECKING:
     from faregate.core.node_store import NodeStore
@@ -188,6 +188,7 @@ class Sender(Sealer):
                     await self._transport.publish([envelope])
                 except Unroutable as exc:
                     errors[envelope.publication_id] = exc
+                    assert isinstance(self._transport, DeadLettering)  # no node without a store runs on another
                     await self._transport.dead_letter(self._node, envelope, exc.reason, f"Unroutable: {exc}")
                     self._alarms.sound("unroutable", self._node, envelope.publication_id, str(exc))
         return errors

@@ -1,15 +1,17 @@
 """The queue transport port: moves envelopes at least once, and lets a consumer hold one until it is settled.
 
-Rules every adapter keeps (and `faregate.testing.queue_suite` checks):
-- What `publish` confirmed is delivered until it is settled, a dead letter or expired; never silently dropped.
-- A released message returns to its own position. A delivery ends once: a stale end raises `StaleLock`.
-- Within one key, a message is withheld while an earlier one of that key is out or waits for redelivery; of a serial
-  subscription, all are withheld while one waits for redelivery.
+`QueueTransport` and `Held` are the core, which every transport keeps (`faregate.testing.queue_suite` checks it):
+- What `publish` confirmed is delivered until it is settled or a dead letter; never silently dropped.
+- What a consumer held comes back when it is released, or when the consumer goes away. A delivery ends once: a stale
+  end raises `StaleLock`.
+
+What only some transports can do is a `Capability`. A transport names its own in `capabilities`; each has cases in the
+suite, and where it has methods a protocol here. The bus supplies what is missing (`bus/supplied.py`) or refuses.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 from faregate.errors import Unroutable
 from faregate.message import Envelope, Kind
@@ -19,6 +21,27 @@ from faregate.ports.dead_letter import DeadLetter
 Outcome = Literal["handled", "skipped", "dead", "duplicate"]
 """How a consumer is done with a message. dead: it keeps the dead letter itself, so nothing goes to the
 dead-letter queue. duplicate: it was handled before."""
+
+
+Capability = Literal[
+    "browse", "count", "dead letters", "delay", "expire", "lock", "order", "place", "recipients", "recognise", "select"
+]
+"""
+- browse: dead letters can be looked at without taking them (`Browsing`).
+- count: it knows what waits and what is out (`Counting`).
+- dead letters: a queue of them for each node (`DeadLettering`, `Delivery.dead_letter`). What was started
+  `Binding.max_deliveries` times and comes back goes there by itself, and so does what expires.
+- delay: a message waits for its `deliver_at`, or for its `delay` where it has one; `Delivery.redeliver`.
+- expire: what waited past its `expires_at`, or for `Binding.expires`, is a dead letter. What is held does not expire.
+- lock: a delivery that is neither ended nor renewed for `Binding.lock_seconds` comes back.
+- order: within one key, a message is withheld while an earlier one is out, and (`strict`) while one waits for
+  redelivery. Of a `serial` binding, all are withheld while one waits for redelivery.
+- place: what is released returns to its own position; where no handler has begun, as if it had never been out.
+- recipients: `publish` fills in each envelope's `recipients`, so that publishing it again leads where it led before.
+- recognise: a repetition of a recent publication is confirmed and not appended again (`Recognising`).
+- select: a consumer may take some messages alone, or be the only one (`Selecting`).
+"""
+EVERY_CAPABILITY: frozenset[Capability] = frozenset(get_args(Capability))
 
 
 Remembers = Literal["ledger", "tokens", "off", "nothing"]
@@ -82,8 +105,8 @@ class Binding:
         return ".".join(parts)
 
 
-class Delivery(Protocol):
-    """One acquisition of one message by one consumer. Exactly one of settle, release, redeliver, dead_letter ends it.
+class Held(Protocol):
+    """One acquisition of one message by one consumer. Exactly one of settle and release ends it.
 
     Ending or renewing a delivery whose lock was lost raises `StaleLock`; the message then belongs to another.
     """
@@ -91,18 +114,8 @@ class Delivery(Protocol):
     @property
     def envelope(self) -> Envelope: ...
     @property
-    def key(self) -> str | None:
-        """The ordering key, as the binding's `key_of` gave it."""
-        ...
-
-    @property
     def redelivered(self) -> bool:
         """Whether this message was handed out before."""
-        ...
-
-    @property
-    def redeliveries(self) -> int:
-        """How many counted redeliveries there were."""
         ...
 
     @property
@@ -113,11 +126,6 @@ class Delivery(Protocol):
     @property
     def position(self) -> int | None:
         """Its place in the transport's log, or in the queue where there is no log; None where neither is known."""
-        ...
-
-    @property
-    def letter(self) -> DeadLetter | None:
-        """The dead letter, when this is a delivery from a dead-letter queue."""
         ...
 
     @property
@@ -136,8 +144,27 @@ class Delivery(Protocol):
         ...
 
     async def release(self, *, begun: bool = True) -> None:
-        """Back to its own position, available at once; the try does not count. Where no handler has `begun` on it, it
-        is as if it had never been out: its next delivery is no redelivery because of this one."""
+        """It is available again at once; the try does not count. `begun`: a handler has begun on it."""
+        ...
+
+
+class Delivery(Held, Protocol):
+    """What a handler's way through the core needs. A transport with "delay", "expire" and "dead letters" hands out
+    these; on others the bus makes them of what is held."""
+
+    @property
+    def key(self) -> str | None:
+        """The ordering key, as the binding's `key_of` gave it."""
+        ...
+
+    @property
+    def redeliveries(self) -> int:
+        """How many counted redeliveries there were."""
+        ...
+
+    @property
+    def letter(self) -> DeadLetter | None:
+        """The dead letter, when this is a delivery from a dead-letter queue."""
         ...
 
     async def redeliver(self, delay: float, *, counted: bool = True) -> None:
@@ -157,7 +184,7 @@ class Consumer(Protocol):
     def resume(self) -> None: ...
 
     async def close(self) -> None:
-        """Go away; what is still out returns to its position at once. Closing twice does nothing."""
+        """Go away; what is still out returns to its position at once, in order. Closing twice does nothing."""
         ...
 
 
@@ -169,6 +196,10 @@ class SpoolTransport(Protocol):
     """Told the name of something that others left and that cannot be taken in, and what became of it and what to do.
     None: it is logged. It may be set at any time."""
 
+    def begin(self) -> None:
+        """Every queue of this process is bound: what others left for it may come in. More than once does nothing."""
+        ...
+
     async def spool(self, envelopes: Sequence[Envelope]) -> None:
         """Leave all of them, as one, for the process that runs the nodes; returns once they are durable.
 
@@ -177,12 +208,71 @@ class SpoolTransport(Protocol):
         ...
 
 
-class QueueTransport(Protocol):
-    """All methods are called from one event loop. Errors of a driver are translated to `faregate.errors`."""
+@runtime_checkable
+class Recognising(Protocol):
+    """A repetition has the same publication id, replay number and attempt id, and the same recipients if not all."""
 
     on_disagreement: Callable[[Envelope], None] | None
     """Told of a repeated publication whose body is not the first one's (which counts): two runs of a handler
     disagree, or one key stands for two things. None: nobody is told. It may be set at any time."""
+
+
+@runtime_checkable
+class DeadLettering(Protocol):
+    async def dead_letter(self, node: str, envelope: Envelope, reason: str, error: str) -> None:
+        """Put a message that could not be sent into the node's dead-letter queue."""
+        ...
+
+
+@runtime_checkable
+class Browsing(Protocol):
+    async def dead_letters(self, node: str, limit: int = 1000) -> list[DeadLetter]:
+        """Look into a node's dead-letter queue, oldest first, without taking anything."""
+        ...
+
+
+@runtime_checkable
+class Counting(Protocol):
+    async def idle(self) -> None:
+        """Return once no bound queue holds anything but messages scheduled for later; an unbound one may."""
+        ...
+
+
+@runtime_checkable
+class Selecting(Protocol):
+    async def consume(
+        self,
+        queue: str,
+        on_delivery: Callable[[Delivery], None],
+        *,
+        prefetch: int,
+        selector: str | None = None,
+        exclusive: bool = False,
+    ) -> Consumer:
+        """Take only what the selector fits; others get the rest. Exclusive: alone, as long as it consumes.
+
+        Raises `InvalidSelector`, or `ConsumerRefused` when another has it exclusively.
+        """
+        ...
+
+
+PROTOCOLS: Mapping[Capability, type] = {
+    "browse": Browsing,
+    "count": Counting,
+    "dead letters": DeadLettering,
+    "recognise": Recognising,
+    "select": Selecting,
+}
+"""What a transport with one of these has beside the core."""
+
+
+class QueueTransport(Protocol):
+    """All methods are called from one event loop. Errors of a driver are translated to `faregate.errors`."""
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """What it can do beyond the core."""
+        ...
 
     async def open(self) -> None: ...
 
@@ -191,11 +281,8 @@ class QueueTransport(Protocol):
         ...
 
     async def bind(self, binding: Binding) -> None:
-        """Declare the subscription's queue and the node's dead-letter queue. Idempotent; before `consume`."""
-        ...
-
-    def begin(self) -> None:
-        """Every queue of this process is bound: what others left for it may come in. More than once does nothing."""
+        """Declare the subscription's queue, and the node's dead-letter queue where there are such. Idempotent; before
+        `consume`."""
         ...
 
     async def unbind(self, queue: str) -> None:
@@ -209,40 +296,14 @@ class QueueTransport(Protocol):
     async def publish(self, envelopes: Sequence[Envelope]) -> None:
         """Append all of them, in order, or none; returns once they are as safe as this transport makes them.
 
-        Fills in each envelope's `recipients`. Where they are given already it goes to these only, so that an
-        envelope that is published again after a failure goes where it went before. A repetition of something
-        published shortly before is confirmed and not appended again: the same publication id, replay number and
-        attempt id, and the same recipients if not all. Raises `Unroutable` for a command that no queue takes, or
-        not every given recipient; an event that nobody wants is confirmed and delivered to nobody, and one with a
-        recipient that does not want it to the others.
+        Where `recipients` are given an envelope goes to these only; what is delivered names its node among them.
+        Raises `Unroutable` for a command that no queue takes, or not every given recipient; an event that nobody wants
+        is confirmed and delivered to nobody, and one with a recipient that does not want it to the others.
         """
         ...
 
-    async def consume(
-        self,
-        queue: str,
-        on_delivery: Callable[[Delivery], None],
-        *,
-        prefetch: int,
-        selector: str | None = None,
-        exclusive: bool = False,
-    ) -> Consumer:
-        """Hand deliveries to the callback, at most `prefetch` of them out at a time.
-
-        Raises `QueueNotFound`, `InvalidSelector`, or `ConsumerRefused` when another has it exclusively.
-        """
-        ...
-
-    async def dead_letter(self, node: str, envelope: Envelope, reason: str, error: str) -> None:
-        """Put a message that could not be sent into the node's dead-letter queue."""
-        ...
-
-    async def dead_letters(self, node: str, limit: int = 1000) -> list[DeadLetter]:
-        """Look into a node's dead-letter queue, oldest first, without taking anything."""
-        ...
-
-    async def idle(self) -> None:
-        """Return once no bound queue holds anything but messages scheduled for later; an unbound one may."""
+    async def consume(self, queue: str, on_delivery: Callable[[Held], None], *, prefetch: int) -> Consumer:
+        """Hand deliveries to the callback, at most `prefetch` of them out at a time. Raises `QueueNotFound`."""
         ...
 
     async def failed(self) -> Exception:

@@ -22,7 +22,7 @@ from urllib.parse import unquote
 from faregate.errors import ConfigurationError, FaregateError
 from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.log import LogTransport
-from faregate.ports.queue import QueueTransport
+from faregate.ports.queue import PROTOCOLS, QueueTransport
 from faregate.ports.store import Insertion, Readable, Store, StoreInfo
 from faregate.ports.tokens import TokenStore
 
@@ -52,8 +52,10 @@ _WORDS = {LOGS: "log", STORES: "store", TOKEN_STORES: "token store", TRANSPORTS:
 
 
 def open_transport(given: str | QueueTransport, clock: Clock) -> QueueTransport:
-    """The transport that a URL names, or the one given; nothing is opened yet."""
+    """The transport that a URL names, or the one given; nothing is opened yet. It has what its capabilities ask for."""
     transport: QueueTransport = _made(TRANSPORTS, QueueTransport, given, clock)
+    for capability in sorted(transport.capabilities & PROTOCOLS.keys()):
+        _fitting(TRANSPORTS, PROTOCOLS[capability], transport)
     return transport
 
 

@@ -18,6 +18,7 @@ from faregate.testing.queue_suite import (
     QueueSubject,
     journal_subject,
     memory_subject,
+    queue_cases,
     run_queue_case,
 )
 from faregate.testing.store_subjects import (
@@ -58,6 +59,7 @@ __all__ = [
     "memory_token_subject",
     "postgres_store_subject",
     "postgres_token_subject",
+    "queue_cases",
     "reached",
     "run_capability_case",
     "run_log_case",

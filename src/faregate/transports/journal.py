@@ -26,7 +26,7 @@ from faregate.message import Envelope
 from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.progress import Occupation
-from faregate.ports.queue import Binding, Consumer, Delivery, dead_letter_queue
+from faregate.ports.queue import EVERY_CAPABILITY, Binding, Consumer, Delivery, dead_letter_queue
 from faregate.units import parse_bytes, parse_seconds
 
 log = logging.getLogger("faregate.journal")
@@ -35,6 +35,8 @@ _SPOOL_SECONDS = 0.1
 
 
 class JournalTransport:
+    capabilities = EVERY_CAPABILITY
+
     def __init__(
         self,
         url: str,

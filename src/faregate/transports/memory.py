@@ -11,13 +11,15 @@ from faregate.message import Envelope
 from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.progress import Occupation
-from faregate.ports.queue import Binding, Consumer, Delivery, dead_letter_queue
+from faregate.ports.queue import EVERY_CAPABILITY, Binding, Consumer, Delivery, dead_letter_queue
 
 _APPENDS_PER_TURN = 128
 """Publishing never waits here, so now and then it lets consumers run; else a busy publisher would starve them."""
 
 
 class MemoryTransport:
+    capabilities = EVERY_CAPABILITY
+
     def __init__(self, rest: str = "", *, clock: Clock | None = None) -> None:
         rest = rest.removeprefix("memory:")
         if rest:
@@ -38,9 +40,6 @@ class MemoryTransport:
 
     async def bind(self, binding: Binding) -> None:
         self.broker.bind(binding)
-
-    def begin(self) -> None:
-        """Nobody else can have left anything."""
 
     async def unbind(self, queue: str) -> None:
         self.broker.unbind(queue)

@@ -5,12 +5,11 @@ from typing import NoReturn
 
 from faregate.errors import ConfigurationError
 from faregate.message import Envelope
-from faregate.ports.dead_letter import DeadLetter
-from faregate.ports.queue import Binding, Consumer, Delivery
+from faregate.ports.queue import Binding, Capability, Consumer, Held
 
 
 class NoTransport:
-    on_disagreement: Callable[[Envelope], None] | None = None
+    capabilities: frozenset[Capability] = frozenset()
 
     async def open(self) -> None:
         """Nothing to open."""
@@ -21,34 +20,14 @@ class NoTransport:
     async def bind(self, binding: Binding) -> None:
         self._refuse()
 
-    def begin(self) -> None:
-        """Nothing is bound."""
-
     async def unbind(self, queue: str) -> None:
         self._refuse()
 
     async def publish(self, envelopes: Sequence[Envelope]) -> None:
         self._refuse()
 
-    async def consume(
-        self,
-        queue: str,
-        on_delivery: Callable[[Delivery], None],
-        *,
-        prefetch: int,
-        selector: str | None = None,
-        exclusive: bool = False,
-    ) -> Consumer:
+    async def consume(self, queue: str, on_delivery: Callable[[Held], None], *, prefetch: int) -> Consumer:
         self._refuse()
-
-    async def dead_letter(self, node: str, envelope: Envelope, reason: str, error: str) -> None:
-        self._refuse()
-
-    async def dead_letters(self, node: str, limit: int = 1000) -> list[DeadLetter]:
-        return []
-
-    async def idle(self) -> None:
-        """Nothing is under way here."""
 
     async def failed(self) -> Exception:
         self._refuse()
