@@ -12,7 +12,7 @@ from typing import Any
 from faregate.errors import QueueNotFound, StaleLock, Unroutable
 from faregate.message import Envelope
 from faregate.ports.dead_letter import DeadLetter
-from faregate.ports.queue import Consumer, Delivery, Outcome
+from faregate.ports.queue import EVERY_CAPABILITY, Consumer, Delivery, Outcome
 from faregate.testing.clock import FakeClock
 from tests.simulation.scheduler import Scheduler
 
@@ -144,6 +144,7 @@ class SimDelivery:
 class SimTransport:
     """The broker as one process sees it."""
 
+    capabilities = EVERY_CAPABILITY
     on_disagreement: Callable[[Envelope], None] | None = None
 
     def __init__(self, broker: SimBroker, scheduler: Scheduler, modes: tuple[str, ...]) -> None:
