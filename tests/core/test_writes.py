@@ -1,6 +1,7 @@
 """`ctx.db.write`: what a handler writes without waiting goes out together, and nobody can tell but by the time."""
 
 import asyncio
+import contextlib
 import sqlite3
 from collections import Counter
 from typing import Any
@@ -158,6 +159,23 @@ async def test_a_refused_write_is_its_messages_failure_and_names_its_line(either
     assert isinstance(error, REFUSED)
     assert any("test_writes.py" in note and "nowhere" in note for note in error.__notes__)
     assert all(runs[n] <= 2 for n in (0, 1, 2, 4, 5))
+
+
+async def test_a_refused_write_fails_its_message_though_the_handler_caught_the_error_at_another_statement(
+    either_way: str,
+) -> None:
+    async def handle(asked: Asked, ctx: fg.Context) -> Answered:
+        ctx.db.write(INSERT, (asked.n,))
+        if asked.n == 3:
+            ctx.db.write("insert into nowhere values (?)", (1,))
+            ctx.db.write(INSERT, (300,))
+            with contextlib.suppress(Exception):
+                await ctx.db.fetchone("select 1")
+        return Answered(n=asked.n)
+
+    bus, found = await run(either_way, handle)
+    assert found == ([0, 1, 2, 4, 5], [0, 1, 2, 4, 5])
+    assert bus.outcomes()["dead"] == 1
 
 
 async def test_a_refused_write_is_retried_with_its_handler(either_way: str) -> None:

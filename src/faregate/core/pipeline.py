@@ -131,7 +131,7 @@ def _core(call: Call, collect: Collect, retry: Retry, clock: Clock, *, shared: b
                     result = await call(own, own.message)
                     if result is not None:
                         await collect(own, result)
-                    if work is not None and (work.writes or work.sending is not None):
+                    if work is not None and work.wrote:
                         await work.send_writes(own)
                 except BaseException as exc:
                     error = exc

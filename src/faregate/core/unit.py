@@ -101,8 +101,10 @@ class UnitOfWork:
         task = asyncio.current_task()
         self._user = ctx, task
         try:
-            if work.sending is not None and work.sending is not task and (error := work.stop_sending()):
-                raise error
+            if work.sending is not task:
+                work.stop_sending()
+            if work.refused is not None:
+                raise work.refused
             if not work.entered and not ctx._ended:
                 await self._enter(work)
             if ctx._ended:
@@ -124,6 +126,7 @@ class UnitOfWork:
         if not work.writes:
             work.writes = []
         work.writes.append(write)
+        work.wrote = True
         self._waiting += 1
         self._waiting_bytes += write.size
         return self._waiting >= _MOST_WRITES or self._waiting_bytes >= _MOST_WRITE_BYTES
@@ -142,17 +145,19 @@ class UnitOfWork:
                 await transaction.flush()
             except Exception as exc:
                 exc.add_note(_whence(step))
+                work.refused = exc
                 raise
 
     async def flush(self) -> None:
         """Send what the messages before the one at hand wrote, and only those that are no duplicates by now."""
-        writers, self._writers = self._writers, []
-        if not writers:
+        if not self._writers:
             return
         transaction = await self.open()
-        self._waiting = self._waiting_bytes = 0
-        for dedup, group in by_dedup(writers):
+        for dedup, group in by_dedup(self._writers):
             await dedup.take(transaction, [work for work in group if work.state != "duplicate"])
+        # From here on they are the transaction's, which takes nothing more if it cannot send them.
+        writers, self._writers = self._writers, []
+        self._waiting = self._waiting_bytes = 0
         try:
             for work in writers:
                 writes, work.writes = work.writes, ()
@@ -219,7 +224,7 @@ class UnitOfWork:
         end_if_forked(self.generation)
         await self.still(cancel=True)
         work.stop_sending()
-        work.writes = ()
+        work.writes, work.wrote, work.refused = (), False, None
         if self.transaction is None or not (work.entered or work.has_savepoint or self.alone):
             return
         if work.entered and not self.transaction.is_open:
@@ -237,8 +242,9 @@ class UnitOfWork:
         """A message succeeded: what it wrote stays, if the rest goes well."""
         end_if_forked(self.generation)
         await self.still(cancel=False)
-        if error := work.stop_sending():
-            raise error
+        work.stop_sending()
+        if work.refused is not None:
+            raise work.refused
         if work.writes and not self.shared:  # of a middleware, behind its handler
             if not work.entered:
                 await self._enter(work)

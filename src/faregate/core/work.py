@@ -108,6 +108,10 @@ class Work:
     has_savepoint = False
     writes: list[Write] | tuple[()] = ()
     """What its handler wrote in this try and is not sent yet."""
+    wrote = False
+    """Whether it wrote anything in this try, sent or not."""
+    refused: Exception | None = None
+    """Why what it wrote in this try cannot stay, even if the handler caught that at another statement."""
     sending: asyncio.Task[None] | None = None
     """Sends them before the handler asks for anything: there are many."""
     interrupt: type[Interrupt] | None = None
@@ -150,8 +154,9 @@ class Work:
         return self._unit_for(ctx).write(self, write)
 
     async def send_writes(self, ctx: Context) -> None:
-        """The handler has returned: what it wrote goes out now, if it would be blamed on nobody later."""
-        if self.unit is not None and not (self.unit.shared and self.sending is None):
+        """The handler has returned: what it wrote goes out now, if it would be blamed on nobody later. Raises what was
+        wrong with it."""
+        if self.unit is not None and not (self.unit.shared and self.sending is None and self.refused is None):
             await self.unit.run(self, ctx, None, "", ())
 
     def send_soon(self, ctx: Context) -> None:
@@ -159,12 +164,11 @@ class Work:
             self.sending = asyncio.ensure_future(self.enter(ctx))
             self.sending.add_done_callback(lambda task: task.cancelled() or task.exception())
 
-    def stop_sending(self) -> BaseException | None:
-        """Nothing is sent behind the handler's back from here on; what went wrong with that."""
+    def stop_sending(self) -> None:
+        """Nothing is sent behind the handler's back from here on."""
         sending, self.sending = self.sending, None
-        if sending is None or sending.cancel() or sending.cancelled():
-            return None
-        return sending.exception()
+        if sending is not None:
+            sending.cancel()
 
     def raw(self, ctx: Context) -> Any:
         unit = self._unit_for(ctx)
@@ -176,9 +180,13 @@ class Work:
         _mark.set(mark)
         self.marks = [*self.marks, weakref.ref(mark)]
         writes, self.writes = self.writes, ()
-        for write in writes:
-            unit.transaction.write(write.sql, write.parameters)
-        return unit.transaction.raw
+        try:
+            for write in writes:
+                unit.transaction.write(write.sql, write.parameters)
+            return unit.transaction.raw
+        except Exception as exc:
+            self.refused = exc if writes else None
+            raise
 
     def take_back(self) -> bool:
         """The handler is done with the driver's connection; whether tasks that it left behind may still have it."""
