@@ -19,9 +19,12 @@ class CoreHeld:
     def __init__(self, behind: Delivery, envelope: Envelope) -> None:
         self._behind = behind
         self.envelope = envelope
-        self.redelivered = behind.redelivered
         self.position = None
         self.lock_seconds = behind.lock_seconds
+
+    @property
+    def redelivered(self) -> bool:
+        return self._behind.redelivered
 
     @property
     def tries(self) -> int:

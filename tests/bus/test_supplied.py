@@ -103,8 +103,9 @@ async def test_what_waits_is_handed_in_by_the_process_that_comes_after(tmp_path:
     assert it.tries == [(1, 0), (1, 1)]
 
 
-async def test_a_process_that_dies_before_it_settles_leads_to_a_copy_that_is_recognised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("copy", ["redelivered", "published again"])
+async def test_a_process_that_dies_before_it_settles_leads_to_a_copy_that_is_handled_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copy: str
 ) -> None:
     it = Station(tmp_path, failures=1)
 
@@ -119,12 +120,19 @@ async def test_a_process_that_dies_before_it_settles_leads_to_a_copy_that_is_rec
         await it.ends(bus, waiting=1)
         await bus.stop(0)
     it.transport = CoreOnly(it.clock)
+    if copy == "redelivered":
+        monkeypatch.setattr(CoreHeld, "redelivered", True)
     async with it.bus() as bus:
-        await it.transport.publish([(await it.parked())[0].envelope])  # the copy that was never settled
-        await it.until(lambda: bus.outcomes()["handled"] == 1)
+        [row] = await it.parked()
+        await it.transport.publish([row.envelope])  # what was never settled
+        if copy == "redelivered":
+            await it.transport._behind.idle()
+            assert len(it.tries) == 1, "it was tried before its time"
+        else:  # a transport that does not say so
+            await it.ends(bus, handled=1, waiting=1)
         await it.clock.advance(11)
-        await it.ends(bus, handled=1, duplicate=1)
-    assert it.tries == [(1, 0), (1, 0)], "the parked one was handled, too"
+        await it.ends(bus, handled=1, duplicate=0 if copy == "redelivered" else 1)
+    assert len(it.tries) == 2
 
 
 async def test_a_scheduled_message_waits_in_the_store_of_whoever_gets_it(tmp_path: Path) -> None:
@@ -221,6 +229,29 @@ def test_a_subscription_with_order_is_refused_by_name(tmp_path: Path, order: obj
     reader.on(Noted, source="author", key="number", order=order)(ignore)  # type: ignore[call-overload]
     with pytest.raises(fg.ConfigurationError, match=r'asks for order, and .* it lacks "order", "place"'):
         fg.Bus(CoreOnly(FakeClock()), nodes=[reader], store=f"sqlite:{tmp_path}/reader.db")
+
+
+class CountingCore(CoreOnly):
+    async def idle(self) -> None:
+        await self._behind.idle()
+
+
+async def test_the_bus_is_not_idle_while_a_later_try_waits_and_idle_while_one_is_scheduled(tmp_path: Path) -> None:
+    it = Station(tmp_path, failures=1)
+    it.transport = CountingCore(it.clock)
+    it.transport.capabilities = frozenset({"count"})
+    async with it.bus() as bus:
+        await bus.publish(Noted(number=1), node="author")
+        await it.ends(bus, redelivered=1, waiting=1)
+        landing = asyncio.ensure_future(bus.idle())
+        await it.clock.advance(5)
+        assert not landing.done()
+        await bus.publish(Noted(number=2), node="author", delay=1_000)
+        await it.clock.advance(6)
+        await it.until(landing.done)
+        await landing
+        assert bus.outcomes()["handled"] == 1
+        assert [row.envelope.delay for row in await it.parked()] == [1_000]
 
 
 async def test_idle_says_that_the_transport_does_not_know_what_waits(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 A node with a store needs none of these from its transport. Rules kept here:
 - A message that has to wait is a row in the node's store before its delivery is settled, and is handed in when it is
-  due. Its row goes once it is done; a crash between leads to a copy, which the ledger recognises.
+  due. Its row goes once it is done; a crash between leads to a copy, which the ledger recognises. A copy from the
+  transport of what waits is settled.
 - While the store is away a message waits here, and then goes back to the transport.
 - A message that expired, or was started too often, is a dead letter in the store before its delivery is settled.
 - What cannot be supplied is refused when the bus is made, by the name of the subscription.
@@ -149,7 +150,7 @@ class Waiting:
     def add(self, entrance: Entrance) -> Callable[[Held], None]:
         """What takes the deliveries of this subscription."""
         self._entrances[entrance.binding.type, entrance.binding.source] = entrance
-        return lambda held: self._take(entrance, held)
+        return lambda held: self._arrived(entrance, held)
 
     def start(self) -> None:
         self._look_in(0.0)
@@ -171,6 +172,26 @@ class Waiting:
             if not any(row.redeliveries or row.envelope.deliver_at is None for row in rows):
                 return
             await self._changed.wait()
+
+    def _arrived(self, entrance: Entrance, held: Held) -> None:
+        if held.redelivered:
+            self._background(self._take_copy(entrance, held))
+        else:
+            self._take(entrance, held)
+
+    async def _take_copy(self, entrance: Entrance, held: Held) -> None:
+        """A process that parked it may have died before it settled it: then the row counts, and its time."""
+        try:
+            async with self._store.transaction() as transaction:
+                rows = await transaction.parked_with(self._node, [message_id_of(held.envelope, self._node)], [])
+        except TRANSACTION_LOST as exc:
+            log.warning("whether %s waits in its store cannot be seen now: %s", held.envelope, exc)
+            rows = []  # a copy that is tried before its time is recognised
+        if not rows:
+            self._take(entrance, held)
+            return
+        with suppress(StaleLock):
+            await held.settle("skipped")
 
     def _take(self, entrance: Entrance, held: Held, redeliveries: int = 0, *, is_due: bool = False) -> None:
         envelope, now = held.envelope, self._clock.time()
