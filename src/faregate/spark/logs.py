@@ -7,11 +7,10 @@ it for themselves.
 from dataclasses import dataclass
 from pathlib import Path
 
+from faregate.errors import ConfigurationError
 from faregate.ports import schemes
 from faregate.ports.log import Appendable, LogTransport, Settled, Staging, Subscribed
-from faregate.spark.options import Options
-
-Place = str | Path
+from faregate.spark.options import Options, Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +24,28 @@ def open_partitions(options: Options) -> OpenLog:
     """A log as the source reads it. Raises `JournalNotFound`, `NotAJournal`, `JournalTooNew`."""
     log = open_log(options.path)
     return OpenLog(log.name, log.log_id, {"0": log})
+
+
+def log_place(given: Place) -> Place:
+    """The folder that `journal:PATH`, or a path, names, made absolute; or the URL of another log."""
+    if isinstance(given, Path):
+        return given.absolute()
+    scheme, colon, rest = given.partition(":")
+    if colon and scheme != "journal":
+        if schemes.is_known(schemes.LOGS, scheme):
+            return given
+        if scheme.isalpha():
+            known = schemes.known_schemes(schemes.LOGS)
+            raise ConfigurationError(f"{schemes.hide_password(given)!r} names no log; known: {known}, or a path")
+    path = (rest if scheme == "journal" and colon else given).partition("?")[0]
+    if not path:
+        raise ConfigurationError("the log has no folder: write journal:PATH, for example journal:./data")
+    return Path(path).absolute()
+
+
+def options_of(place: Place) -> dict[str, str]:
+    """How `format("faregate")` is told."""
+    return {"path": str(place)} if isinstance(place, Path) else {"url": place}
 
 
 def open_log(place: Place) -> LogTransport:

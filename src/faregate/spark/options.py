@@ -17,15 +17,19 @@ from urllib.parse import unquote, urlsplit
 
 from faregate.errors import ConfigurationError, InvalidName, InvalidOption
 from faregate.message import check_name
+from faregate.ports.schemes import LOGS, is_known
 from faregate.spark.source.bounds import ALLOWED, EARLIEST, LATEST, Bounds, MalformedBound, parse_bounds
 from faregate.units import parse_bytes
+
+Place = str | Path
+"""Where a log lies: a journal's folder, or the URL of another log. It travels to executors, and each opens it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """What a user asked for. Plain values: it travels to executors."""
 
-    path: Path
+    path: Place
     starting: Bounds = EARLIEST
     ending: Bounds = LATEST
     fail_on_data_loss: bool = True
@@ -56,14 +60,12 @@ def parse_options(given: Mapping[str, str]) -> Options:
         name = by_lower.get(key.lower())
         if name is None:
             raise InvalidOption(f"there is no option {key!r} of faregate: {_hint(key, by_lower)}")
-        if name == "url":
-            raise InvalidOption(
-                "option url: RabbitMQ streams are not in this version; read a journal with option path, the folder "
-                "behind journal: in the URL of the bus"
-            )
         if name in _PARSERS:
             field, parse = _PARSERS[name]
-            parsed[field] = parse(name, value)
+            found = parse(name, value)
+            if field in parsed:
+                raise InvalidOption("options path and url both say where the log is: give one of them")
+            parsed[field] = found
     if "path" not in parsed:
         raise InvalidOption("option path is missing: the journal's folder, for example load('/data/journal')")
     return Options(**parsed, given=frozenset(by_lower[key.lower()] for key in given))
@@ -89,6 +91,16 @@ def _path(name: str, value: str) -> Path:
     if not folder.strip():
         raise _wrong(name, value, "it must be the journal's folder, for example /data/journal")
     return Path(folder).absolute()
+
+
+def _url(name: str, value: str) -> str:
+    scheme = value.partition(":")[0]
+    if scheme == "journal" or not is_known(LOGS, scheme):
+        raise InvalidOption(
+            f"option {name}: {scheme}: is no log of a package that is installed here, and RabbitMQ streams are not in "
+            "this version; read a journal with option path, the folder behind journal: in the URL of the bus"
+        )
+    return value
 
 
 def _bounds(name: str, value: str) -> Bounds:
@@ -163,11 +175,12 @@ _PARSERS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "rows": ("frames", _rows),
     "readerName": ("reader_name", _name),
     "source": ("source", _name),
+    "url": ("path", _url),
 }
 """Each option, the field it fills, and how its text is read."""
 
 FOR_WRITING = ("source",)
-FOR_READING = tuple(name for name in _PARSERS if name not in ("path", *FOR_WRITING))
+FOR_READING = tuple(name for name in _PARSERS if name not in ("path", "url", *FOR_WRITING))
 
-_OTHERS = ("url", "checkpointLocation")
-"""Known as well: the first is refused with a sentence of its own, the second is Spark's and passed on by it."""
+_OTHERS = ("checkpointLocation",)
+"""Known as well: it is Spark's, and passed on by it."""

@@ -9,7 +9,6 @@ Rules kept here:
 """
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from faregate.columns import to_envelopes
 from faregate.ports.log import DEAD, DUPLICATE, HANDLED, REDELIVER, SKIPPED, LogPart
 from faregate.spark.jobs.settlements import HandedOver, JournalPlan
 from faregate.spark.logs import open_log, open_settled, open_subscribed
+from faregate.spark.options import Place
 
 FIELDS = (
     "node int, hi long, lo long, kind int, queue int, offset long, appended double, token boolean, delayed boolean, "
@@ -221,7 +221,7 @@ def id_text(hi: int, lo: int) -> str:
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
-def publications(path: Path, offsets: Sequence[int]) -> dict[int, tuple[str, str, str]]:
+def publications(path: Place, offsets: Sequence[int]) -> dict[int, tuple[str, str, str]]:
     """Publication id, type and source of the messages at some offsets."""
     wanted = sorted(set(offsets))
     found = open_log(path).load(wanted)

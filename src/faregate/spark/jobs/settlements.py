@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 
 from faregate.ports.log import OUTCOME_NAMES, LogPart, LogTransport
 from faregate.ports.topology import Topology
-from faregate.spark.logs import open_log, open_settled, open_subscribed
+from faregate.spark.logs import log_place, open_log, open_settled, open_subscribed
+from faregate.spark.options import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -51,7 +52,7 @@ class HandedOver:
 
 @dataclass(frozen=True, slots=True)
 class JournalPlan:
-    path: Path
+    path: Place
     earliest: int
     latest: int
     segments: tuple[LogPart, ...]
@@ -77,17 +78,17 @@ class JournalPlan:
 
 def plan_journal(path: str | Path, start: int | None = None, end: int | None = None) -> JournalPlan:
     """What there is now, from `start` up to `end`. Raises `JournalNotFound`, `NotAJournal`, `JournalTooNew`."""
-    folder = Path(str(path).removeprefix("journal:").partition("?")[0]).absolute()
-    log = open_log(folder)
+    place = log_place(path)
+    log = open_log(place)
     earliest, latest = log.earliest(), log.latest()
     parts = tuple(log.parts(start, latest if end is None else min(end, latest)))
-    topology = open_subscribed(folder).topology()
+    topology = open_subscribed(place).topology()
     queues = tuple((each.number, each.name, each.node, each.type) for each in topology.queues if each.type is not None)
     # An event's topic is addressed by who publishes it.
     heard = {each.address for each in topology.topics if each.kind == "event" and each.address is not None}
     everyone = tuple(sorted({each.node for each in topology.queues} | heard))
     ways = {number: topology.ways(name) for number, name, _, _ in queues}
-    return JournalPlan(folder, earliest, latest, parts, queues, everyone, _handed_over(topology), ways, _begins(log))
+    return JournalPlan(place, earliest, latest, parts, queues, everyone, _handed_over(topology), ways, _begins(log))
 
 
 def _begins(log: LogTransport) -> float:

@@ -9,7 +9,6 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from faregate.core.recipients import RecipientLists, topic_for
@@ -19,6 +18,7 @@ from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import open_store, open_token_store
 from faregate.ports.store import Parked
 from faregate.spark.logs import open_log
+from faregate.spark.options import Place
 from faregate.spark.runs.outbox import OutboxSpooler
 from faregate.spark.runs.records import LOW_WATER
 from faregate.spark.runs.spec import Begin
@@ -51,7 +51,7 @@ class LoopThread:
 class Driver:
     """Blocking, for the thread that Spark calls. `open` and `begin` first, `close` at the end."""
 
-    def __init__(self, node: Node, store: str, path: Path, retain_ledger: float) -> None:
+    def __init__(self, node: Node, store: str, path: Place, retain_ledger: float) -> None:
         if store.partition(":")[0] == "memory":
             raise ConfigurationError(
                 "memory: is a database of one process; Spark's workers need sqlite: or postgresql:"

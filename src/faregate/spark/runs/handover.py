@@ -13,7 +13,6 @@ Rules kept here:
 import time
 from collections.abc import Sequence
 from hashlib import sha256
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -27,6 +26,7 @@ from faregate.ports.log import Handover, Waits
 from faregate.ports.queue import Binding
 from faregate.ports.store import Parked, Store
 from faregate.spark.logs import open_appendable, open_log, open_subscribed
+from faregate.spark.options import Place
 from faregate.spark.runs.driver import LoopThread
 from faregate.spark.runs.records import LOW_WATER
 from faregate.spark.runs.views import bindings_of, low_water_name, reader_name, take_log
@@ -44,7 +44,7 @@ class HandedOver(NamedTuple):
     changed: bool
 
 
-def hand_over(node: Node, path: Path, store: Store | None, to: To) -> list[HandedOver]:
+def hand_over(node: Node, path: Place, store: Store | None, to: To) -> list[HandedOver]:
     """Let the node's subscriptions be consumed through that view. Those that are already stay as they are.
 
     Raises `JournalLocked` while a bus runs, `ConfigurationError` where messages could be lost or doubled.
@@ -64,7 +64,7 @@ def hand_over(node: Node, path: Path, store: Store | None, to: To) -> list[Hande
     ]
 
 
-def _to_queue(node: Node, path: Path, store: Store | None, changing: list[Binding]) -> None:
+def _to_queue(node: Node, path: Place, store: Store | None, changing: list[Binding]) -> None:
     with open_subscribed(path).handover() as closed:
         if store is None:
             _fast_path_to_queue(node, closed, changing, path)
@@ -78,7 +78,7 @@ def _to_queue(node: Node, path: Path, store: Store | None, changing: list[Bindin
     open_log(path).forget_reader(reader_name(node.name))
 
 
-def _back(node: Node, path: Path, store: Store, changing: list[Binding], closed: Handover, loop: LoopThread) -> None:
+def _back(node: Node, path: Place, store: Store, changing: list[Binding], closed: Handover, loop: LoopThread) -> None:
     loop.run(store.open())
     marks = {each.queue: low_water_name(each.queue, closed.reading(each.queue).epoch) for each in changing}
     low_water, parked = loop.run(_left(store, node.name, list(marks.values())))
@@ -113,7 +113,7 @@ def _back(node: Node, path: Path, store: Store, changing: list[Binding], closed:
     loop.run(_forget(store, node.name, [each.message_id for each in parked]))
 
 
-def _fast_path_to_queue(node: Node, closed: Handover, changing: list[Binding], path: Path) -> None:
+def _fast_path_to_queue(node: Node, closed: Handover, changing: list[Binding], path: Place) -> None:
     """Without a store nothing tells what was handled, but how far the query has read."""
     reader = open_log(path)
     read = [each.offset for each in reader.reader_offsets() if each.name == reader_name(node.name)]

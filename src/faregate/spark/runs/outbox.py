@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from hashlib import sha256
-from pathlib import Path
 
 from faregate.bus.attempts import Attempts, signals, without_attempts
 from faregate.bus.dispatcher import Dispatcher
@@ -24,6 +23,7 @@ from faregate.ports.clock import Clock
 from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.store import OutboxRow, Store
 from faregate.spark.logs import open_appendable, open_subscribed
+from faregate.spark.options import Place
 from faregate.spark.runs.no_transport import NoTransport
 
 log = logging.getLogger("faregate.spark")
@@ -34,7 +34,7 @@ _AT_ONCE = 200_000
 class OutboxSpooler:
     """What one node has in the outbox of its store, and the journal that it goes to."""
 
-    def __init__(self, store: Store, node: str, path: Path, clock: Clock, lists: RecipientLists | None) -> None:
+    def __init__(self, store: Store, node: str, path: Place, clock: Clock, lists: RecipientLists | None) -> None:
         self._store = store
         self._nodes = [node]
         self._path = path
@@ -98,7 +98,7 @@ class OutboxSpooler:
 class _Spooling(NoTransport):
     """Publishes to a log."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Place) -> None:
         self._path = path
 
     async def publish(self, envelopes: Sequence[Envelope]) -> None:

@@ -34,7 +34,7 @@ from faregate.node.sources import open_events
 from faregate.ports.schemes import url_for_workers
 from faregate.ports.store import BUCKETS
 from faregate.spark.format import FaregateSource
-from faregate.spark.logs import open_log
+from faregate.spark.logs import log_place, open_log, options_of
 from faregate.spark.runs.checkpoint import committed_end
 from faregate.spark.runs.driver import Driver
 from faregate.spark.runs.progress import RunProgress
@@ -43,7 +43,7 @@ from faregate.spark.runs.spec import RunSpec, load_node, locate
 from faregate.spark.runs.stateless_query import StatelessRun, check_stateless, start_stateless
 from faregate.spark.runs.tasks import COUNTS, handle_partition
 from faregate.spark.runs.trigger import parse_trigger
-from faregate.spark.runs.views import journal_path, label_of, reader_name, take_views
+from faregate.spark.runs.views import label_of, reader_name, take_views
 
 log = logging.getLogger("faregate.spark")
 
@@ -222,13 +222,14 @@ def run(
     Raises `ViewTaken` for a subscription that a bus consumes, `JournalNotFound`, `JournalLocked`, `BelowFloor`,
     `ConfigurationError`. When it raises, no view was taken unless the query itself could not start.
     """
-    path = journal_path(source)
+    path = log_place(source)
     options = parse_trigger(trigger)
     target, folder = (node, str(Path.cwd())) if isinstance(node, str) else locate(node)
     found = load_node(node, folder) if isinstance(node, str) else node
     content_type = _check(found, store, codec, max_messages_per_trigger)
     open_log(path)  # raises when there is none
-    reader, partitions = _reader(spark, found, max_messages_per_trigger), _partitions(spark)
+    reader = _reader(spark, found, max_messages_per_trigger).options(**options_of(path))
+    partitions = _partitions(spark)
     driver = None
     if store is not None:
         driver = Driver(found, store, path, check_delay(retain_ledger, "retain_ledger"))
@@ -252,8 +253,8 @@ def run(
         spec = RunSpec(uuid4().hex, found.name, target, folder, store, content_type, max_message_bytes, begins)
         reader = reader.option("startingOffsets", min(begin.offset for begin in begins.values()))
         if driver is not None:
-            return _start(spec, driver, reader.load(str(path)), place, options, partitions, on_progress)
-        stream = reader.option("readerName", reader_name(found.name)).load(str(path))
+            return _start(spec, driver, reader.load(), place, options, partitions, on_progress)
+        stream = reader.option("readerName", reader_name(found.name)).load()
         return start_stateless(spec, stream, path, place, options, partitions, on_progress)
     except BaseException:
         if driver is not None:

@@ -14,7 +14,6 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -41,6 +40,7 @@ from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.log import Piece
 from faregate.ports.queue import Delivery
 from faregate.spark.logs import open_staging
+from faregate.spark.options import Place
 from faregate.spark.runs.delivery import LogDelivery, has_expired
 from faregate.spark.runs.no_transport import NoTransport
 from faregate.spark.runs.plain import Plain, is_plain
@@ -262,7 +262,7 @@ def needs_order(spec: RunSpec) -> bool:
     return any(ordering(subscription) is not None for subscription in node_of(spec).subscriptions.values())
 
 
-def handle_ordered(spec: RunSpec, journal: Path) -> Callable[[Iterable[Any]], Iterator[Any]]:
+def handle_ordered(spec: RunSpec, journal: Place) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """For `mapInArrow` over shuffled work rows; gives a row of `OUTPUT`."""
 
     def pieces(task: Task, run: Run, batches: Iterable[Any]) -> Iterator[Piece]:
@@ -280,7 +280,7 @@ def _sorted_messages(batches: Iterable[Any]) -> list[Message]:
     return [Message(row[0], row[2], row[3], unpack(row[4]), row[5]) for row in rows if row[2] != NOBODY]
 
 
-def handle_as_they_come(spec: RunSpec, journal: Path) -> Callable[[Iterable[Any]], Iterator[Any]]:
+def handle_as_they_come(spec: RunSpec, journal: Place) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """For `mapInArrow` over frames of the source, where no order is asked for: nothing is shuffled."""
 
     def pieces(task: Task, run: Run, batches: Iterable[Any]) -> Iterator[Piece]:
@@ -299,7 +299,7 @@ Run = Callable[[Any], list[Piece]]
 
 
 def _staging(
-    spec: RunSpec, journal: Path, pieces: Callable[[Task, Run, Iterable[Any]], Iterator[Piece]]
+    spec: RunSpec, journal: Place, pieces: Callable[[Task, Run, Iterable[Any]], Iterator[Piece]]
 ) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """Handle what a Spark task is given, stage what it comes to, and say where that is."""
 

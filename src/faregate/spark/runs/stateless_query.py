@@ -4,7 +4,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from math import ceil
-from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, functions
@@ -12,7 +11,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from faregate.errors import ConfigurationError
 from faregate.node.node import Node
-from faregate.spark.logs import open_appendable, open_log
+from faregate.spark.logs import open_appendable, open_log, options_of
+from faregate.spark.options import Place
 from faregate.spark.runs.driver import LoopThread
 from faregate.spark.runs.progress import RunProgress, end_of, end_offset
 from faregate.spark.runs.rows import WORK, work_rows
@@ -46,7 +46,7 @@ class StatelessRun:
     """A node without a store that runs on Spark."""
 
     def __init__(
-        self, query: StreamingQuery, node: str, path: Path, on_progress: Callable[[RunProgress], None] | None
+        self, query: StreamingQuery, node: str, path: Place, on_progress: Callable[[RunProgress], None] | None
     ) -> None:
         self.query = query
         self.outcomes: Counter[str] = Counter()
@@ -119,7 +119,7 @@ class StatelessRun:
 def start_stateless(
     spec: RunSpec,
     stream: DataFrame,
-    path: Path,
+    path: Place,
     checkpoint: str,
     trigger: dict[str, Any],
     partitions: int,
@@ -135,7 +135,8 @@ def start_stateless(
         counted.select(*STAGED.fieldNames())
         .writeStream.format("faregate")
         .option("checkpointLocation", checkpoint)
+        .options(**options_of(path))
         .trigger(**trigger)
-        .start(str(path))
+        .start()
     )
     return StatelessRun(query, spec.node_name, path, on_progress)

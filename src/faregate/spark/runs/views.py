@@ -10,26 +10,14 @@ Rules kept here:
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
-from pathlib import Path
 
 from faregate.errors import ConfigurationError, JournalLocked, ViewTaken
 from faregate.node.node import Node
 from faregate.ports.queue import Binding
 from faregate.ports.topology import Reading, Topology
 from faregate.spark.logs import open_subscribed
+from faregate.spark.options import Place
 from faregate.spark.runs.spec import Begin
-
-
-def journal_path(source: str | Path) -> Path:
-    """The folder that `journal:PATH`, or a path, names."""
-    text = str(source)
-    scheme, colon, rest = text.partition(":")
-    if colon and scheme.isalpha() and scheme != "journal":
-        raise ConfigurationError(f"{text!r} is no journal: source= takes journal:PATH or a path in this version")
-    path = (rest if scheme == "journal" and colon else text).partition("?")[0]
-    if not path:
-        raise ConfigurationError("source= names no folder: write journal:PATH, for example journal:./data")
-    return Path(path).absolute()
 
 
 def bindings_of(node: Node, body_limit: int) -> list[Binding]:
@@ -41,7 +29,7 @@ Check = Callable[[dict[str, Begin]], object]
 
 
 def take_views(
-    path: Path, node: Node, body_limit: int, *, has_store: bool, handover: bool, check: Check
+    path: Place, node: Node, body_limit: int, *, has_store: bool, handover: bool, check: Check
 ) -> dict[str, Begin]:
     """See that every subscription of the node reads the log; where each begins. Raises `ViewTaken`, and what `check`
     raises: then nothing was taken."""
@@ -62,7 +50,7 @@ def take_views(
     return {binding.queue: _begin(topology.reading(binding.queue)) for binding in bindings}
 
 
-def _note_ways(path: Path, topology: Topology, bindings: list[Binding]) -> None:
+def _note_ways(path: Place, topology: Topology, bindings: list[Binding]) -> None:
     """Keep in the journal that a subscription remembers in another way from now on."""
     new = [each for each in bindings if {"unknown", each.remembers}.isdisjoint(topology.ways(each.queue))]
     if not new:
@@ -80,7 +68,7 @@ def _begin(reading: Reading) -> Begin:
     return Begin(reading.offset, reading.history, reading.epoch)
 
 
-def take_log(path: Path, bindings: list[Binding], *, has_store: bool, check: Check | None = None) -> None:
+def take_log(path: Place, bindings: list[Binding], *, has_store: bool, check: Check | None = None) -> None:
     """Hand subscriptions over to the log. Raises `JournalLocked` while a bus runs."""
     try:
         with open_subscribed(path).handover() as closed:
@@ -101,7 +89,7 @@ def take_log(path: Path, bindings: list[Binding], *, has_store: bool, check: Che
         raise JournalLocked(f"{exc}. Stop it for the handover; afterwards it may run again, without this node") from exc
 
 
-def label_of(path: Path, node: Node, body_limit: int) -> str:
+def label_of(path: Place, node: Node, body_limit: int) -> str:
     """What tells this run of handovers from others: the same until one of the subscriptions is handed over."""
     topology = _topology(path)
     epochs = sorted((each.queue, topology.reading(each.queue).epoch) for each in bindings_of(node, body_limit))
@@ -118,6 +106,6 @@ def low_water_name(queue: str, epoch: int) -> str:
     return f"{queue}@{epoch}"
 
 
-def _topology(path: Path) -> Topology:
+def _topology(path: Place) -> Topology:
     """Raises `JournalNotFound`: a mistyped path must not make a journal."""
     return open_subscribed(path).topology()
