@@ -41,8 +41,8 @@ log = logging.getLogger("faregate.bus")
 
 MAX_MESSAGE_BYTES = 1024 * 1024
 RETAIN_LEDGER = 30 * 86_400.0
-_PREFETCH, _PREFETCH_WITH_STORE = 32, 2048
-"""Messages that share a commit have to be here together."""
+_PREFETCH = 2048
+"""Messages that are handled together have to be here together."""
 
 
 class SubscriptionCounts(NamedTuple):
@@ -157,8 +157,7 @@ class Bus:
             pool=self._pool,
             body_limit=limit,
         )
-        window = _PREFETCH if shared is None else _PREFETCH_WITH_STORE
-        prefetch = subscription.prefetch or max(window, 2 * subscription.order.lanes)
+        prefetch = subscription.prefetch or max(_PREFETCH, 2 * subscription.order.lanes)
         return Worker(
             handling,
             transport=self._transport,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
 
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 Settled = Literal["handled", "skipped", "duplicate", "redelivered", "dead", "lost"]
 """How a delivery ended; `duplicate`: it had been handled before; `lost`: its lock had expired, so the message is
 someone else's now."""
+
+
+_OF_A_TRY = ("_outputs", "_database", "_try", "_ended")
+"""What a try does not take over from another."""
 
 
 class Context:
@@ -63,9 +67,9 @@ class Context:
         """The same message for one try of its handler, which ends with that try: what the try leaves behind holds on to
         this one, and cannot reach the next."""
         new = object.__new__(Context)
-        new.__dict__.update(self.__dict__)
-        new._outputs = new._database = new._try = None
-        new._ended = False
+        new.__dict__ = values = self.__dict__.copy()
+        for name in _OF_A_TRY:
+            values.pop(name, None)
         return new
 
     def _refuse(self) -> NoReturn:
@@ -82,11 +86,12 @@ class Context:
         """Whether the handler ran and succeeded; else a middleware did not call it."""
         return self._try is not None
 
-    def _sent(self) -> list[Outgoing]:
+    def _sent(self) -> Sequence[Outgoing]:
         """What the handler's last try sends, behind what middlewares do."""
-        own = self._outputs or []
-        tried = self._try
-        return own if tried is None or tried is self else own + (tried._outputs or [])
+        own, tried = self._outputs, self._try
+        if tried is None or tried is self or not tried._outputs:
+            return own or ()
+        return [*own, *tried._outputs] if own else tried._outputs
 
     @property
     def _envelope(self) -> Envelope:

@@ -30,6 +30,7 @@ from faregate.core.dedup.ledger import Ledger, LookUp
 from faregate.core.dedup.tokens import Tokens
 from faregate.core.endings import Endings
 from faregate.core.feed import Feed
+from faregate.core.forks import end_if_forked
 from faregate.core.node_store import NodeStore
 from faregate.core.outgoing_middlewares import compile_outgoing
 from faregate.core.outlet import Outlet, PublishAtOnce, Recorded
@@ -39,14 +40,14 @@ from faregate.core.sender import Sender
 from faregate.core.states import DECIDED, RUNNING
 from faregate.core.unit import TRANSACTION_LOST, TransactionEnded, UnitOfWork
 from faregate.core.verdict import Verdict, describe_error, failure_of, first_line
-from faregate.core.work import AlreadyHandled, NeedsSolitude, NeedsTransaction, Spoiled, Work
+from faregate.core.work import AlreadyHandled, FailedAmongOthers, NeedsSolitude, NeedsTransaction, Spoiled, Work
 from faregate.errors import CommitUnknown, Permanent, StaleLock, UnknownToken
-from faregate.ids import message_id_of
 from faregate.message import Envelope, set_out_at
 from faregate.node.node import Node
 from faregate.node.policy import Serial
 from faregate.node.subscription import Subscription
 from faregate.ports import faults
+from faregate.ports.cancellation import finish
 from faregate.ports.clock import Clock
 from faregate.ports.queue import Delivery, Outcome
 from faregate.ports.store import Transaction
@@ -57,6 +58,7 @@ BATCH_LIMIT = 256
 _MOST_OUTPUTS, _MOST_OUTPUT_BYTES = 1_000, 4 << 20
 """A transaction with more outgoing messages than this takes no further message."""
 _STORE_DOWN_SECONDS = 10.0
+_FIRST_GUESS = 0.05
 
 
 class Handling:
@@ -86,6 +88,7 @@ class Handling:
         self._reader = Reader(subscription, alarms, body_limit)
         self._endings = Endings(subscription, node, alarms)
         self.outcomes = self._endings.outcomes
+        self._finishes = self._endings.has_after
         # --- what the handler sends ---
         self._sender = sender
         self._outlet: Outlet = PublishAtOnce(sender) if store is None else store.outbox
@@ -117,8 +120,11 @@ class Handling:
         """Whether the handlers of this subscription want the transaction before they start."""
         self._failing: dict[Delivery, int] = {}
         """Those that come again alone, as they failed among others or were delivered before; how often they failed."""
-        self._seconds = feed.batch_seconds
+        self._seconds = _FIRST_GUESS
         """How long one message takes by itself, as a moving average."""
+        self._ran = 0
+        """How many batches; whether the next is measured."""
+        self._measures = True
         self._sends = False
         """Whether the handlers of the last transaction sent anything. Only then they wait while others are not sent."""
         self._units: set[UnitOfWork] = set()
@@ -158,7 +164,9 @@ class Handling:
     async def handle(self, deliveries: list[Delivery]) -> list[Delivery]:
         """See the deliveries to their end, but for those that it returns: they shall come again, each alone."""
         try:
-            return await self._handle(deliveries)
+            if len(deliveries) == 1:
+                return await self._handle_one(deliveries[0])
+            return await self._handle_many(deliveries)
         except BaseException:
             for delivery in deliveries:
                 self._failing.pop(delivery, None)
@@ -166,13 +174,15 @@ class Handling:
 
     async def handle_again(self, delivery: Delivery, tries: int) -> None:
         """See a message to its end whose handler has failed so often already, elsewhere."""
+        delivery.start()
         self._failing[delivery] = tries
         await self.handle([delivery])
 
     async def fail(self, delivery: Delivery, exc: BaseException) -> None:
         """The tries of a message are used up, elsewhere."""
         work = self._work(delivery)
-        work.fail(exc)
+        if work.state == "new":
+            work.fail(exc)
         await self._fail(work)
 
     async def give_back(self, delivery: Delivery, *, begun: bool = False) -> None:
@@ -205,42 +215,57 @@ class Handling:
 
     # --- batches ---------------------------------------------------------------------------------------------
 
-    async def _handle(self, deliveries: list[Delivery]) -> list[Delivery]:
-        if len(deliveries) == 1:
-            delivery, tries = deliveries[0], self._failing.pop(deliveries[0], None)
-            if tries is None:
-                delivery.start()
-            elif tries:
-                await self._clock.sleep(self.subscription.retry.wait(tries))
-            return await self._see_through([self._work(delivery, tries or 0)])
-        for delivery in deliveries:
-            delivery.start()
-        again: list[Delivery] = []
-        for group in _groups([self._work(delivery) for delivery in deliveries]):
-            if group[0].delivery.redelivered and not self._serial:
-                self._failing[group[0].delivery] = 0
-                again.append(group[0].delivery)
-            else:
-                again += await self._see_through(group)
+    async def _handle_one(self, delivery: Delivery) -> list[Delivery]:
+        tries = self._failing.pop(delivery, None)
+        if tries is None:
+            if not self._start(delivery):
+                return []
+        elif tries:
+            await self._clock.sleep(self.subscription.retry.wait(tries))
+        return await self._see_through([self._work(delivery, tries or 0)])
+
+    async def _handle_many(self, deliveries: list[Delivery]) -> list[Delivery]:
+        # One that was delivered before may be what kills us, so it comes alone.
+        again = [] if self._serial else [delivery for delivery in deliveries if delivery.redelivered]
+        works = [self._work(delivery) for delivery in deliveries if delivery not in again and self._start(delivery)]
+        for group in _groups(works, copies=self._store is not None):
+            again += await self._see_through(group)
         return again
 
+    def _start(self, delivery: Delivery) -> bool:
+        """A try begins; False when the delivery is someone else's by now."""
+        try:
+            delivery.start()
+        except StaleLock as exc:
+            self._endings.lost(exc)
+            return False
+        return True
+
     def _work(self, delivery: Delivery, tries: int = 0) -> Work:
-        envelope = delivery.envelope
-        work = Work(delivery, message_id_of(envelope, self._node), max(self._clock.time(), set_out_at(envelope)))
-        work.attempt_id = envelope.attempt_id
-        dedup = self._dedup if envelope.attempt_id is None else self._tokens
+        work = Work(delivery, self._node)
         try:
             ctx = work.ctx = self._reader.open(delivery)
         except Exception as exc:
-            work.dedup = dedup
             work.fail(exc)
-            return work
+        else:
+            ctx._work = work
+            ctx._attempt = work.tries = tries
+        if self._store is not None:
+            self._enlist(work)
+        return work
+
+    def _enlist(self, work: Work) -> None:
+        """How copies of it are recognised."""
+        envelope, ctx = work.envelope, work.ctx
+        work.at = max(self._clock.time(), set_out_at(envelope))
+        work.attempt_id = envelope.attempt_id
+        dedup = self._dedup if envelope.attempt_id is None else self._tokens
+        if ctx is None:
+            work.dedup = dedup
+            return
         dedup.enlist(work)
         ctx._message_id = work.message_id
-        ctx._work = work
-        ctx._attempt = work.tries = tries
         work.eager = self._eager
-        return work
 
     def _once_more(self, work: Work) -> Work:
         work.move("again")
@@ -284,12 +309,23 @@ class Handling:
         them spoiled it for the others, so they need savepoints."""
         store = None if self._store is None else self._store.store
         unit = UnitOfWork(store, works, self._mark, savepoints=savepoints)
-        spoiled = False
         self._units.add(unit)
         try:
-            if self._look_up is not None:
-                await self._look_up.look_up(works)
-                await self._admit(works)
+            if store is None:
+                spoiled = await self._run_without_store(unit, works)
+            else:
+                spoiled = await self._run_with_store(unit, works)
+        finally:
+            self._units.discard(unit)
+            unit.works = ()  # no cycles: what is done goes at once, without the garbage collector
+        await self._settle_all(works)
+        return spoiled
+
+    async def _run_with_store(self, unit: UnitOfWork, works: list[Work]) -> bool:
+        assert self._look_up is not None
+        try:
+            await self._look_up.look_up(works)
+            await self._admit(works)
             await self._run_handlers(unit, works)
             await self._commit(unit, works)
         except BaseException as exc:
@@ -299,16 +335,41 @@ class Handling:
             if isinstance(exc, TransactionEnded):
                 await self._after_misuse(works)
             elif isinstance(exc, Spoiled):
-                spoiled = True
                 _start_again(works)
+                return True
             elif isinstance(exc, Exception):  # lost, or refused at the commit: nothing has happened
                 self._scatter(works, exc)
             else:
                 raise
+        return False
+
+    async def _run_without_store(self, unit: UnitOfWork, works: list[Work]) -> bool:
+        """What handlers did cannot be undone: those that have ended go out whatever becomes of the others, and before
+        long."""
+        slow: list[asyncio.Task[None]] = []
+        timer = None
+        if len(works) > 1:
+            patience = 2 * self._feed.batch_seconds
+            timer = unit.loop.call_later(patience, lambda: slow.append(unit.loop.create_task(self._hand_on(works))))
+        try:
+            await self._run_handlers(unit, works)
+        except asyncio.CancelledError:
+            await finish(self._hand_on(works))
+            raise
         finally:
-            self._units.discard(unit)
-        await self._settle_all(works)
-        return spoiled
+            if timer is not None:
+                timer.cancel()
+            for task in slow:
+                await finish(task)
+        if self._sends:
+            await self._outlet.record(None, self._node, [work for work in works if work.state == "done"])
+        return False
+
+    async def _hand_on(self, works: list[Work]) -> None:
+        """Publish what those sent that have ended so far, and settle them."""
+        done = [work for work in works if work.state == "done"]
+        await self._outlet.record(None, self._node, done)
+        await self._settle_all(done)
 
     async def _admit(self, works: list[Work]) -> None:
         """Ask the tokens and the business key."""
@@ -332,8 +393,9 @@ class Handling:
 
     async def _run_handlers(self, unit: UnitOfWork, works: list[Work]) -> None:
         """Run the messages one after another. The rest stays new: behind a failure in a serial subscription, because
-        enough is sent in this transaction, or because nothing more may begin."""
-        started, used = perf_counter(), thread_time()
+        enough is sent in this transaction or it took long enough, or because nothing more may begin."""
+        started, used = perf_counter(), thread_time() if self._measures else 0.0
+        until = started + self._feed.batch_seconds
         ran = rows = size = 0
         for work in works:
             if work.state != "new":
@@ -348,15 +410,23 @@ class Handling:
                 size += sum(len(envelope.body) for envelope in work.sent)
                 if rows >= _MOST_OUTPUTS or size >= _MOST_OUTPUT_BYTES:
                     break
+            if perf_counter() > until:  # slower than was thought
+                break
         self._sends = rows > 0
         if ran:
-            self._learn(ran, perf_counter() - started - unit.waited, thread_time() - used)
+            self._learn(ran, perf_counter() - started - unit.waited, used)
 
-    def _learn(self, messages: int, seconds: float, busy: float) -> None:
-        """Note how long messages took. While the loop was busy, it was so for all transactions at work."""
-        busy = min(busy, seconds)
-        own = seconds - busy + busy / len(self._units)
-        self._seconds += (own / messages - self._seconds) / 4
+    def _learn(self, messages: int, seconds: float, used: float) -> None:
+        """Note how long messages took. While the loop was busy, it was so for all transactions at work.
+
+        Reading the thread's clock is dear, so it is done for the first batches, now and then, and after a slow one.
+        """
+        if self._measures:
+            busy = min(thread_time() - used, seconds)
+            own = seconds - busy + busy / len(self._units)
+            self._seconds += (own / messages - self._seconds) / 4
+        self._ran += 1
+        self._measures = self._ran < 16 or self._ran % 256 == 0 or seconds > 2 * messages * self._seconds
 
     async def _run_handler(self, unit: UnitOfWork, work: Work) -> bool:
         """Run one message within the transaction; False when it failed."""
@@ -365,15 +435,25 @@ class Handling:
         unit.current = work
         tried = ctx._attempt
         try:
-            await self._run_pipeline(ctx, work)
+            try:
+                await self._pipeline(ctx)
+            except BaseException as exc:
+                if work.interrupt is None or isinstance(exc, asyncio.CancelledError):
+                    raise
+            end_if_forked(unit.generation)
+            if work.interrupt is not None:
+                await self._interrupted(ctx, work, tried)
             if faults.hook is not None:
                 await faults.hook("bus.after-handler")
-            if ctx._completed and ctx._sent():
+            if ctx._try is not None and ctx._sent():
                 work.sent = await self._seal(ctx)
             ctx._ended = True
-            await unit.leave(work)
+            if unit.store is not None:
+                await unit.leave(work)
+                self._eager = self._eager or work.eager
+                if work.interrupt is not None:  # by a task that it left behind
+                    raise work.interrupt
             work.move("succeeded")
-            self._eager = self._eager or work.eager
         except AlreadyHandled:
             await unit.undo(work)
             if work.state != "duplicate":
@@ -382,6 +462,9 @@ class Handling:
             self._eager = work.scattered = True
             ctx._attempt = tried
             await self._undo(unit, work, exc)
+        except FailedAmongOthers:
+            assert work.error is not None
+            await self._undo(unit, work, work.error)
         except Spoiled:  # its middlewares have not seen the error: they will, at the next try
             work.tries = ctx._attempt if work.handler_failed else tried
             raise
@@ -400,21 +483,17 @@ class Handling:
             unit.current = None
         return work.state != "failed"
 
-    async def _run_pipeline(self, ctx: Context, work: Work) -> None:
-        """The pipeline. An interrupt counts whatever a handler or a middleware made of it."""
-        tried = ctx._attempt
-        while True:
+    async def _interrupted(self, ctx: Context, work: Work, tried: int) -> None:
+        """An interrupt counts whatever a handler or a middleware made of it."""
+        while work.interrupt is NeedsTransaction:  # a middleware's; the tries see to the handler's own
+            work.interrupt = None
+            await work.enter(ctx)
+            ctx._attempt, ctx._resources = tried, ()
             try:
                 await self._pipeline(ctx)
             except BaseException as exc:
                 if work.interrupt is None or isinstance(exc, asyncio.CancelledError):
                     raise
-            if work.interrupt is not NeedsTransaction:
-                break
-            # A middleware's; the core sees to the handler's own.
-            work.interrupt = None
-            await work.enter(ctx)
-            ctx._attempt, ctx._resources = tried, ()
         if work.interrupt is not None:
             raise work.interrupt
 
@@ -445,9 +524,6 @@ class Handling:
     async def _commit(self, unit: UnitOfWork, works: list[Work]) -> None:
         """Commit what succeeded, with everything that goes with it."""
         done = [work for work in works if work.state == "done"]
-        if self._store is None:
-            await self._outlet.record(None, self._node, done)
-            return
         folded = [work for work in works if work.state == "folded"]
         if not done and not folded:
             await unit.abandon()
@@ -491,6 +567,7 @@ class Handling:
     # --- settling --------------------------------------------------------------------------------------------
 
     async def _settle_all(self, works: list[Work]) -> None:
+        """It is decided: tell the transport. What they send is on its way already."""
         for work in works:
             if work.state == "duplicate":
                 work.dedup.doubt(work)
@@ -499,7 +576,19 @@ class Handling:
             try:
                 if work.state == "duplicate" or work.attempt_id is not None:
                     await self._conclude(work)
-                await self._settle(work)
+                if faults.hook is not None:
+                    await faults.hook("bus.before-settle")
+                outcome = _outcome(work)
+                await work.delivery.settle(outcome)
+                work.move("settled")
+                if self._finishes or faults.hook is not None:
+                    await self._endings.finish(work.delivery, work.ctx, outcome)
+                else:  # a coroutine less for every message
+                    self.outcomes[outcome] += 1
+                work.ctx = None
+            except StaleLock as exc:
+                work.move("lost")
+                self._endings.lost(exc)
             except TRANSACTION_LOST as exc:
                 # What happened is committed; a later copy finds that, and goes on from there.
                 log.warning("%s is not settled yet: %s", work.envelope, exc)
@@ -518,20 +607,6 @@ class Handling:
             ids, now = [work.message_id], self._clock.time()
             await self._store.commit(lambda transaction: transaction.resolve(self._node, ids, now))
 
-    async def _settle(self, work: Work) -> None:
-        """It is decided: tell the transport. Its outgoing messages are on their way already."""
-        outcome = _outcome(work)
-        if faults.hook is not None:
-            await faults.hook("bus.before-settle")
-        try:
-            await work.delivery.settle(outcome)
-        except StaleLock as exc:
-            work.move("lost")
-            self._endings.lost(exc)
-            return
-        work.move("settled")
-        await self._endings.finish(work.delivery, work.ctx, outcome)
-
     # --- failures --------------------------------------------------------------------------------------------
 
     def _has_tries_left(self, work: Work) -> bool:
@@ -549,7 +624,7 @@ class Handling:
             if work.state in ("done", "new", "folded"):
                 work.fail(exc)
                 work.scattered = len(works) > 1
-                if not work.scattered and self._store is not None:
+                if not work.scattered:
                     work.handler_failed = True
                     work.tries = max(work.tries + 1, work.ctx._attempt if work.ctx is not None else 0)
 
@@ -569,14 +644,7 @@ class Handling:
                 work.move("given up")
                 self._endings.gave_up(work.delivery, verdict.reason, first_line(error))
                 outcome = "dead"
-            elif end == "handled" and work.ctx is not None:
-                await self._see_through([self._once_more(work)])
-                return
-            elif end == "handled":
-                work.move("known")
-                await self._settle(work)
-                return
-            else:
+            elif end == "later":
                 await self._put_off(work)
         except StaleLock as exc:
             work.move("lost")
@@ -585,7 +653,13 @@ class Handling:
         except TRANSACTION_LOST as exc:
             log.warning("%s waits for its store: %s", work.envelope, exc)
             await self._put_off(work)
-        await self._endings.finish(work.delivery, work.ctx, outcome, error)
+        if work.state != "failed":
+            await self._endings.finish(work.delivery, work.ctx, outcome, error)
+        elif work.ctx is not None:  # another copy was handled: it will be found
+            await self._see_through([self._once_more(work)])
+        else:
+            work.move("known")
+            await self._settle_all([work])
 
     def _judge(self, work: Work, exc: BaseException) -> Verdict:
         if work.ctx is not None:
@@ -596,11 +670,13 @@ class Handling:
 
     async def _put_off(self, work: Work) -> None:
         """The store is away: come again later, without using up a try."""
-        work.move("put off")
         try:
             await self.redeliver(work.delivery, _STORE_DOWN_SECONDS, counted=False)
         except StaleLock as exc:
-            log.warning("%s: %s; it is delivered again", self.subscription, exc)
+            work.move("lost")
+            self._endings.lost(exc)
+        else:
+            work.move("put off")
 
     async def _give_up(self, work: Work, reason: str) -> Literal["dead", "handled", "later"]:
         """Make it a dead letter. `handled`: another copy has come to an end meanwhile, so there is nothing to give up.
@@ -637,10 +713,16 @@ class Handling:
         known = await store.known(self._node, [work.message_id for work in works])
         saved = [work for work in works if work.state == "done" and await work.dedup.was_committed(work, known)]
         strays = [work for work in works if work not in saved and work.state in ("new", "done", "failed")]
-        async with store.transaction() as transaction:
-            for dedup, group in by_dedup(strays):
-                await dedup.unmark(transaction, group)
-            recorded = await self._send(transaction, saved)
+        recorded = None
+        try:
+            async with store.transaction() as transaction:
+                for dedup, group in by_dedup(strays):
+                    await dedup.unmark(transaction, group)
+                recorded = await self._send(transaction, saved)
+        except BaseException:
+            if recorded is not None:
+                self._outlet.rolled_back(recorded)
+            raise
         if recorded is not None:
             self._outlet.committed(recorded)
         _start_again([work for work in works if work not in saved and work.state == "done"])
@@ -661,18 +743,19 @@ def _start_again(works: list[Work]) -> None:
             work.move("undone")
 
 
-def _groups(works: list[Work]) -> list[list[Work]]:
-    """Split into transactions: one that was delivered before may be what kills us, so it runs alone; copies of one
+def _groups(works: list[Work], *, copies: bool) -> list[list[Work]]:
+    """Split into transactions: one that was delivered before may be what kills us, so it runs alone; `copies` of one
     message must not meet in one transaction."""
     groups: list[list[Work]] = []
     seen: set[str] = set()
     shared = False
     for work in works:
         alone = work.delivery.redelivered
-        if alone or not shared or work.message_id in seen:
+        if alone or not shared or (copies and work.message_id in seen):
             groups.append([])
             seen = set()
         groups[-1].append(work)
-        seen.add(work.message_id)
+        if copies:
+            seen.add(work.message_id)
         shared = not alone
     return groups

@@ -71,6 +71,19 @@ class PublishAtOnce(Outlet):
 
     async def record(self, transaction: Transaction | None, node: str, works: Sequence[Work]) -> Recorded | None:
         envelopes = [envelope for work in works for envelope in work.sent]
-        if envelopes:
-            await self._sender.publish_sealed(envelopes)
+        try:
+            if envelopes:
+                await self._sender.publish_sealed(envelopes)
+        except Exception as exc:
+            await self._publish_singly(works, exc)
         return None
+
+    async def _publish_singly(self, works: Sequence[Work], exc: Exception) -> None:
+        """Who cannot be helped fails, and nobody else: the others' handlers must not run again for that."""
+        for work in works:
+            try:
+                if len(works) == 1:
+                    raise exc
+                await self._sender.publish_sealed(list(work.sent))
+            except Exception as own:
+                work.fail(own)

@@ -17,7 +17,7 @@ from typing import Any
 from faregate.core.context import Context
 from faregate.core.handler import Call, Collect, Places, compile_call, compile_collect, fill
 from faregate.core.verdict import failure_of
-from faregate.core.work import NeedsTransaction
+from faregate.core.work import FailedAmongOthers, NeedsTransaction
 from faregate.errors import ConfigurationError, Permanent, PipelineMisused, RetryAfter, Unavailable, WrongSignature
 from faregate.node.node import Node
 from faregate.node.policy import Retry
@@ -153,8 +153,11 @@ def _core(call: Call, collect: Collect, retry: Retry, clock: Clock, *, shared: b
                         raise error
                     if work is not None:
                         await work.failed(failure)
-                    if not here or attempt > retry.times or not is_retried(failure):
+                    if attempt > retry.times or not is_retried(failure):
                         raise failure
+                    if not here and work is not None:
+                        work.error = failure
+                        raise work.interrupted(FailedAmongOthers) from failure
                     await clock.sleep(retry.wait(attempt))
                     attempt += 1
                 ctx._outputs = None if own is ctx else ctx._outputs

@@ -5,6 +5,9 @@
      |--resumed------> resumed ---------+--settled--> settled
      |--folded-------> folded ----------'
      `--failed-------> failed --again--> again (runs alone, as a new one), --put off--> waiting, --given up--> dead
+                         `--known--> duplicate: another copy was handled meanwhile
+
+What has not run when its batch ends is new, and runs `again` in the next; or it is `released`, when nothing may begin.
 
 A transaction that is rolled back takes its messages back: `undone` makes them new, `failed` ends them here. Whatever
 was decided, the delivery may turn out to be someone else's by now (`lost`), or the store may be away (`put off`).
@@ -29,7 +32,6 @@ TABLE: dict[State, Mapping[Event, State]] = {
         "resumed": "resumed",
         "folded": "folded",
         "failed": "failed",
-        "undone": "new",
         "again": "again",
         "released": "released",
     },

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from faregate.core.states import Event, State, after
+from faregate.core.states import TABLE, Event, State, after
+from faregate.ids import message_id_of
 from faregate.ports.store import LedgerRow
 
 if TYPE_CHECKING:
@@ -34,6 +35,10 @@ class NeedsTransaction(Interrupt):
 
 class NeedsSolitude(Interrupt):
     """The handler wants the driver's connection, among others: it runs again, alone in its transaction."""
+
+
+class FailedAmongOthers(Interrupt):
+    """A try failed and others are left: they follow when the message is alone. Middlewares see the last one only."""
 
 
 class Spoiled(Interrupt):
@@ -86,6 +91,8 @@ class Work:
     claimed_attempt: str | None = None
     consumed = False
     """Whether its token in the node's own database is used up, in the transaction at hand."""
+    marked = False
+    """Whether its mark is in the transaction at hand, left by us."""
     in_ledger = False
     """Whether the ledger knows it, as a duplicate."""
     replayed = False
@@ -101,6 +108,8 @@ class Work:
     """Whether the error is the handler's, not one of what is around it."""
     business_key: str | None = None
     """The business key to claim in its transaction."""
+    key_taken = False
+    """Whether it is a duplicate because of that."""
     eager = False
     """Whether its handler wants the transaction before it starts."""
     entered = False
@@ -120,19 +129,26 @@ class Work:
     """For each time that its handler was given the driver's connection."""
     unit: UnitOfWork | None = None
 
-    def __init__(self, delivery: Delivery, message_id: str, at: float) -> None:
+    at = 0.0
+    """The later of now and when it was sent."""
+    _message_id: str | None = None
+
+    def __init__(self, delivery: Delivery, node: str) -> None:
         self.delivery = delivery
-        self.message_id = message_id
-        self.at = at
-        """The later of now and when it was sent."""
+        self.envelope = delivery.envelope
+        self.node = node
 
     @property
-    def envelope(self) -> Envelope:
-        return self.delivery.envelope
+    def message_id(self) -> str:
+        """What the node knows it by."""
+        if self._message_id is None:
+            self._message_id = message_id_of(self.envelope, self.node)
+        return self._message_id
 
     def move(self, event: Event) -> None:
         """What has become of it: see `states.py`."""
-        self.state = after(self.state, event)
+        following = TABLE[self.state].get(event)
+        self.state = after(self.state, event) if following is None else following
 
     def fail(self, error: BaseException) -> None:
         self.state = after(self.state, "failed")

@@ -46,6 +46,7 @@ class BusinessKey:
                 self._claimed.add(work.message_id)
         if taken:
             work.move("known")
+            work.key_taken = True
 
     async def mark(self, transaction: Transaction, works: Sequence[Work]) -> None:
         """First in the transaction: whoever finds the key taken is a duplicate."""
@@ -53,6 +54,7 @@ class BusinessKey:
             key = work.business_key
             if key is not None and not await transaction.identify(self._node, self._handler, key, work.at):
                 work.move("known")
+                work.key_taken = True
 
     async def commit(self, transaction: Transaction, works: Sequence[Work]) -> None:
         """With the effects of these."""
@@ -62,8 +64,8 @@ class BusinessKey:
                 await transaction.identify(self._node, self._handler, key, work.at)
 
     async def fail(self, work: Work) -> None:
-        """The handler failed: the key is free again."""
-        key = self._of(work) if self._claim == "eager" and work.ctx is not None else None
+        """The handler failed: the key is free again, if it was ours."""
+        key = self._of(work) if work.message_id in self._claimed else None
         if key is not None:
             await self._shared.commit(lambda transaction: transaction.unidentify(self._node, self._handler, key))
             self._claimed.discard(work.message_id)

@@ -107,7 +107,7 @@ class Claims(Dedup):
         return await transaction.finish_claim(self._node, work.message_id, work.claim_id)
 
     async def release(self, work: Work) -> None:
-        if work.state == "folded" or work.in_ledger:
+        if work.state == "folded" or work.in_ledger or work.key_taken:
             await self.gave_up(work)
         elif work.state in ("done", "resumed"):
             await self.finish(work)

@@ -35,12 +35,16 @@ class Ledger(Dedup):
     async def mark(self, transaction: Transaction, works: Sequence[Work]) -> None:
         there = await transaction.record(self._node, [work.row for work in works if work.row is not None])
         for work in works:
-            if work.message_id in there:
+            work.marked = work.message_id not in there
+            if not work.marked:
                 work.move("known")
                 check_digest(self._alarms, self._node, work, there[work.message_id])
 
     async def unmark(self, transaction: Transaction, works: Sequence[Work]) -> None:
-        await transaction.unrecord(self._node, [work.message_id for work in works])
+        # Only rows of ours: another copy may have been handled since the look-up, and left one.
+        marked = [work.message_id for work in works if work.marked]
+        if marked:
+            await transaction.unrecord(self._node, marked)
 
     async def commit(self, transaction: Transaction, works: Sequence[Work]) -> None:
         await self._check_floor(transaction, works)
@@ -68,7 +72,7 @@ class Ledger(Dedup):
         if work.row is not None:
             if await transaction.record(self._node, [work.row]):
                 return False
-            await self.unmark(transaction, [work])
+            await transaction.unrecord(self._node, [work.message_id])
         return True
 
     async def was_committed(self, work: Work, known: Mapping[str, Known]) -> bool:

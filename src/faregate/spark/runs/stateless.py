@@ -67,17 +67,17 @@ class Captured(NoTransport):
         self.envelopes: list[Envelope] = []
         self.dead: list[DeadLetter] = []
         self.dead_count = 0
-        """All that were, in this task."""
+        """All whose handlers failed, in this task."""
 
     async def publish(self, envelopes: Sequence[Envelope]) -> None:
         self.envelopes.extend(envelopes)
 
 
 class StagedDelivery(LogDelivery):
-    __slots__ = ("_add_dead",)
+    __slots__ = ("_give_up",)
 
     def __init__(
-        self, message: "Message", key: str | None, add_dead: Callable[["StagedDelivery", str, str], None]
+        self, message: "Message", key: str | None, give_up: Callable[["StagedDelivery", str, str], None]
     ) -> None:
         super().__init__(
             message.position,
@@ -92,7 +92,7 @@ class StagedDelivery(LogDelivery):
             _no_end,
             _no_release,
         )
-        self._add_dead = add_dead
+        self._give_up = give_up
 
     async def redeliver(self, delay: float, *, counted: bool = True) -> None:
         raise HandlerFailed(
@@ -101,7 +101,7 @@ class StagedDelivery(LogDelivery):
         )
 
     async def dead_letter(self, reason: str, error: str) -> None:
-        self._add_dead(self, reason, error)
+        self._give_up(self, reason, error)
 
 
 class StagedFeed(QueueFeed):
@@ -178,7 +178,7 @@ class Task:
         handling = self._handlings[message.handler]
         if has_expired(handling.subscription, delivery, now):
             reason, error = "expired", "it waited too long in the log"
-            await delivery.dead_letter(reason, error)
+            self._add_dead(self._queues[message.handler], delivery, reason, error)
             await handling.abandoned(delivery, reason, error)
         elif tries:
             await handling.handle_again(delivery, tries)
@@ -213,10 +213,10 @@ class Task:
         return self._pieces(done.batch)
 
     def _delivery(self, message: Message, key: str | None) -> StagedDelivery:
-        return StagedDelivery(message, key, partial(self._add_dead, self._queues[message.handler]))
+        return StagedDelivery(message, key, partial(self._give_up, self._queues[message.handler]))
 
-    def _add_dead(self, queue: str, delivery: StagedDelivery, reason: str, error: str) -> None:
-        """Give a message up, into the dead letters of the journal."""
+    def _give_up(self, queue: str, delivery: StagedDelivery, reason: str, error: str) -> None:
+        """Its handler failed for good. Very many of those are an outage."""
         if self._captured.dead_count >= MOST_DEAD:
             raise HandlerFailed(
                 f"{self._captured.dead_count} messages of one task failed, the last is {delivery.envelope}: that is "
@@ -224,6 +224,10 @@ class Task:
                 f"{error.splitlines()[0]}"
             )
         self._captured.dead_count += 1
+        self._add_dead(queue, delivery, reason, error)
+
+    def _add_dead(self, queue: str, delivery: StagedDelivery, reason: str, error: str) -> None:
+        """Into the dead letters of the journal."""
         self._captured.dead.append(
             DeadLetter.of(
                 self._node,
