@@ -728,7 +728,9 @@ class CountsWhatIsParkedByAnybody(Faulty):
 class ParksOverWhatIsParked(Faulty):
     class tx(SqliteTransaction):
         async def park(self, node: str, rows: Sequence[tuple[Parked, int | None]]) -> None:
-            await self.unpark(node, [each.message_id for each, before in rows if before is None])
+            there = {each.message_id: each.position for each in await self.parked(node)}
+            found = [each.message_id for each, before in rows if before is None and each.message_id in there]
+            await self.unpark(node, {message_id: there[message_id] for message_id in found})
             await super().park(node, rows)
 
 
@@ -743,8 +745,16 @@ class ParksAgainWithoutComparing(Faulty):
 @breaks("what_is_taken_out_is_not_parked_any_more")
 class TakesOutOnlyTheFirst(Faulty):
     class tx(SqliteTransaction):
-        async def unpark(self, node: str, message_ids: Sequence[str]) -> None:
-            await super().unpark(node, message_ids[:1])
+        async def unpark(self, node: str, positions: Mapping[str, int]) -> None:
+            await super().unpark(node, dict(list(positions.items())[:1]))
+
+
+@breaks("only_the_row_that_was_read_is_taken_out")
+class TakesOutWhateverIsParked(Faulty):
+    class tx(SqliteTransaction):
+        async def unpark(self, node: str, positions: Mapping[str, int]) -> None:
+            there = {each.message_id: each.position for each in await self.parked(node)}
+            await super().unpark(node, {each: there.get(each, 0) for each in positions})
 
 
 @breaks("parked_messages_are_found_by_id_or_key")

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psycopg
 import pyarrow as pa
@@ -24,6 +25,7 @@ from faregate.ports.tokens import Token
 from faregate.spark.runs import tasks as run_tasks
 from faregate.spark.runs.engine import Engine
 from faregate.spark.runs.rows import WORK, Places
+from faregate.spark.runs.run import Run
 from faregate.spark.runs.spec import RunSpec, provide
 from faregate.spark.runs.tasks import handle_partition
 
@@ -510,3 +512,12 @@ async def test_a_worker_process_serves_one_run_after_another(tmp_path: Path, sto
 
     await asyncio.to_thread(both)
     one.check(range(4))
+
+
+def test_a_run_sends_what_is_in_the_outbox_while_no_batch_comes(tmp_path: Path) -> None:
+    """A zombie committed it after its batch, or a person replays a dead letter."""
+    driver = mock.Mock(**{"due.return_value": [], "send.return_value": 2})
+    run = Run(Rig(tmp_path).spec, driver, 0, 1, None)
+    assert not run.handle_parked(mock.Mock())
+    assert run.sent == 2
+    driver.finish_batch.assert_not_called()

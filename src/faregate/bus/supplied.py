@@ -243,7 +243,7 @@ class Waiting:
 
     async def unpark(self, row: Parked) -> None:
         async with self._store.transaction() as transaction:
-            await transaction.unpark(self._node, [row.message_id])
+            await transaction.unpark(self._node, {row.message_id: row.position})
         self._out.discard(row.message_id)
         self._changed.set()
         self._look_in(0.0)

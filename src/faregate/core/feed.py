@@ -26,6 +26,10 @@ class Feed(Protocol):
         """With the commit of these: how far they were handled."""
         ...
 
+    async def give_up(self, transaction: Transaction, work: Work) -> None:
+        """First in the commit that makes it a dead letter."""
+        ...
+
     def judge(self, delivery: Delivery, exc: BaseException, delays: tuple[float, ...]) -> Verdict:
         """What becomes of a message whose tries are used up. Raises when everything has to stop instead."""
         ...
@@ -39,6 +43,9 @@ class QueueFeed:
 
     async def record(self, transaction: Transaction, works: Sequence[Work]) -> None:
         """The queue is told afterwards, by settling."""
+
+    async def give_up(self, transaction: Transaction, work: Work) -> None:
+        """The same."""
 
     def judge(self, delivery: Delivery, exc: BaseException, delays: tuple[float, ...]) -> Verdict:
         return judge(exc, delivery.redeliveries, delays)

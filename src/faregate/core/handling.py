@@ -691,6 +691,7 @@ class Handling:
         certain = isinstance(work.error, UnknownToken | TransactionEnded)
         try:
             async with self._store.store.transaction() as transaction:
+                await self._feed.give_up(transaction, work)
                 if not certain and not await work.dedup.is_unhandled(transaction, work):
                     return "handled"
                 await transaction.add_dead(letter)

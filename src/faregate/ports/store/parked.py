@@ -48,8 +48,9 @@ class ParkedTransaction(Protocol):
         unless it is another one by now. None when it comes from the log: a row that is there already stays."""
         ...
 
-    async def unpark(self, node: str, message_ids: Sequence[str]) -> None:
-        """Remove parked messages. Unknown ones are fine."""
+    async def unpark(self, node: str, positions: Mapping[str, int]) -> None:
+        """Remove parked messages, by their ids, each with the position of the row that was read: one that was parked
+        anew since then, as its dead letter was replayed, stays. Unknown ones are fine."""
         ...
 
     async def parked(self, node: str, due: float = math.inf, limit: int = (1 << 63) - 1) -> list[Parked]:

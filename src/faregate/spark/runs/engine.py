@@ -261,7 +261,7 @@ class Engine:
             await self._take_lock(transaction, delivery)
             if not await decided(transaction, self.node.name, {message_id: False}):
                 await transaction.add_dead(letter)
-            await transaction.unpark(self.node.name, [message_id])
+            await transaction.unpark(self.node.name, {message_id: delivery.position})
             await transaction.commit()
         finally:
             await transaction.roll_back()
@@ -315,7 +315,7 @@ class Engine:
     async def _ended(self, delivery: LogDelivery, outcome: str) -> None:
         if delivery.parked and outcome in ("dead", "duplicate"):
             async with self.store.transaction() as transaction:
-                await transaction.unpark(self.node.name, [self._message_id(delivery)])
+                await transaction.unpark(self.node.name, {self._message_id(delivery): delivery.position})
         self._end(outcome)
 
     def _message_id(self, delivery: LogDelivery) -> str:

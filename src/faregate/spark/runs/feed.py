@@ -49,16 +49,24 @@ class LogFeed:
 
     async def record(self, transaction: Transaction, works: Sequence[Work]) -> None:
         positions: dict[str, int] = {}
-        parked = []
+        parked: dict[str, int] = {}
         for work in works:
             delivery = _delivery(work)
             if delivery.line is not None:
                 positions[delivery.line] = max(delivery.position, positions.get(delivery.line, -1))
             if delivery.parked:
-                parked.append(work.message_id)
+                parked[work.message_id] = delivery.position
         await transaction.advance(self._node, self.positions, positions)
         if parked:
             await transaction.unpark(self._node, parked)
+
+    async def give_up(self, transaction: Transaction, work: Work) -> None:
+        """Were it parked any longer, a replay of its dead letter would be left to what is parked."""
+        delivery = _delivery(work)
+        if delivery.line is not None:
+            await transaction.lock_buckets(self._node, [delivery.bucket])
+        if delivery.parked:
+            await transaction.unpark(self._node, {work.message_id: delivery.position})
 
     def judge(self, delivery: Delivery, exc: BaseException, delays: tuple[float, ...]) -> Verdict:
         return judge(exc, delivery.redeliveries, delays)

@@ -110,7 +110,7 @@ def _back(node: Node, path: Place, store: Store, changing: list[Binding], closed
         open_appendable(path).append(again, f"handover-{node.name}-{name}")
     for binding, start, waits in plans:
         closed.take_queue(binding, start, done, waits)
-    loop.run(_forget(store, node.name, [each.message_id for each in parked]))
+    loop.run(_forget(store, node.name, parked))
 
 
 def _fast_path_to_queue(node: Node, closed: Handover, changing: list[Binding], path: Place) -> None:
@@ -136,9 +136,9 @@ async def _left(store: Store, node: str, marks: list[str]) -> tuple[dict[str, in
     return left
 
 
-async def _forget(store: Store, node: str, message_ids: list[str]) -> None:
+async def _forget(store: Store, node: str, parked: Sequence[Parked]) -> None:
     async with store.transaction() as transaction:
-        await transaction.unpark(node, message_ids)
+        await transaction.unpark(node, {each.message_id: each.position for each in parked})
 
 
 def _is_of(binding: Binding, envelope: Envelope) -> bool:

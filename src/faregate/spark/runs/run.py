@@ -107,11 +107,14 @@ class Run:
             raise RunStopped(f"the run of {self._spec.node_name!r} is stopped; batch {number} waits for the next")
 
     def handle_parked(self, spark: SparkSession) -> bool:
-        """Parked messages whose time has come, without a batch; whether there were any."""
+        """Parked messages whose time has come, without a batch; whether there were any. Without any, what was recorded
+        meanwhile is sent."""
         with self._turn:
             parked = self._places.parked_rows(self._driver.due())
             if parked:
                 self._handle(spark.createDataFrame(parked, WORK), None)
+            else:
+                self.sent += self._driver.send()
             return bool(parked)
 
     def _handle(self, work: DataFrame, number: int | None) -> None:

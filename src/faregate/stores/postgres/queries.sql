@@ -164,8 +164,9 @@ select %s::text, %s::text, given.key, given.position from unnest(%s::text[], %s:
 on conflict (node, handler, key) do update set position = greatest(faregate_positions.position, excluded.position);
 
 -- name: unpark
--- Remove parked messages.
-delete from faregate_parked where node = %s and message_id = any(%s::uuid[]);
+-- Remove parked messages, those that were read.
+delete from faregate_parked p using unnest(%s::uuid[], %s::bigint[]) as read(message_id, position)
+where p.node = %s and p.message_id = read.message_id and p.position = read.position;
 
 -- name: parked_with
 -- Parked messages with one of some ids or keys.

@@ -329,9 +329,9 @@ class PostgresTransaction(PostgresRecords, SqlTransaction, TransactionBlock):
             keys = sorted(positions)
             await self._run(QUERIES["advance"], (node, handler, keys, [positions[key] for key in keys]))
 
-    async def unpark(self, node: str, message_ids: Sequence[str]) -> None:
-        if message_ids:
-            await self._run(QUERIES["unpark"], (node, list(message_ids)))
+    async def unpark(self, node: str, positions: Mapping[str, int]) -> None:
+        if positions:
+            await self._run(QUERIES["unpark"], (list(positions), list(positions.values()), node))
 
     async def parked_with(self, node: str, message_ids: Sequence[str], keys: Sequence[str]) -> list[Parked]:
         if not await self._read("any_parked", (node,)):

@@ -149,8 +149,8 @@ insert into faregate_positions (node, handler, key, position) values (?, ?, ?, ?
 on conflict (node, handler, key) do update set position = max(position, excluded.position);
 
 -- name: unpark
--- Remove a parked message.
-delete from faregate_parked where node = ? and message_id = ?;
+-- Remove a parked message, if it is the one that was read.
+delete from faregate_parked where node = ? and message_id = ? and position = ?;
 
 -- name: parked_ids
 -- Those of some messages that are parked; the list of ids is filled in.

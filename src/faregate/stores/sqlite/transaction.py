@@ -261,8 +261,8 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
     async def advance(self, node: str, handler: str, positions: Mapping[str, int]) -> None:
         self._run_many(QUERIES["advance"], [(node, handler, *each) for each in sorted(positions.items())])
 
-    async def unpark(self, node: str, message_ids: Sequence[str]) -> None:
-        self._run_many(QUERIES["unpark"], [(node, id_bytes(message_id)) for message_id in message_ids])
+    async def unpark(self, node: str, positions: Mapping[str, int]) -> None:
+        self._run_many(QUERIES["unpark"], [(node, id_bytes(each), position) for each, position in positions.items()])
 
     async def parked_with(self, node: str, message_ids: Sequence[str], keys: Sequence[str]) -> list[Parked]:
         if not self._fetch(QUERIES["any_parked"], (node,)):

@@ -61,13 +61,24 @@ async def what_is_taken_out_is_not_parked_any_more(subject: StoreSubject) -> Non
         await tx.park("billing", [(each, None) for each in rows])
         await tx.park("shipping", [(rows[0], None)])
     async with aborted(store) as tx:
-        await tx.unpark("billing", given)
+        await tx.unpark("billing", {message_id: place for place, message_id in enumerate(given)})
     assert await all_parked(store) == rows, "taken out by a transaction that was rolled back"
     async with store.transaction() as tx:
-        await tx.unpark("billing", [given[3], given[0], given[2]])
-        await tx.unpark("billing", [])
+        await tx.unpark("billing", {given[3]: 3, given[0]: 0, given[2]: 2})
+        await tx.unpark("billing", {})
     assert await all_parked(store) == [rows[1]]
     assert await all_parked(store, "shipping") == [rows[0]], "another node's went"
+
+
+@case
+async def only_the_row_that_was_read_is_taken_out(subject: StoreSubject) -> None:
+    """Its dead letter was replayed, and the replay is parked: whoever comes late with the earlier one leaves that."""
+    store, [first, second] = subject.store, ids(2)
+    rows = [parked(first, 7), parked(second, 8)]
+    async with store.transaction() as tx:
+        await tx.park("billing", [(each, None) for each in rows])
+        await tx.unpark("billing", {first: 3, second: 8})
+    assert await all_parked(store) == rows[:1]
 
 
 @case
