@@ -15,6 +15,7 @@ from typing import NamedTuple
 from tests.simulation.guide import Guide
 from tests.simulation.scenario import Scenario
 from tests.simulation.scheduler import Step
+from tests.simulation.spark import SparkWorld
 from tests.simulation.world import World
 
 Schedule = tuple[int, ...]
@@ -46,7 +47,7 @@ def explore(scenario: Scenario, limit: int | None = None, *, guide: Sequence[str
 
     With a guide, all of them begin with what it leads through, and deviate after that only.
     """
-    world = World(scenario)
+    world = _world(scenario)
     chance = random.Random(seed)
     began = time.perf_counter()
     count = 0
@@ -69,9 +70,13 @@ def explore(scenario: Scenario, limit: int | None = None, *, guide: Sequence[str
 
 def replay(scenario: Scenario, schedule: Sequence[int]) -> list[Step]:
     """Run one schedule; its decisions. Raises `Broken`."""
-    world = World(scenario)
+    world = _world(scenario)
     with world.opened():
         return _run(world, tuple(schedule), 1)
+
+
+def _world(scenario: Scenario) -> World:
+    return World(scenario) if scenario.spark is None else SparkWorld(scenario)
 
 
 def _run(world: World, schedule: Schedule, number: int) -> list[Step]:

@@ -2,7 +2,8 @@
 
 Rules kept here:
 - `run_ready` returns once nothing is ready: everybody has ended, or waits for somebody who does.
-- Timers of the loop itself (`asyncio.timeout`) never fire by themselves; the world fires those of one process.
+- Timers of the loop itself (`asyncio.timeout`) never fire by themselves, unless they are due at once; the world fires
+  those of one process.
 - Every task belongs to the process in whose context it was made, so that a crash can end all of them.
 """
 
@@ -35,7 +36,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
-        self._timers.append(handle)
+        (self._timers if when > 0 else self._ready).append(handle)
         return handle
 
     def call_later(
@@ -49,6 +50,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         if handle in self._timers:
             self._timers.remove(handle)
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """At once: what others can see of it is one thing."""
+        done = self.create_future()
+        done.set_result(func(*args))
+        return done
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)

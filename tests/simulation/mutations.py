@@ -18,9 +18,16 @@ from faregate.core.states import TABLE, Event, State
 from faregate.core.unit import UnitOfWork
 from faregate.core.work import Spoiled, Work
 from faregate.errors import StoreUnavailable
+from faregate.ports import faults
 from faregate.ports.store import LedgerRow
+from faregate.spark.runs.driver import Driver
+from faregate.spark.runs.engine import Engine, SubscriptionRun
+from faregate.spark.runs.feed import LogFeed, OutboxOnly, is_behind
+from faregate.spark.runs.outbox import OutboxSpooler
 from faregate.stores.sqlite import MemoryStore
 from faregate.stores.sqlite.transaction import SqliteTransaction
+from tests.simulation.loop import PROCESS
+from tests.simulation.ports import SimTransaction
 
 # --- the unit of work ---------------------------------------------------------------------------------------
 
@@ -299,3 +306,112 @@ class _Insistent:
             await self._tokens.create(tokens)
         except StoreUnavailable:
             await self._tokens.create(tokens)
+
+
+# --- Spark ---------------------------------------------------------------------------------------------------
+
+
+def positions_advanced_before_the_handlers(patch: MonkeyPatch) -> None:
+    """In a commit of their own. Whoever made it knows that these are new."""
+    work, own = Engine._work, set[Any]()
+
+    async def mutant(self: Any, line: Any, taken: Any) -> Any:
+        async with self.store.transaction() as transaction:
+            await transaction.lock_buckets("a", [each.bucket for each in taken])
+            own.update(set(taken) - await self._behind(transaction, taken))
+            reached = {each.line: each.position for each in taken if each.line is not None}
+            await transaction.advance("a", line.feed.positions, reached)
+        return await work(self, line, taken)
+
+    _is_behind(patch, lambda delivery, last: delivery not in own and is_behind(delivery, last))
+    patch.setattr(Engine, "_work", mutant)
+
+
+def positions_advanced_after_the_commit(patch: MonkeyPatch) -> None:
+    ended = Engine._ended
+
+    async def mutant(self: Any, delivery: Any, outcome: str) -> None:
+        if delivery.line is not None:
+            async with self.store.transaction() as transaction:
+                await transaction.lock_buckets("a", [delivery.bucket])
+                await transaction.advance("a", self.lines[0].feed.positions, {delivery.line: delivery.position})
+        await ended(self, delivery, outcome)
+
+    patch.setattr(LogFeed, "record", _nothing)
+    patch.setattr(Engine, "_ended", mutant)
+
+
+def no_lock_of_the_bucket(patch: MonkeyPatch) -> None:
+    patch.setattr(SimTransaction, "lock_buckets", _nothing)
+
+
+def a_parked_message_stays_parked_when_it_is_handled(patch: MonkeyPatch) -> None:
+    record = LogFeed.record
+
+    async def mutant(self: Any, transaction: Any, works: Any) -> None:
+        await record(self, _Without(transaction, "unpark"), works)
+
+    patch.setattr(LogFeed, "record", mutant)
+
+
+def a_parked_message_is_behind_like_any_other(patch: MonkeyPatch) -> None:
+    def mutant(delivery: Any, last: Any) -> bool:
+        return bool(delivery.line is not None and delivery.position <= last.get(delivery.line, -1))
+
+    _is_behind(patch, mutant)
+
+
+def nothing_is_behind(patch: MonkeyPatch) -> None:
+    _is_behind(patch, lambda delivery, last: False)
+
+
+def _is_behind(patch: MonkeyPatch, mutant: Any) -> None:
+    patch.setattr("faregate.spark.runs.feed.is_behind", mutant)
+    patch.setattr("faregate.spark.runs.engine.is_behind", mutant)
+
+
+def a_dead_letter_stays_parked_until_it_is_settled(patch: MonkeyPatch) -> None:
+    patch.setattr(LogFeed, "give_up", _nothing)
+
+
+def nobody_waits_for_what_is_parked(patch: MonkeyPatch) -> None:
+    patch.setattr(SubscriptionRun, "behind", lambda self, delivery: None)
+
+
+def outbox_of_spark_sent_before_the_commit(patch: MonkeyPatch) -> None:
+    record = OutboxOnly.record_rows
+
+    async def mutant(self: Any, transaction: Any, rows: Any) -> Any:
+        PROCESS.get().world.broker.append([row.envelope for row in rows])
+        PROCESS.get().world.scheduler.acted()
+        return await record(self, transaction, rows)
+
+    patch.setattr(OutboxOnly, "record_rows", mutant)
+
+
+def outbox_rows_forgotten_before_they_are_spooled(patch: MonkeyPatch) -> None:
+    send = OutboxSpooler._send_rows
+
+    async def mutant(self: Any, rows: Any) -> None:
+        async with self._store.transaction() as transaction:
+            await transaction.dispatched([row.seq for row in rows])
+        assert faults.hook is not None
+        await faults.hook("mutation.before-spool")
+        await send(self, rows)
+
+    patch.setattr(OutboxSpooler, "_send_rows", mutant)
+
+
+def nothing_is_sent_between_batches(patch: MonkeyPatch) -> None:
+    patch.setattr(Driver, "_send", _nothing)
+
+
+class _Without:
+    """A transaction that does all but one thing."""
+
+    def __init__(self, transaction: Any, left_out: str) -> None:
+        self._transaction = transaction
+        setattr(self, left_out, _nothing)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transaction, name)

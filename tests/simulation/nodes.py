@@ -157,7 +157,7 @@ def make_nodes(runs: Runs, dedup: Any, *, subscriber: bool, **options: Any) -> d
         error = runs.script("a", nth, order.name)
         await runs.habit(lambda: write(ctx, order.name, run, order.key), error)
 
-    @b.on(Bill, dedup=dedup, **options)
+    @b.on(Bill, dedup="ledger" if dedup == "off" else dedup, **options)
     async def bill(bill: Bill, ctx: fg.Context) -> None:
         run, nth = runs.begin("b", bill.name)
         await write(ctx, bill.name, run, bill.key)

@@ -11,11 +11,11 @@ Rules kept here:
 - Whoever watches (`Watch`) is told of every change, with its result, as it happens.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from faregate.errors import CommitUnknown, StoreUnavailable
-from faregate.ports.store import TransactionBlock
+from faregate.ports.store import Parked, TransactionBlock
 from tests.simulation.scheduler import Scheduler
 
 Watch = Callable[[str, tuple[Any, ...], Any], None]
@@ -77,12 +77,13 @@ class Port:
         return moment
 
     def transaction(self) -> "SimTransaction":
-        return SimTransaction(self._real.transaction(), self._scheduler, self._modes)
+        return SimTransaction(self._real.transaction(), self._scheduler, self._modes, self._watch)
 
 
 class SimTransaction(TransactionBlock):
-    def __init__(self, real: Any, scheduler: Scheduler, modes: Modes) -> None:
-        self._real, self._scheduler = real, scheduler
+    def __init__(self, real: Any, scheduler: Scheduler, modes: Modes, watch: Watch) -> None:
+        self._real, self._scheduler, self._watch = real, scheduler, watch
+        self._locked: set[int] = set()
         self._commit_modes = modes.get("store.commit", ())
 
     async def begin(self) -> None:
@@ -101,6 +102,24 @@ class SimTransaction(TransactionBlock):
         self._scheduler.acted()
         if outcome == "lose":
             raise CommitUnknown("the connection broke after the commit")
+
+    # --- locks: one connection writes at a time here, so nobody would miss them ---
+
+    async def lock_buckets(self, node: str, buckets: Iterable[int]) -> None:
+        self._locked.update(buckets)
+
+    async def positions(self, node: str, handler: str, keys: Sequence[str]) -> dict[str, int]:
+        self._watch("store.positions", (handler, list(keys)), self._locked)
+        found: dict[str, int] = await self._real.positions(node, handler, keys)
+        return found
+
+    async def advance(self, node: str, handler: str, positions: Mapping[str, int]) -> None:
+        self._watch("store.advance", (handler, list(positions)), self._locked)
+        await self._real.advance(node, handler, positions)
+
+    async def park(self, node: str, found: Sequence[tuple[Parked, int | None]]) -> None:
+        self._watch("store.park", ("take@0", [parked.key for parked, _ in found if parked.key]), self._locked)
+        await self._real.park(node, found)
 
     async def roll_back(self) -> None:
         if self._real.is_open:

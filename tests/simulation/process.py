@@ -36,17 +36,35 @@ _KEY = Key(("key",), None, attrgetter("key"))
 _WRITER = BodyWriter(find_codec("json"), limit=_LIMIT)
 
 
-class SimProcess:
+class Process:
+    """What can crash: all tasks that it made end."""
+
     def __init__(self, world: "World", name: str) -> None:
         self.world, self.name = world, name
         self.alive = True
-        self.started = False
-        """Only then it takes deliveries."""
         self.tasks: dict[asyncio.Task[Any], int] = {}
         """All it ever made, each with its number."""
-        self.held: dict[SimDelivery, None] = {}
         self._context: Context = copy_context()
         self._context.run(PROCESS.set, self)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        return self.world.loop.create_task(coroutine, context=self._context)
+
+    def crash(self) -> None:
+        self.alive = False
+        for task in list(self.tasks):
+            task.cancel()
+
+
+class SimProcess(Process):
+    def __init__(self, world: "World", name: str) -> None:
+        super().__init__(world, name)
+        self.started = False
+        """Only then it takes deliveries."""
+        self.held: dict[SimDelivery, None] = {}
         scenario, scheduler, clock = world.scenario, world.scheduler, world.clock
         self.store: Any = Port("store", world.store, scheduler, scenario.modes, world.late, world.audit.watch)
         self.tokens: Any = None
@@ -56,12 +74,13 @@ class SimProcess:
             attempts = Attempts(self.store, RecipientLists(self.tokens), clock)
         transport: Any = SimTransport(world.broker, scheduler, scenario.modes.get("transport.publish", ()))
         alarms = Alarms()
-        self.dispatcher = Dispatcher(self.store, transport, clock, alarms, attempts)
+        nodes = {name: node for name, node in world.nodes.items() if name not in world.elsewhere}
+        self.dispatcher = Dispatcher(self.store, transport, clock, alarms, attempts, list(nodes))
         self.shared: dict[str, NodeStore] = {}
         self.senders: dict[str, Sender] = {}
         self.handlings: dict[str, Handling] = {}
         self.housekeepers: list[Housekeeper] = []
-        for node in world.nodes.values():
+        for node in nodes.values():
             claims = None
             if self.tokens is not None and self.tokens.database_id != self.store.database_id:
                 claims = Claims(node.name, self.store, self.tokens, self.dispatcher.dispatch, alarms, clock)
@@ -85,12 +104,6 @@ class SimProcess:
             self.housekeepers.append(
                 Housekeeper(node.name, shared, self.dispatcher, transport, clock, retain_ledger=scenario.retain_ledger)
             )
-
-    def __str__(self) -> str:
-        return self.name
-
-    def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
-        return self.world.loop.create_task(coroutine, context=self._context)
 
     # --- what it does ---
 
@@ -119,9 +132,7 @@ class SimProcess:
             await housekeeper._evict()
 
     def crash(self) -> None:
-        self.alive = False
-        for task in list(self.tasks):
-            task.cancel()
+        super().crash()
         for delivery in self.held:
             if delivery.copy.held is delivery:
                 self.world.broker.give_back(delivery.copy)

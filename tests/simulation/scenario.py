@@ -8,14 +8,28 @@ if TYPE_CHECKING:
     from tests.simulation.process import SimProcess
     from tests.simulation.world import World
 
-Mode = Literal["ledger", "merged", "separate"]
-"""Deduplication by the ledger; by tokens in the node's own database; by tokens in another one."""
+Mode = Literal["ledger", "merged", "separate", "off"]
+"""Deduplication by the ledger; by tokens in the node's own database; by tokens in another one; none (on Spark, where
+the positions of keys are left)."""
 Do = Callable[["World"], Any]
 """What returns a coroutine has it run."""
 Actor = Callable[["SimProcess"], Coroutine[Any, Any, Any]]
 
 
 def nothing(world: "World") -> None: ...
+
+
+@dataclass(frozen=True)
+class OnSpark:
+    """How node `a` runs on Spark."""
+
+    partitions: int = 1
+    trigger: int = 100
+    """How many rows of the log make a batch, at most."""
+    zombies: bool = False
+    """Whether Spark may take a task for lost that goes on beside its retry (a fault)."""
+    drivers: int = 1
+    """How many are started on the same checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +63,10 @@ class Scenario:
     """Signals of ours may be without tokens, too."""
     below_floor: bool = False
     """What was handled may be dead as well: a copy came when nobody remembered it any more."""
+    lax: bool = False
+    """Whether later ones of a key may pass: it is not strict, or an earlier one is scheduled."""
+    spark: OnSpark | None = None
+    """Whether `a` runs on Spark, and how; `b` is on the bus, and handles its messages when all is at rest."""
     subscriber: bool = False
     """Whether there is a node `c`, which is no recipient of anything at the beginning."""
     actors: tuple[Actor, ...] = ()

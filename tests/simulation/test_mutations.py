@@ -13,6 +13,7 @@ from tests.simulation.nodes import lingering, swallowing
 from tests.simulation.scenario import Scenario
 from tests.simulation.test_operations import replay_all
 from tests.simulation.test_send import left_behind, of_one_key
+from tests.simulation.test_spark import KEYED, NOT_STRICT, REPLAYED, first_fails_once, on_spark, one_of_a_key
 from tests.simulation.world import World
 
 MOST = 3000
@@ -143,6 +144,30 @@ CASES: list[tuple[Mutation, Scenario, set[int]]] = [
         mutations.resolved_rows_go_to_the_end,
         Scenario(of_one_key, "separate", processes=1, crashes=1, foreign=True),
         {8},
+    ),
+    # --- Spark ---
+    (mutations.positions_advanced_before_the_handlers, on_spark(one_of_a_key, crashes=1, options=KEYED), {7}),
+    (mutations.positions_advanced_after_the_commit, on_spark(one_of_a_key, "off", crashes=1, options=KEYED), {1}),
+    (mutations.no_lock_of_the_bucket, on_spark(one_of_a_key, options=KEYED), {9}),
+    (
+        mutations.a_parked_message_stays_parked_when_it_is_handled,
+        on_spark(first_fails_once, "off", options=KEYED),
+        {6},
+    ),
+    (
+        mutations.a_parked_message_is_behind_like_any_other,
+        on_spark(first_fails_once, lax=True, options=NOT_STRICT),
+        {7},
+    ),
+    (mutations.nothing_is_behind, on_spark(one_of_a_key, "off", crashes=1, options=KEYED), {1}),
+    (mutations.a_dead_letter_stays_parked_until_it_is_settled, REPLAYED, {6, 7}),
+    (mutations.nobody_waits_for_what_is_parked, on_spark(first_fails_once, options=KEYED), {8}),
+    (mutations.outbox_of_spark_sent_before_the_commit, on_spark(one, crashes=1), {5}),
+    (mutations.outbox_rows_forgotten_before_they_are_spooled, on_spark(one, crashes=1), {7}),
+    (
+        mutations.nothing_is_sent_between_batches,
+        on_spark(first_fails_once, crashes=1, options={"order": fg.Serial()}),
+        {6},
     ),
 ]
 

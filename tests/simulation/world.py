@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from faregate import ids
+from faregate.message import Envelope
 from tests.simulation.audit import Violation
 from tests.simulation.broker import Copy, SimDelivery
 from tests.simulation.guide import Guide
 from tests.simulation.ports import LateCall
-from tests.simulation.process import SimProcess
+from tests.simulation.process import Process, SimProcess
 from tests.simulation.scheduler import LONGEST, Option, Step
 from tests.simulation.stage import Stage
 
@@ -148,7 +149,7 @@ class World(Stage):
         process = self.processes[0]
         self.scheduler.run_as_last(process.spawn(process.sweep()))
 
-    def _crash(self, process: SimProcess) -> Callable[[], None]:
+    def _crash(self, process: Process) -> Callable[[], None]:
         def action() -> None:
             process.crash()
             self.loop.run_ready()
@@ -156,7 +157,7 @@ class World(Stage):
 
         return action
 
-    def _restart(self, dead: SimProcess) -> None:
+    def _restart(self, dead: Any) -> None:
         process = SimProcess(self, dead.name + "'")
         self.processes[self.processes.index(dead)] = process
         self.scheduler.run_as_last(process.spawn(process.start()))
@@ -174,7 +175,7 @@ class World(Stage):
         ended = self.ended()
         for envelope, node in list(self.broker.signals):
             if (node, ids.message_id(envelope.publication_id, node)) in ended:  # others must not be saved by this
-                self.broker.put(envelope, node)
+                self.come_again(envelope, node)
         self._settle()
         self._pass_fences()
         if self.late:
@@ -183,6 +184,9 @@ class World(Stage):
                 self.loop.create_task(call.call())  # type: ignore[arg-type]
                 self._settle()
             self._pass_fences()
+
+    def come_again(self, envelope: Envelope, node: str) -> None:
+        self.broker.put(envelope, node)
 
     def _pass_fences(self) -> None:
         self.clock.jump(_PAST_THE_FENCES)
