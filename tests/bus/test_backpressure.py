@@ -10,7 +10,8 @@ import faregate as fg
 from faregate.bus import dispatcher as dispatching
 from faregate.bus.dispatcher import Dispatcher, Recorded
 from faregate.core import handling as handling
-from faregate.core.handling import BATCH_LIMIT, Handling
+from faregate.core.handling import Handling
+from faregate.core.pace import BATCH_LIMIT
 from faregate.message import Envelope
 from faregate.ports.store import OutboxRow, Transaction
 from faregate.transports.memory import MemoryTransport

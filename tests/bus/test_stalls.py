@@ -12,7 +12,8 @@ from faregate.broker.durable import DurableBroker
 from faregate.broker.queue import Queue
 from faregate.bus.stalls import StallDetector
 from faregate.core.alarms import Alarms
-from faregate.core.handling import BATCH_LIMIT, Handling
+from faregate.core.handling import Handling
+from faregate.core.pace import BATCH_LIMIT
 from faregate.ids import message_id
 from faregate.message import Envelope
 from faregate.testing.clock import FakeClock

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from faregate.core.handling import BATCH_LIMIT, Handling
+from faregate.core.handling import Handling
+from faregate.core.pace import BATCH_LIMIT
 from faregate.core.unit import UnitOfWork
 from faregate.stores.postgres import PostgresStore
 from faregate.stores.sqlite import SqliteStore

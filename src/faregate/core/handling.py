@@ -16,33 +16,32 @@ Rules kept here:
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Executor
-from time import perf_counter, thread_time
-from typing import Any, Literal
+from time import perf_counter
+from typing import Any
 
 from faregate.core.alarms import Alarms
-from faregate.core.context import Context, Settled
-from faregate.core.dead_letter import dead_letter
 from faregate.core.dedup import Dedup, by_dedup
 from faregate.core.dedup.business_key import BusinessKey
 from faregate.core.dedup.ledger import Ledger, LookUp
 from faregate.core.dedup.tokens import Tokens
 from faregate.core.endings import Endings
 from faregate.core.feed import Feed
-from faregate.core.forks import end_if_forked
+from faregate.core.handler_run import HandlerRun
+from faregate.core.last_resort import LastResort
 from faregate.core.node_store import NodeStore
-from faregate.core.outgoing_middlewares import compile_outgoing
 from faregate.core.outlet import Outlet, PublishAtOnce, Recorded
-from faregate.core.pipeline import compile_pipeline, is_retried, resource_places, sends_in_scope
+from faregate.core.pace import Pace
+from faregate.core.pipeline import is_retried
 from faregate.core.reading import Reader
 from faregate.core.sender import Sender
 from faregate.core.states import DECIDED, RUNNING
 from faregate.core.unit import TRANSACTION_LOST, TransactionEnded, UnitOfWork
-from faregate.core.verdict import Verdict, describe_error, failure_of, first_line
-from faregate.core.work import AlreadyHandled, FailedAmongOthers, NeedsSolitude, NeedsTransaction, Spoiled, Work
-from faregate.errors import CommitUnknown, Permanent, StaleLock, UnknownToken
-from faregate.message import Envelope, set_out_at
+from faregate.core.verdict import first_line
+from faregate.core.work import Spoiled, Work
+from faregate.errors import CommitUnknown, Permanent, StaleLock
+from faregate.message import set_out_at
 from faregate.node.node import Node
 from faregate.node.policy import Serial
 from faregate.node.subscription import Subscription
@@ -54,11 +53,8 @@ from faregate.ports.store import Transaction
 
 log = logging.getLogger("faregate.bus")
 
-BATCH_LIMIT = 256
 _MOST_OUTPUTS, _MOST_OUTPUT_BYTES = 1_000, 4 << 20
 """A transaction with more outgoing messages than this takes no further message."""
-_STORE_DOWN_SECONDS = 10.0
-_FIRST_GUESS = 0.05
 
 
 class Handling:
@@ -89,15 +85,8 @@ class Handling:
         self._endings = Endings(subscription, node, alarms)
         self.outcomes = self._endings.outcomes
         self._finishes = self._endings.has_after
-        # --- what the handler sends ---
-        self._sender = sender
         self._outlet: Outlet = PublishAtOnce(sender) if store is None else store.outbox
-        self._outgoing = compile_outgoing(node, resource_places(subscription, node))
-        self._sends_in_scope = sends_in_scope(node)
-        """Whether the pipeline has sent what the handler sends."""
-        self._pipeline: Callable[[Context], Awaitable[None]] = compile_pipeline(
-            subscription, node, clock, pool, self._send_outputs
-        )
+        self._runner = HandlerRun(subscription, node, sender, has_store=store is not None, clock=clock, pool=pool)
         # --- how copies are recognised ---
         self._store = store
         self._dedup = self._tokens = Dedup()
@@ -113,18 +102,15 @@ class Handling:
                 self._business_key = BusinessKey(
                     store, node.name, subscription.name, subscription.identity, subscription.claim
                 )
+        self._last_resort = LastResort(
+            subscription, self._endings, feed, store, self._business_key, self.redeliver, clock
+        )
         self._alone = self._tokens.alone or self._business_key is not None
         """Whether each message is claimed in a commit of its own, and so comes by itself."""
         # --- batches ---
-        self._eager = False
-        """Whether the handlers of this subscription want the transaction before they start."""
+        self._pace = Pace(feed.batch_seconds)
         self._failing: dict[Delivery, int] = {}
         """Those that come again alone, as they failed among others or were delivered before; how often they failed."""
-        self._seconds = _FIRST_GUESS
-        """How long one message takes by itself, as a moving average."""
-        self._ran = 0
-        """How many batches; whether the next is measured."""
-        self._measures = True
         self._sends = False
         """Whether the handlers of the last transaction sent anything. Only then they wait while others are not sent."""
         self._units: set[UnitOfWork] = set()
@@ -150,11 +136,8 @@ class Handling:
 
     @property
     def batch(self) -> int:
-        """How many are best handled together. Slow ones run one at a time, so that lanes share them; fast ones share a
-        commit."""
-        if self._alone or self._eager:
-            return 1
-        return max(1, min(BATCH_LIMIT, int(self._feed.batch_seconds / self._seconds)))
+        """How many are best handled together."""
+        return 1 if self._alone or self._runner.eager else self._pace.batch
 
     def current(self, deliveries: list[Delivery]) -> Delivery:
         """Which of those that are being handled together is being handled."""
@@ -183,7 +166,7 @@ class Handling:
         work = self._work(delivery)
         if work.state == "new":
             work.fail(exc)
-        await self._fail(work)
+        await self._give_up(work)
 
     async def give_back(self, delivery: Delivery, *, begun: bool = False) -> None:
         """It goes back to its place."""
@@ -265,7 +248,7 @@ class Handling:
             return
         dedup.enlist(work)
         ctx._message_id = work.message_id
-        work.eager = self._eager
+        work.eager = self._runner.eager
 
     def _once_more(self, work: Work) -> Work:
         work.move("again")
@@ -287,12 +270,12 @@ class Handling:
                     work.move("released")
                     await self.give_back(work.delivery, begun=work.tries > 0)
                 return again
-            spoiled = await self._once(works, savepoints=self._savepoints or spoiled)
+            spoiled = await self._one_batch(works, savepoints=self._savepoints or spoiled)
             for work in works:
                 if work.state != "failed":
                     continue
                 if not self._has_tries_left(work):
-                    await self._fail(work)
+                    await self._give_up(work)
                 elif self._serial or len(works) == 1:
                     if work.handler_failed:
                         await self._clock.sleep(self.subscription.retry.wait(work.tries))
@@ -304,7 +287,7 @@ class Handling:
             works = [self._once_more(work) for work in works if work.state == "new"]
         return again
 
-    async def _once(self, works: list[Work], *, savepoints: bool) -> bool:
+    async def _one_batch(self, works: list[Work], *, savepoints: bool) -> bool:
         """One transaction. Afterwards a message is settled, or failed with its error, or new as before. True: one of
         them spoiled it for the others, so they need savepoints."""
         store = None if self._store is None else self._store.store
@@ -394,8 +377,8 @@ class Handling:
     async def _run_handlers(self, unit: UnitOfWork, works: list[Work]) -> None:
         """Run the messages one after another. The rest stays new: behind a failure in a serial subscription, because
         enough is sent in this transaction or it took long enough, or because nothing more may begin."""
-        started, used = perf_counter(), thread_time() if self._measures else 0.0
-        until = started + self._feed.batch_seconds
+        started = self._pace.start()
+        until = started[0] + self._pace.batch_seconds
         ran = rows = size = 0
         for work in works:
             if work.state != "new":
@@ -403,7 +386,7 @@ class Handling:
             if self.stopped and not self._alone:  # what has claimed goes on
                 break
             ran += 1
-            if not await self._run_handler(unit, work) and self._serial:
+            if not await self._runner.run(unit, work) and self._serial:
                 break
             if work.sent:
                 rows += len(work.sent)
@@ -414,110 +397,7 @@ class Handling:
                 break
         self._sends = rows > 0
         if ran:
-            self._learn(ran, perf_counter() - started - unit.waited, used)
-
-    def _learn(self, messages: int, seconds: float, used: float) -> None:
-        """Note how long messages took. While the loop was busy, it was so for all transactions at work.
-
-        Reading the thread's clock is dear, so it is done for the first batches, now and then, and after a slow one.
-        """
-        if self._measures:
-            busy = min(thread_time() - used, seconds)
-            own = seconds - busy + busy / len(self._units)
-            self._seconds += (own / messages - self._seconds) / 4
-        self._ran += 1
-        self._measures = self._ran < 16 or self._ran % 256 == 0 or seconds > 2 * messages * self._seconds
-
-    async def _run_handler(self, unit: UnitOfWork, work: Work) -> bool:
-        """Run one message within the transaction; False when it failed."""
-        ctx = work.ctx
-        assert ctx is not None
-        unit.current = work
-        tried = ctx._attempt
-        try:
-            try:
-                await self._pipeline(ctx)
-            except BaseException as exc:
-                if work.interrupt is None or isinstance(exc, asyncio.CancelledError):
-                    raise
-            end_if_forked(unit.generation)
-            if work.interrupt is not None:
-                await self._interrupted(ctx, work, tried)
-            if faults.hook is not None:
-                await faults.hook("bus.after-handler")
-            if ctx._try is not None and ctx._sent():
-                work.sent = await self._seal(ctx)
-            ctx._ended = True
-            if unit.store is not None:
-                await unit.leave(work)
-                self._eager = self._eager or work.eager
-                if work.interrupt is not None:  # by a task that it left behind
-                    raise work.interrupt
-            work.move("succeeded")
-        except AlreadyHandled:
-            await unit.undo(work)
-            if work.state != "duplicate":
-                work.move("known")
-        except NeedsSolitude as exc:
-            self._eager = work.scattered = True
-            ctx._attempt = tried
-            await self._undo(unit, work, exc)
-        except FailedAmongOthers:
-            assert work.error is not None
-            await self._undo(unit, work, work.error)
-        except Spoiled:  # its middlewares have not seen the error: they will, at the next try
-            work.tries = ctx._attempt if work.handler_failed else tried
-            raise
-        except TransactionEnded as exc:
-            work.fail(exc)
-            raise
-        except TRANSACTION_LOST:
-            raise
-        except BaseException as exc:
-            failure = failure_of(exc)
-            if failure is None:
-                raise
-            await self._undo(unit, work, failure)
-        finally:
-            ctx._ended = True
-            unit.current = None
-        return work.state != "failed"
-
-    async def _interrupted(self, ctx: Context, work: Work, tried: int) -> None:
-        """An interrupt counts whatever a handler or a middleware made of it."""
-        while work.interrupt is NeedsTransaction:  # a middleware's; the tries see to the handler's own
-            work.interrupt = None
-            await work.enter(ctx)
-            ctx._attempt, ctx._resources = tried, ()
-            try:
-                await self._pipeline(ctx)
-            except BaseException as exc:
-                if work.interrupt is None or isinstance(exc, asyncio.CancelledError):
-                    raise
-        if work.interrupt is not None:
-            raise work.interrupt
-
-    async def _undo(self, unit: UnitOfWork, work: Work, exc: BaseException) -> None:
-        work.tries = work.ctx._attempt if work.ctx is not None else 0
-        try:
-            await unit.undo(work, exc)
-        finally:  # the transaction may be spoiled
-            work.fail(exc)
-
-    async def _seal(self, ctx: Context) -> Sequence[Envelope]:
-        """What goes out with the commit."""
-        if self._outgoing is None:
-            return [envelope for _, envelope in self._sender.seal_outputs(ctx, self.subscription.name)]
-        if not self._sends_in_scope:
-            await self._send_outputs(ctx)
-        return ctx._sealed or ()
-
-    async def _send_outputs(self, ctx: Context) -> None:
-        """Take what the handler sends, within the outgoing middlewares."""
-        if self._store is not None:
-            ctx._sealed = await self._sender.record_outputs(ctx, self.subscription.name, self._outgoing)
-        else:  # a middleware wants to know whether it was published
-            await self._sender.publish_outputs(ctx, self.subscription.name, self._outgoing)
+            self._pace.note(started, ran, unit.waited, len(self._units))
 
     # --- the commit ------------------------------------------------------------------------------------------
 
@@ -592,7 +472,7 @@ class Handling:
             except TRANSACTION_LOST as exc:
                 # What happened is committed; a later copy finds that, and goes on from there.
                 log.warning("%s is not settled yet: %s", work.envelope, exc)
-                await self._put_off(work)
+                await self._last_resort.put_off(work)
             if self._business_key is not None:
                 self._business_key.forget(work)
 
@@ -628,81 +508,15 @@ class Handling:
                     work.handler_failed = True
                     work.tries = max(work.tries + 1, work.ctx._attempt if work.ctx is not None else 0)
 
-    async def _fail(self, work: Work) -> None:
-        """Its tries are used up."""
-        error = work.error
-        assert error is not None
-        outcome: Settled = "redelivered"
-        try:
-            if self._business_key is not None:
-                await self._business_key.fail(work)
-            verdict = self._judge(work, error)
-            if verdict.delay is not None:
-                await self.redeliver(work.delivery, verdict.delay, counted=verdict.counted)
-                work.move("put off")
-            elif (end := await self._give_up(work, verdict.reason)) == "dead":
-                work.move("given up")
-                self._endings.gave_up(work.delivery, verdict.reason, first_line(error))
-                outcome = "dead"
-            elif end == "later":
-                await self._put_off(work)
-        except StaleLock as exc:
-            work.move("lost")
-            self._endings.lost(exc)
+    async def _give_up(self, work: Work) -> None:
+        """Its tries here are used up."""
+        if await self._last_resort.end(work):
             return
-        except TRANSACTION_LOST as exc:
-            log.warning("%s waits for its store: %s", work.envelope, exc)
-            await self._put_off(work)
-        if work.state != "failed":
-            await self._endings.finish(work.delivery, work.ctx, outcome, error)
-        elif work.ctx is not None:  # another copy was handled: it will be found
+        if work.ctx is not None:  # another copy was handled: that will be found
             await self._see_through([self._once_more(work)])
         else:
             work.move("known")
             await self._settle_all([work])
-
-    def _judge(self, work: Work, exc: BaseException) -> Verdict:
-        if work.ctx is not None:
-            work.ctx.error = exc
-        verdict = self._feed.judge(work.delivery, exc, self.subscription.redeliver.delays)
-        self._endings.failed(work.ctx or f"{work.envelope} at {self._node}", verdict, exc)
-        return verdict
-
-    async def _put_off(self, work: Work) -> None:
-        """The store is away: come again later, without using up a try."""
-        try:
-            await self.redeliver(work.delivery, _STORE_DOWN_SECONDS, counted=False)
-        except StaleLock as exc:
-            work.move("lost")
-            self._endings.lost(exc)
-        else:
-            work.move("put off")
-
-    async def _give_up(self, work: Work, reason: str) -> Literal["dead", "handled", "later"]:
-        """Make it a dead letter. `handled`: another copy has come to an end meanwhile, so there is nothing to give up.
-        `later`: the store does not take it now, so the decision has to wait."""
-        assert work.error is not None
-        error = describe_error(work.error)
-        if self._store is None:
-            await work.delivery.dead_letter(reason, error)
-            return "dead"
-        letter = dead_letter(self._node, work.message_id, work.delivery, reason, error, self._clock.time())
-        # After these there is nothing to be learned from what is there.
-        certain = isinstance(work.error, UnknownToken | TransactionEnded)
-        try:
-            async with self._store.store.transaction() as transaction:
-                await self._feed.give_up(transaction, work)
-                if not certain and not await work.dedup.is_unhandled(transaction, work):
-                    return "handled"
-                await transaction.add_dead(letter)
-                if faults.hook is not None:
-                    await faults.hook("unit.before-commit")
-        except TRANSACTION_LOST as exc:
-            log.warning("the dead letter of %s cannot be written now: %s", letter, exc)
-            return "later"
-        await work.dedup.gave_up(work)
-        await work.delivery.settle("dead")
-        return "dead"
 
     async def _after_misuse(self, works: list[Work]) -> None:
         """A handler ended the transaction of its batch. Save the others: what they wrote may or may not be committed.

@@ -1,0 +1,140 @@
+"""Runs the handler of one message within the transaction of its batch, through the pipeline, to done or failed.
+
+Rules kept here:
+- An interrupt (`work.py`) counts, whatever a handler or a middleware made of it.
+- A message that failed has left nothing; one that succeeded has its outgoing messages sealed.
+- The context ends with the run.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
+
+from faregate.core.context import Context
+from faregate.core.forks import end_if_forked
+from faregate.core.outgoing_middlewares import compile_outgoing
+from faregate.core.pipeline import compile_pipeline, resource_places, sends_in_scope
+from faregate.core.sender import Sender
+from faregate.core.unit import TRANSACTION_LOST, TransactionEnded, UnitOfWork
+from faregate.core.verdict import failure_of
+from faregate.core.work import AlreadyHandled, FailedAmongOthers, NeedsSolitude, NeedsTransaction, Spoiled, Work
+from faregate.message import Envelope
+from faregate.node.node import Node
+from faregate.node.subscription import Subscription
+from faregate.ports import faults
+from faregate.ports.clock import Clock
+
+
+class HandlerRun:
+    def __init__(
+        self,
+        subscription: Subscription,
+        node: Node,
+        sender: Sender,
+        *,
+        has_store: bool,
+        clock: Clock,
+        pool: Executor,
+    ) -> None:
+        self._handler = subscription.name
+        self._sender = sender
+        self._has_store = has_store
+        self._outgoing = compile_outgoing(node, resource_places(subscription, node))
+        self._sends_in_scope = sends_in_scope(node)
+        """Whether the pipeline has sent what the handler sends."""
+        self._pipeline: Callable[[Context], Awaitable[None]] = compile_pipeline(
+            subscription, node, clock, pool, self._send_outputs
+        )
+        self.eager = False
+        """Whether the handlers of this subscription want the transaction before they start."""
+
+    async def run(self, unit: UnitOfWork, work: Work) -> bool:
+        """Run one message within the transaction; False when it failed."""
+        ctx = work.ctx
+        assert ctx is not None
+        unit.current = work
+        tried = ctx._attempt
+        try:
+            try:
+                await self._pipeline(ctx)
+            except BaseException as exc:
+                if work.interrupt is None or isinstance(exc, asyncio.CancelledError):
+                    raise
+            end_if_forked(unit.generation)
+            if work.interrupt is not None:
+                await self._interrupted(ctx, work, tried)
+            if faults.hook is not None:
+                await faults.hook("bus.after-handler")
+            if ctx._try is not None and ctx._sent():
+                work.sent = await self._seal(ctx)
+            ctx._ended = True
+            if self._has_store:
+                await unit.leave(work)
+                self.eager = self.eager or work.eager
+                if work.interrupt is not None:  # by a task that it left behind
+                    raise work.interrupt
+            work.move("succeeded")
+        except AlreadyHandled:
+            await unit.undo(work)
+            if work.state != "duplicate":
+                work.move("known")
+        except NeedsSolitude as exc:
+            self.eager = work.scattered = True
+            ctx._attempt = tried
+            await self._undo(unit, work, exc)
+        except FailedAmongOthers:
+            assert work.error is not None
+            await self._undo(unit, work, work.error)
+        except Spoiled:  # its middlewares have not seen the error: they will, at the next try
+            work.tries = ctx._attempt if work.handler_failed else tried
+            raise
+        except TransactionEnded as exc:
+            work.fail(exc)
+            raise
+        except TRANSACTION_LOST:
+            raise
+        except BaseException as exc:
+            failure = failure_of(exc)
+            if failure is None:
+                raise
+            await self._undo(unit, work, failure)
+        finally:
+            ctx._ended = True
+            unit.current = None
+        return work.state != "failed"
+
+    async def _interrupted(self, ctx: Context, work: Work, tried: int) -> None:
+        """An interrupt counts whatever a handler or a middleware made of it."""
+        while work.interrupt is NeedsTransaction:  # a middleware's; the tries see to the handler's own
+            work.interrupt = None
+            await work.enter(ctx)
+            ctx._attempt, ctx._resources = tried, ()
+            try:
+                await self._pipeline(ctx)
+            except BaseException as exc:
+                if work.interrupt is None or isinstance(exc, asyncio.CancelledError):
+                    raise
+        if work.interrupt is not None:
+            raise work.interrupt
+
+    async def _undo(self, unit: UnitOfWork, work: Work, exc: BaseException) -> None:
+        work.tries = work.ctx._attempt if work.ctx is not None else 0
+        try:
+            await unit.undo(work, exc)
+        finally:  # the transaction may be spoiled
+            work.fail(exc)
+
+    async def _seal(self, ctx: Context) -> Sequence[Envelope]:
+        """What goes out with the commit."""
+        if self._outgoing is None:
+            return [envelope for _, envelope in self._sender.seal_outputs(ctx, self._handler)]
+        if not self._sends_in_scope:
+            await self._send_outputs(ctx)
+        return ctx._sealed or ()
+
+    async def _send_outputs(self, ctx: Context) -> None:
+        """Take what the handler sends, within the outgoing middlewares."""
+        if self._has_store:
+            ctx._sealed = await self._sender.record_outputs(ctx, self._handler, self._outgoing)
+        else:  # a middleware wants to know whether it was published
+            await self._sender.publish_outputs(ctx, self._handler, self._outgoing)

@@ -1,0 +1,129 @@
+"""What becomes of a message whose tries here are used up: again later, or a dead letter.
+
+Rules kept here:
+- Giving up is a commit: the dead letter is in the store before the delivery is settled. Without a store the transport
+  keeps it.
+- Nothing is given up that another copy of was handled meanwhile.
+- While the store is away the message is put off, and no try of it is used up.
+"""
+
+import logging
+from collections.abc import Awaitable
+from typing import Literal, Protocol
+
+from faregate.core.context import Settled
+from faregate.core.dead_letter import dead_letter
+from faregate.core.dedup.business_key import BusinessKey
+from faregate.core.endings import Endings
+from faregate.core.feed import Feed
+from faregate.core.node_store import NodeStore
+from faregate.core.unit import TRANSACTION_LOST, TransactionEnded
+from faregate.core.verdict import Verdict, describe_error, first_line
+from faregate.core.work import Work
+from faregate.errors import StaleLock, UnknownToken
+from faregate.node.subscription import Subscription
+from faregate.ports import faults
+from faregate.ports.clock import Clock
+from faregate.ports.queue import Delivery
+
+log = logging.getLogger("faregate.bus")
+
+_STORE_DOWN_SECONDS = 10.0
+
+
+class Later(Protocol):
+    def __call__(self, delivery: Delivery, delay: float, *, counted: bool) -> Awaitable[None]: ...
+
+
+class LastResort:
+    def __init__(
+        self,
+        subscription: Subscription,
+        endings: Endings,
+        feed: Feed,
+        store: NodeStore | None,
+        business_key: BusinessKey | None,
+        redeliver: Later,
+        clock: Clock,
+    ) -> None:
+        self._node = subscription.node
+        self._delays = subscription.redeliver.delays
+        self._endings = endings
+        self._feed = feed
+        self._store = store
+        self._business_key = business_key
+        self._redeliver = redeliver
+        self._clock = clock
+
+    async def end(self, work: Work) -> bool:
+        """See a failed message to its end. False: another copy of it was handled, so it still is what it was."""
+        error = work.error
+        assert error is not None
+        outcome: Settled = "redelivered"
+        try:
+            if self._business_key is not None:
+                await self._business_key.fail(work)
+            verdict = self._judge(work, error)
+            if verdict.delay is not None:
+                await self._redeliver(work.delivery, verdict.delay, counted=verdict.counted)
+                work.move("put off")
+            elif (end := await self._give_up(work, verdict.reason)) == "dead":
+                work.move("given up")
+                self._endings.gave_up(work.delivery, verdict.reason, first_line(error))
+                outcome = "dead"
+            elif end == "later":
+                await self.put_off(work)
+            else:
+                return False
+        except StaleLock as exc:
+            work.move("lost")
+            self._endings.lost(exc)
+            return True
+        except TRANSACTION_LOST as exc:
+            log.warning("%s waits for its store: %s", work.envelope, exc)
+            await self.put_off(work)
+        await self._endings.finish(work.delivery, work.ctx, outcome, error)
+        return True
+
+    def _judge(self, work: Work, exc: BaseException) -> Verdict:
+        if work.ctx is not None:
+            work.ctx.error = exc
+        verdict = self._feed.judge(work.delivery, exc, self._delays)
+        self._endings.failed(work.ctx or f"{work.envelope} at {self._node}", verdict, exc)
+        return verdict
+
+    async def put_off(self, work: Work) -> None:
+        """The store is away: come again later, without using up a try."""
+        try:
+            await self._redeliver(work.delivery, _STORE_DOWN_SECONDS, counted=False)
+        except StaleLock as exc:
+            work.move("lost")
+            self._endings.lost(exc)
+        else:
+            work.move("put off")
+
+    async def _give_up(self, work: Work, reason: str) -> Literal["dead", "handled", "later"]:
+        """Make it a dead letter. `handled`: another copy has come to an end meanwhile, so there is nothing to give up.
+        `later`: the store does not take it now, so the decision has to wait."""
+        assert work.error is not None
+        error = describe_error(work.error)
+        if self._store is None:
+            await work.delivery.dead_letter(reason, error)
+            return "dead"
+        letter = dead_letter(self._node, work.message_id, work.delivery, reason, error, self._clock.time())
+        # After these there is nothing to be learned from what is there.
+        certain = isinstance(work.error, UnknownToken | TransactionEnded)
+        try:
+            async with self._store.store.transaction() as transaction:
+                await self._feed.give_up(transaction, work)
+                if not certain and not await work.dedup.is_unhandled(transaction, work):
+                    return "handled"
+                await transaction.add_dead(letter)
+                if faults.hook is not None:
+                    await faults.hook("unit.before-commit")
+        except TRANSACTION_LOST as exc:
+            log.warning("the dead letter of %s cannot be written now: %s", letter, exc)
+            return "later"
+        await work.dedup.gave_up(work)
+        await work.delivery.settle("dead")
+        return "dead"
