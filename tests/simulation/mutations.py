@@ -20,7 +20,6 @@ from faregate.core.work import Spoiled, Work
 from faregate.errors import StoreUnavailable
 from faregate.ports import faults
 from faregate.ports.store import LedgerRow
-from faregate.spark.runs.driver import Driver
 from faregate.spark.runs.engine import Engine, SubscriptionRun
 from faregate.spark.runs.feed import LogFeed, OutboxOnly, is_behind
 from faregate.spark.runs.outbox import OutboxSpooler
@@ -400,10 +399,6 @@ def outbox_rows_forgotten_before_they_are_spooled(patch: MonkeyPatch) -> None:
         await send(self, rows)
 
     patch.setattr(OutboxSpooler, "_send_rows", mutant)
-
-
-def nothing_is_sent_between_batches(patch: MonkeyPatch) -> None:
-    patch.setattr(Driver, "_send", _nothing)
 
 
 class _Without:

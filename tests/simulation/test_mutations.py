@@ -164,11 +164,6 @@ CASES: list[tuple[Mutation, Scenario, set[int]]] = [
     (mutations.nobody_waits_for_what_is_parked, on_spark(first_fails_once, options=KEYED), {8}),
     (mutations.outbox_of_spark_sent_before_the_commit, on_spark(one, crashes=1), {5}),
     (mutations.outbox_rows_forgotten_before_they_are_spooled, on_spark(one, crashes=1), {7}),
-    (
-        mutations.nothing_is_sent_between_batches,
-        on_spark(first_fails_once, crashes=1, options={"order": fg.Serial()}),
-        {6},
-    ),
 ]
 
 
