@@ -18,7 +18,6 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Executor
-from time import perf_counter
 from typing import Any
 
 from faregate.core.alarms import Alarms
@@ -250,6 +249,13 @@ class Handling:
         ctx._message_id = work.message_id
         work.eager = self._runner.eager
 
+    def _next_round(self, work: Work) -> Work:
+        """It has not run in this one, or nothing of that is left."""
+        if work.ctx is None or work.ctx._ended:
+            return self._once_more(work)
+        work.marked = False
+        return work
+
     def _once_more(self, work: Work) -> Work:
         work.move("again")
         return self._work(work.delivery, work.tries)
@@ -284,7 +290,7 @@ class Handling:
                     work.move("again")
                     self._failing[work.delivery] = work.tries if work.handler_failed else 0
                     again.append(work.delivery)
-            works = [self._once_more(work) for work in works if work.state == "new"]
+            works = [self._next_round(work) for work in works if work.state == "new"]
         return again
 
     async def _one_batch(self, works: list[Work], *, savepoints: bool) -> bool:
@@ -378,7 +384,7 @@ class Handling:
         """Run the messages one after another. The rest stays new: behind a failure in a serial subscription, because
         enough is sent in this transaction or it took long enough, or because nothing more may begin."""
         started = self._pace.start()
-        until = started[0] + self._pace.batch_seconds
+        until = self._clock.monotonic() + self._pace.batch_seconds
         ran = rows = size = 0
         for work in works:
             if work.state != "new":
@@ -393,7 +399,7 @@ class Handling:
                 size += sum(len(envelope.body) for envelope in work.sent)
                 if rows >= _MOST_OUTPUTS or size >= _MOST_OUTPUT_BYTES:
                     break
-            if perf_counter() > until:  # slower than was thought
+            if self._clock.monotonic() - unit.waited > until:  # slower than was thought
                 break
         self._sends = rows > 0
         if ran:
