@@ -341,15 +341,16 @@ class Handling:
             patience = 2 * self._feed.batch_seconds
             timer = unit.loop.call_later(patience, lambda: slow.append(unit.loop.create_task(self._hand_on(works))))
         try:
-            await self._run_handlers(unit, works)
-        except asyncio.CancelledError:
+            try:
+                await self._run_handlers(unit, works)
+            finally:
+                if timer is not None:
+                    timer.cancel()
+                for task in slow:
+                    await finish(task)
+        except asyncio.CancelledError:  # and only then, or what is on its way would go out twice
             await finish(self._hand_on(works))
             raise
-        finally:
-            if timer is not None:
-                timer.cancel()
-            for task in slow:
-                await finish(task)
         if self._sends:
             await self._outlet.record(None, self._node, [work for work in works if work.state == "done"])
         return False
