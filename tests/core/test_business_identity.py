@@ -13,7 +13,7 @@ import pytest
 import faregate as fg
 from faregate.errors import StoreConflict
 from faregate.stores.sqlite.database import SqliteDatabase
-from tests.core.rig import INSERT, TABLE, Answered, Asked, notes
+from tests.core.rig import INSERT, TABLE, Answered, Asked, notes, the_store
 
 LONG = 30  # seconds until a test that hangs is failed
 BOOK = "create table if not exists book(number integer primary key, account text, amount integer)"
@@ -218,6 +218,37 @@ async def test_an_eager_claim_keeps_a_second_one_from_starting_while_the_first_r
         assert bus.outcomes()["handled"] == 1
         assert bus.outcomes().get("duplicate", 0) == 1
     assert (most, calls) == (1, 1)
+
+
+async def test_a_message_that_never_had_the_key_does_not_free_it_when_it_fails(
+    store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[int] = []
+    node = fg.Node("accounts")
+
+    @node.on(Deposit, source="bank", identity="deposit_no", claim="eager", retry=None, redeliver=None)
+    async def credit(deposit: Deposit) -> None:
+        runs.append(deposit.amount)
+
+    async with fg.Bus("memory:", nodes=[fg.Node("bank"), node], store={"accounts": store_url}) as bus:
+        store = the_store(bus)
+        real, away = store.known, False
+
+        async def known(name: str, message_ids: Any) -> Any:
+            nonlocal away
+            if away:
+                away = False
+                raise fg.StoreUnavailable("it is away for a moment", retry_after=0.01)
+            return await real(name, message_ids)
+
+        monkeypatch.setattr(store, "known", known)
+        for amount in (1, 2, 3):
+            away = amount == 2
+            await bus.publish(Deposit(deposit_no="d1", amount=amount), node="bank")
+            await bus.idle(timeout=LONG)
+        outcomes = {name: n for name, n in bus.outcomes().items() if n}
+        assert outcomes == {"handled": 1, "redelivered": 1, "duplicate": 2} and await bus.dead_letters() == []
+    assert runs == [1]
 
 
 async def test_a_lazy_claim_may_repeat_a_call_that_a_crash_cut_off_and_never_loses_it() -> None:

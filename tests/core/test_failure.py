@@ -2,11 +2,16 @@
 
 import asyncio
 import itertools
+import logging
+from collections import Counter
 from typing import Any
 
 import pytest
 
 import faregate as fg
+from faregate.broker.delivery import BrokerDelivery
+from faregate.ports import faults
+from tests.core.rig import LONG, Asked, numbers
 
 
 class Job(fg.Event):
@@ -321,3 +326,78 @@ async def test_nothing_is_lost_when_many_messages_fail_at_once() -> None:
         await bus.publish_many([Job(name=name) for name in names], node="boss")
         await bus.idle(timeout=60)
     assert sorted(handled) == sorted(names)
+
+
+@pytest.mark.usefixtures("one_batch")
+@pytest.mark.parametrize("count", [1, 6], ids=["alone", "among others"])
+async def test_a_lock_lost_before_the_start_is_counted_as_lost_and_its_message_comes_again(
+    count: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asking, answering = fg.Node("asking"), fg.Node("answering")
+    runs: Counter[int] = Counter()
+    plain, lost = BrokerDelivery.start, list[BrokerDelivery]()
+
+    def start(delivery: BrokerDelivery) -> None:
+        if delivery.position == count // 2 and not lost:
+            lost.append(delivery)
+            delivery._queue.release(delivery._entry, delivery._lock)  # as when the lock expires
+        plain(delivery)
+
+    monkeypatch.setattr(BrokerDelivery, "start", start)
+
+    @answering.on(Asked, source="asking", order=fg.Parallel(1))
+    async def answer(asked: Asked) -> None:
+        runs[asked.n] += 1
+
+    async with fg.Bus("memory:", nodes=[asking, answering]) as bus:
+        await bus.publish_many(numbers(count), node="asking")
+        await bus.idle(timeout=LONG)
+        [worker] = bus._workers
+        assert len(lost) == worker.outcomes["lost"] == 1 and bus.outcomes()["handled"] == count
+    assert runs == Counter(range(count))
+    assert {each.levelno for each in caplog.records} == {logging.WARNING}
+
+
+@pytest.mark.parametrize(("why", "counted_as"), [("refused", "redelivered"), ("lost", "lost")])
+async def test_a_message_that_cannot_be_put_off_at_once_comes_again_and_the_lane_goes_on(
+    why: str,
+    counted_as: str,
+    store_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A feed may put messages off by a commit of its own, and that may be refused like any other."""
+    asking, answering = fg.Node("asking"), fg.Node("answering")
+    plain, refused = BrokerDelivery.redeliver, 0
+    runs: Counter[int] = Counter()
+
+    async def redeliver(delivery: BrokerDelivery, delay: float, *, counted: bool = True) -> None:
+        nonlocal refused
+        if not refused:
+            refused += 1
+            if why == "refused":
+                raise fg.StoreConflict("two parked at once")
+            delivery._queue.release(delivery._entry, delivery._lock)  # as when the lock expires
+        await plain(delivery, 0.01, counted=counted)
+
+    monkeypatch.setattr(BrokerDelivery, "redeliver", redeliver)
+
+    async def hook(point: str) -> None:
+        if point == "unit.before-commit" and not refused:
+            raise fg.StoreUnavailable("the dead letter is not written now")
+
+    @answering.on(Asked, source="asking", retry=None, redeliver=None)
+    async def answer(asked: Asked) -> None:
+        runs[asked.n] += 1
+        if runs[asked.n] == 1:
+            raise OSError("once")
+
+    async with fg.Bus("memory:", nodes=[asking, answering], store={"answering": store_url}) as bus:
+        monkeypatch.setattr(faults, "hook", hook)
+        await bus.publish(Asked(n=1), node="asking")
+        await bus.idle(timeout=LONG)
+        [worker] = bus._workers
+        outcomes = {name: n for name, n in worker.outcomes.items() if n}
+        assert outcomes == {"handled": 1, counted_as: 1} and await bus.dead_letters() == []
+    assert refused and runs == Counter([1, 1])
+    assert not [each for each in caplog.records if each.levelno == logging.CRITICAL]

@@ -1,5 +1,6 @@
 """Middlewares before and after the handler; those around what goes out are in `test_outgoing_middleware`."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import faregate as fg
 from faregate.ids import message_id
 from faregate.testing.clock import FakeClock
 from faregate.transports.memory import MemoryTransport
-from tests.core.rig import committed
+from tests.core.rig import LONG, Asked, committed, numbers
 
 
 class OrderPlaced(fg.Event):
@@ -280,3 +281,34 @@ async def test_a_failing_after_middleware_cannot_undo_a_settled_message() -> Non
         assert sorted(note.text for note in bench.sent(Noted)) == ["0", "1", "2"]
         assert bench.outcomes()["handled"] == 3
         assert bench.poisoned() == []
+
+
+@pytest.mark.parametrize("store", [True, False], ids=["with a store", "without"])
+@pytest.mark.parametrize("failures", [1, 3], ids=["a try that passes", "all tries"])
+async def test_a_middleware_that_catches_errors_sees_only_the_last_try_also_among_others(
+    url: str, store: bool, failures: int
+) -> None:
+    runs: Counter[int] = Counter()
+    seen: list[tuple[int, int]] = []
+    asking, answering = fg.Node("asking"), fg.Node("answering")
+
+    @answering.use
+    async def note(ctx: fg.Context, call_next: Any) -> None:
+        try:
+            await call_next()
+        except OSError:
+            seen.append((ctx.message.n, runs[ctx.message.n]))
+
+    @answering.on(Asked, source="asking", order=fg.Parallel(1), retry=fg.Retry(2, delay=0.001), redeliver=None)
+    async def answer(asked: Asked) -> None:
+        runs[asked.n] += 1
+        if asked.n == 3 and runs[3] <= failures:
+            raise OSError("it may pass")
+
+    async with fg.Bus("memory:", nodes=[asking, answering], store={"answering": url} if store else None) as bus:
+        await bus.publish_many(numbers(6), node="asking")
+        await bus.idle(timeout=LONG)
+        outcomes = {name: n for name, n in bus.outcomes().items() if n}
+    assert seen == ([(3, 3)] if failures == 3 else [])
+    assert outcomes == ({"handled": 5, "skipped": 1} if failures == 3 else {"handled": 6})
+    assert runs == Counter([*range(6), *[3] * min(failures, 2)])

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import faregate as fg
+from faregate.core.work import AlreadyHandled
 from faregate.testing import FakeClock
 from faregate.testing.clock import rest
 from tests.core.rig import LONG, Asked, committed, count, numbers, the_store
@@ -280,6 +281,33 @@ async def test_a_handler_that_catches_everything_is_still_recognised_as_a_copy(s
             assert {name: n for name, n in other.outcomes().items() if n} == {"duplicate": 1}
         assert await committed(bus, NOTES) == [(1, "once")]
         assert heard == ["once"]
+
+
+async def test_a_forgotten_statement_that_finds_the_duplicate_ends_its_message_as_one(
+    store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking, answering = nodes()
+    statements: list[asyncio.Task[int]] = []
+
+    @answering.on(Asked, source="asking")
+    async def answer(asked: Asked, ctx: fg.Context) -> None:
+        statement = asyncio.create_task(ctx.db.execute(INSERT, (asked.n, "once")))
+        await (asyncio.sleep(0) if statements else statement)  # the second has begun: it opens the transaction
+        statements.append(statement)
+
+    for _ in range(2):
+        async with fg.Bus("memory:", nodes=[asking, answering], store={"answering": store_url}) as bus:
+
+            async def known(node: str, message_ids: Any) -> Any:
+                return {}  # the other copy is not committed yet
+
+            monkeypatch.setattr(the_store(bus), "known", known)
+            await bus.publish(Asked(n=1), node="asking", idempotency_key="one")
+            await bus.idle(timeout=LONG)
+            outcomes = {name: n for name, n in bus.outcomes().items() if n}
+            assert await committed(bus, NOTES) == [(1, "once")]
+    assert outcomes == {"duplicate": 1}
+    assert statements[0].result() == 1 and isinstance(statements[1].exception(), AlreadyHandled)
 
 
 async def test_a_thread_that_a_plain_handler_left_behind_writes_nothing(store_url: str) -> None:

@@ -196,6 +196,28 @@ def test_very_many_failures_are_an_outage(monkeypatch: pytest.MonkeyPatch) -> No
         handled(node("async"), [asked(10 * number + 5) for number in range(4)], plain=True)
 
 
+def test_very_many_that_expired_are_no_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_stateless, "MOST_DEAD", 3)
+    _, dead, counts = handled(node("async", expires=60), [asked(10 * n) for n in range(8)], plain=False)
+    assert [each.reason for each in dead] == ["expired"] * 8 and not calls
+    assert counts == {"handled": 0, "dead": 8, "sent": 0}
+
+
+@pytest.mark.parametrize("plain", [True, False], ids=["short", "long"])
+@pytest.mark.parametrize("error", [RuntimeError, fg.Permanent])
+def test_a_dead_letter_says_that_its_message_was_tried(error: type[Exception], plain: bool) -> None:
+    made = fg.Node("answers")
+
+    @made.on(Asked, source="asking", retry=fg.Retry(2, delay=0.001))
+    async def fail(asked: Asked) -> None:
+        calls.append(asked.number)
+        raise error("always")
+
+    _, [letter], _ = handled(made, [asked(1)], plain=plain)
+    assert letter.tries == 1, "one delivery, however often its handler ran in it"
+    assert len(calls) == (3 if error is RuntimeError else 1)
+
+
 ROOT = "01a1e26d-faf0-7f87-b677-4a779ce498ef"
 
 

@@ -162,6 +162,7 @@ class Handling:
 
     async def fail(self, delivery: Delivery, exc: BaseException) -> None:
         """The tries of a message are used up, elsewhere."""
+        delivery.start()
         work = self._work(delivery)
         if work.state == "new":
             work.fail(exc)

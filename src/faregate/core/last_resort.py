@@ -78,11 +78,11 @@ class LastResort:
         except StaleLock as exc:
             work.move("lost")
             self._endings.lost(exc)
-            return True
         except TRANSACTION_LOST as exc:
             log.warning("%s waits for its store: %s", work.envelope, exc)
             await self.put_off(work)
-        await self._endings.finish(work.delivery, work.ctx, outcome, error)
+        if work.state != "lost":
+            await self._endings.finish(work.delivery, work.ctx, outcome, error)
         return True
 
     def _judge(self, work: Work, exc: BaseException) -> Verdict:
