@@ -329,6 +329,7 @@ async def test_without_a_store_nothing_that_has_ended_runs_again_when_its_batch_
 async def test_without_a_store_what_goes_out_when_its_batch_is_cancelled_goes_out_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(QueueFeed, "batch_seconds", 0.5)  # long enough for a batch on any machine
     asking, answering = fg.Node("asking"), fg.Node("answering")
     going, cancelled = asyncio.Event(), asyncio.Event()
     plain, sent = MemoryTransport.publish, list[list[bytes]]()
