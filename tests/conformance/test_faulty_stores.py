@@ -908,4 +908,4 @@ async def test_a_fault_is_one_fault_and_leaves_most_promises_kept(fault: type[An
     else:
         for case in set(cases) - NEEDS_A_FILE:
             kept += await passes(run(case, fault, tmp_path))
-    assert kept > len(cases) / 2, f"only {kept} of {len(cases)} cases pass"
+    assert kept >= len(cases) / 2, f"only {kept} of {len(cases)} cases pass"
