@@ -15,10 +15,10 @@ from pyspark.sql.types import StructType
 
 import faregate as fg
 from faregate.broker.journal import commits
-from faregate.spark.runs import outbox as run_outbox
 from faregate.spark.runs import run as run_node
 from faregate.spark.runs.driver import Driver
 from faregate.spark.sink.writer import StreamWriter
+from faregate.transports import journal_log
 
 POINTS = ("never", "after-offset-log", "after-handlers", "in-dispatch", "before-commit-log")
 SINK_POINTS = ("before-the-spool", "after-the-spool", "after-the-record")
@@ -45,7 +45,7 @@ def prepare(point: str) -> None:
     elif point == "after-handlers":
         Driver.finish_batch = _dying(Driver.finish_batch, before=True)  # type: ignore[method-assign]
     elif point == "in-dispatch":
-        run_outbox.spool = _dying(run_outbox.spool, before=False)
+        journal_log.spool = _dying(journal_log.spool, before=False)  # type: ignore[attr-defined]
     elif point == "before-commit-log":
         run_node.Run.handle_batch = _dying(run_node.Run.handle_batch, before=False)  # type: ignore[method-assign]
 

@@ -76,6 +76,10 @@ class Claims(Dedup):
                     await faults.hook("tokens.claim-recorded")
                 if not inserted:
                     continue
+            elif record.state == "DONE" and record.attempt_id != attempt_id and await self._is_dead(work.message_id):
+                # It was given up, and whoever did so died before the token was gone. This is its replay.
+                await self.drop(work.message_id, record.attempt_id)
+                continue
             else:
                 claim_id, attempt_id = record.claim_id, record.attempt_id
             work.claim_id, work.claimed_attempt = claim_id, attempt_id
@@ -94,6 +98,11 @@ class Claims(Dedup):
             )
             self._alarms.sound("foreign-claim", self._node, work.message_id, text)
             return "taken"
+
+    async def _is_dead(self, message_id: str) -> bool:
+        """Whether its dead letter is open; with the effects of a message it is resolved."""
+        known = await self._store.known(self._node, [message_id])
+        return message_id in known and known[message_id].state == "dead"
 
     async def commit(self, transaction: Transaction, works: Sequence[Work]) -> None:
         """R5, within the transaction of the effects."""
