@@ -134,9 +134,13 @@ class ReadsWhatIsNotCommitted(Faulty):
 @breaks("ending_a_transaction_once_more_does_nothing")
 class ComplainsAboutASecondEnd(Faulty):
     class tx(SqliteTransaction):
+        committed = False
+
         async def commit(self) -> None:
-            self._live()
+            if self.committed:
+                self._live()
             await super().commit()
+            self.committed = True
 
 
 @breaks("a_transaction_that_has_ended_cannot_be_used")
@@ -908,4 +912,4 @@ async def test_a_fault_is_one_fault_and_leaves_most_promises_kept(fault: type[An
     else:
         for case in set(cases) - NEEDS_A_FILE:
             kept += await passes(run(case, fault, tmp_path))
-    assert kept >= len(cases) / 2, f"only {kept} of {len(cases)} cases pass"
+    assert kept > len(cases) / 2, f"only {kept} of {len(cases)} cases pass"

@@ -6,7 +6,8 @@ Rules kept here:
 - A message is marked dead only after its dead letter is synced.
 - After a failed write or sync nothing is confirmed any more; the failure is told to everyone who waits.
 
-Everything public is called from the event loop; what starts with `_in_thread` runs in the commit thread.
+Everything public is called from the event loop; what starts with `_in_thread` runs in the commit thread. It is over 600
+lines because both sides share the same few fields, and which of them may touch what must be seen in one place.
 """
 
 import asyncio
