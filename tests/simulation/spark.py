@@ -160,8 +160,9 @@ class DriverProcess(Process):
 
     async def _wait(self) -> None:
         """As a run looks every second, if there could be anything to find."""
-        kept = "select 1 from faregate_parked where node = 'a' union select 1 from faregate_outbox where node = 'a'"
-        if self.world.query(kept):
+        parked = "select 1 from faregate_parked where node = 'a'"
+        unsent = "select 1 from faregate_outbox where node = 'a' and dispatched_at is null"
+        if self.world.query(f"{parked} union {unsent}"):
             await self.world.clock.sleep(_POLL_SECONDS)
         else:
             self.world.idle[self] = more = self.world.loop.create_future()
@@ -266,6 +267,10 @@ class SparkWorld(World):
 
     def append(self, envelope: Envelope) -> None:
         self.log.append(envelope)
+        self.wake_drivers()
+
+    def wake_drivers(self) -> None:
+        """There is something to find."""
         for more in self.idle.values():
             if not more.done():
                 more.set_result(None)
@@ -342,6 +347,10 @@ class SparkWorld(World):
     def come_again(self, envelope: Envelope, node: str) -> None:
         if node != "a" or self.scenario.mode != "off":  # there another copy is another message
             super().come_again(envelope, node)
+
+    def _look_again(self) -> None:
+        super()._look_again()
+        self.wake_drivers()
 
     def _rest(self) -> None:
         super()._rest()

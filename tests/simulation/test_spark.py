@@ -14,7 +14,7 @@ from faregate.errors import Permanent
 from tests.simulation.scenario import Do, Mode, OnSpark, Scenario
 from tests.simulation.spark import SparkWorld
 from tests.simulation.test_operations import letters
-from tests.simulation.tiers import SHORT_ON_SPARK, explored, limits_on_spark
+from tests.simulation.tiers import explored, limits_on_spark
 from tests.simulation.world import World
 
 KEYED = {"key": "key", "order": fg.ByKey(2)}
@@ -143,10 +143,10 @@ REPLAYED = on_spark(
 )
 
 
+@limits_on_spark
 @in_every_mode_of_one_store
-def test_dead_letter_replayed_while_a_zombie_goes_on(mode: Mode) -> None:
-    # Beyond 60 schedules it finds what docs/roadmap.md says first; the long limit comes back with its mending.
-    explored(replace(REPLAYED, mode=mode), SHORT_ON_SPARK, 40)
+def test_dead_letter_replayed_while_a_zombie_goes_on(mode: Mode, limit: int) -> None:
+    explored(replace(REPLAYED, mode=mode), limit, 40)
 
 
 @limits_on_spark

@@ -194,6 +194,11 @@ class World(Stage):
         self.processes[0].spawn(self.processes[0].sweep())
         self._settle()
 
+    def _look_again(self) -> None:
+        """Whoever looks into the outbox now and then does so."""
+        for process in self.processes:
+            self.loop.fire_timers(process)
+
     def _settle(self) -> None:
         """Let everything happen that does not need a decision. Raises `Violation` when it never ends."""
         for _ in range(_ROUNDS):
@@ -204,8 +209,7 @@ class World(Stage):
             elif available := self.broker.available(list(self.nodes)):
                 self._hand(available[0], self.processes[0])
             elif self.query("select 1 from faregate_outbox where dispatched_at is null limit 1"):
-                for process in self.processes:
-                    self.loop.fire_timers(process)
+                self._look_again()
             else:
                 return
         raise Violation(6, f"it never comes to rest: {[str(copy) for copy in self.broker.unsettled()]} are unsettled")

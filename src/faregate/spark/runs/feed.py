@@ -61,12 +61,12 @@ class LogFeed:
             await transaction.unpark(self._node, parked)
 
     async def give_up(self, transaction: Transaction, work: Work) -> None:
-        """Were it parked any longer, a replay of its dead letter would be left to what is parked."""
+        """Were it parked any longer, a replay of its dead letter would be left to what is parked. Another attempt at the
+        same task may have parked it, whatever this delivery says."""
         delivery = _delivery(work)
         if delivery.line is not None:
             await transaction.lock_buckets(self._node, [delivery.bucket])
-        if delivery.parked:
-            await transaction.unpark(self._node, {work.message_id: delivery.position})
+        await transaction.unpark(self._node, {work.message_id: delivery.position})
 
     def judge(self, delivery: Delivery, exc: BaseException, delays: tuple[float, ...]) -> Verdict:
         return judge(exc, delivery.redeliveries, delays)
