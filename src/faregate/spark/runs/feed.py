@@ -61,8 +61,8 @@ class LogFeed:
             await transaction.unpark(self._node, parked)
 
     async def give_up(self, transaction: Transaction, work: Work) -> None:
-        """Were it parked any longer, a replay of its dead letter would be left to what is parked. Another attempt at the
-        same task may have parked it, whatever this delivery says."""
+        """Were it parked any longer, a replay of its dead letter would be left to what is parked. Another attempt at
+        the same task may have parked it, whatever this delivery says."""
         delivery = _delivery(work)
         if delivery.line is not None:
             await transaction.lock_buckets(self._node, [delivery.bucket])
