@@ -36,6 +36,7 @@ from faregate.core.feed import QueueFeed
 from faregate.core.handling import Handling
 from faregate.core.pipeline import compile_pipeline
 from faregate.core.sender import Sender
+from faregate.core.work import Work
 from faregate.message import Envelope
 from faregate.ports.clock import SystemClock
 from faregate.transports.memory import MemoryTransport
@@ -175,7 +176,7 @@ async def run_chain(messages: int) -> float:
     chain, delivery = compile_pipeline(SUBSCRIPTIONS[Tick], node, CLOCK, POOL, send_nothing), make_delivery(TICK)
     begin = time.process_time()
     for _ in range(messages):
-        await chain(Context("billing", delivery, TICK))
+        await chain(Context(Work(delivery, "billing"), TICK))
     return time.process_time() - begin
 
 

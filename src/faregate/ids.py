@@ -93,9 +93,24 @@ def publication_id(
     *, correlation_id: str, node: str, causation_id: str, handler: str, type: str, slot: int | str
 ) -> str:
     """The id of what a handler publishes. `slot` is the ordinal of the output, or its explicit `id_key`."""
-    place = f"#{slot}" if isinstance(slot, int) else f"={slot}"
-    digest = _digest("publication", correlation_id, node, causation_id, handler, type, place)
-    return _root_part(correlation_id) + _hashed_part(digest)
+    return publication_ids(node, handler)(correlation_id, causation_id, type, slot)
+
+
+@lru_cache(1024)
+def publication_ids(node: str, handler: str) -> Callable[[str, str, str, int | str], str]:
+    """`publication_id` for one handler and many messages: what is the same for all is put together once."""
+    head, middle = framed("publication"), framed(node)
+
+    @lru_cache(1024)
+    def tail(type: str, slot: int | str) -> str:
+        return framed(handler, type, f"#{slot}" if isinstance(slot, int) else f"={slot}")
+
+    def derive(correlation_id: str, causation_id: str, type: str, slot: int | str) -> str:
+        root, cause = f"{len(correlation_id)}:{correlation_id}", f"{len(causation_id)}:{causation_id}"
+        digest = sha256(f"{head}{root}{middle}{cause}{tail(type, slot)}".encode()).hexdigest()
+        return _root_part(correlation_id) + _hashed_part(digest)
+
+    return derive
 
 
 def message_id(publication_id: str, recipient: str) -> str:

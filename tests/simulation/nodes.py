@@ -140,7 +140,7 @@ def make_nodes(runs: Runs, dedup: Any, *, subscriber: bool, **options: Any) -> d
 
     async def write(ctx: fg.Context, name: str, run: int, key: str | None) -> None:
         sql = "insert into effects(node, message_id, run, key, position, name) values (?, ?, ?, ?, ?, ?)"
-        values = (ctx.node, ctx.message_id, run, key, ctx._delivery.position, name)
+        values = (ctx.node, ctx.message_id, run, key, ctx._work.delivery.position, name)
         if runs.writes:
             ctx.db.write(sql, values)
         else:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
 
 from faregate.core.database import BlockingDatabase, Database
 from faregate.core.handler_database import HandlerDatabase
 from faregate.errors import ConfigurationError, TryEnded, WrongEventLoop
-from faregate.ids import message_id
 from faregate.message import Envelope
 from faregate.node.outgoing import NOTHING_TO_AWAIT, NothingToAwait, Options, Outgoing, as_command, publish
 from faregate.plain import plain
-from faregate.ports.queue import Delivery
 
 if TYPE_CHECKING:
     from faregate.core.work import Work
@@ -25,15 +23,10 @@ Settled = Literal["handled", "skipped", "duplicate", "redelivered", "dead", "los
 someone else's now."""
 
 
-_OF_A_TRY = ("_outputs", "_database", "_try", "_ended")
-"""What a try does not take over from another."""
-
-
 class Context:
     # One is made for every message, so it sets only what differs; the rest are defaults of the class.
     error: BaseException | None = None
     """What went wrong, for middlewares that run after the core."""
-    _message_id: str | None = None
     _attempt = 0
     """The try at hand; before the handler runs, how many tries there were."""
     _outcome: Settled | None = None
@@ -52,30 +45,24 @@ class Context:
     _database: Database | None = None
     _resources: tuple[Any, ...] = ()
     """What the node provides to this message, in the order in which the pipeline was compiled."""
-    _work: Work | None = None
-    """Its part in a unit of work; None where no handler runs."""
-    _left_behind: Callable[[Context], None] | None = None
-    """Told when it is used after its end."""
 
-    def __init__(self, node: str, delivery: Delivery, message: Any) -> None:
-        self._node = node
-        self._delivery = delivery
+    def __init__(self, work: Work, message: Any) -> None:
+        self._work = work
         self.message = message
         """The decoded message."""
 
     def _for_try(self) -> Context:
         """The same message for one try of its handler, which ends with that try: what the try leaves behind holds on to
         this one, and cannot reach the next."""
-        new = object.__new__(Context)
-        new.__dict__ = values = self.__dict__.copy()
-        for name in _OF_A_TRY:
-            values.pop(name, None)
+        new = Context(self._work, self.message)
+        new._resources = self._resources
         return new
 
     def _refuse(self) -> NoReturn:
         """It is used after its end."""
-        if self._left_behind is not None:
-            self._left_behind(self)
+        unit = self._work.unit
+        if unit is not None:
+            unit.left_behind(self)
         raise TryEnded(
             f"ctx was used after the try of {self} had ended: nothing of that happens. Await everything that the "
             "handler starts before it returns or raises (asyncio.TaskGroup does so, asyncio.gather does not)"
@@ -93,66 +80,61 @@ class Context:
             return own or ()
         return [*own, *tried._outputs] if own else tried._outputs
 
-    @property
-    def _envelope(self) -> Envelope:
-        return self._delivery.envelope
-
     # --- identity -----------------------------------------------------------------------------------------
 
     @property
     def node(self) -> str:
-        return self._node
+        return self._work.node
 
     @property
     def message_id(self) -> str:
         """What this node deduplicates the message by."""
-        if self._message_id is None:
-            self._message_id = message_id(self._envelope.publication_id, self._node)
-        return self._message_id
+        return self._work.message_id
 
     @property
     def publication_id(self) -> str:
-        return self._envelope.publication_id
+        return self._work.envelope.publication_id
 
     @property
     def correlation_id(self) -> str:
         """The root of the saga this message belongs to."""
-        return self._envelope.correlation_id or self._envelope.publication_id
+        envelope = self._work.envelope
+        return envelope.correlation_id or envelope.publication_id
 
     @property
     def causation_id(self) -> str | None:
         """The message whose handling published this one; None for a root."""
-        return self._envelope.causation_id
+        return self._work.envelope.causation_id
 
     @property
     def marker(self) -> int:
         """The depth in the saga, 0 for a root."""
-        return self._envelope.marker
+        return self._work.envelope.marker
 
     @property
     def type(self) -> str:
-        return self._envelope.type
+        return self._work.envelope.type
 
     @property
     def source(self) -> str:
-        return self._envelope.source
+        return self._work.envelope.source
 
     @property
     def key(self) -> str | None:
-        return self._delivery.key
+        return self._work.delivery.key
 
     @property
     def headers(self) -> Mapping[str, str]:
-        return MappingProxyType(self._envelope.headers)
+        return MappingProxyType(self._work.envelope.headers)
 
     @property
     def sent_at(self) -> float:
         """Seconds since the epoch."""
-        return self._envelope.sent_at
+        return self._work.envelope.sent_at
 
     @property
     def envelope(self) -> Envelope:
-        return self._envelope
+        return self._work.envelope
 
     # --- how often ----------------------------------------------------------------------------------------
 
@@ -164,12 +146,12 @@ class Context:
     @property
     def redeliveries(self) -> int:
         """Delayed redeliveries so far."""
-        return self._delivery.redeliveries
+        return self._work.delivery.redeliveries
 
     @property
     def redelivered(self) -> bool:
         """Whether this message was delivered before, for whatever reason."""
-        return self._delivery.redelivered
+        return self._work.delivery.redelivered
 
     @property
     def outcome(self) -> Settled | None:
@@ -187,17 +169,17 @@ class Context:
         """
         if self._ended:
             self._refuse()
-        work = self._work
-        if work is None or (work.unit is not None and work.unit.store is None):
+        work, unit = self._work, self._work.unit
+        if unit is None or unit.store is None:
             raise ConfigurationError(
-                f"node {self._node!r} has no store, so there is no ctx.db: give the bus one, "
+                f"node {work.node!r} has no store, so there is no ctx.db: give the bus one, "
                 "fg.Bus(…, store='sqlite:./shop.db')"
             )
         # Which of the two depends on who asks: a thread has no running event loop.
         running = asyncio._get_running_loop()
         if running is None:
             return BlockingDatabase(self, work)
-        if work.unit is not None and running is not work.unit.loop:
+        if running is not unit.loop:
             raise WrongEventLoop(
                 f"ctx.db of {self} was used on another event loop than the bus runs on: in a thread call it plainly, "
                 "without a loop of its own, or hand it over with asyncio.run_coroutine_threadsafe"
@@ -226,7 +208,8 @@ class Context:
     def __str__(self) -> str:
         """How logs and errors name the work at hand."""
         key = f" key {self.key}" if self.key is not None else ""
+        work = self._work
         return plain(
-            f"{self._envelope.type} {self.message_id} at {self._node} "
-            f"(from {self._envelope.source}, correlation {self.correlation_id}{key})"
+            f"{work.envelope.type} {work.message_id} at {work.node} "
+            f"(from {work.envelope.source}, correlation {self.correlation_id}{key})"
         )

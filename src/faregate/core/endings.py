@@ -9,6 +9,7 @@ from faregate.core.alarms import Alarms
 from faregate.core.context import Context, Settled
 from faregate.core.pipeline import compile_after
 from faregate.core.verdict import Verdict, first_line
+from faregate.core.work import Work
 from faregate.ids import message_id_of
 from faregate.node.node import Node
 from faregate.node.subscription import Subscription
@@ -70,7 +71,7 @@ class Endings:
         if self._after is None:
             return
         if ctx is None:  # it cannot be read
-            ctx = Context(self._node, delivery, None)
+            ctx = Context(Work(delivery, self._node), None)
         ctx.error = error or ctx.error
         ctx._outcome = outcome
         try:

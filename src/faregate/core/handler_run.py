@@ -7,18 +7,17 @@ Rules kept here:
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 
 from faregate.core.context import Context
 from faregate.core.forks import end_if_forked
 from faregate.core.outgoing_middlewares import compile_outgoing
-from faregate.core.pipeline import compile_pipeline, resource_places, sends_in_scope
+from faregate.core.pipeline import compile_pipeline, detach, left_running, resource_places, sends_in_scope
 from faregate.core.sender import Sender
 from faregate.core.unit import TRANSACTION_LOST, TransactionEnded, UnitOfWork
 from faregate.core.verdict import failure_of
 from faregate.core.work import AlreadyHandled, FailedAmongOthers, NeedsSolitude, NeedsTransaction, Spoiled, Work
-from faregate.message import Envelope
 from faregate.node.node import Node
 from faregate.node.subscription import Subscription
 from faregate.ports import faults
@@ -55,18 +54,32 @@ class HandlerRun:
         unit.current = work
         tried = ctx._attempt
         try:
-            try:
-                await self._pipeline(ctx)
-            except BaseException as exc:
-                if work.interrupt is None or isinstance(exc, asyncio.CancelledError):
-                    raise
-            end_if_forked(unit.generation)
-            if work.interrupt is not None:
-                await self._interrupted(ctx, work, tried)
+            while True:
+                try:
+                    await self._pipeline(ctx)
+                    if ctx._trying is not None:
+                        raise left_running(ctx)
+                except BaseException as exc:
+                    detach(ctx)
+                    if work.interrupt is None or isinstance(exc, asyncio.CancelledError):
+                        raise
+                end_if_forked(unit.generation)
+                if work.interrupt is None:
+                    break
+                if work.interrupt is not NeedsTransaction:
+                    raise work.interrupt
+                work.interrupt = None  # a middleware's; the tries see to the handler's own
+                await work.enter(ctx)
+                ctx._attempt, ctx._resources = tried, ()
             if faults.hook is not None:
                 await faults.hook("bus.after-handler")
             if ctx._try is not None and ctx._sent():
-                work.sent = await self._seal(ctx)
+                if self._outgoing is None:
+                    work.sent = self._sender.seal_outputs(ctx, self._handler)
+                else:
+                    if not self._sends_in_scope:
+                        await self._send_outputs(ctx)
+                    work.sent = ctx._sealed or ()
             ctx._ended = True
             if self._has_store:
                 await unit.leave(work)
@@ -103,20 +116,6 @@ class HandlerRun:
             unit.current = None
         return work.state != "failed"
 
-    async def _interrupted(self, ctx: Context, work: Work, tried: int) -> None:
-        """An interrupt counts whatever a handler or a middleware made of it."""
-        while work.interrupt is NeedsTransaction:  # a middleware's; the tries see to the handler's own
-            work.interrupt = None
-            await work.enter(ctx)
-            ctx._attempt, ctx._resources = tried, ()
-            try:
-                await self._pipeline(ctx)
-            except BaseException as exc:
-                if work.interrupt is None or isinstance(exc, asyncio.CancelledError):
-                    raise
-        if work.interrupt is not None:
-            raise work.interrupt
-
     async def _undo(self, unit: UnitOfWork, work: Work, exc: BaseException) -> None:
         work.tries = work.ctx._attempt if work.ctx is not None else 0
         try:
@@ -124,16 +123,9 @@ class HandlerRun:
         finally:  # the transaction may be spoiled
             work.fail(exc)
 
-    async def _seal(self, ctx: Context) -> Sequence[Envelope]:
-        """What goes out with the commit."""
-        if self._outgoing is None:
-            return [envelope for _, envelope in self._sender.seal_outputs(ctx, self._handler)]
-        if not self._sends_in_scope:
-            await self._send_outputs(ctx)
-        return ctx._sealed or ()
-
     async def _send_outputs(self, ctx: Context) -> None:
         """Take what the handler sends, within the outgoing middlewares."""
+        assert self._outgoing is not None
         if self._has_store:
             ctx._sealed = await self._sender.record_outputs(ctx, self._handler, self._outgoing)
         else:  # a middleware wants to know whether it was published

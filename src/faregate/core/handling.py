@@ -35,11 +35,12 @@ from faregate.core.pace import Pace
 from faregate.core.pipeline import is_retried
 from faregate.core.reading import Reader
 from faregate.core.sender import Sender
-from faregate.core.states import DECIDED, RUNNING
+from faregate.core.states import DECIDED, RUNNING, UNDECIDED
 from faregate.core.unit import TRANSACTION_LOST, TransactionEnded, UnitOfWork
 from faregate.core.verdict import first_line
 from faregate.core.work import Spoiled, Work
 from faregate.errors import CommitUnknown, Permanent, StaleLock
+from faregate.ids import message_ids
 from faregate.message import set_out_at
 from faregate.node.node import Node
 from faregate.node.policy import Serial
@@ -78,6 +79,7 @@ class Handling:
         """A message of a serial subscription waits for a later try; what was fetched behind it has to go back."""
         self._serial = isinstance(subscription.order, Serial)
         self._node = node.name
+        self._message_id = message_ids(node.name)
         self._clock = clock
         self._feed = feed
         self._reader = Reader(subscription, alarms, body_limit)
@@ -146,9 +148,15 @@ class Handling:
     async def handle(self, deliveries: list[Delivery]) -> list[Delivery]:
         """See the deliveries to their end, but for those that it returns: they shall come again, each alone."""
         try:
-            if len(deliveries) == 1:
-                return await self._handle_one(deliveries[0])
-            return await self._handle_many(deliveries)
+            if len(deliveries) > 1:
+                return await self._handle_many(deliveries)
+            [delivery] = deliveries
+            tries = self._failing.pop(delivery, None)
+            if tries:
+                await self._clock.sleep(self.subscription.retry.wait(tries))
+            elif tries is None and not self._start(delivery):
+                return []
+            return await self._see_through(self._works(deliveries, tries or 0))
         except BaseException:
             for delivery in deliveries:
                 self._failing.pop(delivery, None)
@@ -163,7 +171,7 @@ class Handling:
     async def fail(self, delivery: Delivery, exc: BaseException) -> None:
         """The tries of a message are used up, elsewhere."""
         delivery.start()
-        work = self._work(delivery)
+        [work] = self._works([delivery])
         if work.state == "new":
             work.fail(exc)
         await self._give_up(work)
@@ -191,27 +199,18 @@ class Handling:
         ctx = None
         if self._endings.has_after:
             try:
-                ctx = self._reader.open(delivery)
+                ctx = self._reader.open(Work(delivery, self._node))
             except Exception as exc:
                 log.debug("%s cannot be read: %s", delivery.envelope, first_line(exc))
         return self._endings.run_after(delivery, ctx, "dead", Permanent(f"{reason}: {error}"))
 
     # --- batches ---------------------------------------------------------------------------------------------
 
-    async def _handle_one(self, delivery: Delivery) -> list[Delivery]:
-        tries = self._failing.pop(delivery, None)
-        if tries is None:
-            if not self._start(delivery):
-                return []
-        elif tries:
-            await self._clock.sleep(self.subscription.retry.wait(tries))
-        return await self._see_through([self._work(delivery, tries or 0)])
-
     async def _handle_many(self, deliveries: list[Delivery]) -> list[Delivery]:
         # One that was delivered before may be what kills us, so it comes alone.
         again = [] if self._serial else [delivery for delivery in deliveries if delivery.redelivered]
-        works = [self._work(delivery) for delivery in deliveries if delivery not in again and self._start(delivery)]
-        for group in _groups(works, copies=self._store is not None):
+        begun = [delivery for delivery in deliveries if delivery not in again and self._start(delivery)]
+        for group in _groups(self._works(begun), copies=self._store is not None):
             again += await self._see_through(group)
         return again
 
@@ -224,31 +223,39 @@ class Handling:
             return False
         return True
 
-    def _work(self, delivery: Delivery, tries: int = 0) -> Work:
-        work = Work(delivery, self._node)
-        try:
-            ctx = work.ctx = self._reader.open(delivery)
-        except Exception as exc:
-            work.fail(exc)
-        else:
-            ctx._work = work
-            ctx._attempt = work.tries = tries
-        if self._store is not None:
-            self._enlist(work)
-        return work
+    def _works(self, deliveries: list[Delivery], tries: int = 0) -> list[Work]:
+        """Read them, and say how copies of them are recognised."""
+        works = []
+        now = 0.0 if self._store is None else self._clock.time()
+        for delivery in deliveries:
+            work = Work(delivery, self._node)
+            try:
+                work.ctx = self._reader.open(work)
+            except Exception as exc:
+                work.fail(exc)
+            else:
+                if tries:
+                    work.ctx._attempt = work.tries = tries
+            if self._store is not None:
+                self._enlist(work, now)
+            works.append(work)
+        return works
 
-    def _enlist(self, work: Work) -> None:
+    def _enlist(self, work: Work, now: float) -> None:
         """How copies of it are recognised."""
-        envelope, ctx = work.envelope, work.ctx
-        work.at = max(self._clock.time(), set_out_at(envelope))
-        work.attempt_id = envelope.attempt_id
-        dedup = self._dedup if envelope.attempt_id is None else self._tokens
-        if ctx is None:
+        envelope = work.envelope
+        work.set_out_at = began = set_out_at(envelope)
+        work.at = now if now > began else began
+        dedup = self._dedup
+        if envelope.attempt_id is not None:
+            work.attempt_id, dedup = envelope.attempt_id, self._tokens
+        if work.ctx is None:
             work.dedup = dedup
             return
+        work.message_id = self._message_id(envelope.publication_id)
         dedup.enlist(work)
-        ctx._message_id = work.message_id
-        work.eager = self._runner.eager
+        if self._runner.eager:
+            work.eager = True
 
     def _next_round(self, work: Work) -> Work:
         """It has not run in this one, or nothing of that is left."""
@@ -259,7 +266,7 @@ class Handling:
 
     def _once_more(self, work: Work) -> Work:
         work.move("again")
-        return self._work(work.delivery, work.tries)
+        return self._works([work.delivery], work.tries)[0]
 
     async def _see_through(self, works: list[Work]) -> list[Delivery]:
         """See these messages to their end, as many of them as possible in one transaction.
@@ -277,39 +284,42 @@ class Handling:
                     work.move("released")
                     await self.give_back(work.delivery, begun=work.tries > 0)
                 return again
-            spoiled = await self._one_batch(works, savepoints=self._savepoints or spoiled)
-            for work in works:
-                if work.state != "failed":
-                    continue
-                if not self._has_tries_left(work):
-                    await self._give_up(work)
-                elif self._serial or len(works) == 1:
-                    if work.handler_failed:
-                        await self._clock.sleep(self.subscription.retry.wait(work.tries))
-                    await self._see_through([self._once_more(work)])
-                else:
-                    work.move("again")
-                    self._failing[work.delivery] = work.tries if work.handler_failed else 0
-                    again.append(work.delivery)
-            works = [self._next_round(work) for work in works if work.state == "new"]
+            unit = UnitOfWork(
+                self._store and self._store.store,
+                works,
+                self._mark,
+                self._reader.left_behind,
+                savepoints=self._savepoints or spoiled,
+            )
+            self._units.add(unit)
+            try:
+                run = self._run_without_store if self._store is None else self._run_with_store
+                spoiled = await run(unit, works)
+            finally:
+                self._units.discard(unit)
+                unit.works = ()  # no cycles: what is done goes at once, without the garbage collector
+            await self._settle_all(works)
+            works = [work for work in works if work.state in UNDECIDED]
+            if works:
+                works = await self._what_is_left(works, again, alone=unit.alone)
         return again
 
-    async def _one_batch(self, works: list[Work], *, savepoints: bool) -> bool:
-        """One transaction. Afterwards a message is settled, or failed with its error, or new as before. True: one of
-        them spoiled it for the others, so they need savepoints."""
-        store = None if self._store is None else self._store.store
-        unit = UnitOfWork(store, works, self._mark, savepoints=savepoints)
-        self._units.add(unit)
-        try:
-            if store is None:
-                spoiled = await self._run_without_store(unit, works)
+    async def _what_is_left(self, works: list[Work], again: list[Delivery], *, alone: bool) -> list[Work]:
+        """Of one transaction: those that have not run yet, or not yet with success."""
+        for work in works:
+            if work.state != "failed":
+                continue
+            if not self._has_tries_left(work):
+                await self._give_up(work)
+            elif self._serial or alone:
+                if work.handler_failed:
+                    await self._clock.sleep(self.subscription.retry.wait(work.tries))
+                await self._see_through([self._once_more(work)])
             else:
-                spoiled = await self._run_with_store(unit, works)
-        finally:
-            self._units.discard(unit)
-            unit.works = ()  # no cycles: what is done goes at once, without the garbage collector
-        await self._settle_all(works)
-        return spoiled
+                work.move("again")
+                self._failing[work.delivery] = work.tries if work.handler_failed else 0
+                again.append(work.delivery)
+        return [self._next_round(work) for work in works if work.state == "new"]
 
     async def _run_with_store(self, unit: UnitOfWork, works: list[Work]) -> bool:
         assert self._look_up is not None
@@ -364,7 +374,7 @@ class Handling:
 
     async def _admit(self, works: list[Work]) -> None:
         """Ask the tokens and the business key."""
-        for dedup, group in by_dedup(work for work in works if work.state == "new"):
+        for dedup, group in by_dedup([work for work in works if work.state == "new"]):
             await dedup.admit(group)
         if self._business_key is not None:
             for work in works:
@@ -375,7 +385,7 @@ class Handling:
         """First in every transaction: whoever comes second with a message learns it here."""
         running = [work for work in works if work.state in RUNNING]
         await self._feed.join(transaction, running)
-        for dedup, group in by_dedup(work for work in running if work.state in RUNNING):
+        for dedup, group in by_dedup([work for work in running if work.state in RUNNING]):
             await dedup.mark(transaction, group)
         if self._business_key is not None:
             await self._business_key.mark(transaction, [work for work in running if work.state in RUNNING])
@@ -386,7 +396,8 @@ class Handling:
         """Run the messages one after another. The rest stays new: behind a failure in a serial subscription, because
         enough is sent in this transaction or it took long enough, or because nothing more may begin."""
         started = self._pace.start()
-        until = self._clock.monotonic() + self._pace.batch_seconds
+        last = works[-1]
+        until = 0.0 if unit.alone else self._clock.monotonic() + self._pace.batch_seconds
         ran = rows = size = 0
         for work in works:
             if work.state != "new":
@@ -398,10 +409,11 @@ class Handling:
                 break
             if work.sent:
                 rows += len(work.sent)
-                size += sum(len(envelope.body) for envelope in work.sent)
+                for envelope in work.sent:
+                    size += len(envelope.body)
                 if rows >= _MOST_OUTPUTS or size >= _MOST_OUTPUT_BYTES:
                     break
-            if self._clock.monotonic() - unit.waited > until:  # slower than was thought
+            if work is not last and self._clock.monotonic() - unit.waited > until:  # slower than was thought
                 break
         self._sends = rows > 0
         if ran:
@@ -433,11 +445,11 @@ class Handling:
 
         A dead letter that is there by now is resolved: of a replay, or of another copy that was given up meanwhile.
         """
-        for dedup, group in by_dedup(work for work in works if work.state in ("failed", "new")):
+        for dedup, group in by_dedup([work for work in works if work.state in UNDECIDED]):
             await dedup.unmark(transaction, group)
         for work in folded:
             await transaction.fold(self._node, work.message_id)
-        for dedup, group in by_dedup(work for work in works if work.state == "done"):
+        for dedup, group in by_dedup([work for work in works if work.state == "done"]):
             await dedup.commit(transaction, group)
         done = [work for work in works if work.state == "done"]
         await self._feed.record(transaction, done)

@@ -38,6 +38,7 @@ class OutgoingContext:
     """What an outgoing middleware sees. Only `headers` may be changed."""
 
     __slots__ = ("_envelope", "_message", "_resources", "cause", "headers")
+    _trying = None  # resources are provided to it as to the context of a handler; none runs here
 
     def __init__(self, envelope: Envelope, message: Any, cause: Context | None) -> None:
         self._envelope = envelope

@@ -56,8 +56,6 @@ def compile_pipeline(
     step = _core(call, collect, subscription.retry, clock, shared=shared)
     for middleware in reversed(node.middlewares):
         step = _around(middleware, step, places)
-    if node.middlewares:
-        step = _awaited(step)
     if sends_in_scope(node):
         step = _then(step, send)
     for cls in reversed(places):
@@ -105,10 +103,9 @@ def _core(call: Call, collect: Collect, retry: Retry, clock: Clock, *, shared: b
         attempt = ctx._attempt + 1
         work = ctx._work
         # What a middleware wrote is undone with a failed try; then all of it has to run again, not the handler alone.
-        here = work is None or (work.may_wait and not work.entered and not work.writes)
+        wrote = work.entered or bool(work.writes)
         if ctx._try is not None:  # an earlier run of the handler, which no longer counts
-            if work is not None:
-                await work.undo()
+            await work.undo()
             ctx._try = None
         if ctx._trying is not None:
             raise PipelineMisused(
@@ -126,12 +123,12 @@ def _core(call: Call, collect: Collect, retry: Retry, clock: Clock, *, shared: b
                 try:
                     if faults.hook is not None:
                         await faults.hook("bus.before-handler")
-                    if work is not None and work.eager:
+                    if work.eager:
                         await work.enter(own)
                     result = await call(own, own.message)
                     if result is not None:
                         await collect(own, result)
-                    if work is not None and work.wrote:
+                    if work.wrote:
                         await work.send_writes(own)
                 except BaseException as exc:
                     error = exc
@@ -139,10 +136,10 @@ def _core(call: Call, collect: Collect, retry: Retry, clock: Clock, *, shared: b
                     own._ended = True
                 if ctx._detached:
                     own._refuse()
-                if work is not None and work.interrupt is NeedsTransaction:
+                if work.interrupt is NeedsTransaction:
                     work.interrupt, work.eager = None, True
                     await work.undo()
-                elif work is not None and work.interrupt is not None:
+                elif work.interrupt is not None:
                     raise work.interrupt from error
                 elif error is None:
                     ctx._try = own
@@ -151,11 +148,10 @@ def _core(call: Call, collect: Collect, retry: Retry, clock: Clock, *, shared: b
                     failure = failure_of(error)
                     if failure is None:
                         raise error
-                    if work is not None:
-                        await work.failed(failure)
+                    await work.failed(failure)
                     if attempt > retry.times or not is_retried(failure):
                         raise failure
-                    if not here and work is not None:
+                    if wrote or not work.may_wait:
                         work.error = failure
                         raise work.interrupted(FailedAmongOthers) from failure
                     await clock.sleep(retry.wait(attempt))
@@ -168,23 +164,17 @@ def _core(call: Call, collect: Collect, retry: Retry, clock: Clock, *, shared: b
     return core
 
 
-def _awaited(step: Step) -> Step:
-    """The middlewares, which must not return while the handler that they called still runs: half of it would count."""
+def left_running(ctx: Context) -> PipelineMisused:
+    return PipelineMisused(
+        f"a middleware returned while the handler of {ctx} was still running: await call_next(), and put a time limit "
+        "around it with asyncio.timeout"
+    )
 
-    async def run(ctx: Context, again: Context | None = None) -> None:
-        try:
-            await step(ctx)
-        finally:
-            running = ctx._trying
-            if running is not None:
-                running._ended = ctx._detached = True
-        if running is not None:
-            raise PipelineMisused(
-                f"a middleware returned while the handler of {ctx} was still running: await call_next(), and put a "
-                "time limit around it with asyncio.timeout"
-            )
 
-    return run
+def detach(ctx: Context) -> None:
+    """The middlewares have ended. What they left running must not go on: half of it would count."""
+    if ctx._trying is not None:
+        ctx._trying._ended = ctx._detached = True
 
 
 def _around(middleware: Signature, following: Step, places: Places) -> Step:
@@ -231,17 +221,20 @@ def provide(cls: type, provider: Signature, following: Step, places: Places) -> 
         ctx._resources += (await anext(generator),)
         try:
             await following(ctx)
+            if ctx._trying is not None:
+                raise left_running(ctx)
         except BaseException as exc:
+            detach(ctx)
             await _throw(generator, exc)
             raise
-        if await anext(generator, _RELEASED) is not _RELEASED:
-            await generator.aclose()
-            raise ConfigurationError(f"the provider of {cls.__name__} yields more than once")
+        try:
+            await anext(generator)
+        except StopAsyncIteration:
+            return
+        await generator.aclose()
+        raise ConfigurationError(f"the provider of {cls.__name__} yields more than once")
 
     return provide
-
-
-_RELEASED = object()
 
 
 async def _throw(generator: AsyncGenerator[Any, None], exc: BaseException) -> None:

@@ -5,11 +5,11 @@ from typing import NoReturn
 from faregate.codec import BodyReader
 from faregate.core.alarms import Alarms
 from faregate.core.context import Context
+from faregate.core.work import Work
 from faregate.errors import MissingProperties, UnknownType
 from faregate.message import Envelope
 from faregate.node.subscription import Subscription
 from faregate.plain import plain
-from faregate.ports.queue import Delivery
 
 
 class Reader:
@@ -26,19 +26,18 @@ class Reader:
         self._told = [key for key in told if key is not None and key.function is not None]
         """Keys that functions tell; a function may fail."""
 
-    def open(self, delivery: Delivery) -> Context:
+    def open(self, work: Work) -> Context:
         """The context of a delivery. Raises `Permanent` for one that cannot be read."""
-        envelope = delivery.envelope
+        envelope = work.envelope
         if envelope.type != self._type or envelope.kind != self._kind or not envelope.publication_id:
             self._refuse(envelope)
         message = self._read(envelope)
         for key in self._told:
             key.check(message)
-        ctx = Context(self._node, delivery, message)
-        ctx._left_behind = self._left_behind
-        return ctx
+        return Context(work, message)
 
-    def _left_behind(self, ctx: Context) -> None:
+    def left_behind(self, ctx: Context) -> None:
+        """It was used after its end."""
         if not self._leaves_behind:
             self._leaves_behind = True
             self._alarms.sound(

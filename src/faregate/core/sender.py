@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -99,10 +99,13 @@ class Sender(Sealer):
             await self._publish_roots(self._recipient_lists, envelopes)
         return {}
 
-    def seal_outputs(self, ctx: Context, handler: str) -> Iterator[tuple[Outgoing, Envelope]]:
+    def seal_outputs(self, ctx: Context, handler: str) -> list[Envelope]:
         """What a handler sends, in its envelopes: the same for every run of it on the same message."""
         used: set[tuple[str, str]] = set()
+        sealed: list[Envelope] = []
         now = self._clock.time()
+        correlation_id, message_id, marker = ctx.correlation_id, ctx.message_id, ctx.marker + 1
+        derive = ids.publication_ids(self._node, handler)
         for ordinal, out in enumerate(ctx._sent()):
             wire = out.message_type.wire
             if out.idempotency_key is not None:
@@ -117,37 +120,31 @@ class Sender(Sealer):
                         "give each its own"
                     )
                 used.add((wire, out.id_key))
-            publication_id = ids.publication_id(
-                correlation_id=ctx.correlation_id,
-                node=self._node,
-                causation_id=ctx.message_id,
-                handler=handler,
-                type=wire,
-                slot=ordinal if out.id_key is None else out.id_key,
-            )
-            yield out, self._seal(out, publication_id, ctx.correlation_id, ctx.message_id, ctx.marker + 1, now)
+            slot = ordinal if out.id_key is None else out.id_key
+            publication_id = derive(correlation_id, message_id, wire, slot)
+            sealed.append(self._seal(out, publication_id, correlation_id, message_id, marker, now))
+        return sealed
 
-    async def record_outputs(self, ctx: Context, handler: str, chain: Chain | None) -> list[Envelope]:
+    async def record_outputs(self, ctx: Context, handler: str, chain: Chain) -> list[Envelope]:
         """The envelopes of what a handler sends, as far as the middlewares let them through."""
-        if chain is None:
-            return [envelope for _, envelope in self.seal_outputs(ctx, handler)]
         passed: dict[str, Envelope] = {}
 
         async def pass_on(envelope: Envelope) -> None:
             passed[envelope.publication_id] = envelope
 
-        for out, envelope in self.seal_outputs(ctx, handler):
-            await chain(OutgoingContext(envelope, out.message, ctx), partial(pass_on, envelope))
+        for out in self._outgoing_contexts(ctx, handler):
+            await chain(out, partial(pass_on, out._envelope))
         return list(passed.values())
 
-    async def publish_outputs(self, ctx: Context, handler: str, chain: Chain | None) -> None:
+    async def publish_outputs(self, ctx: Context, handler: str, chain: Chain) -> None:
         """Publish what a handler sends, together."""
-        sealed = list(self.seal_outputs(ctx, handler))
-        if chain is None or not sealed:
-            await self.publish_sealed([envelope for _, envelope in sealed])
-        else:
-            outs = [OutgoingContext(envelope, out.message, ctx) for out, envelope in sealed]
+        outs = self._outgoing_contexts(ctx, handler)
+        if outs:
             await send_together(chain, outs, self.publish_sealed)
+
+    def _outgoing_contexts(self, ctx: Context, handler: str) -> list[OutgoingContext]:
+        pairs = zip(self.seal_outputs(ctx, handler), ctx._sent(), strict=True)
+        return [OutgoingContext(envelope, out.message, ctx) for envelope, out in pairs]
 
     async def publish_recorded(self, envelope: Envelope, publish: Last) -> None:
         """Send what somebody recorded through `fg.outbox` without this node at hand, within its middlewares."""

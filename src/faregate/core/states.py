@@ -71,6 +71,8 @@ TABLE: dict[State, Mapping[Event, State]] = {
 
 RUNNING: frozenset[State] = frozenset({"new", "done"})
 """In the running for this transaction: its marks are left in it."""
+UNDECIDED: frozenset[State] = frozenset({"new", "failed"})
+"""Something is left to be done."""
 DECIDED: frozenset[State] = frozenset({"done", "duplicate", "resumed", "folded"})
 """What became of it is committed; what is left is to say so."""
 

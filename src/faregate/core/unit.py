@@ -68,16 +68,26 @@ class UnitOfWork:
     current: Work | None = None
     waited = 0.0
     """Seconds spent on getting the transaction: the time of others."""
-    _lock: asyncio.Lock | None = None
-    """Held by the statement at hand."""
     _user: tuple[Context, asyncio.Task[Any] | None] | None = None
-    """Whose statement that is."""
+    """Whose statement is at hand."""
+    _turn: asyncio.Semaphore | None = None
+    """Whose turn it is, once a statement had to wait for another."""
     _waiting = _waiting_bytes = 0
     """How many writes wait, and about how much that is."""
 
-    def __init__(self, store: Store | None, works: Sequence[Work], enter: Enter, *, savepoints: bool = True) -> None:
+    def __init__(
+        self,
+        store: Store | None,
+        works: Sequence[Work],
+        enter: Enter,
+        left_behind: Callable[[Context], None],
+        *,
+        savepoints: bool = True,
+    ) -> None:
+        """`left_behind` is told when the context of a try is used after its end."""
         self.store = store
         self.works = works
+        self.left_behind = left_behind
         self.alone = len(works) == 1
         self._enter_all = enter
         self._savepoints = savepoints and not self.alone
@@ -95,13 +105,12 @@ class UnitOfWork:
     async def run(self, work: Work, ctx: Context, statement: str | None, sql: str, parameters: Any) -> Any:
         """One statement of a message; None just opens the transaction for it."""
         end_if_forked(self.generation)
-        if self._lock is None:
-            self._lock = asyncio.Lock()
-        await self._lock.acquire()
+        if self._user is not None or self._turn is not None:
+            await self._take_turn()
         task = asyncio.current_task()
         self._user = ctx, task
         try:
-            if work.sending is not task:
+            if work.sending is not None and work.sending is not task:
                 work.stop_sending()
             if work.refused is not None:
                 raise work.refused
@@ -118,7 +127,13 @@ class UnitOfWork:
             ctx._refuse()  # its try ended, and took the statement back
         finally:
             self._user = None
-            self._lock.release()
+            if self._turn is not None:
+                self._turn.release()
+
+    async def _take_turn(self) -> None:
+        if self._turn is None:
+            self._turn = asyncio.Semaphore(1 if self._user is None else 0)  # whoever is at it releases it
+        await self._turn.acquire()
 
     def write(self, work: Work, write: Write) -> bool:
         """Take a statement that nobody waits for; whether so many wait that they had better be sent."""
@@ -171,31 +186,31 @@ class UnitOfWork:
 
     async def still(self, *, cancel: bool) -> None:
         """Wait until no statement is under way. `cancel`: one of an ended try is not waited for."""
-        if self._lock is not None and self._lock.locked():
-            if cancel and self._user is not None:
-                ctx, task = self._user
-                if ctx._ended and task is not None:
-                    task.cancel()
-            await finish(self._wait_for_statement(self._lock))
+        if self._user is not None:
+            ctx, task = self._user
+            if cancel and ctx._ended and task is not None:
+                task.cancel()
+            await finish(self._wait_for_statement())
 
-    @staticmethod
-    async def _wait_for_statement(lock: asyncio.Lock) -> None:
-        async with lock:
-            pass
+    async def _wait_for_statement(self) -> None:
+        await self._take_turn()
+        assert self._turn is not None
+        self._turn.release()
 
     # --- beginning -------------------------------------------------------------------------------------------
 
     async def _enter(self, work: Work) -> None:
-        transaction = await self.open()
+        transaction = self.transaction or await self.open()
         try:
-            await self.flush()
+            if self._writers:
+                await self.flush()
         except Spoiled:
             work.interrupt = Spoiled
             raise
         if self._savepoints and work.state != "duplicate" and not work.has_savepoint:
             await transaction.savepoint()
             work.has_savepoint = True
-        if work.state != "duplicate":
+        if work.attempt_id is not None and work.state != "duplicate":
             await work.dedup.take(transaction, [work])
         if work.state == "duplicate":
             raise work.interrupted(AlreadyHandled)
@@ -241,8 +256,10 @@ class UnitOfWork:
     async def leave(self, work: Work) -> None:
         """A message succeeded: what it wrote stays, if the rest goes well."""
         end_if_forked(self.generation)
-        await self.still(cancel=False)
-        work.stop_sending()
+        if self._user is not None:
+            await self.still(cancel=False)
+        if work.sending is not None:
+            work.stop_sending()
         if work.refused is not None:
             raise work.refused
         if work.writes and not self.shared:  # of a middleware, behind its handler
@@ -269,7 +286,8 @@ class UnitOfWork:
             )
         if self._savepoints:
             await transaction.release_savepoint()
-        self._take_back(work)
+        if work.marks:
+            self._take_back(work)
         work.entered = work.has_savepoint = False
 
     @staticmethod

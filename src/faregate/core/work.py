@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextvars import ContextVar
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from faregate.core.states import TABLE, Event, State, after
@@ -129,21 +130,19 @@ class Work:
     """For each time that its handler was given the driver's connection."""
     unit: UnitOfWork | None = None
 
+    set_out_at = 0.0
+    """When it set out, the same for all its copies; `at` is the later of that and now."""
     at = 0.0
-    """The later of now and when it was sent."""
-    _message_id: str | None = None
 
     def __init__(self, delivery: Delivery, node: str) -> None:
         self.delivery = delivery
         self.envelope = delivery.envelope
         self.node = node
 
-    @property
+    @cached_property
     def message_id(self) -> str:
         """What the node knows it by."""
-        if self._message_id is None:
-            self._message_id = message_id_of(self.envelope, self.node)
-        return self._message_id
+        return message_id_of(self.envelope, self.node)
 
     def move(self, event: Event) -> None:
         """What has become of it: see `states.py`."""
@@ -156,9 +155,9 @@ class Work:
 
     # --- for `ctx.db` of one of its tries ---
 
-    async def run(self, ctx: Context, statement: str, sql: str, parameters: Any) -> Any:
+    def run(self, ctx: Context, statement: str, sql: str, parameters: Any) -> Coroutine[Any, Any, Any]:
         """Run a statement in the transaction. Raises `TryEnded`, also when the try ends before its turn has come."""
-        return await self._unit_for(ctx).run(self, ctx, statement, sql, parameters)
+        return self._unit_for(ctx).run(self, ctx, statement, sql, parameters)
 
     async def enter(self, ctx: Context) -> None:
         """Have the transaction open, ready for this message's statements."""

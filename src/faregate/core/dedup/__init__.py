@@ -59,9 +59,9 @@ class Dedup:
         return False
 
 
-def by_dedup(works: Iterable[Work]) -> Iterable[tuple[Dedup, list[Work]]]:
+def by_dedup(works: Sequence[Work]) -> Iterable[tuple[Dedup, Sequence[Work]]]:
     """The messages of each version together; usually there is one."""
-    groups: dict[Dedup, list[Work]] = {}
-    for work in works:
-        groups.setdefault(work.dedup, []).append(work)
-    return groups.items()
+    versions = dict.fromkeys([work.dedup for work in works])
+    if len(versions) < 2:
+        return [(dedup, works) for dedup in versions]
+    return [(dedup, [work for work in works if work.dedup is dedup]) for dedup in versions]

@@ -14,7 +14,6 @@ from faregate.core.alarms import Alarms
 from faregate.core.dedup import Dedup
 from faregate.core.work import Work
 from faregate.errors import BelowFloor
-from faregate.message import set_out_at
 from faregate.ports.clock import Clock
 from faregate.ports.store import Known, LedgerRow, Sent, Store, Transaction
 
@@ -48,7 +47,7 @@ class Ledger(Dedup):
 
     async def commit(self, transaction: Transaction, works: Sequence[Work]) -> None:
         await self._check_floor(transaction, works)
-        skipped = [work for work in works if work.ctx is not None and not work.ctx._completed]
+        skipped = [work for work in works if work.ctx is not None and work.ctx._try is None]
         if skipped:
             await self.unmark(transaction, skipped)
             rows = [work.row._replace(outcome="skipped") for work in skipped if work.row is not None]
@@ -57,10 +56,10 @@ class Ledger(Dedup):
     async def _check_floor(self, transaction: Transaction, works: Sequence[Work]) -> None:
         """Nobody raises the floor from here on without finding our row."""
         old = self._clock.time() - self._young_seconds
-        asked = [work for work in works if not work.replayed and set_out_at(work.envelope) < old]
+        asked = [work for work in works if work.set_out_at < old and not work.replayed]
         floor = await transaction.floor(self._node) if asked else None
         for work in asked:
-            if floor is not None and set_out_at(work.envelope) < floor:
+            if floor is not None and work.set_out_at < floor:
                 raise below_floor(work, floor)
 
     async def sent(self, transaction: Transaction, works: Sequence[Work]) -> None:
@@ -101,12 +100,12 @@ class LookUp:
         # Behind the look at the rows: who finds one gone finds the floor raised.
         old = self._clock.time() - self._young_seconds
         floor = None
-        if any(set_out_at(work.envelope) < old and work.message_id not in known for work in asked):
+        if [work for work in asked if work.set_out_at < old and work.message_id not in known]:
             floor = await self._store.floor(self._node)
-        for work in asked:
+        for work in asked if known or floor is not None else ():
             found = known.get(work.message_id)
             if found is None:
-                if work.row is not None and floor is not None and set_out_at(work.envelope) < floor:
+                if work.row is not None and floor is not None and work.set_out_at < floor:
                     work.fail(below_floor(work, floor))
             elif found.state == "handled":
                 if self._recognises:
@@ -134,7 +133,7 @@ def check_digest(alarms: Alarms, node: str, work: Work, digest: bytes | None) ->
 
 def below_floor(work: Work, floor: float) -> BelowFloor:
     return BelowFloor(
-        f"{work.envelope} was sent at {set_out_at(work.envelope):.0f}, before {floor:.0f}: the ledger of this node "
+        f"{work.envelope} was sent at {work.set_out_at:.0f}, before {floor:.0f}: the ledger of this node "
         "remembers nothing from before, so a repetition could not be recognised. If it never was handled, replay its "
         "dead letter"
     )

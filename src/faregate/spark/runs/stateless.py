@@ -33,6 +33,7 @@ from faregate.core.pipeline import is_retried
 from faregate.core.sender import Sender
 from faregate.core.threads import HandlerThreads
 from faregate.core.verdict import Verdict, judge
+from faregate.core.work import Work
 from faregate.errors import HandlerFailed, Unavailable
 from faregate.message import Envelope
 from faregate.ports.clock import SystemClock
@@ -195,10 +196,10 @@ class Task:
         handling = self._handlings[number]
         for row, message, result in done.others:
             [cause] = _messages(number, batch.slice(row, 1))
-            ctx = Context(handling.subscription.node, self._delivery(cause, None), message)
+            ctx = Context(Work(self._delivery(cause, None), self._node), message)
             try:
                 await self._collect(ctx, result)
-                sealed = await self._sender.record_outputs(ctx, handling.subscription.name, None)
+                sealed = self._sender.seal_outputs(ctx, handling.subscription.name)
             except Exception as failure:
                 done.failed.append((row, failure))
             else:
