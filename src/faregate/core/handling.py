@@ -285,7 +285,7 @@ class Handling:
                     await self.give_back(work.delivery, begun=work.tries > 0)
                 return again
             unit = UnitOfWork(
-                self._store and self._store.store,
+                None if self._store is None else self._store.store,
                 works,
                 self._mark,
                 self._reader.left_behind,
