@@ -22,7 +22,7 @@ from faregate.broker.journal.reader import JournalReader
 from faregate.errors import FaregateError
 from faregate.message import Envelope
 from faregate.ports.dead_letter import DeadLetter
-from faregate.testing.disk import SimulatedDisk
+from tests.journal.disk import SimulatedDisk
 
 ROOT = Path("/disk/journal")
 SMALL_SEGMENT = 16 * 1024

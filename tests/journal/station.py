@@ -17,7 +17,7 @@ from faregate.message import Envelope
 from faregate.ports.queue import Binding
 from faregate.testing import FakeClock
 from faregate.testing.clock import rest
-from faregate.testing.disk import SimulatedDisk
+from tests.journal.disk import SimulatedDisk
 
 ROOT = Path("/disk/journal")
 TIMEOUT = 2.0

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from faregate.testing.disk import SimulatedDisk
+from tests.journal.disk import SimulatedDisk
 from tests.journal.rig import Command, check_every_state, check_recovery, open_log, run_script
 
 SCRIPTS: dict[str, list[Command]] = {

@@ -17,7 +17,7 @@ from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.recovery import Single
 from faregate.columns import to_envelopes
 from faregate.errors import FaregateError
-from faregate.testing.disk import SimulatedDisk
+from tests.journal.disk import SimulatedDisk
 from tests.journal.station import NOTED, ROOT, noted, station
 
 LAYOUT = Layout(ROOT)

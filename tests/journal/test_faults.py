@@ -31,7 +31,7 @@ from faregate.errors import (
 from faregate.message import Envelope
 from faregate.ports.log import HANDLED, REDELIVER
 from faregate.testing.clock import rest
-from faregate.testing.disk import SimulatedDisk
+from tests.journal.disk import SimulatedDisk
 from faregate.transports.journal import JournalTransport
 from tests.journal.station import ROOT, noted, station
 

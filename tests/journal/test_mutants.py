@@ -24,7 +24,7 @@ from faregate.broker.queue import Queue
 from faregate.errors import FaregateError, JournalFailed
 from faregate.message import Envelope
 from faregate.ports.log import OUTCOMES
-from faregate.testing.disk import SimulatedDisk
+from tests.journal.disk import SimulatedDisk
 from tests.journal import station as station_module
 from tests.journal.rig import (
     ROOT,
