@@ -14,7 +14,6 @@ class Codec(Protocol):
 
     def encoder(self, cls: type) -> Encode:
         """A function from an instance of `cls` to bytes."""
-        ...
 
     def decoder(self, cls: type) -> Decode:
         """A function from bytes to an instance of `cls`.
@@ -22,7 +21,6 @@ class Codec(Protocol):
         It ignores fields that `cls` does not declare. It raises `ValueError` (msgspec's and pydantic's
         errors are such) on anything that is not a `cls`.
         """
-        ...
 
 
 def is_pydantic(cls: type) -> bool:

@@ -9,7 +9,6 @@ from typing import Protocol
 class Timer(Protocol):
     def cancel(self) -> None:
         """The callback is not called any more. Calling it twice, or after the callback ran, does nothing."""
-        ...
 
 
 class Clock(Protocol):
@@ -17,15 +16,12 @@ class Clock(Protocol):
 
     def time(self) -> float:
         """Wall time since the epoch; may jump. What travels in envelopes."""
-        ...
 
     def monotonic(self) -> float:
         """Never goes backwards; meaningful within one process. What locks are measured with."""
-        ...
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
         """Call `callback` from the event loop after that time."""
-        ...
 
     async def sleep(self, seconds: float) -> None: ...
 

@@ -70,50 +70,39 @@ class LogTransport(Protocol):
 
     def earliest(self) -> int:
         """The first offset that can be read."""
-        ...
 
     def latest(self) -> int:
         """The offset behind the last durable message."""
-        ...
 
     def offset_at(self, time: float) -> int:
         """The first offset appended at that time (seconds since the epoch) or later; `latest` when there is none."""
-        ...
 
     def batches(self, start: int = 0, end: int | None = None, *, rows: int | None = None) -> Iterator[ArrowBatch]:
         """The messages from `start` up to, not including, `end` (default: what is durable now), in order.
 
         `rows` bounds the size of a batch. Raises `OffsetGone` when `start` was removed or is not there yet.
         """
-        ...
 
     def envelopes(self, start: int = 0, end: int | None = None) -> Iterator[tuple[int, Envelope]]:
         """The same as (offset, envelope)."""
-        ...
 
     def load(self, offsets: list[int]) -> list[Envelope]:
         """The envelopes at these offsets, which are in order."""
-        ...
 
     def parts(self, start: int | None = None, end: int | None = None) -> list[LogPart]:
         """What there is now, from `start` up to `end`, in parts that can be read side by side; in order."""
-        ...
 
     def follow(self, start: int) -> AsyncIterator[tuple[int, Envelope]]:
         """(offset, envelope) from `start` on, waiting for what is not there yet, for ever."""
-        ...
 
     def reader_offsets(self) -> list[ReaderOffset]:
         """The named readers. Retention keeps what they have not read."""
-        ...
 
     def save_reader_offset(self, name: str, offset: int) -> None:
         """Remember how far a named reader has come; never moves it back. Durable when it returns."""
-        ...
 
     def forget_reader(self, name: str) -> None:
         """Retention need not wait for it any more. Unknown names are fine."""
-        ...
 
 
 class Appendable(Protocol):
@@ -122,15 +111,12 @@ class Appendable(Protocol):
     def append(self, envelopes: Sequence[Envelope], name: str | None = None) -> None:
         """Durable when it returns, and readable once it was taken in. The same name is the same batch, appended once;
         without a name it is new. Raises `MessageTooLarge`, `Unwritable`."""
-        ...
 
     def waiting(self) -> Iterator[Envelope]:
         """What was appended and is not taken in yet."""
-        ...
 
     async def take_in(self) -> bool:
         """See that what was appended can be read; whether it can now. False where another process does it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,18 +140,15 @@ class Staging(Protocol):
 
     def stage(self, origin: str, batch: int, attempt: str, pieces: Iterable[Piece]) -> Staged:
         """In a task. Each call stages for itself, whatever other attempts do. Leaves nothing behind when it fails."""
-        ...
 
     def commit(self, origin: str, batch: int, staged: Sequence[Staged], *, once: bool) -> None:
         """What is named, in this order, as one batch, and nothing else of what was staged; durable when it returns.
 
         `once`: the same (origin, batch) again does nothing. Raises `BatchDiffers` when it was something else before.
         """
-        ...
 
     def discard(self, origin: str, batch: int, staged: Iterable[Staged]) -> None:
         """Nobody will commit these."""
-        ...
 
 
 Outcomes = Callable[[Sequence[tuple[int, Envelope]]], dict[int, str]]
@@ -185,32 +168,25 @@ class Handover(Protocol):
 
     def reading(self, queue: str) -> Reading:
         """Through which view a subscription is consumed."""
-        ...
 
     def waiting(self, queue: str) -> list[int]:
         """The offsets that wait in a queue; for one that was never bound, none."""
-        ...
 
     def count(self, queue: str, start: int) -> int:
         """How many messages of the log are for that queue, from `start` on, or from where its view began."""
-        ...
 
     def log_reading(self, queue: str) -> Reading:
         """How this subscription would read the log if it were taken now."""
-        ...
 
     def take_log(self, binding: Binding) -> Reading:
         """Let this subscription read the log from now on: from the lowest offset that waits in its queue, or, when
         nobody ever bound it, from the beginning."""
-        ...
 
     def take_queue(self, binding: Binding, start: int, done: Outcomes, parked: Iterable[Waits] = ()) -> Reading:
         """Let this subscription read its queue again, which then holds what is not done from `start` on."""
-        ...
 
     def bind(self, binding: Binding) -> None:
         """Keep what is new of a subscription."""
-        ...
 
 
 class Subscribed(Protocol):
@@ -220,7 +196,6 @@ class Subscribed(Protocol):
 
     def handover(self) -> AbstractContextManager[Handover]:
         """Raises `JournalLocked` while a bus runs."""
-        ...
 
 
 class Settled(Protocol):
@@ -229,8 +204,6 @@ class Settled(Protocol):
     def settlements(self, part: LogPart) -> ArrowBatch:
         """Columns offset (int64), queue, outcome, tries, redeliveries (int32), time (float64): when it happened; for
         `REDELIVER`, when it is due. In the order in which it happened."""
-        ...
 
     def dead_letters(self, start: int) -> Iterator[list[DeadLetter]]:
         """Those that were given to the log, from an offset on."""
-        ...

@@ -22,4 +22,3 @@ class Occupied(Protocol):
 
     def occupations(self) -> Iterable[Occupation]:
         """What it works on now; nothing when it has nothing to do. Called now and then, from the event loop."""
-        ...

@@ -116,36 +116,29 @@ class Held(Protocol):
     @property
     def redelivered(self) -> bool:
         """Whether this message was handed out before."""
-        ...
 
     @property
     def tries(self) -> int:
         """How often a handler started on it and that counted, this delivery included once it is started."""
-        ...
 
     @property
     def position(self) -> int | None:
         """Its place in the transport's log, or in the queue where there is no log; None where neither is known."""
-        ...
 
     @property
     def lock_seconds(self) -> float: ...
 
     def start(self) -> None:
         """The handler starts: this counts as a try."""
-        ...
 
     def renew(self) -> None:
         """Hold it for another lock period from now on."""
-        ...
 
     async def settle(self, outcome: Outcome) -> None:
         """It is done and never comes back."""
-        ...
 
     async def release(self, *, begun: bool = True) -> None:
         """It is available again at once; the try does not count. `begun`: a handler has begun on it."""
-        ...
 
 
 class Delivery(Held, Protocol):
@@ -155,37 +148,30 @@ class Delivery(Held, Protocol):
     @property
     def key(self) -> str | None:
         """The ordering key, as the binding's `key_of` gave it."""
-        ...
 
     @property
     def redeliveries(self) -> int:
         """How many counted redeliveries there were."""
-        ...
 
     @property
     def letter(self) -> DeadLetter | None:
         """The dead letter, when this is a delivery from a dead-letter queue."""
-        ...
 
     async def redeliver(self, delay: float, *, counted: bool = True) -> None:
         """Back to its own position after `delay` seconds. Uncounted: uses up neither a redelivery nor a try."""
-        ...
 
     async def dead_letter(self, reason: str, error: str) -> None:
         """Into the node's dead-letter queue, with the reason; one atomic move."""
-        ...
 
 
 class Consumer(Protocol):
     def pause(self) -> None:
         """No further deliveries until `resume`, from now on; what is out stays out."""
-        ...
 
     def resume(self) -> None: ...
 
     async def close(self) -> None:
         """Go away; what is still out returns to its position at once, in order. Closing twice does nothing."""
-        ...
 
 
 @runtime_checkable
@@ -198,14 +184,12 @@ class SpoolTransport(Protocol):
 
     def begin(self) -> None:
         """Every queue of this process is bound: what others left for it may come in. More than once does nothing."""
-        ...
 
     async def spool(self, envelopes: Sequence[Envelope]) -> None:
         """Leave all of them, as one, for the process that runs the nodes; returns once they are durable.
 
         Raises `Unroutable` for a command that no queue takes, as far as can be known here.
         """
-        ...
 
 
 @runtime_checkable
@@ -221,21 +205,18 @@ class Recognising(Protocol):
 class DeadLettering(Protocol):
     async def dead_letter(self, node: str, envelope: Envelope, reason: str, error: str) -> None:
         """Put a message that could not be sent into the node's dead-letter queue."""
-        ...
 
 
 @runtime_checkable
 class Browsing(Protocol):
     async def dead_letters(self, node: str, limit: int = 1000) -> list[DeadLetter]:
         """Look into a node's dead-letter queue, oldest first, without taking anything."""
-        ...
 
 
 @runtime_checkable
 class Counting(Protocol):
     async def idle(self) -> None:
         """Return once no bound queue holds anything but messages scheduled for later; an unbound one may."""
-        ...
 
 
 @runtime_checkable
@@ -253,7 +234,6 @@ class Selecting(Protocol):
 
         Raises `InvalidSelector`, or `ConsumerRefused` when another has it exclusively.
         """
-        ...
 
 
 PROTOCOLS: Mapping[Capability, type] = {
@@ -272,18 +252,15 @@ class QueueTransport(Protocol):
     @property
     def capabilities(self) -> frozenset[Capability]:
         """What it can do beyond the core."""
-        ...
 
     async def open(self) -> None: ...
 
     async def close(self) -> None:
         """Closes every consumer first. Closing twice does nothing."""
-        ...
 
     async def bind(self, binding: Binding) -> None:
         """Declare the subscription's queue, and the node's dead-letter queue where there are such. Idempotent; before
         `consume`."""
-        ...
 
     async def unbind(self, queue: str) -> None:
         """The topic no longer leads to that queue, as durably as `bind` made it; binding again adds it again.
@@ -291,7 +268,6 @@ class QueueTransport(Protocol):
         What waits in the queue stays there and is still delivered to whoever consumes it. Unbinding twice does
         nothing. Raises `QueueNotFound` when no binding ever made such a queue.
         """
-        ...
 
     async def publish(self, envelopes: Sequence[Envelope]) -> None:
         """Append all of them, in order, or none; returns once they are as safe as this transport makes them.
@@ -300,12 +276,9 @@ class QueueTransport(Protocol):
         Raises `Unroutable` for a command that no queue takes, or not every given recipient; an event that nobody wants
         is confirmed and delivered to nobody, and one with a recipient that does not want it to the others.
         """
-        ...
 
     async def consume(self, queue: str, on_delivery: Callable[[Held], None], *, prefetch: int) -> Consumer:
         """Hand deliveries to the callback, at most `prefetch` of them out at a time. Raises `QueueNotFound`."""
-        ...
 
     async def failed(self) -> Exception:
         """Return, with the reason, once the transport cannot go on; it may never."""
-        ...

@@ -47,54 +47,43 @@ class TokenStore(Protocol):
     @property
     def url(self) -> str:
         """Where it is, without a password."""
-        ...
 
     @property
     def database_id(self) -> str:
         """Equal to the `Store.database_id` of a store that is the same database."""
-        ...
 
     async def open(self) -> None:
         """Raises `StoreUnavailable`, `StoreTooNew`."""
-        ...
 
     async def close(self) -> None: ...
 
     async def now(self) -> float:
         """The store's own clock, which `not_after` is compared with."""
-        ...
 
     async def create(self, tokens: Sequence[Token]) -> None:
         """Create those that are absent and in time; silently not the others.
 
         An error means that any of them may have been created, or may be later: use new attempt ids then.
         """
-        ...
 
     async def read(self, attempt_id: str) -> Token | None: ...
 
     async def claim(self, attempt_id: str, claim_id: str) -> Claim:
         """Set the claim if none is set. `claimed` when it is this one now; `taken` when it is another's."""
-        ...
 
     async def delete(self, attempt_id: str, claim_id: str) -> None:
         """Delete the token if this claim holds it. Deleting twice is fine."""
-        ...
 
     async def discard(self, attempt_ids: Sequence[str]) -> None:
         """Delete tokens that no signal carries, or that an operator gave up; whoever may have claimed them."""
-        ...
 
     async def count(self) -> int:
         """How many tokens there are."""
-        ...
 
     # --- recipient lists -----------------------------------------------------------------------------------
 
     async def recipients(self, topics: Sequence[str]) -> dict[str, Recipients]:
         """The recipient list of each topic; `NOBODY` for one that has none."""
-        ...
 
     async def swap(self, topic: str, version: int, modes: Mapping[str, Mode]) -> bool:
         """Replace the list of a topic if its version is still this one; the version then grows by one."""
-        ...

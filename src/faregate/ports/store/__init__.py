@@ -72,26 +72,21 @@ class Store(LedgerStore, OutboxStore, DeadLetterStore, ClaimStore, Protocol):
     @property
     def url(self) -> str:
         """Where it is, without a password."""
-        ...
 
     @property
     def database_id(self) -> str:
         """Equal for two stores that are the same database."""
-        ...
 
     async def open(self) -> None:
         """Connect, and bring our tables up to date under a lock, so that several processes may start at once.
 
         Raises `StoreUnavailable`, `StoreTooNew`.
         """
-        ...
 
     async def close(self) -> None:
         """Closing twice does nothing."""
-        ...
 
     async def apply_schema(self, sql: str) -> None:
         """Run a node's own statements, in one transaction. Raises `ConfigurationError` with the database's words."""
-        ...
 
     def transaction(self) -> Transaction: ...

@@ -29,15 +29,12 @@ class DeadLetterTransaction(Protocol):
         Folding: `copies` grows by one; error, reason, tries, redeliveries, last failure, envelope are the new ones, and
         the status becomes open, unless the one there was discarded: then only `copies` grows.
         """
-        ...
 
     async def fold(self, node: str, message_id: str) -> None:
         """Another copy of a dead letter came: `copies` grows by one."""
-        ...
 
     async def resolve(self, node: str, message_ids: Sequence[str], at: float) -> None:
         """These were handled after all: their dead letters, if there are any, become resolved."""
-        ...
 
     async def mark_dead(
         self, node: str, message_id: str, status: DeadStatus, *, by: str, at: float
@@ -46,14 +43,11 @@ class DeadLetterTransaction(Protocol):
 
         Returns the letter as it is then; None when there is none that is open or replayed.
         """
-        ...
 
     async def remove_dead(self, letters: Sequence[DeadLetter]) -> int:
         """Remove dead letters for good, but for those that are not as given any more; how many went."""
-        ...
 
 
 class DeadLetterStore(Protocol):
     async def dead(self, which: DeadFilter, limit: int = 1000) -> list[DeadLetter]:
         """Dead letters, oldest last failure first."""
-        ...

@@ -43,37 +43,30 @@ class Known(NamedTuple):
 class LedgerTransaction(Protocol):
     async def known(self, node: str, message_ids: Sequence[str]) -> dict[str, Known]:
         """As `Store.known`, as this transaction sees it."""
-        ...
 
     async def record(self, node: str, rows: Sequence[LedgerRow]) -> dict[str, bytes | None]:
         """Insert ledger rows, in one sorted go; returns the ids that were there already, with their digests.
 
         An id may be given once; twice in one call raises ValueError: the second could not be told from the first.
         """
-        ...
 
     async def unrecord(self, node: str, message_ids: Sequence[str]) -> None:
         """Take ledger rows out again that this transaction put in."""
-        ...
 
     async def note_sent(self, node: str, rows: Sequence[Sent]) -> None:
         """Keep what the handlers of some messages sent, in the ledger rows that this transaction put in.
 
         A row that nothing is noted in has sent nothing.
         """
-        ...
 
     async def floor(self, node: str) -> float | None:
         """As `Store.floor`, as this transaction sees it."""
-        ...
 
     async def identify(self, node: str, handler: str, identity: str, at: float) -> bool:
         """Claim a business key for a handler; False when it is taken."""
-        ...
 
     async def unidentify(self, node: str, handler: str, identity: str) -> None:
         """Give a business key back."""
-        ...
 
 
 class LedgerStore(Protocol):
@@ -81,16 +74,13 @@ class LedgerStore(Protocol):
 
     async def known(self, node: str, message_ids: Sequence[str]) -> dict[str, Known]:
         """Those of the ids that were handled or are dead (open, replayed or discarded)."""
-        ...
 
     async def has_identity(self, node: str, handler: str, identity: str) -> bool: ...
     async def floor(self, node: str) -> float | None:
         """Ledger rows before this time were removed; None when none ever were."""
-        ...
 
     async def evict(self, node: str, before: float, limit: int) -> int:
         """Remove up to `limit` ledger rows older than `before` whose outputs are dispatched; how many it were.
 
         If any went, the same commit raises the floor to `before`, and never lowers it. Identities as old go too.
         """
-        ...

@@ -36,17 +36,14 @@ class OutboxRow(NamedTuple):
 class OutboxTransaction(Protocol):
     async def send(self, rows: Sequence[OutboxRow]) -> list[int]:
         """Insert outbox rows; returns the `seq` given to each, growing in the order of the rows."""
-        ...
 
     async def revise(self, rows: Sequence[OutboxRow]) -> set[int]:
         """Give outbox rows another envelope and other chosen attempts, each if its version is still this one; it then
         grows by one. They keep their `seq`. Returns those that were changed, after waiting for others.
         """
-        ...
 
     async def dispatched(self, seqs: Sequence[int]) -> None:
         """Remove outbox rows whose messages the transport has safe. Unknown ones are fine."""
-        ...
 
 
 class OutboxStore(Protocol):
@@ -54,20 +51,16 @@ class OutboxStore(Protocol):
 
     async def undispatched(self, limit: int, nodes: Sequence[str] | None = None) -> list[OutboxRow]:
         """Outbox rows that are not dispatched, by `seq`; of these nodes, or of all."""
-        ...
 
     async def outbox_row(self, seq: int) -> OutboxRow | None: ...
     async def outbox_rows_of(self, node: str, message_id: str) -> list[OutboxRow]:
         """The rows that this message caused and that are not dispatched, by `seq`."""
-        ...
 
     async def mark_dispatched(self, seqs: Sequence[int], at: float) -> None:
         """Mark rows as dispatched that must stay until their stray attempts are discarded. Unknown ones are fine."""
-        ...
 
     async def dispatched_rows(self, limit: int) -> list[OutboxRow]:
         """Rows that are marked as dispatched, by `seq`."""
-        ...
 
 
 class Insertion(Protocol):
@@ -76,8 +69,6 @@ class Insertion(Protocol):
 
     def insertion(self, row: OutboxRow) -> tuple[str, tuple[Any, ...]]:
         """The statement and its parameters, for the backend's own driver."""
-        ...
 
     def lacks_tables(self, exc: BaseException) -> bool:
         """Whether the driver refused the statement because our tables are not in that database."""
-        ...

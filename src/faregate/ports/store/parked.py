@@ -33,34 +33,26 @@ class ParkedTransaction(Protocol):
 
         They are taken in one order, so that nobody waits in a circle. A store with one writer has locked enough.
         """
-        ...
 
     async def positions(self, node: str, handler: str, keys: Sequence[str]) -> dict[str, int]:
         """The last position of each key that has one."""
-        ...
 
     async def advance(self, node: str, handler: str, positions: Mapping[str, int]) -> None:
         """Raise the positions of these keys; one that is higher already stays."""
-        ...
 
     async def park(self, node: str, rows: Sequence[tuple[Parked, int | None]]) -> None:
         """Park messages, each with the redeliveries of the parked row that it comes from: that row is then changed,
         unless it is another one by now. None when it comes from the log: a row that is there already stays."""
-        ...
 
     async def unpark(self, node: str, positions: Mapping[str, int]) -> None:
         """Remove parked messages, by their ids, each with the position of the row that was read: one that was parked
         anew since then, as its dead letter was replayed, stays. Unknown ones are fine."""
-        ...
 
     async def parked(self, node: str, due: float = math.inf, limit: int = (1 << 63) - 1) -> list[Parked]:
         """Parked messages that are due by this time, in the order of their positions."""
-        ...
 
     async def parked_with(self, node: str, message_ids: Sequence[str], keys: Sequence[str]) -> list[Parked]:
         """Parked messages with one of these ids or keys, each once."""
-        ...
 
     async def count_parked(self, node: str) -> tuple[int, int | None]:
         """How many are parked, and the lowest of their positions."""
-        ...

@@ -65,41 +65,32 @@ class StoreReader(Protocol):
     @property
     def url(self) -> str:
         """Where it is, without a password."""
-        ...
 
     def check(self) -> None:
         """Raises `ConfigurationError` when there is no database; of a server that is known only when it is read."""
-        ...
 
     def version(self) -> int:
         """Of its schema; 0 when Faregate has set nothing up there."""
-        ...
 
     def describe(self) -> StoreInfo: ...
 
     def parts(self, table: Table) -> list[Part]:
         """All rows of a table, cut into parts of a size that one task can read."""
-        ...
 
     def rows(self, part: Part) -> Iterator[list[tuple[Any, ...]]]:
         """The rows of a part, some thousands at a time."""
-        ...
 
     def query(self, sql: str, limit: int | None = None) -> Iterator[list[tuple[Any, ...]]]:
         """The rows of a query of the user's, on business data."""
-        ...
 
     def nodes(self, table: Literal["ledger", "identities"]) -> set[str]:
         """The nodes that have a row there; what it costs does not depend on how many rows there are."""
-        ...
 
     def floors(self) -> dict[str, float]:
         """By node, up to when ledger rows were removed."""
-        ...
 
     def low_water(self) -> dict[tuple[str, str], int]:
         """By node and mark, the positions that are kept for no handler ("")."""
-        ...
 
 
 @runtime_checkable

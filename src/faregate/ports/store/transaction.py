@@ -13,15 +13,12 @@ class TransactionBlock(Protocol):
 
     async def begin(self) -> None:
         """Open it; waits for the writer's turn (SQLite) or a free connection (PostgreSQL)."""
-        ...
 
     async def commit(self) -> None:
         """Durable when it returns. Raises `CommitUnknown` when it may or may not have happened."""
-        ...
 
     async def roll_back(self) -> None:
         """As if it had never been. Never raises for a connection that is gone."""
-        ...
 
     async def __aenter__(self) -> Self:
         await self.begin()
@@ -47,21 +44,17 @@ class DatabaseTransaction(TransactionBlock, Protocol):
     @property
     def is_open(self) -> bool:
         """Whether the database still has this transaction open: false too when somebody ended it by the back door."""
-        ...
 
     @property
     def was_closed(self) -> bool:
         """Whether somebody closed the connection, as opposed to its being lost."""
-        ...
 
     @property
     def is_broken(self) -> bool:
         """Whether a statement failed and the database refuses everything but rolling back (PostgreSQL)."""
-        ...
 
     def retire(self) -> None:
         """Close the connection when this transaction ends: somebody who should not may still hold it."""
-        ...
 
     # --- savepoints: one level, remade after `release_savepoint` ---
 
@@ -69,27 +62,22 @@ class DatabaseTransaction(TransactionBlock, Protocol):
     async def release_savepoint(self) -> None: ...
     async def roll_back_to_savepoint(self) -> None:
         """Undo everything since; the savepoint itself stays."""
-        ...
 
     # --- the user's statements: `?` stands for a parameter, `??` for a question mark ---
 
     async def execute(self, sql: str, parameters: Sequence[Any] = ()) -> int:
         """Run it; how many rows it changed."""
-        ...
 
     async def executemany(self, sql: str, rows: Sequence[Sequence[Any]]) -> int: ...
     def write(self, sql: str, parameters: Sequence[Any] = ()) -> None:
         """Run it, and nobody waits for that. It goes out before whatever follows, the commit too, in order; if it
         fails, `flush` raises it, or whatever else sends it. The parameters must not change any more."""
-        ...
 
     async def flush(self) -> None:
         """Send what `write` took. Raises the error of the first that fails; that and all behind it did not happen."""
-        ...
 
     async def fetchone(self, sql: str, parameters: Sequence[Any] = ()) -> tuple[Any, ...] | None: ...
     async def fetchall(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]: ...
     @property
     def raw(self) -> Any:
         """The driver's connection."""
-        ...
