@@ -21,9 +21,9 @@ Rules kept here:
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pyspark.sql import Column, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from faregate.errors import ConfigurationError
@@ -34,8 +34,6 @@ from faregate.spark.jobs.deliveries import PASSED
 from faregate.spark.jobs.settlements import JournalPlan, plan_journal
 from faregate.spark.jobs.stores import JobStore, StoreUrls, floors, nodes_in, open_stores, with_marks
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 _TRIES = 3
 _FIRST_IDS = 1.5e9
@@ -44,7 +42,7 @@ _SENT = ("sent", "sent_hi", "sent_lo", "outs", "out_hi", "out_lo")
 
 
 def audit(
-    spark: "SparkSession",
+    spark: SparkSession,
     *,
     journal: str | Path,
     store: StoreUrls = None,
@@ -115,12 +113,12 @@ def _check(plan: JournalPlan, databases: Sequence[JobStore], store: StoreUrls, u
 
 
 def _known(
-    spark: "SparkSession",
+    spark: SparkSession,
     plan: JournalPlan,
     databases: Sequence[JobStore],
     queries: Sequence[seen.Effects],
     at_rest: bool,
-) -> "DataFrame":
+) -> DataFrame:
     """What is known apart from the copies in the journal: `STORED`."""
     in_journal = seen.dead_letters(spark, plan)
     if not databases:
@@ -134,12 +132,12 @@ def _known(
 
 
 def _grouped(
-    spark: "SparkSession",
+    spark: SparkSession,
     plan: JournalPlan,
     databases: Sequence[JobStore],
     queries: Sequence[seen.Effects],
     at_rest: bool,
-) -> "DataFrame":
+) -> DataFrame:
     """One row per (node, message id), with all that is known of it."""
     known = _known(spark, plan, databases, queries, at_rest)
     known = known.withColumn("key", F.when(F.col("key").isNotNull(), F.xxhash64("key")))
@@ -189,7 +187,7 @@ def _grouped(
 
 
 def _classed(
-    messages: "DataFrame",
+    messages: DataFrame,
     plan: JournalPlan,
     databases: Sequence[JobStore],
     queries: Sequence[seen.Effects],
@@ -197,7 +195,7 @@ def _classed(
     by_identity: set[str],
     loose: Sequence[int],
     at_rest: bool,
-) -> "DataFrame":
+) -> DataFrame:
     """The same rows with what they are, and what is wrong with them: `FLAGS`."""
     node, letter = F.col("node"), F.col("letter")
     stored = [index for index, name in enumerate(plan.nodes) if any(each.holds(name) for each in databases)]
@@ -310,7 +308,7 @@ def _must_be_in_log(plan: JournalPlan, floor: dict[str, float], at_rest: bool) -
     return F.when(in_ledger, here).otherwise(F.lit(at_rest) & effects & node.isin(*whole) & ~older)
 
 
-def _counted(rows: "DataFrame") -> list[Any]:
+def _counted(rows: DataFrame) -> list[Any]:
     return (
         rows.groupBy("node", "queue", "class")
         .agg(
@@ -324,7 +322,7 @@ def _counted(rows: "DataFrame") -> list[Any]:
     )
 
 
-def _bad_rows(rows: "DataFrame", judged: Judged, limit: int) -> list[Any]:
+def _bad_rows(rows: DataFrame, judged: Judged, limit: int) -> list[Any]:
     wrong: Column = F.lit(False)
     for flag in FLAGS:
         wrong = wrong | F.col(flag)

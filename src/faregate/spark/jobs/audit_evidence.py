@@ -19,10 +19,11 @@ Rules kept here:
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 
 from faregate.columns import altered_offsets
 from faregate.errors import ConfigurationError
@@ -33,8 +34,6 @@ from faregate.spark.jobs.settlements import JournalPlan, by_task
 from faregate.spark.jobs.stores import JobStore, id_of
 from faregate.spark.logs import open_log
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 LEDGER, LEDGER_SKIPPED, PARKED, EFFECT = 10, 11, 30, 40
 OPEN, REPLAYED, DISCARDED, RESOLVED, DEAD_LETTER = 20, 21, 22, 23, 24
@@ -100,7 +99,7 @@ def parse_effects(given: Sequence[str], databases: Sequence[JobStore], nodes: Se
     return tuple(found)
 
 
-def deliveries(spark: "SparkSession", plan: JournalPlan) -> "DataFrame":
+def deliveries(spark: SparkSession, plan: JournalPlan) -> DataFrame:
     """The copies in the journal, and the bodies there that were altered: `FIELDS`."""
 
     def read(segment: LogPart) -> Iterator[Any]:
@@ -113,7 +112,7 @@ def deliveries(spark: "SparkSession", plan: JournalPlan) -> "DataFrame":
     return by_task(spark, plan.segments, read, FIELDS)
 
 
-def dead_letters(spark: "SparkSession", plan: JournalPlan) -> "DataFrame":
+def dead_letters(spark: SparkSession, plan: JournalPlan) -> DataFrame:
     """The dead letters in the journal, of nodes without a store: `STORED`. One task: there are few."""
     places = {node: index for index, node in enumerate(plan.nodes)}
 
@@ -127,12 +126,12 @@ def dead_letters(spark: "SparkSession", plan: JournalPlan) -> "DataFrame":
 
 
 def stored(
-    spark: "SparkSession",
+    spark: SparkSession,
     databases: Sequence[JobStore],
     effects: Sequence[Effects],
     nodes: Sequence[str],
     tables: Sequence[Table] = ("ledger", "dead_states", "parked"),
-) -> "DataFrame":
+) -> DataFrame:
     """What the stores know: `STORED`."""
     places = {node: index for index, node in enumerate(nodes)}
     tasks: list[tuple[JobStore, Part] | Effects] = [

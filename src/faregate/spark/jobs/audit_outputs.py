@@ -9,12 +9,13 @@ Rules kept here:
 """
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from faregate.message import Envelope
@@ -25,15 +26,13 @@ from faregate.spark.jobs.settlements import JournalPlan, by_task, plan_journal
 from faregate.spark.jobs.stores import JobStore
 from faregate.spark.logs import open_appendable, open_log
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 OUTPUTS = "node int, hi long, lo long, out_hi long, out_lo long"
 """The sender, the message that it handled, and what that caused."""
 _unpack = msgspec.msgpack.Decoder(Envelope).decode
 
 
-def outputs(spark: "SparkSession", plan: JournalPlan, databases: Sequence[JobStore]) -> "DataFrame":
+def outputs(spark: SparkSession, plan: JournalPlan, databases: Sequence[JobStore]) -> DataFrame:
     """By (node, message id): `outs`, how many publications it caused, and their ids combined by exclusive or."""
     places = {node: place for place, node in enumerate(plan.nodes)}
     found = [*_in_stores(databases), *open_appendable(plan.path).waiting()]

@@ -3,7 +3,9 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
 
 from faregate.spark.jobs.audit_evidence import NOBODY
 from faregate.spark.jobs.deliveries import id_text, publications
@@ -11,8 +13,6 @@ from faregate.spark.jobs.settlements import JournalPlan
 from faregate.spark.jobs.stores import JobStore
 from faregate.stores.sql.columns import id_text as as_text
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 COLUMNS = (
     "published",
@@ -54,7 +54,7 @@ class Audit:
     ok: bool
     table: list[dict[str, Any]]
     """A row per recipient: `node`, then `COLUMNS`. duplicate: copies that were recognised; not part of the sum."""
-    findings: "DataFrame"
+    findings: DataFrame
     """kind (missing, double, out of order, not sent, altered, never published, in flight, unrecorded effect, outbox),
     node, message_id, publication_id, offset, text; as many as were asked for. Of a body that was altered in the log the
     node is who published it, and there is no message id."""
@@ -88,7 +88,7 @@ class Judged:
 
     def result(
         self,
-        spark: "SparkSession",
+        spark: SparkSession,
         plan: JournalPlan,
         floor: dict[str, float],
         listed: list[tuple[Any, ...]],

@@ -14,11 +14,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql import Window
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
@@ -27,8 +27,6 @@ from faregate.errors import ConfigurationError, Undecodable
 from faregate.message import Envelope
 from faregate.spark.jobs.stores import StoreUrls, store_table
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 _STATE = ["node", "message_id", "status", "copies", "replays", "last_failed"]
 _TIMES = {"first_failed_at": "first_failed", "last_failed_at": "last_failed", "changed_at": "changed"}
@@ -44,11 +42,11 @@ class Drained:
 
     counts: dict[str, int]
     """found: letters in the stores; new, changed: rows added; unchanged."""
-    letters: "DataFrame"
+    letters: DataFrame
     """All letters that were ever drained there, each as it was drained last."""
 
 
-def drain(spark: "SparkSession", *, store: StoreUrls, to: str | Path) -> Drained:
+def drain(spark: SparkSession, *, store: StoreUrls, to: str | Path) -> Drained:
     """Add the dead letters of a store, or of several, to the table in the folder `to`. Raises `ConfigurationError`."""
     if store is None:
         raise ConfigurationError("dead letters are in stores: name one, sqlite:PATH or postgresql://…")
@@ -81,7 +79,7 @@ def drain(spark: "SparkSession", *, store: StoreUrls, to: str | Path) -> Drained
     return Drained(counts, letters(spark, path))
 
 
-def letters(spark: "SparkSession", path: str | Path) -> "DataFrame":
+def letters(spark: SparkSession, path: str | Path) -> DataFrame:
     """The dead letters drained to a folder, each as it was drained last."""
     known = _there(spark, str(path))
     if known is None:
@@ -90,12 +88,12 @@ def letters(spark: "SparkSession", path: str | Path) -> "DataFrame":
     return known.withColumn("place", F.row_number().over(latest)).where("place = 1").drop("place")
 
 
-def _dated(letters: "DataFrame") -> "DataFrame":
+def _dated(letters: DataFrame) -> DataFrame:
     days = F.floor(F.unix_micros("last_failed") / F.lit(86_400_000_000)).cast("int")
     return letters.withColumn("date", F.date_from_unix_date(days))
 
 
-def _there(spark: "SparkSession", path: str) -> "DataFrame | None":
+def _there(spark: SparkSession, path: str) -> DataFrame | None:
     if not any(Path(path).glob("node=*/date=*/*.parquet")):
         return None
     # Spark guesses the types of folders' names unless it is told: a node "01" would be the number 1.
@@ -104,7 +102,7 @@ def _there(spark: "SparkSession", path: str) -> "DataFrame | None":
     return spark.read.option("basePath", path).schema(StructType(fields)).parquet(path)
 
 
-def _opened(frame: "DataFrame") -> "DataFrame":
+def _opened(frame: DataFrame) -> DataFrame:
     """The envelope's parts that people look at, in its place."""
     schema = ", ".join(f"{name} {kind}" for name, kind in frame.dtypes if name != "envelope") + ", " + _OPENED
 

@@ -10,12 +10,12 @@ Rules kept here:
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from faregate.errors import ConfigurationError
@@ -26,8 +26,6 @@ from faregate.spark.jobs.settlements import JournalPlan, by_task, plan_journal
 from faregate.spark.jobs.stores import StoreUrls, open_stores
 from faregate.units import parse_seconds
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 _TIMED = "node string, place int, type string, hi long, lo long, outcome int, ended double, due double, redelivered int"
 _ACCURACY = 10_000
@@ -42,14 +40,14 @@ def window_seconds(text: str) -> float:
 
 
 def rates(
-    spark: "SparkSession",
+    spark: SparkSession,
     *,
     journal: str | Path,
     store: StoreUrls = None,
     window: str = "10s",
     start: int | None = None,
     end: int | None = None,
-) -> "DataFrame":
+) -> DataFrame:
     """A row per window, node and type: from, to, node, type, ended, handled, skipped, duplicate, dead, redelivered,
     per_second (what ended), error_rate (dead and redelivered of all deliveries), p50, p95, p99 (seconds). In order.
 

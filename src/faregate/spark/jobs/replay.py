@@ -19,11 +19,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from faregate import ids
@@ -35,8 +36,6 @@ from faregate.spark.jobs.settlements import JournalPlan, by_task, plan_journal
 from faregate.spark.logs import open_appendable, open_log
 from faregate.spark.source.bounds import ALLOWED, AtTime, MalformedBound, parse_bounds, resolve
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 REPLAYED_FROM = "faregate-replayed-from"
 """The header of a message under a new identity: the publication id of the original."""
@@ -54,7 +53,7 @@ class Replayed:
     counts: dict[str, int]
     """messages, batches, number (the replay number, 0 under a new identity), from_offset, to_offset."""
     name: str
-    messages: "DataFrame"
+    messages: DataFrame
     """offset, publication_id, type, source, recipients, token: what fits."""
 
 
@@ -76,7 +75,7 @@ class Choice:
 
 
 def replay(
-    spark: "SparkSession",
+    spark: SparkSession,
     *,
     journal: str | Path,
     start: int | str = "earliest",
@@ -179,7 +178,7 @@ def _names(plan: JournalPlan) -> str:
     return ", ".join(plan.nodes) or "none"
 
 
-def _number(spark: "SparkSession", plan: JournalPlan) -> int:
+def _number(spark: SparkSession, plan: JournalPlan) -> int:
     """A replay number that nothing from the range's start on has."""
     whole = plan_journal(plan.path, plan.segments[0].start if plan.segments else plan.latest)
 

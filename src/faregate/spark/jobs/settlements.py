@@ -9,19 +9,18 @@ Rules kept here:
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
 
 from faregate.ports.log import OUTCOME_NAMES, LogPart, LogTransport
 from faregate.ports.topology import Topology
 from faregate.spark.logs import log_place, open_log, open_settled, open_subscribed
 from faregate.spark.options import Place
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 _SCHEMA = (
     "offset long not null, queue string, node string, outcome string not null, tries int not null, "
@@ -119,7 +118,7 @@ def _handed_over(topology: Topology) -> tuple[HandedOver, ...]:
     return tuple(found)
 
 
-def settlements(spark: "SparkSession", journal: str | Path) -> "DataFrame":
+def settlements(spark: SparkSession, journal: str | Path) -> DataFrame:
     """The records of a journal's side logs: offset, queue, node, outcome, tries, redeliveries, time.
 
     For `redeliver` the time is when the message is due; `started` has none. Of segments that retention removed there
@@ -148,7 +147,7 @@ def settlements(spark: "SparkSession", journal: str | Path) -> "DataFrame":
     return by_task(spark, plan.segments, read, _SCHEMA)
 
 
-def by_task(spark: "SparkSession", items: Any, read: Any, schema: str) -> "DataFrame":
+def by_task(spark: SparkSession, items: Any, read: Any, schema: str) -> DataFrame:
     """Rows that a function reads for each of some plain items, a task for each item. The function yields record batches
     with the schema's columns in order; types that are close are cast."""
     wanted = list(items)

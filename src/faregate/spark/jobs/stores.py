@@ -7,9 +7,10 @@ Rules kept here:
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 
 from faregate.errors import ConfigurationError
 from faregate.ports.clock import SystemClock
@@ -20,8 +21,6 @@ from faregate.spark.logs import open_log
 from faregate.spark.runs.views import low_water_name, reader_name
 from faregate.stores.sql.columns import id_text
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 StoreUrls = str | Mapping[str, str] | None
 
@@ -126,8 +125,8 @@ _EVIDENCE = 4
 
 
 def store_table(
-    spark: "SparkSession", store: StoreUrls, name: Literal["ledger", "dead", "parked", "outbox"]
-) -> "DataFrame":
+    spark: SparkSession, store: StoreUrls, name: Literal["ledger", "dead", "parked", "outbox"]
+) -> DataFrame:
     """`ledger`, `dead`, `parked` or `outbox` of one store or several; of a mapping, only the nodes' own rows."""
     names = COLUMNS[name][: -_EVIDENCE if name == "ledger" else None]
     types = [_TYPES.get(each, "double" if each.endswith("_at") else "string") for each in names]
