@@ -15,7 +15,7 @@ import msgspec
 
 from faregate import ids
 from faregate.message import Envelope
-from faregate.spark.runs.records import bucket_of
+from faregate.spark.runs.rows import bucket_of
 from tests.simulation.nodes import Bill
 
 if TYPE_CHECKING:

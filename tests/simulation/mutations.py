@@ -327,7 +327,7 @@ def positions_advanced_before_the_handlers(patch: MonkeyPatch) -> None:
 
 
 def positions_advanced_after_the_commit(patch: MonkeyPatch) -> None:
-    ended = Engine._ended
+    ended = Engine.ended
 
     async def mutant(self: Any, delivery: Any, outcome: str) -> None:
         if delivery.line is not None:
@@ -337,7 +337,7 @@ def positions_advanced_after_the_commit(patch: MonkeyPatch) -> None:
         await ended(self, delivery, outcome)
 
     patch.setattr(LogFeed, "record", _nothing)
-    patch.setattr(Engine, "_ended", mutant)
+    patch.setattr(Engine, "ended", mutant)
 
 
 def no_lock_of_the_bucket(patch: MonkeyPatch) -> None:

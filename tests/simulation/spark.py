@@ -20,6 +20,7 @@ from unittest import mock
 
 import msgspec
 
+from faregate.columns import to_batch
 from faregate.core.recipients import RecipientLists
 from faregate.errors import FaregateError, Unroutable
 from faregate.message import Envelope
@@ -101,7 +102,7 @@ class DriverProcess(Process):
     async def drive(self) -> None:
         world = self.world
         driver = await self._begin()
-        begins = await driver._begin(_LABEL, {world.queue: Begin(0, 0)}, None, world.committed)
+        begins = await driver.begin(_LABEL, {world.queue: Begin(0, 0)}, None, world.committed)
         spec = replace(world.spec, id=f"{world.spec.id}-{self}", begins=begins)
         specs.provide(spec, world.nodes["a"])
         places = Places(spec)
@@ -111,7 +112,7 @@ class DriverProcess(Process):
         while batches < _MOST_BATCHES:
             end = world.planned if world.planned > start else min(len(world.log), start + world.on_spark.trigger)
             world.planned = max(end, start)
-            parked = places.parked_rows(await driver._due())
+            parked = places.parked_rows(await driver.due())
             if end > start or parked:
                 batches += 1
                 low = await self._run_batch(driver, spec, places, start, end, parked, low)
@@ -119,7 +120,7 @@ class DriverProcess(Process):
                 world.committed = start = end = max(end, start)
                 world.scheduler.acted()
             else:
-                await driver._send()
+                await driver.send()
                 await self._wait()
         world.audit.breach(6, f"{self} never comes to rest: what it handles comes back in the next batch")
 
@@ -139,12 +140,11 @@ class DriverProcess(Process):
     ) -> int:
         """Returns the low-water mark."""
         world = self.world
-        for offset in range(start, end):
-            envelope = world.log[offset]
-            number = places.handler(envelope)
-            if number is not None and places.is_ours(number, envelope, offset):
-                rows.append(places.row(number, envelope, offset, envelope.sent_at, None))
         if end > start:
+            batch = to_batch(world.log[start:end], [0] * (end - start), range(start, end), 0)
+            for offset in places.taken(0, batch).column("offset").to_pylist():
+                envelope = world.log[offset]
+                rows.append(places.row(0, envelope, offset, envelope.sent_at, None))
             rows.append((end - 1, 0, NOBODY, None, b"", 0.0, 0, False))
         parts: dict[int, list[tuple[Any, ...]]] = {}
         for row in sorted(rows, key=lambda row: row[0]):
@@ -155,7 +155,7 @@ class DriverProcess(Process):
             task.start()
         counts = [await task.counts for task in tasks]
         done = max(low, *(each["last"] + 1 for each in counts)) if end > start else low
-        await driver._finish_batch(done)
+        await driver.finish_batch(done)
         return done
 
     async def _wait(self) -> None:

@@ -1,69 +1,52 @@
 """A message from the log as the core sees it: the delivery port, without a broker.
 
 Rules kept here:
-- Its position is its offset. `redeliver` parks it in the store, with when and how often; that is a commit of its own,
-  and it happens only if no other attempt of the same task has dealt with the message meanwhile.
-- Settling says nothing to anybody: the ledger, the position and the removal from the parked were in the commit.
-- When the store is gone, every way to end a delivery raises: the task fails, and Spark runs it again.
+- Its position is its offset.
+- With a store, `redeliver` parks it there, with when and how often; that is a commit of its own, and it happens only if
+  no other attempt of the same task has dealt with the message meanwhile. When the store is gone, every way to end a
+  delivery raises: the task fails, and Spark runs it again.
+- Without a store it cannot wait: `redeliver` raises, and dead letters go to the journal with the task's output.
 """
 
-from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from faregate.message import Envelope, too_late_at
 from faregate.node.subscription import Subscription
 from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.queue import Outcome
 
-Park = Callable[["LogDelivery", float, bool], Awaitable[None]]
-End = Callable[["LogDelivery", str], Awaitable[None]]
-Release = Callable[["LogDelivery"], bool]
+
+class Owner(Protocol):
+    """Whoever works on messages of the log is told how their deliveries end."""
+
+    async def ended(self, delivery: "LogDelivery", outcome: str) -> None: ...
+
+    async def park(self, delivery: "LogDelivery", delay: float, counted: bool) -> None: ...
+
+    def released(self, delivery: "LogDelivery") -> bool: ...
+
+    def give_up(self, delivery: "LogDelivery", reason: str, error: str) -> None: ...
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class LogDelivery:
-    __slots__ = (
-        "_end",
-        "_park",
-        "_release",
-        "arrived_at",
-        "bucket",
-        "envelope",
-        "key",
-        "line",
-        "parked",
-        "position",
-        "redeliveries",
-        "tries",
-    )
+    owner: Owner
+    position: int
+    bucket: int
+    line: str | None
+    """What it is in order with: its key, or "" where all of a subscription are one line; None: nothing."""
+    key: str | None
+    envelope: Envelope
+    arrived_at: float
+    """When it was appended; for a parked one, when it was sent."""
+    redeliveries: int
+    parked: bool
+    """Whether it comes from the store, not from the log."""
+    tries: int = field(init=False)
 
-    def __init__(
-        self,
-        position: int,
-        bucket: int,
-        line: str | None,
-        key: str | None,
-        envelope: Envelope,
-        appended_at: float,
-        redeliveries: int,
-        parked: bool,
-        park: Park,
-        end: End,
-        release: Release,
-    ) -> None:
-        self.position = position
-        self.bucket = bucket
-        self.line = line
-        """What it is in order with: its key, or "" where all of a subscription are one line; None: nothing."""
-        self.key = key
-        self.envelope = envelope
-        self.arrived_at = appended_at
-        """When it was appended; for a parked one, when it was sent."""
-        self.redeliveries = redeliveries
-        self.tries = redeliveries
-        self.parked = parked
-        """Whether it comes from the store, not from the log."""
-        self._park = park
-        self._end = end
-        self._release = release
+    def __post_init__(self) -> None:
+        self.tries = self.redeliveries
 
     @property
     def redelivered(self) -> bool:
@@ -84,17 +67,17 @@ class LogDelivery:
         """Nobody else can have it."""
 
     async def settle(self, outcome: Outcome) -> None:
-        await self._end(self, outcome)
+        await self.owner.ended(self, outcome)
 
     async def release(self, *, begun: bool = True) -> None:
         """It waits behind what has to be tried again; or the task ends early, and it is in the log."""
-        self._release(self)
+        self.owner.released(self)
 
     async def redeliver(self, delay: float, *, counted: bool = True) -> None:
-        await self._park(self, delay, counted)
+        await self.owner.park(self, delay, counted)
 
     async def dead_letter(self, reason: str, error: str) -> None:
-        raise AssertionError(f"{self.envelope}: with a store, giving up is a commit there ({reason}: {error})")
+        self.owner.give_up(self, reason, error)
 
 
 def has_expired(subscription: Subscription, delivery: LogDelivery, now: float) -> bool:

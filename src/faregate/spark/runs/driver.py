@@ -2,7 +2,8 @@
 
     due parked rows -> (the batch runs) -> outbox to the spool -> low-water mark -> what retention may remove
 
-All of it runs on an event loop of its own in a thread of its own, so that the store stays open from batch to batch.
+All of it runs on an event loop of its own in a thread of its own (`Driver.run`), so that the store stays open from
+batch to batch.
 """
 
 import asyncio
@@ -20,9 +21,8 @@ from faregate.ports.store import Parked
 from faregate.spark.logs import open_log
 from faregate.spark.options import Place
 from faregate.spark.runs.outbox import OutboxSpooler
-from faregate.spark.runs.records import LOW_WATER
 from faregate.spark.runs.spec import Begin
-from faregate.spark.runs.views import low_water_name, reader_name
+from faregate.spark.runs.views import LOW_WATER, low_water_name, reader_name
 
 T = TypeVar("T")
 PARKED_AT_ONCE = 20_000
@@ -49,7 +49,7 @@ class LoopThread:
 
 
 class Driver:
-    """Blocking, for the thread that Spark calls. `open` and `begin` first, `close` at the end."""
+    """`open` and `begin` first, `close` at the end. The thread that Spark calls runs the coroutines with `run`."""
 
     def __init__(self, node: Node, store: str, path: Place, retain_ledger: float) -> None:
         if store.partition(":")[0] == "memory":
@@ -68,30 +68,23 @@ class Driver:
         self._next_eviction = 0.0
         self._loop = LoopThread()
 
-    def open(self) -> None:
-        """Connect to the store and make its tables: what can fail for reasons of its own, before anything is taken."""
-        self._loop.run(self._open())
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._loop.run(work)
 
-    async def _open(self) -> None:
+    async def open(self) -> None:
+        """Connect to the store and make its tables: what can fail for reasons of its own, before anything is taken."""
         await self._store.open()
         await self._tokens.open()
         if self._node.schema is not None:
             await self._store.apply_schema(self._node.schema)
         self._recipient_lists = await self._find_recipient_lists()
 
-    def check(self, begins: dict[str, Begin], start: int | None) -> None:
-        """Whether subscriptions that are to be taken could begin there. Raises `BelowFloor`."""
-        self._loop.run(self._going_on(begins, start))
-
-    def begin(self, label: str, begins: dict[str, Begin], start: int | None, read: int) -> dict[str, Begin]:
+    async def begin(self, label: str, begins: dict[str, Begin], start: int | None, read: int) -> dict[str, Begin]:
         """Where each subscription goes on, by the low-water marks of the store. `start` is where one without a mark
         begins instead of at its own beginning, `read` how far the checkpoint has read.
 
         Raises `BelowFloor`, and `ConfigurationError` for a store that knows less than the checkpoint.
         """
-        return self._loop.run(self._begin(label, begins, start, read))
-
-    async def _begin(self, label: str, begins: dict[str, Begin], start: int | None, read: int) -> dict[str, Begin]:
         self._marks = [label, *(low_water_name(queue, begin.epoch) for queue, begin in begins.items())]
         known = await self._read_low_water(self._marks)
         if read > known.get(label, 0):
@@ -101,16 +94,18 @@ class Driver:
                 "older copy of it. Use the store that belongs to this checkpoint, or a new checkpoint: that goes on "
                 "from what the store knows"
             )
-        going_on = await self._going_on(begins, start)
+        going_on = await self.check(begins, start)
         low = min(begin.offset for begin in going_on.values())
-        await self._raise_low_water(low)
+        async with self._store.transaction() as transaction:
+            await transaction.advance(self._node.name, LOW_WATER, {label: low})  # the store belongs to the checkpoint
         open_log(self._path).save_reader_offset(reader_name(self._node.name), low)
         self._spooler = OutboxSpooler(self._store, self._node.name, self._path, self._clock, self._recipient_lists)
         await self._spooler.send()
         await self._spooler.take_in()
         return going_on
 
-    async def _going_on(self, begins: dict[str, Begin], start: int | None) -> dict[str, Begin]:
+    async def check(self, begins: dict[str, Begin], start: int | None) -> dict[str, Begin]:
+        """Where each subscription would go on. Raises `BelowFloor`."""
         marks = {queue: low_water_name(queue, begin.epoch) for queue, begin in begins.items()}
         known = await self._read_low_water(list(marks.values()))
         going_on = {
@@ -150,25 +145,14 @@ class Driver:
             await transaction.roll_back()  # it only read
         return found
 
-    async def _raise_low_water(self, position: int) -> None:
-        """Of this run as a whole: from now on the store is one that belongs to the checkpoint."""
-        async with self._store.transaction() as transaction:
-            await transaction.advance(self._node.name, LOW_WATER, {self._marks[0]: position})
-
-    def due(self) -> list[Parked]:
-        return self._loop.run(self._due())
-
-    async def _due(self) -> list[Parked]:
+    async def due(self) -> list[Parked]:
         async with self._store.transaction() as transaction:
             found = await transaction.parked(self._node.name, self._clock.time(), PARKED_AT_ONCE)
             await transaction.roll_back()  # it only read
         return found
 
-    def finish_batch(self, done: int) -> tuple[int, int]:
+    async def finish_batch(self, done: int) -> tuple[int, int]:
         """Everything below `done` is decided: send what was sent, and note it. Returns (sent, parked)."""
-        return self._loop.run(self._finish_batch(done))
-
-    async def _finish_batch(self, done: int) -> tuple[int, int]:
         assert self._spooler is not None
         sent = await self._spooler.send()
         async with self._store.transaction() as transaction:
@@ -188,11 +172,8 @@ class Driver:
             self._next_eviction = now + _EVICTION_SECONDS
             await self._store.evict(self._node.name, self._clock.time() - self._retain_ledger, _EVICTED_AT_ONCE)
 
-    def send(self) -> int:
+    async def send(self) -> int:
         """Send what nobody was told of: a zombie committed it after its batch, or a person replays a dead letter."""
-        return self._loop.run(self._send())
-
-    async def _send(self) -> int:
         assert self._spooler is not None
         sent = await self._spooler.send()
         if sent:

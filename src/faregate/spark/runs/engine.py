@@ -6,6 +6,7 @@ Rules kept here:
 - Rows come in the order of their positions and are submitted so; the lanes keep the order of each key.
 - What follows a parked message of its key parks behind it (unless the subscription is not strict).
 - A row of the log whose message is parked already is left to the parked one.
+- Who changes the position of a key, or a parked message, holds the lock of the key's bucket.
 - An error that is no outcome of a message (the store is gone) fails the task: nothing is counted, Spark runs it again.
 """
 
@@ -34,7 +35,6 @@ from faregate.ports.store import Parked
 from faregate.spark.runs.delivery import LogDelivery, has_expired
 from faregate.spark.runs.feed import LogFeed, OutboxOnly, is_behind
 from faregate.spark.runs.no_transport import NoTransport
-from faregate.spark.runs.records import decided
 from faregate.spark.runs.rows import NOBODY
 from faregate.spark.runs.spec import RunSpec, is_strict, node_of, ordering
 from faregate.stores.sql.columns import unpack
@@ -130,19 +130,8 @@ class Engine:
         self._waiting = []
         for position, bucket, number, key, envelope, at, redeliveries, parked in rows:
             line = self.lines[number]
-            delivery = LogDelivery(
-                position,
-                bucket,
-                key,
-                key if line.by_key else None,
-                unpack(envelope),
-                at,
-                redeliveries,
-                parked,
-                self._park,
-                self._ended,
-                self._released,
-            )
+            own_key = key if line.by_key else None
+            delivery = LogDelivery(self, position, bucket, key, own_key, unpack(envelope), at, redeliveries, parked)
             self._line_of[delivery] = line
         ready = await self._sort_out()
         self._left = len(ready)
@@ -179,11 +168,11 @@ class Engine:
         free: list[Delivery] = []
         for delivery in taken:
             assert isinstance(delivery, LogDelivery)
-            if not self._released(delivery):
+            if not self.released(delivery):
                 free.append(delivery)
         return await line.handling.handle(free) if free else []
 
-    def _released(self, delivery: LogDelivery) -> bool:
+    def released(self, delivery: LogDelivery) -> bool:
         """Park it, if it has to wait for one that is parked; whether it does."""
         due = self._line_of[delivery].behind(delivery)
         if due is None:
@@ -259,7 +248,7 @@ class Engine:
         try:
             await transaction.begin()
             await self._take_lock(transaction, delivery)
-            if not await decided(transaction, self.node.name, {message_id: False}):
+            if not await self._decided(transaction, {message_id: False}):
                 await transaction.add_dead(letter)
             await transaction.unpark(self.node.name, {message_id: delivery.position})
             await transaction.commit()
@@ -270,7 +259,7 @@ class Engine:
 
     # --- after: parked or done ---------------------------------------------------------------------------------
 
-    async def _park(self, delivery: LogDelivery, delay: float, counted: bool) -> None:
+    async def park(self, delivery: LogDelivery, delay: float, counted: bool) -> None:
         redeliveries = delivery.redeliveries + (1 if counted else 0)
         due = self.clock.time() + delay
         line = self._line_of[delivery]
@@ -289,7 +278,7 @@ class Engine:
             await transaction.lock_buckets(self.node.name, [each.bucket for each, _ in found if each.line is not None])
             behind = await self._behind(transaction, [delivery for delivery, _ in found])
             replays = {parked.message_id: bool(delivery.envelope.replay) for delivery, parked in found}
-            settled = await decided(transaction, self.node.name, replays)
+            settled = await self._decided(transaction, replays)
             left = [
                 (parked, delivery.redeliveries if delivery.parked else None)
                 for delivery, parked in found
@@ -297,6 +286,11 @@ class Engine:
             ]
             if left:
                 await transaction.park(self.node.name, left)
+
+    async def _decided(self, transaction: Any, replays: dict[str, bool]) -> set[str]:
+        """Those that the ledger or the dead letters have; a replay is there to reopen a dead letter."""
+        known = await transaction.known(self.node.name, list(replays))
+        return {each for each, found in known.items() if found.state != "dead" or not replays[each]}
 
     async def _behind(self, transaction: Any, deliveries: list[LogDelivery]) -> set[LogDelivery]:
         """Those that the positions of their keys say were dealt with."""
@@ -312,11 +306,14 @@ class Engine:
         if delivery.line is not None:
             await transaction.lock_buckets(self.node.name, [delivery.bucket])
 
-    async def _ended(self, delivery: LogDelivery, outcome: str) -> None:
+    async def ended(self, delivery: LogDelivery, outcome: str) -> None:
         if delivery.parked and outcome in ("dead", "duplicate"):
             async with self.store.transaction() as transaction:
                 await transaction.unpark(self.node.name, {self._message_id(delivery): delivery.position})
         self._end(outcome)
+
+    def give_up(self, delivery: LogDelivery, reason: str, error: str) -> None:
+        raise AssertionError(f"{delivery.envelope}: with a store, giving up is a commit there ({reason}: {error})")
 
     def _message_id(self, delivery: LogDelivery) -> str:
         return message_id_of(delivery.envelope, self.node.name)

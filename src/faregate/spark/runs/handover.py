@@ -28,8 +28,7 @@ from faregate.ports.store import Parked, Store
 from faregate.spark.logs import open_appendable, open_log, open_subscribed
 from faregate.spark.options import Place
 from faregate.spark.runs.driver import LoopThread
-from faregate.spark.runs.records import LOW_WATER
-from faregate.spark.runs.views import bindings_of, low_water_name, reader_name, take_log
+from faregate.spark.runs.views import LOW_WATER, bindings_of, low_water_name, reader_name, take_log
 
 To = Literal["log", "queue"]
 

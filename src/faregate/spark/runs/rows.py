@@ -13,12 +13,12 @@ from zlib import crc32
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, BooleanType, DoubleType, IntegerType, LongType, StringType, StructType
 
 from faregate.columns import to_envelopes
 from faregate.message import Envelope
 from faregate.ports.store import BUCKETS, Parked
-from faregate.spark.runs.records import bucket_of
 from faregate.spark.runs.spec import Begin, RunSpec, node_of, ordering
 from faregate.spark.source.reading import ends_in, messages_of
 from faregate.stores.sql.columns import pack
@@ -34,18 +34,7 @@ WORK = (
     .add("redeliveries", IntegerType(), False)
     .add("parked", BooleanType(), False)
 )
-_ARROW: Any = pa.schema(
-    [
-        pa.field("position", pa.int64(), nullable=False),
-        pa.field("bucket", pa.int32(), nullable=False),
-        pa.field("handler", pa.int32(), nullable=False),
-        pa.field("key", pa.string()),
-        pa.field("envelope", pa.binary(), nullable=False),
-        pa.field("appended_at", pa.float64(), nullable=False),
-        pa.field("redeliveries", pa.int32(), nullable=False),
-        pa.field("parked", pa.bool_(), nullable=False),
-    ]
-)
+_ARROW: Any = to_arrow_schema(WORK)
 
 NOBODY = -1
 """The handler of a row that only says how far the log was read."""
@@ -73,24 +62,9 @@ class Places:
             return self._by_topic.get((envelope.type, envelope.source))
         return self._by_topic.get((envelope.type, None)) if envelope.destination == self._node else None
 
-    def is_ours(self, number: int, envelope: Envelope, offset: int) -> bool:
-        """Whether it went to this node, and through this view."""
-        begin = self._begins[number]
-        if offset < begin.offset:
-            return False
-        return self._node in envelope.recipients or (offset < begin.history and not envelope.replay)
-
-    def ours(self, batch: Any) -> Iterator[tuple[int, Envelope, int, float]]:
-        """The node's messages in a batch of the journal: handler, envelope, offset, when it was appended."""
-        offsets = batch.column("offset").to_pylist()
-        times = batch.column("time").cast(pa.int64()).to_pylist()
-        for envelope, offset, time in zip(to_envelopes(batch), offsets, times, strict=True):
-            number = self.handler(envelope)
-            if number is not None and self.is_ours(number, envelope, offset):
-                yield number, envelope, offset, time / 1_000_000
-
     def taken(self, number: int, batch: Any) -> Any:
-        """The part of a batch of the journal that one subscription handles: `handler` and `is_ours`, by columns."""
+        """The part of a batch of the journal that one subscription handles: what went to this node, through this view;
+        and what was there before the node was known."""
         subscription, begin = self.subscriptions[number], self._begins[number]
         kind = subscription.message_type.kind
         address = (
@@ -133,6 +107,18 @@ class Places:
         ]
 
 
+def bucket_of(handler: str, key: str) -> int:
+    return crc32(f"{handler}\0{key}".encode()) % BUCKETS
+
+
+def located(batch: Any) -> Iterator[tuple[Envelope, int, float]]:
+    """The messages of a batch of the journal, each with its offset and when it was appended."""
+    offsets = batch.column("offset").to_pylist()
+    times = batch.column("time").cast(pa.int64()).to_pylist()
+    for envelope, offset, time in zip(to_envelopes(batch), offsets, times, strict=True):
+        yield envelope, offset, time / 1_000_000
+
+
 @lru_cache(maxsize=4)
 def _numbers(count: int) -> Any:
     return pa.array(range(count), pa.int64())
@@ -152,7 +138,8 @@ def work_rows(spec: RunSpec) -> Callable[[Iterable[Any]], Iterator[Any]]:
             rows = [
                 places.row(number, envelope, offset, time, None)
                 for batch in messages_of(frames)
-                for number, envelope, offset, time in places.ours(batch)
+                for number in range(len(places.subscriptions))
+                for envelope, offset, time in located(places.taken(number, batch))
             ]
             rows += [(end - 1, 0, NOBODY, None, b"", 0.0, 0, False) for end in ends_in(frames)]
             if rows:

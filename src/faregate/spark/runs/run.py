@@ -35,14 +35,12 @@ from faregate.ports.schemes import url_for_workers
 from faregate.ports.store import BUCKETS
 from faregate.spark.format import FaregateSource
 from faregate.spark.logs import log_place, open_log, options_of
-from faregate.spark.runs.checkpoint import committed_end
 from faregate.spark.runs.driver import Driver
-from faregate.spark.runs.progress import RunProgress
+from faregate.spark.runs.progress import RunProgress, committed_end, parse_trigger
 from faregate.spark.runs.rows import WORK, Places, work_rows
 from faregate.spark.runs.spec import RunSpec, load_node, locate
 from faregate.spark.runs.stateless_query import StatelessRun, check_stateless, start_stateless
 from faregate.spark.runs.tasks import COUNTS, handle_partition
-from faregate.spark.runs.trigger import parse_trigger
 from faregate.spark.runs.views import label_of, reader_name, take_views
 
 log = logging.getLogger("faregate.spark")
@@ -94,7 +92,7 @@ class Run:
             self._check_going_on(number)
         try:
             self._check_going_on(number)
-            parked = self._places.parked_rows(self._driver.due())
+            parked = self._places.parked_rows(self._driver.run(self._driver.due()))
             work = frame.mapInArrow(work_rows(self._spec), WORK)
             if parked:
                 work = work.unionAll(frame.sparkSession.createDataFrame(parked, WORK))
@@ -110,11 +108,11 @@ class Run:
         """Parked messages whose time has come, without a batch; whether there were any. Without any, what was recorded
         meanwhile is sent."""
         with self._turn:
-            parked = self._places.parked_rows(self._driver.due())
+            parked = self._places.parked_rows(self._driver.run(self._driver.due()))
             if parked:
                 self._handle(spark.createDataFrame(parked, WORK), None)
             else:
-                self.sent += self._driver.send()
+                self.sent += self._driver.run(self._driver.send())
             return bool(parked)
 
     def _handle(self, work: DataFrame, number: int | None) -> None:
@@ -127,7 +125,7 @@ class Run:
                 done = done if number is None else max(done, row["count"] + 1)
             else:
                 counts[row["outcome"]] += row["count"]
-        sent, parked = self._driver.finish_batch(done)
+        sent, parked = self._driver.run(self._driver.finish_batch(done))
         self._low_water = done
         self.outcomes.update(counts)
         self.sent += sent
@@ -159,7 +157,8 @@ class Run:
         assert self.query is not None
         try:
             if timeout is None:
-                ended = self._wait()
+                self.query.awaitTermination()
+                ended = True
             else:  # Spark takes no less than a second
                 ended = bool(self.query.awaitTermination(ceil(timeout))) if timeout > 0 else not self.query.isActive
         except StreamingQueryException as exc:
@@ -172,11 +171,6 @@ class Run:
         self._close()
         if self._failure is not None:
             raise self._failure
-        return True
-
-    def _wait(self) -> bool:
-        assert self.query is not None
-        self.query.awaitTermination()
         return True
 
     def stop(self) -> None:
@@ -238,19 +232,19 @@ def run(
         driver = Driver(found, store, path, check_delay(retain_ledger, "retain_ledger"))
     try:
         if driver is not None:
-            driver.open()
+            driver.run(driver.open())
         begins = take_views(
             path,
             found,
             max_message_bytes,
             has_store=driver is not None,
             handover=handover,
-            check=lambda begins: None if driver is None else driver.check(begins, start),
+            check=lambda begins: None if driver is None else driver.run(driver.check(begins, start)),
         )
         label = label_of(path, found, max_message_bytes)
         place = f"{checkpoint}/{label}"
         if driver is not None:
-            begins = driver.begin(label, begins, start, committed_end(place))
+            begins = driver.run(driver.begin(label, begins, start, committed_end(place)))
         elif start is not None:
             begins = {queue: replace(begin, offset=max(begin.offset, start)) for queue, begin in begins.items()}
         spec = RunSpec(uuid4().hex, found.name, target, folder, store, content_type, max_message_bytes, begins)

@@ -13,7 +13,6 @@ Rules kept here:
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -23,7 +22,7 @@ from pyspark.sql.types import IntegerType, StructField, StructType
 
 from faregate.bus.bus import shared_keys
 from faregate.codec import BodyWriter, find_codec
-from faregate.columns import to_batch, to_envelopes
+from faregate.columns import to_batch
 from faregate.core.alarms import Alarms
 from faregate.core.context import Context
 from faregate.core.feed import QueueFeed
@@ -45,7 +44,7 @@ from faregate.spark.options import Place
 from faregate.spark.runs.delivery import LogDelivery, has_expired
 from faregate.spark.runs.no_transport import NoTransport
 from faregate.spark.runs.plain import Plain, is_plain
-from faregate.spark.runs.rows import NOBODY, Places
+from faregate.spark.runs.rows import NOBODY, Places, located
 from faregate.spark.runs.spec import RunSpec, node_of, ordering
 from faregate.spark.schema import STAGED
 from faregate.spark.sink.writer import attempt_of, query_and_batch, task_context
@@ -62,47 +61,13 @@ MOST_DEAD = 1000
 
 
 class Captured(NoTransport):
-    """Keeps what is published, in order, and what is given up on."""
+    """Keeps what is published, in order."""
 
     def __init__(self) -> None:
         self.envelopes: list[Envelope] = []
-        self.dead: list[DeadLetter] = []
-        self.dead_count = 0
-        """All whose handlers failed, in this task."""
 
     async def publish(self, envelopes: Sequence[Envelope]) -> None:
         self.envelopes.extend(envelopes)
-
-
-class StagedDelivery(LogDelivery):
-    __slots__ = ("_give_up",)
-
-    def __init__(
-        self, message: "Message", key: str | None, give_up: Callable[["StagedDelivery", str, str], None]
-    ) -> None:
-        super().__init__(
-            message.position,
-            0,
-            message.line,
-            key,
-            message.envelope,
-            message.at,
-            message.envelope.redeliveries,
-            False,
-            _no_park,
-            _no_end,
-            _no_release,
-        )
-        self._give_up = give_up
-
-    async def redeliver(self, delay: float, *, counted: bool = True) -> None:
-        raise HandlerFailed(
-            f"{self.envelope} at offset {self.position} asks to be handled in {delay:g} s. A node without a store has "
-            "nowhere to keep it so long: start the run again later, or give the node a store"
-        )
-
-    async def dead_letter(self, reason: str, error: str) -> None:
-        self._give_up(self, reason, error)
 
 
 class StagedFeed(QueueFeed):
@@ -135,15 +100,17 @@ class Task:
         codec = find_codec(spec.codec)
         self._clock = SystemClock()
         self._captured = Captured()
+        self._dead: list[DeadLetter] = []
+        self._failed = 0
         self.counts = dict.fromkeys(COUNTED, 0)
+        self.places = Places(spec)
         keys = shared_keys([node])
         writer = BodyWriter(codec, limit=spec.body_limit)
         alarms = Alarms()
         self._sender = Sender(node, self._captured, writer, self._clock, keys, alarms)
-        self._subscriptions = list(node.subscriptions.values())
         self._handlings: list[Handling] = []
         self._plain: list[Plain | None] = []
-        for each in self._subscriptions:
+        for each in self.places.subscriptions:
             self._handlings.append(
                 Handling(
                     each,
@@ -158,7 +125,7 @@ class Task:
                 )
             )
             self._plain.append(Plain(each, codec, spec.body_limit, keys) if is_plain(each, node) else None)
-        self._queues = [each.binding(spec.body_limit).queue for each in self._subscriptions]
+        self._queues = [each.binding(spec.body_limit).queue for each in self.places.subscriptions]
         if any(self._plain):
             self._collect = compile_collect(node.interpreters, {}, pool)
 
@@ -170,8 +137,7 @@ class Task:
         return self._pieces(None)
 
     async def _handle_one(self, message: Message, tries: int = 0) -> None:
-        key = message.line if ordering(self._subscriptions[message.handler]) == "key" else None
-        delivery = self._delivery(message, key)
+        delivery = self._delivery(message)
         deliver_at = message.envelope.deliver_at
         now = self._clock.time()
         if deliver_at is not None and deliver_at > now:
@@ -179,7 +145,7 @@ class Task:
         handling = self._handlings[message.handler]
         if has_expired(handling.subscription, delivery, now):
             reason, error = "expired", "it waited too long in the log"
-            self._add_dead(self._queues[message.handler], delivery, reason, error)
+            self._add_dead(delivery, reason, error)
             await handling.abandoned(delivery, reason, error)
         elif tries:
             await handling.handle_again(delivery, tries)
@@ -196,7 +162,7 @@ class Task:
         handling = self._handlings[number]
         for row, message, result in done.others:
             [cause] = _messages(number, batch.slice(row, 1))
-            ctx = Context(Work(self._delivery(cause, None), self._node), message)
+            ctx = Context(Work(self._delivery(cause), self._node), message)
             try:
                 await self._collect(ctx, result)
                 sealed = self._sender.seal_outputs(ctx, handling.subscription.name)
@@ -207,36 +173,55 @@ class Task:
         for row, exc in done.failed:
             [message] = _messages(number, batch.slice(row, 1))
             if exc is not None and (handling.subscription.retry.times == 0 or not is_retried(exc)):
-                await handling.fail(self._delivery(message, None), exc)
+                await handling.fail(self._delivery(message), exc)
             else:
                 await self._handle_one(message, tries=0 if exc is None else 1)
         self.counts["handled"] += len(batch)
         return self._pieces(done.batch)
 
-    def _delivery(self, message: Message, key: str | None) -> StagedDelivery:
-        return StagedDelivery(message, key, partial(self._give_up, self._queues[message.handler]))
+    def _delivery(self, message: Message) -> LogDelivery:
+        position, number, line, envelope, at = message
+        key = line if ordering(self.places.subscriptions[number]) == "key" else None
+        return LogDelivery(self, position, 0, line, key, envelope, at, envelope.redeliveries, False)
 
-    def _give_up(self, queue: str, delivery: StagedDelivery, reason: str, error: str) -> None:
+    # --- how deliveries end: `Owner` ---------------------------------------------------------------------------
+
+    async def ended(self, delivery: LogDelivery, outcome: str) -> None:
+        """Nothing to note: the batch is one."""
+
+    def released(self, delivery: LogDelivery) -> bool:
+        """The task ends early; it is in the log."""
+        return False
+
+    async def park(self, delivery: LogDelivery, delay: float, counted: bool) -> None:
+        raise HandlerFailed(
+            f"{delivery.envelope} at offset {delivery.position} asks to be handled in {delay:g} s. A node without a "
+            "store has nowhere to keep it so long: start the run again later, or give the node a store"
+        )
+
+    def give_up(self, delivery: LogDelivery, reason: str, error: str) -> None:
         """Its handler failed for good. Very many of those are an outage."""
-        if self._captured.dead_count >= MOST_DEAD:
+        if self._failed >= MOST_DEAD:
             raise HandlerFailed(
-                f"{self._captured.dead_count} messages of one task failed, the last is {delivery.envelope}: that is "
+                f"{self._failed} messages of one task failed, the last is {delivery.envelope}: that is "
                 "more than bad messages. Nothing of this batch is published; it runs again with the next start: "
                 f"{error.splitlines()[0]}"
             )
-        self._captured.dead_count += 1
-        self._add_dead(queue, delivery, reason, error)
+        self._failed += 1
+        self._add_dead(delivery, reason, error)
 
-    def _add_dead(self, queue: str, delivery: StagedDelivery, reason: str, error: str) -> None:
+    def _add_dead(self, delivery: LogDelivery, reason: str, error: str) -> None:
         """Into the dead letters of the journal."""
-        self._captured.dead.append(
+        number = self.places.handler(delivery.envelope)
+        assert number is not None
+        self._dead.append(
             DeadLetter.of(
                 self._node,
                 delivery.envelope,
                 reason,
                 error,
                 self._clock.time(),
-                queue=queue,
+                queue=self._queues[number],
                 tries=delivery.tries,
                 redeliveries=delivery.redeliveries,
             )
@@ -244,22 +229,20 @@ class Task:
 
     def _pieces(self, batch: Any) -> list[Piece]:
         """What was captured since the last time, with a batch of outputs: for the staged file."""
-        envelopes, dead = self._captured.envelopes, self._captured.dead
+        envelopes, dead = self._captured.envelopes, self._dead
         found = [] if batch is None else [batch]
         if envelopes:
             found.append(to_batch(envelopes, [-1] * len(envelopes), range(len(envelopes)), 0))
         self.counts["sent"] += sum(len(each) for each in found)
         self.counts["dead"] += len(dead)
         self.counts["handled"] -= len(dead)
-        self._captured.envelopes, self._captured.dead = [], []
+        self._captured.envelopes, self._dead = [], []
         return [*found, dead] if dead else found
 
 
 def _messages(number: int, batch: Any) -> Iterator[Message]:
-    offsets = batch.column("offset").to_pylist()
-    times = batch.column("time").cast(pa.int64()).to_pylist()
-    for envelope, offset, at in zip(to_envelopes(batch), offsets, times, strict=True):
-        yield Message(offset, number, None, envelope, at / 1_000_000)
+    for envelope, offset, at in located(batch):
+        yield Message(offset, number, None, envelope, at)
 
 
 def needs_order(spec: RunSpec) -> bool:
@@ -289,10 +272,9 @@ def handle_as_they_come(spec: RunSpec, journal: Place) -> Callable[[Iterable[Any
     """For `mapInArrow` over frames of the source, where no order is asked for: nothing is shuffled."""
 
     def pieces(task: Task, run: Run, batches: Iterable[Any]) -> Iterator[Piece]:
-        places = Places(spec)
         for batch in (batch for frames in batches for batch in messages_of(frames)):
-            for number in range(len(places.subscriptions)):
-                ours = places.taken(number, batch)
+            for number in range(len(task.places.subscriptions)):
+                ours = task.places.taken(number, batch)
                 if len(ours):
                     yield from run(task.handle_batch(number, ours))
 
@@ -324,16 +306,3 @@ def _staging(
         yield pa.RecordBatch.from_arrays(columns, schema=_ARROW)
 
     return handle
-
-
-async def _no_park(delivery: LogDelivery, delay: float, counted: bool) -> None:
-    """Never called: this delivery refuses."""
-
-
-async def _no_end(delivery: LogDelivery, outcome: str) -> None:
-    """Nothing to note: the batch is one."""
-
-
-def _no_release(delivery: LogDelivery) -> bool:
-    """The task ends early; it is in the log."""
-    return False

@@ -101,6 +101,11 @@ def reader_name(node: str) -> str:
     return f"spark-{node}"[:100]
 
 
+LOW_WATER = ""
+"""The handler under whose name a store keeps low-water marks as positions: of each subscription, and of all of a node's
+in one run of handovers. Below such a mark everything is handled, dead or parked."""
+
+
 def low_water_name(queue: str, epoch: int) -> str:
     """What the low-water mark of one subscription is kept under."""
     return f"{queue}@{epoch}"
