@@ -19,9 +19,8 @@ from faregate.bus.bus import Bus
 from faregate.bus.dead_letter_retention import DECIDED, Pruned, check_statuses, export, prune
 from faregate.bus.dead_letters import DeadLetters, Found
 from faregate.cli import dead_view
-from faregate.cli.journal.progress import counted
 from faregate.cli.loop import run_async
-from faregate.cli.output import console, errors, print_json
+from faregate.cli.output import AsJson, counted, errors, print_json, say
 from faregate.cli.targets import Target, find_stores, opened
 from faregate.codec import BodyReader
 from faregate.errors import ConfigurationError
@@ -36,7 +35,6 @@ _LONGEST_BODY = 64 * 1024 * 1024
 
 dead = typer.Typer(no_args_is_help=True, help="Look at dead letters, and replay, edit, discard, export or prune them.")
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Id = Annotated[str, typer.Argument(help="The id, or the beginning of it: 8 or more characters.", metavar="ID")]
 Ids = Annotated[list[str] | None, typer.Argument(help="The ids, or the beginnings of them.", metavar="ID")]
 ByNode = Annotated[str | None, typer.Option("--node", help="Only those of this node.")]
@@ -103,11 +101,7 @@ def replay(
     async def decide(letters: DeadLetters, _: Bus | None) -> list[DeadLetter]:
         if not everything and rate is None:
             return await letters.replay(message_ids or [], _me(), node)
-        if everything:
-            found = await letters.find(which, _MOST)
-        else:
-            found = [await letters.one(each, node) for each in message_ids or []]
-        return await _paced(letters, found, rate)
+        return await _paced(letters, await _chosen(letters, message_ids, which, node), rate)
 
     _tell("replayed", _run(target, decide), as_json)
 
@@ -131,18 +125,13 @@ def discard(
     if everything and not yes and not _can_ask():
         raise ConfigurationError("--all discards without asking only with --yes: there is no terminal to ask on")
 
-    async def find(letters: DeadLetters, _: Bus | None) -> list[Found]:
-        if everything:
-            return await letters.find(which, _MOST)
-        return [await letters.one(each, node) for each in message_ids or []]
-
     async def decide(letters: DeadLetters, _: Bus | None) -> list[DeadLetter]:
         if everything:
             return await letters.decide_all(await letters.find(which, _MOST), "discarded", _me())
         return await letters.discard(message_ids or [], _me(), node)
 
     if not yes and _can_ask():
-        found = _run(target, find)
+        found = _run(target, lambda letters, _: _chosen(letters, message_ids, which, node))
         for each in found[:10]:
             errors.print(f"  {each.letter}", markup=False)
         many = f"these {len(found):,} messages" if len(found) != 1 else "this message"
@@ -176,7 +165,7 @@ def edit(
         names = {"edited_from": letter.message_id, "node": letter.node, "type": letter.type}
         print_json({"publication_id": sent.publication_id, **names})
     else:
-        console.print(f"sent as {sent.publication_id} to {letter.node}, edited from {letter.message_id}", markup=False)
+        say(f"sent as {sent.publication_id} to {letter.node}, edited from {letter.message_id}")
 
 
 @dead.command("export")
@@ -199,7 +188,7 @@ def export_letters(
     if as_json:
         print_json({"exported": count, "file": str(file)})
     else:
-        console.print(f"{counted(count, 'dead letter')} in {file}", markup=False, soft_wrap=True)
+        say(f"{counted(count, 'dead letter')} in {file}")
 
 
 @dead.command("prune")
@@ -241,7 +230,7 @@ def prune_letters(
         return
     told = f"{counted(pruned.removed, 'dead letter')} removed; they are in {file}" if pruned.removed else "none removed"
     more = f"; {pruned.kept:,} stay: a copy could still come, or they changed meanwhile" if pruned.kept else ""
-    console.print(told + more, markup=False, soft_wrap=True)
+    say(told + more)
 
 
 def _run(target: str, work: Any) -> Any:
@@ -253,6 +242,15 @@ def _run(target: str, work: Any) -> Any:
             return await work(DeadLetters(stores, SystemClock()), bus)
 
     return run_async(main())
+
+
+async def _chosen(
+    letters: DeadLetters, message_ids: Sequence[str] | None, which: DeadFilter, node: str | None
+) -> list[Found]:
+    """Those with these ids, or, without ids, all that fit the filters."""
+    if not message_ids:
+        return await letters.find(which, _MOST)
+    return [await letters.one(each, node) for each in message_ids]
 
 
 async def _paced(letters: DeadLetters, found: Sequence[Found], rate: float | None) -> list[DeadLetter]:
@@ -271,9 +269,9 @@ def _tell(what: str, letters: Sequence[DeadLetter], as_json: bool) -> None:
         print_json([dead_view.as_json(letter) for letter in letters])
         return
     for letter in letters[:10]:
-        console.print(f"{what} {letter}", markup=False, soft_wrap=True)
+        say(f"{what} {letter}")
     if len(letters) != 1:
-        console.print(f"{what} {len(letters):,} messages")
+        say(f"{what} {len(letters):,} messages")
 
 
 def _filter(

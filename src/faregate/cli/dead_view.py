@@ -10,8 +10,7 @@ from typing import Any
 from rich.text import Text
 
 from faregate.bus.dead_letters import body_of
-from faregate.cli.journal.progress import counted
-from faregate.cli.output import console
+from faregate.cli.output import console, counted, say
 from faregate.errors import Undecodable
 from faregate.message import Envelope
 from faregate.plain import plain
@@ -71,7 +70,7 @@ def _body(envelope: Envelope) -> tuple[Any, bool]:
 
 def show_list(letters: Sequence[DeadLetter], *, more: bool) -> None:
     if not letters:
-        console.print("no dead letters")
+        say("no dead letters")
         return
     now = time.time()
     rows = [(*map(plain, _cells(letter)), age(letter.last_failed_at, now)) for letter in letters]
@@ -85,7 +84,7 @@ def show_list(letters: Sequence[DeadLetter], *, more: bool) -> None:
         _print(line)
         _print(Text(f"    {plain(letter.error.partition(chr(10))[0])}", "dim"))
     counts = Counter(letter.status for letter in letters)
-    console.print(f"{', '.join(f'{count:,} {status}' for status, count in counts.items())}{', and more' * more}")
+    say(f"{', '.join(f'{count:,} {status}' for status, count in counts.items())}{', and more' * more}")
 
 
 def _cells(letter: DeadLetter) -> tuple[str, str, str, str, str]:
@@ -97,7 +96,7 @@ def _print(line: Text) -> None:
     if console.is_terminal:
         console.print(line, no_wrap=True, overflow="ellipsis")
     else:
-        console.print(line, soft_wrap=True)
+        say(line)
 
 
 def show_letter(letter: DeadLetter) -> None:
@@ -133,7 +132,7 @@ def show_letter(letter: DeadLetter) -> None:
     for name, value in facts.items():
         if value:
             style = _STYLES.get(letter.status, "") if name == "status" else ""
-            console.print(Text.assemble((f"{name:<12}", "bold"), (plain(value), style)), soft_wrap=True)
+            say(Text.assemble((f"{name:<12}", "bold"), (plain(value), style)))
     if envelope.headers:
         _show_part("headers", [f"{name}: {value}" for name, value in envelope.headers.items()])
     body, readable = _body(envelope)
@@ -147,7 +146,6 @@ def show_letter(letter: DeadLetter) -> None:
 
 
 def _show_part(heading: str, lines: Sequence[str]) -> None:
-    console.print()
-    console.print(Text(heading, "bold"))
+    say(f"\n{heading}", "bold")
     for line in lines:
-        console.print(Text(f"  {plain(line)}"), soft_wrap=True)
+        say(f"  {plain(line)}")

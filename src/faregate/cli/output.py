@@ -7,10 +7,12 @@ one line goes through `plain` first. JSON is ASCII.
 import json
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.text import Text
 
 from faregate.plain import plain
 
@@ -26,8 +28,19 @@ class Screen(Console):
                 yield Segment("\n".join(map(plain, segment.text.split("\n"))), segment.style)
 
 
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
 console = Screen(highlight=False)
 errors = Screen(stderr=True, highlight=False)
+
+
+def say(text: str | Text, style: str = "") -> None:
+    """A line for people, as it stands: nothing in it is taken for markup, and it is whole in a pipe."""
+    console.print(text, style=style, markup=False, soft_wrap=True)
+
+
+def counted(count: int, thing: str, things: str | None = None) -> str:
+    return f"{count:,} {thing if count == 1 else things or thing + 's'}"
 
 
 def print_json(value: Any) -> None:

@@ -9,7 +9,7 @@ import typer
 from faregate.bus.bus import Bus
 from faregate.cli.load import load_bus
 from faregate.cli.loop import run_async
-from faregate.cli.output import console, print_json
+from faregate.cli.output import AsJson, print_json, say
 from faregate.codec import BodyReader
 from faregate.errors import ConfigurationError, JournalNotFound
 from faregate.message import Envelope
@@ -32,7 +32,7 @@ def publish(
     expires: Annotated[float | None, typer.Option(help="Seconds that it may wait to be handled.")] = None,
     header: Annotated[list[str] | None, typer.Option(help="A header as name=value; may be repeated.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait until it is handled, on memory:.")] = 60.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Publish an event or send a command to the nodes of a bus.
 
@@ -133,6 +133,6 @@ def _headers(given: list[str]) -> dict[str, str]:
 def _show(result: dict[str, Any]) -> None:
     outcomes = ", ".join(f"{count} {name}" for name, count in result["outcomes"].items() if count)
     what = "it is durable in the spool" if result.get("spooled") else outcomes or "nothing to do yet"
-    console.print(f"published {result['type']} {result['publication_id']}: {what}")
+    say(f"published {result['type']} {result['publication_id']}: {what}")
     for record in result["dead"]:
-        console.print(plain(f"  dead letter at {record['node']} ({record['reason']}): {record['error']}"), markup=False)
+        say(plain(f"  dead letter at {record['node']} ({record['reason']}): {record['error']}"))

@@ -1,21 +1,19 @@
 """`faregate store`: what is in a store, and bringing its tables up to date."""
 
 import time
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.table import Table
 
 from faregate.cli.loop import run_async
-from faregate.cli.output import console, print_json
+from faregate.cli.output import AsJson, console, print_json, say
 from faregate.cli.targets import StoreUrl, check_lasting, opened
 from faregate.plain import plain
 from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import describe_store, open_store
 from faregate.ports.store import StoreInfo
 from faregate.units import age, iso
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 store = typer.Typer(no_args_is_help=True, help="Look at a store, and bring its tables up to date.")
 
@@ -43,7 +41,7 @@ def migrate(url: StoreUrl, as_json: AsJson = False) -> None:
     if as_json:
         print_json({"url": found.url, "version": found.version, "known": found.known})
     else:
-        console.print(f"{found.url} is at schema version {found.version}", markup=False)
+        say(f"{found.url} is at schema version {found.version}")
 
 
 async def _open(url: str) -> None:
@@ -75,13 +73,11 @@ def _as_json(found: StoreInfo) -> dict[str, Any]:
 def _show(found: StoreInfo) -> None:
     now = time.time()
     if not found.version:
-        console.print(
-            f"{found.url} has no tables of Faregate: `faregate store migrate` makes them", markup=False, soft_wrap=True
-        )
+        say(f"{found.url} has no tables of Faregate: `faregate store migrate` makes them")
         return
     is_newer = found.version > found.known
     known = f"this Faregate knows versions up to {found.known}" if is_newer else f"known here: {found.known}"
-    console.print(f"{found.url}: schema version {found.version} ({known})", markup=False, soft_wrap=True)
+    say(f"{found.url}: schema version {found.version} ({known})")
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("TABLE")
     table.add_column("ROWS", justify="right")
@@ -90,12 +86,12 @@ def _show(found: StoreInfo) -> None:
     console.print(table)
     for node, floor in found.floors.items():
         told = f"the ledger of {plain(node)} remembers from {iso(floor)} on ({age(floor, now)})"
-        console.print(told, markup=False, soft_wrap=True)
+        say(told)
     if found.oldest is not None:
         envelope = found.oldest.envelope
         waits = (
             f"waits in the outbox of {found.oldest.node} since {iso(envelope.sent_at)} ({age(envelope.sent_at, now)})"
         )
-        console.print(plain(f"{envelope} {waits}"), markup=False, soft_wrap=True)
+        say(plain(f"{envelope} {waits}"))
     elif not is_newer:
-        console.print("the outbox is empty")
+        say("the outbox is empty")

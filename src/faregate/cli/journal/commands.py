@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from faregate.cli.journal.progress import AsJson, JournalPath, counted, folder_of, plain_errors, progress
-from faregate.cli.output import console, print_json
+from faregate.cli.journal.progress import JournalPath, folder_of, plain_errors, progress
+from faregate.cli.output import AsJson, counted, print_json, say
 from faregate.errors import ConfigurationError
 from faregate.units import bytes_text
 
@@ -140,11 +140,7 @@ def export(
     if as_json:
         print_json({"file": str(out), **written._asdict()})
     else:
-        console.print(
-            f"wrote {counted(written.rows, 'message')} to {out} ({bytes_text(written.bytes)})",
-            markup=False,
-            soft_wrap=True,
-        )
+        say(f"wrote {counted(written.rows, 'message')} to {out} ({bytes_text(written.bytes)})")
 
 
 @journal.command()
@@ -180,11 +176,9 @@ def _copy(source: Path, target: Path, done: str, as_json: bool) -> None:
     if as_json:
         print_json({"source": str(source), "target": str(target), **journal_findings.report(target, found)})
     else:
-        console.print(
+        say(
             f"{done} {counted(found.checked['messages'], 'message')} (the next offset is {found.end:,}) to {target}, "
-            f"{bytes_text(found.checked['bytes'])}; the copy was read again and is sound",
-            markup=False,
-            soft_wrap=True,
+            f"{bytes_text(found.checked['bytes'])}; the copy was read again and is sound"
         )
 
 

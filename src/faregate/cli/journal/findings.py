@@ -7,8 +7,7 @@ from typing import Any
 from rich.text import Text
 
 from faregate.broker.journal.findings import Finding, Inspection, offsets
-from faregate.cli.journal.progress import counted
-from faregate.cli.output import console
+from faregate.cli.output import counted, say
 from faregate.plain import plain
 from faregate.units import bytes_text
 
@@ -46,29 +45,26 @@ def _show_findings(root: Path, found: Inspection) -> None:
             if finding.at_byte is not None:
                 where += f" at {finding.at_byte}"
             lost = f" ({offsets(*finding.lost)})" if finding.lost is not None else ""
-            console.print(Text.assemble((where, style), f" {plain(finding.what)}{lost}"), soft_wrap=True)
+            say(Text.assemble((where, style), f" {plain(finding.what)}{lost}"))
         if len(findings) > _SHOWN_FINDINGS:
-            console.print(f"… and {len(findings) - _SHOWN_FINDINGS:,} more; --json lists them")
+            say(f"… and {len(findings) - _SHOWN_FINDINGS:,} more; --json lists them")
 
 
 def show_verdict(root: Path, found: Inspection) -> None:
     _show_findings(root, found)
     checked = found.checked
-    console.print(
+    say(
         f"read {bytes_text(checked['bytes'])}: {counted(checked['messages'], 'message')} and {checked['poison']:,} "
         f"dead letters in {counted(checked['segments'], 'segment')}, {counted(checked['settlements'], 'settlement')}, "
         f"{counted(checked['batches'], 'spooled batch', 'spooled batches')}",
-        style="dim",
-        soft_wrap=True,
+        "dim",
     )
     if not found.problems:
         beside = f", as far as process {found.writer} has confirmed it" if found.writer is not None else ""
-        console.print(Text(f"The journal is sound{beside}.", style="green"), soft_wrap=True)
+        say(f"The journal is sound{beside}.", "green")
         return
-    console.print(
-        Text(f"{counted(len(found.problems) + found.more, 'problem')}. {_lost_text(found.lost())}", "bold red")
-    )
-    console.print(f"'faregate journal repair {root}' says what can be done.", markup=False, soft_wrap=True)
+    say(f"{counted(len(found.problems) + found.more, 'problem')}. {_lost_text(found.lost())}", "bold red")
+    say(f"'faregate journal repair {root}' says what can be done.")
 
 
 def _lost_text(lost: Iterable[tuple[int, int]]) -> str:
@@ -84,18 +80,16 @@ def show_repair(root: Path, before: Inspection, after: Inspection | None) -> Non
     _show_findings(root, before)
     if not before.steps:
         told = "There is nothing to repair." if not before.problems else "This cannot be repaired: restore a backup."
-        console.print(Text(told, style="green" if not before.problems else "bold red"))
+        say(told, "green" if not before.problems else "bold red")
         return
-    console.print("done:" if after is not None else "would be done:", style="bold")
+    say("done:" if after is not None else "would be done:", "bold")
     for step in before.steps:
-        console.print(f"  {plain(step.what)}", markup=False, soft_wrap=True)
-    console.print(_lost_text(before.lost()), soft_wrap=True)
+        say(f"  {plain(step.what)}")
+    say(_lost_text(before.lost()))
     if after is None:
-        console.print(
-            f"Nothing was changed; 'faregate journal repair {root} --yes' does it.", markup=False, soft_wrap=True
-        )
+        say(f"Nothing was changed; 'faregate journal repair {root} --yes' does it.")
     elif after.problems or after.steps:
-        console.print(Text("This is left:", style="bold red"))
+        say("This is left:", "bold red")
         _show_findings(root, after)
     else:
-        console.print(Text("The journal is sound again; what was taken out is in quarantine/.", style="green"))
+        say("The journal is sound again; what was taken out is in quarantine/.", "green")

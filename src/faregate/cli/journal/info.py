@@ -18,8 +18,7 @@ from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.recovery import Found, Single, recover
 from faregate.broker.journal.segment import Memory, Segment
 from faregate.broker.journal.spool import waiting
-from faregate.cli.journal.progress import counted
-from faregate.cli.output import console
+from faregate.cli.output import console, counted, say
 from faregate.columns import read_batch
 from faregate.errors import JournalCorrupt, OffsetGone
 from faregate.plain import plain
@@ -136,7 +135,7 @@ def _count(reader: JournalReader, base: int) -> Footer:
 
 
 def show(told: dict[str, Any]) -> None:
-    console.print(Text.assemble((told["path"], "bold"), f"   journal {told['id']}, format {told['version']}"))
+    say(Text.assemble((told["path"], "bold"), f"   journal {told['id']}, format {told['version']}"))
     facts = Table.grid(padding=(0, 3))
     facts.add_column(style="dim")
     facts.add_column()
@@ -157,7 +156,7 @@ def show(told: dict[str, Any]) -> None:
     console.print(facts)
     _show_table(("messages of type", "count"), [(plain(name), f"{count:,}") for name, count in told["types"].items()])
     if segments["compacted_messages"]:
-        console.print(f"and {counted(segments['compacted_messages'], 'message')} in compacted segments", style="dim")
+        say(f"and {counted(segments['compacted_messages'], 'message')} in compacted segments", "dim")
     _show_table(
         ("queue", "waiting", "of these later"),
         [
@@ -175,9 +174,9 @@ def show(told: dict[str, Any]) -> None:
         [(reader["name"], f"{reader['offset']:,}", f"{reader['lag']:,}") for reader in told["readers"]],
     )
     for name in told["foreign"]:
-        console.print(f"{name} does not belong to the journal and is left alone", style="yellow", markup=False)
+        say(f"{name} does not belong to the journal and is left alone", "yellow")
     for text in told["trouble"]:
-        console.print(plain(text), style="red", markup=False, soft_wrap=True)
+        say(plain(text), "red")
 
 
 def _offsets(told: dict[str, Any]) -> str:

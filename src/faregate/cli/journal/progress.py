@@ -12,7 +12,6 @@ from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progres
 from faregate.cli.output import errors
 
 JournalPath = Annotated[Path, typer.Argument(help="The journal's folder.", metavar="PATH")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 _SHORT_SECONDS = 0.3
 _REDRAW_SECONDS = 0.05
@@ -75,7 +74,3 @@ def plain_errors() -> Iterator[None]:
 
         where = f"{exc.filename}: " if exc.filename else ""
         raise JournalFailed(f"{where}{exc.strerror or exc}") from exc
-
-
-def counted(count: int, thing: str, things: str | None = None) -> str:
-    return f"{count:,} {thing if count == 1 else things or thing + 's'}"

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from faregate.broker.journal.export import of_types
 from faregate.broker.journal.reader import JournalReader
-from faregate.cli.output import console, print_json
+from faregate.cli.output import console, print_json, say
 from faregate.plain import plain
 from faregate.units import iso
 
@@ -128,10 +128,10 @@ def print_line(line: TailLine, *, as_json: bool) -> None:
     room = max(20, console.width - 4) if console.is_terminal else _PIPED_PREVIEW
     preview = _preview(line, room)
     if console.is_terminal:
-        console.print(head, soft_wrap=True)
-        console.print(f"    {preview}", markup=False, style="dim", soft_wrap=True)
+        say(head)
+        say(f"    {preview}", "dim")
     else:
-        console.print(head + Text(f"  {preview}"), soft_wrap=True)
+        say(head + Text(f"  {preview}"))
 
 
 def _preview(line: TailLine, room: int) -> str:

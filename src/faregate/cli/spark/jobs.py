@@ -18,8 +18,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from faregate.cli.journal.progress import AsJson, JournalPath, counted, plain_errors, progress
-from faregate.cli.output import console, fail, print_json
+from faregate.cli.journal.progress import JournalPath, plain_errors, progress
+from faregate.cli.output import AsJson, console, counted, fail, print_json, say
 from faregate.cli.spark.session import LOCAL, Master, import_spark, session, watched
 from faregate.errors import ConfigurationError, FaregateError
 from faregate.plain import plain
@@ -124,14 +124,14 @@ def _show_audit(found: Any, listed: list[dict[str, Any]]) -> None:
     console.print(table)
     summary = found.summary
     for note in found.notes:
-        console.print(f"note: {note}", markup=False, soft_wrap=True)
+        say(f"note: {note}")
     for each in listed[:_SHOWN]:
         about = f"; message {each['message_id']}" if each["message_id"] is not None else ""
         told = f"{each['kind']}: {each['text']}{about}"
         at = f", publication {each['publication_id']}, offset {each['offset']}" if each["offset"] is not None else ""
-        console.print(plain(told + at), markup=False, soft_wrap=True, style="red")
+        say(plain(told + at), "red")
     if summary["findings"] > _SHOWN:
-        console.print(f"… {summary['findings'] - _SHOWN:,} more: --json lists up to --limit", markup=False)
+        say(f"… {summary['findings'] - _SHOWN:,} more: --json lists up to --limit")
     span = f"offsets {summary['from_offset']:,} to {summary['to_offset'] - 1:,}"
     if found.ok:
         console.print(f"[bold green]it holds[/] for {counted(summary['published'], 'message')}, {span}")
@@ -169,11 +169,11 @@ def rates(
         print_json([{**row, "from": _iso(row["from"]), "to": _iso(row["to"])} for row in rows])
         return
     if not rows:
-        console.print(f"nothing has ended in {path} yet", markup=False)
+        say(f"nothing has ended in {path} yet")
     else:
         _show_rates(rows, window_seconds(window))
     if chart is not None:
-        console.print(f"drawn to {chart}", markup=False, soft_wrap=True)
+        say(f"drawn to {chart}")
 
 
 def _in_utc(frame: Any) -> list[dict[str, Any]]:
@@ -218,7 +218,7 @@ def _show_rates(rows: list[dict[str, Any]], seconds: float) -> None:
         )
     console.print(table)
     span = f"{first:%Y-%m-%d %H:%M:%S} to {rows[-1]['to']:%Y-%m-%d %H:%M:%S} UTC"
-    console.print(f"{span}; AGAIN: deliveries that went back; P50 to P99: of the worst window", soft_wrap=True)
+    say(f"{span}; AGAIN: deliveries that went back; P50 to P99: of the worst window")
 
 
 def sparkline(values: list[float], width: int = 24) -> str:
@@ -249,7 +249,7 @@ def drain(
         print_json({**counts, "to": str(to)})
         return
     told = f"{counted(counts['found'], 'dead letter')}: {counts['new']:,} new, {counts['changed']:,} changed since"
-    console.print(f"{told}, {counts['unchanged']:,} there already, in {to}", markup=False, soft_wrap=True)
+    say(f"{told}, {counts['unchanged']:,} there already, in {to}")
 
 
 def replay(
@@ -309,6 +309,6 @@ def replay(
     what = f"{counted(counts['messages'], 'message')} from offset {counts['from_offset']:,} on, {identity} identity"
     if yes:
         files = counted(counts["batches"], "batch", "batches")
-        console.print(f"replayed: {what}, in {files} of the spool, as {found.name}", markup=False, soft_wrap=True)
+        say(f"replayed: {what}, in {files} of the spool, as {found.name}")
     else:
-        console.print(f"would replay {what}; --yes does it", markup=False, soft_wrap=True)
+        say(f"would replay {what}; --yes does it")

@@ -9,7 +9,7 @@ import typer
 
 from faregate.bus.bus import MAX_MESSAGE_BYTES, RETAIN_LEDGER
 from faregate.cli.load import load_bus
-from faregate.cli.output import console, errors, print_json
+from faregate.cli.output import errors, print_json, say
 from faregate.cli.spark.session import Master, session
 from faregate.errors import ConfigurationError
 from faregate.transports.journal import JournalTransport
@@ -79,7 +79,7 @@ def run(
         print_json({"node": target, "outcomes": total})
     else:
         said = ", ".join(f"{count} {outcome}" for outcome, count in total.items()) or "nothing to do"
-        console.print(f"{target}: {said}", markup=False)
+        say(f"{target}: {said}")
 
 
 def _stopper(asked: threading.Event) -> Any:
@@ -125,9 +125,7 @@ def handover(
         return
     for each in done:
         what = "now read from" if each.changed else "already read from"
-        console.print(
-            f"{each.queue}: {what} the {each.view}, offset {each.offset} on (epoch {each.epoch})", markup=False
-        )
+        say(f"{each.queue}: {what} the {each.view}, offset {each.offset} on (epoch {each.epoch})")
 
 
 __all__ = ["handover", "run"]
