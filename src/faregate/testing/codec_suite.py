@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from enum import Enum
-from typing import Any
 from uuid import UUID
 
 from faregate.codec import Codec
 from faregate.message import Event
+from faregate.testing.refused import refused
 
 CodecCase = Callable[[Codec], None]
 CODEC_CASES: dict[str, CodecCase] = {}
@@ -101,12 +101,14 @@ def garbage_is_a_value_error(codec: Codec) -> None:
     decode = codec.decoder(Sample)
     good = codec.encoder(Sample)(SAMPLE)
     for body in (b"", b"\xff\xfe\xc1", b"not a message", good[:-5], b"[1]", good + b"\x00}"):
-        _raises_value_error(decode, body)
+        with refused(ValueError, f"{body[:20]!r} was read"):
+            decode(body)
 
 
 @case
 def a_wrong_type_is_a_value_error(codec: Codec) -> None:
-    _raises_value_error(codec.decoder(Sample), codec.encoder(Fewer)(Fewer(text="only this")))
+    with refused(ValueError, "a message was read that lacks fields"):
+        codec.decoder(Sample)(codec.encoder(Fewer)(Fewer(text="only this")))
 
 
 def _read_fewer(codec: Codec) -> Fewer:
@@ -115,11 +117,3 @@ def _read_fewer(codec: Codec) -> Fewer:
     except ValueError as exc:
         raise AssertionError(f"a consumer that declares fewer fields cannot read it: {exc}") from exc
     return back
-
-
-def _raises_value_error(decode: Callable[[bytes], Any], body: bytes) -> None:
-    try:
-        back = decode(body)
-    except ValueError:
-        return
-    raise AssertionError(f"{body[:20]!r} was read as {back}")

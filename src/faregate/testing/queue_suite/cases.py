@@ -25,6 +25,7 @@ from faregate.ports.queue import (
     Selecting,
     dead_letter_queue,
 )
+from faregate.testing.refused import refused
 
 
 class WholeTransport(Selecting, QueueTransport, Recognising, DeadLettering, Browsing, Counting, Protocol):
@@ -174,19 +175,13 @@ async def only_dead_letter(subject: QueueSubject) -> DeadLetter:
 
 
 async def expect_unroutable(subject: QueueSubject, envelope: Envelope, what: str) -> None:
-    try:
+    with refused(Unroutable, f"{what} was confirmed"):
         await subject.transport.publish([envelope])
-    except Unroutable:
-        return
-    raise AssertionError(f"{what} was confirmed")
 
 
 async def expect_stale(ending: Awaitable[None], what: str) -> None:
-    try:
+    with refused(StaleLock, f"{what} was accepted with a stale lock"):
         await ending
-    except StaleLock:
-        return
-    raise AssertionError(f"{what} was accepted with a stale lock")
 
 
 def set_wall(subject: QueueSubject, seconds: float) -> None:

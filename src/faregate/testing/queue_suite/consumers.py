@@ -3,7 +3,6 @@
 import asyncio
 
 from faregate.errors import ConsumerRefused
-from faregate.ports.queue import Delivery
 from faregate.testing.queue_suite.cases import (
     QUEUE,
     Inbox,
@@ -14,6 +13,7 @@ from faregate.testing.queue_suite.cases import (
     noted,
     open_inbox,
 )
+from faregate.testing.refused import refused
 
 
 @case("lock")
@@ -60,11 +60,8 @@ async def a_selector_leaves_the_others_for_others(subject: QueueSubject) -> None
 @case("select")
 async def an_exclusive_consumer_is_alone(subject: QueueSubject) -> None:
     await open_inbox(subject)
-    try:
-        await subject.whole.consume(QUEUE, _ignore, prefetch=1, exclusive=True)
-    except ConsumerRefused:
-        return
-    raise AssertionError("a consumer got a queue exclusively that another one consumes")
+    with refused(ConsumerRefused, "a consumer got a queue exclusively that another one consumes"):
+        await subject.whole.consume(QUEUE, lambda delivery: None, prefetch=1, exclusive=True)
 
 
 @case("count", "delay")
@@ -89,7 +86,3 @@ async def an_unbound_queue_is_not_waited_for(subject: QueueSubject) -> None:
     await subject.rest()
     assert waiting.done(), "waits for a queue that is not bound"
     await waiting
-
-
-def _ignore(delivery: Delivery) -> None:
-    """Whoever only wants to be there."""

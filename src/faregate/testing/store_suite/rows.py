@@ -8,6 +8,7 @@ from faregate.ids import root_id
 from faregate.message import Envelope
 from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.store import LedgerRow, OutboxRow, Store, Transaction
+from faregate.testing.refused import refused
 from faregate.testing.store_subjects import StoreSubject
 
 StoreCase = Callable[[StoreSubject], Awaitable[None]]
@@ -58,10 +59,5 @@ async def aborted(store: Store) -> AsyncIterator[Transaction]:
 
 
 async def expect(error: type[Exception], doing: Awaitable[Any], what: str) -> None:
-    try:
+    with refused(error, f"{what} was accepted"):
         await doing
-    except error:
-        return
-    except Exception as exc:
-        raise AssertionError(f"{what} raised {exc!r}, not {error.__name__}") from exc
-    raise AssertionError(f"{what} was accepted")
