@@ -4,15 +4,14 @@ For each message one business row is inserted and one event goes out.
 """
 
 import os
-import shutil
 import sqlite3
-import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import faregate as fg
+from _orders import Order, make_order
+
 from faregate import ids
 from faregate.codec import CODECS
 from faregate.message import Envelope
@@ -22,7 +21,6 @@ from faregate.stores.sql.columns import pack
 from faregate.testing.store_subjects import postgres_schema
 
 POSTGRES = os.environ.get("FAREGATE_TEST_POSTGRES")
-CUSTOMERS = 5000
 INVOICES = "create table if not exists invoices(order_id text primary key, message_id text not null, total integer)"
 INSERT = "insert into invoices(order_id, message_id, total) values (?, ?, ?)"
 LEDGER = (
@@ -35,26 +33,6 @@ Rows = list[tuple[Any, ...]]
 
 rows_per_commit: dict[str, list[float]] = {"sqlite": [], "postgres": []}
 """What `ledger` had, run by run."""
-
-
-class Order(fg.Event):
-    order_id: str
-    customer: str
-    total: int
-    note: str
-
-
-class Billed(fg.Event):
-    order_id: str
-    customer: str
-    total: int
-    note: str
-
-
-def make_order(number: int) -> Order:
-    return Order(
-        order_id=f"order-{number:06}", customer=f"customer-{number % CUSTOMERS:06}", total=number, note="n" * 110
-    )
 
 
 def make_rows(count: int, as_id: Callable[[str], Any]) -> tuple[Rows, Rows, Rows]:
@@ -86,15 +64,6 @@ def make_rows(count: int, as_id: Callable[[str], Any]) -> tuple[Rows, Rows, Rows
 def share(kind: str) -> int:
     """How many messages `ledger` put into a commit when it ran last."""
     return round(rows_per_commit[kind][-1])
-
-
-@contextmanager
-def folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="faregate-bench-"))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path)
 
 
 @asynccontextmanager

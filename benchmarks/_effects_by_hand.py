@@ -15,22 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from _effects import (
-    INSERT,
-    LEDGER,
-    OUTBOX,
-    POSTGRES,
-    Billed,
-    Order,
-    Rows,
-    connect_sqlite,
-    folder,
-    make_order,
-    make_rows,
-    make_tables,
-    share,
-)
-from _harness import timed
+from _effects import INSERT, LEDGER, OUTBOX, POSTGRES, Rows, connect_sqlite, make_rows, make_tables, share
+from _harness import folder, timed
+from _orders import Billed, Order, make_order
 
 from faregate import ids
 from faregate.message import Envelope

@@ -17,8 +17,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from _effects import INVOICES, POSTGRES, folder, make_order
-from _harness import note_processor, timed
+from _effects import INVOICES, POSTGRES
+from _harness import folder, note_processor, timed
+from _orders import make_order
 
 from faregate.testing.store_subjects import postgres_schema
 

@@ -16,12 +16,15 @@ import gc
 import json
 import os
 import platform
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -70,6 +73,16 @@ def timed(name: str, messages: int) -> Iterator[list[float]]:
     yield took
     took.append(time.perf_counter() - begin)
     note_processor(name, (time.process_time() - used) / messages)
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    """An empty one, which is removed afterwards."""
+    path = Path(tempfile.mkdtemp(prefix="faregate-bench-"))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
 
 
 def note_processor(name: str, seconds: float) -> None:

@@ -1,24 +1,8 @@
-"""The nodes and messages of the Spark benchmarks, where workers can import them."""
+"""The nodes of the Spark benchmarks, where workers can import them."""
+
+from _orders import Billed, Order, bill_order
 
 import faregate as fg
-
-
-class Order(fg.Event):
-    order_id: str
-    customer: str
-    total: int
-    note: str
-
-
-class Billed(fg.Event):
-    order_id: str
-    customer: str
-    total: int
-    note: str
-
-
-def bill_order(order: Order) -> Billed:
-    return Billed(order_id=order.order_id, customer=order.customer, total=order.total + 1, note=order.note)
 
 
 INVOICES = "create table if not exists invoices(order_id text, message_id text not null, total integer)"
@@ -43,7 +27,3 @@ async def bill(order: Order, ctx: fg.Context) -> Billed:
     else:
         write(INSERT, row)
     return bill_order(order)
-
-
-def make_order(number: int) -> Order:
-    return Order(order_id=f"order-{number:07}", customer=f"customer-{number % 5000:06}", total=number, note="n" * 110)

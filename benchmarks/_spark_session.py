@@ -1,4 +1,4 @@
-"""The Spark session of the benchmarks that run handlers: two cores, small, quiet."""
+"""The Spark session of the benchmarks: two cores, small, quiet."""
 
 import os
 import sys
@@ -7,11 +7,11 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 
-def start_spark(scratch: Path, name: str) -> SparkSession:
+def start_spark(scratch: Path, name: str, **settings: str) -> SparkSession:
     here = str(Path(__file__).parent)
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = f"{here}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    session = (
+    builder = (
         SparkSession.builder.master("local[2]")
         .appName(name)
         .config("spark.ui.enabled", "false")
@@ -22,7 +22,9 @@ def start_spark(scratch: Path, name: str) -> SparkSession:
         .config("spark.sql.adaptive.enabled", "false")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
-        .getOrCreate()
     )
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session

@@ -34,20 +34,11 @@ from functools import partial
 from statistics import median, quantiles
 from typing import Any
 
-from _effects import (
-    INSERT,
-    INVOICES,
-    POSTGRES,
-    Billed,
-    Order,
-    folder,
-    make_order,
-    place,
-    rows_per_commit,
-)
+from _effects import INSERT, INVOICES, POSTGRES, place, rows_per_commit
 from _effects_by_hand import run_awaited_postgres, run_bare_sqlite, run_best_postgres, run_floor
 from _effects_peers import run_dbos, run_taskiq
-from _harness import Contestant, Report, interleave, loop, options, processor, timed
+from _harness import Contestant, Report, folder, interleave, loop, options, processor, timed
+from _orders import Billed, Order, make_order
 
 import faregate as fg
 from faregate.node.subscription import Dedup

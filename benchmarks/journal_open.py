@@ -12,15 +12,13 @@ messages of 200 bytes add to a process of their own (its peak resident size abov
 import asyncio
 import gc
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import zlib
 from pathlib import Path
 
-from _harness import Report, Samples, options
+from _harness import Report, Samples, folder, options
 
 from faregate import ids
 from faregate.broker.journal import frame as frames
@@ -125,26 +123,23 @@ def main() -> None:
     args = options(__doc__, rounds=5, messages=1_000_000)
     report = Report("journal-open", args.json)
     count = max(2, args.messages // 2 * 2)
-    folder = Path(tempfile.mkdtemp(prefix="faregate-bench-"))
     half = count // 2
-    try:
-        asyncio.run(make(folder / "plain", count, range(half)))
-        asyncio.run(make(folder / "history", 4 * half, range(3 * half)))
-        asyncio.run(make(folder / "scattered", count, range(0, count, 2)))
-        asyncio.run(make(folder / "crashed", count, range(half), snapshot=False))
+    with folder() as root:
+        asyncio.run(make(root / "plain", count, range(half)))
+        asyncio.run(make(root / "history", 4 * half, range(3 * half)))
+        asyncio.run(make(root / "scattered", count, range(0, count, 2)))
+        asyncio.run(make(root / "crashed", count, range(half), snapshot=False))
         names = ("plain", "history", "scattered", "crashed")
         samples = Samples({name: [] for name in (*names, "read")})
         for number in range(args.rounds + 1):
-            found = {name: asyncio.run(open_once(folder / name)) for name in names}
-            read = read_bytes(folder / "plain")
+            found = {name: asyncio.run(open_once(root / name)) for name in names}
+            read = read_bytes(root / "plain")
             assert {waiting for _, waiting in found.values()} == {half}, found
             if number or not args.rounds:
                 samples.seconds["read"].append(read)
                 for name in names:
                     samples.seconds[name].append(found[name][0])
-        empty, full = memory_mb(folder, min(BATCH, count // 2)), memory_mb(folder, count)
-    finally:
-        shutil.rmtree(folder)
+        empty, full = memory_mb(root, min(BATCH, count // 2)), memory_mb(root, count)
     labels = {
         "plain": f"{count:,} messages, half settled",
         "history": f"the same {half:,} waiting, three times the history",

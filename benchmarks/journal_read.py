@@ -3,8 +3,6 @@
 Both map the files, check every frame's CRC and sum up the length of all payloads, so that the columns are touched.
 """
 
-import shutil
-import tempfile
 import time
 import zlib
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from _harness import Contestant, Report, interleave, options
+from _harness import Contestant, Report, folder, interleave, options
 
 from faregate import ids
 from faregate.broker.journal import JournalReader
@@ -77,9 +75,8 @@ def ours(path: Path) -> int:
 def main() -> None:
     args = options(__doc__, rounds=9, messages=1_000_000)
     report = Report("journal-read", args.json)
-    path = Path(tempfile.mkdtemp(prefix="faregate-bench-"))
     messages = max(BATCH, args.messages // BATCH * BATCH)
-    try:
+    with folder() as path:
         fill(path, messages)
 
         async def run_bare(_: int) -> float:
@@ -95,8 +92,6 @@ def main() -> None:
         samples = interleave(
             [Contestant("bare", run_bare), Contestant("journal", run_ours)], rounds=args.rounds, messages=messages
         )
-    finally:
-        shutil.rmtree(path)
     report.table(
         (f"{messages:,} messages of 200 bytes", "per second"),
         [

@@ -13,9 +13,7 @@ What is measured, per message, with 200-byte bodies:
 
 import asyncio
 import os
-import shutil
 import sqlite3
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -24,7 +22,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from _harness import Contestant, Report, interleave, options
+from _harness import Contestant, Report, folder, interleave, options
+from _orders import Order, make_order
 
 import faregate as fg
 from faregate import ids
@@ -39,17 +38,6 @@ IN_FLIGHT = 1000
 MANY_TARGET, SINGLE_TARGET, SQLITE_TARGET, SYNC_TARGET = 0.4, 0.15, 1.5, 1 / 3
 
 
-class Order(fg.Event):
-    order_id: str
-    customer: str
-    total: int
-    note: str
-
-
-def make_order(number: int) -> Order:
-    return Order(order_id=f"order-{number:06}", customer="customer-000042", total=4200, note="n" * 110)
-
-
 shop = fg.Node("shop")
 billing = fg.Node("billing")
 
@@ -57,15 +45,6 @@ billing = fg.Node("billing")
 @billing.on(Order, source="shop")
 async def bill(order: Order) -> None:
     pass
-
-
-@contextmanager
-def folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="faregate-bench-"))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path)
 
 
 def envelopes(count: int) -> list[Envelope]:

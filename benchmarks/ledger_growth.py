@@ -18,7 +18,6 @@ import asyncio
 import os
 import shutil
 import sqlite3
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,7 +26,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from _harness import Contestant, Report, Samples, interleave
+from _harness import Contestant, Report, Samples, folder, interleave
 
 import faregate as fg
 from faregate import ids
@@ -194,12 +193,11 @@ def main() -> None:
     args = options()
     report = Report("ledger-growth", args.json)
     sizes = {"small": min(SMALL, args.rows), "large": args.rows}
-    folder = Path(tempfile.mkdtemp(prefix="faregate-bench-"))
-    try:
+    with folder() as root:
         contestants = []
         for kind in TARGETS:
             for size, rows in sizes.items():
-                path = folder / f"{kind}-{size}.db"
+                path = root / f"{kind}-{size}.db"
                 begin = time.perf_counter()
                 fill(path, kind, rows)
                 if size == "small":
@@ -211,8 +209,6 @@ def main() -> None:
                     work: Any = partial(run, name=name, kind=kind, path=path)
                     contestants.append(Contestant(name, work, share=1.0 if way == "store" else 0.4))
         samples = interleave(contestants, rounds=args.rounds, messages=args.messages)
-    finally:
-        shutil.rmtree(folder)
     show(report, samples, args.rows)
 
 

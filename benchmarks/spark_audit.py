@@ -6,11 +6,7 @@ result must hold. What counts is the time for each message at the largest size b
 200,000 messages Spark's fixed costs are all there is to see.
 """
 
-import os
-import shutil
 import sqlite3
-import sys
-import tempfile
 import time
 from contextlib import closing
 from hashlib import sha256
@@ -19,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _harness import Contestant, Report, interleave, options
+from _harness import Contestant, Report, folder, interleave, options
+from _spark_session import start_spark
 from pyspark.sql import SparkSession
 
 from faregate import ids
@@ -126,31 +123,17 @@ def settlements(first: int, stop: int, queue: int) -> bytes:
     return records.tobytes()
 
 
-def start_spark(scratch: Path) -> SparkSession:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    session = (
-        SparkSession.builder.master("local[2]")
-        .appName("faregate-bench")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.memory", "2g")
-        .config("spark.sql.shuffle.partitions", "16")
-        .config("spark.local.dir", str(scratch / "local"))
-        .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("ERROR")
-    return session
-
-
 def main() -> None:
     args = options(__doc__, rounds=3, messages=8_000_000)
     report = Report("spark-audit", args.json)
-    scratch = Path(tempfile.mkdtemp(prefix="faregate-bench-"))
-    try:
-        spark = start_spark(scratch)
+    with folder() as scratch:
+        settings = {
+            "spark.driver.memory": "2g",
+            "spark.sql.shuffle.partitions": "16",
+            "spark.sql.adaptive.enabled": "true",
+            "spark.local.dir": str(scratch / "local"),
+        }
+        spark = start_spark(scratch, "spark-audit", **settings)
         cases = []
         for share in SHARES:
             count = max(1, int(args.messages * share))
@@ -160,8 +143,6 @@ def main() -> None:
             cases.append(Contestant(f"{count:,}", run(spark, journal, store), share=share))
         samples = interleave(cases, rounds=args.rounds, messages=args.messages)
         spark.stop()
-    finally:
-        shutil.rmtree(scratch)
     names = [case.name for case in cases]
     rows = [
         (name, f"{samples.cost(name) * int(name.replace(',', '')):,.1f}", f"{samples.rate(name):,.0f}")

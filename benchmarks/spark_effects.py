@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from _harness import Contestant, Report, interleave, options
-from _spark_nodes import INSERT, INVOICES, Order, bill_order, billing, make_order, shop
+from _orders import Order, bill_order, make_order
+from _spark_nodes import INSERT, INVOICES, billing, shop
 from _spark_session import start_spark
 from spark_stateless import fill
 

@@ -5,19 +5,16 @@ taking rows from Python, the limit that reading a journal can only approach. Bot
 tasks. Once with the two columns that the aggregate needs (`columns`), once with whole rows.
 """
 
-import os
-import shutil
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from _harness import Contestant, Report, interleave, options
+from _harness import Contestant, Report, folder, interleave, options
+from _spark_session import start_spark
 from journal_read import fill
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
@@ -63,24 +60,6 @@ class BareReader(DataSourceReader):
             yield batch
 
 
-def start_spark(scratch: Path) -> SparkSession:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    session = (
-        SparkSession.builder.master("local[2]")
-        .appName("faregate-bench")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("ERROR")
-    session.dataSource.register(BareSource)
-    return session
-
-
 def write_sample(journal: Path, columns: tuple[str, ...], file: Path) -> None:
     """The first batch of rows as Spark gets it."""
     reader = BatchReader(parse_options({"path": str(journal)}), row_schema(columns))
@@ -100,12 +79,12 @@ def aggregate(frame: DataFrame, messages: int) -> float:
 def main() -> None:
     args = options(__doc__, rounds=5, messages=4_000_000)
     report = Report("spark-read", args.json)
-    scratch = Path(tempfile.mkdtemp(prefix="faregate-bench-"))
     messages = max(BATCH_ROWS, args.messages // BATCH_ROWS * BATCH_ROWS)
-    try:
+    with folder() as scratch:
         journal = scratch / "journal"
         fill(journal, messages)
-        spark = start_spark(scratch)
+        spark = start_spark(scratch, "spark-read", **{"spark.sql.adaptive.enabled": "true"})
+        spark.dataSource.register(BareSource)
 
         def contestants(name: str, columns: tuple[str, ...]) -> list[Contestant]:
             file = scratch / f"{name}.arrow"
@@ -127,8 +106,6 @@ def main() -> None:
         cases = [*contestants("two columns", NEEDED), *contestants("whole rows", ())]
         samples = interleave(cases, rounds=args.rounds, messages=messages)
         spark.stop()
-    finally:
-        shutil.rmtree(scratch)
     names = [case.name for case in cases]
     report.table(
         (f"{messages:,} messages of 200 bytes", "per second"), [(name, f"{samples.rate(name):,.0f}") for name in names]

@@ -21,7 +21,8 @@ from typing import Any
 
 import msgspec
 from _harness import Contestant, Report, interleave, options
-from _spark_nodes import Order, bill_order, make_order, shop, stateless
+from _orders import Order, bill_order, make_order
+from _spark_nodes import shop, stateless
 from _spark_session import start_spark
 
 import faregate as fg

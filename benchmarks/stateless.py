@@ -8,31 +8,15 @@ itself.
 Processor time is shown beside, since it suffers less from others on the machine.
 """
 
-import shutil
-import tempfile
 from functools import partial
-from pathlib import Path
 
-from _harness import Contestant, Report, interleave, options, processor, timed
+from _harness import Contestant, Report, folder, interleave, options, processor, timed
+from _orders import Billed, Order, make_order
 
 import faregate as fg
 
 TARGET = 0.4
 PUBLISHED_TOGETHER = 1000
-
-
-class Order(fg.Event):
-    order_id: str
-    customer: str
-    total: int
-    note: str
-
-
-class Billed(fg.Event):
-    order_id: str
-    customer: str
-    total: int
-    note: str
 
 
 def make_nodes() -> list[fg.Node]:
@@ -46,11 +30,8 @@ def make_nodes() -> list[fg.Node]:
 
 
 async def run(messages: int, *, name: str) -> float:
-    orders = [
-        Order(order_id=f"order-{n:06}", customer=f"customer-{n:06}", total=n, note="n" * 110) for n in range(messages)
-    ]
-    path = Path(tempfile.mkdtemp(prefix="faregate-bench-"))
-    try:
+    orders = [make_order(number) for number in range(messages)]
+    with folder() as path:
         url = "memory:" if name == "memory" else f"journal:{path}/journal"
         async with fg.Bus(url, nodes=make_nodes()) as bus:
             await bus.pause("billing", Order)
@@ -61,8 +42,6 @@ async def run(messages: int, *, name: str) -> float:
                 await bus.idle()
             if bus.outcomes()["handled"] != messages:
                 raise RuntimeError(f"{messages} messages were published, and this became of them: {bus.outcomes()}")
-    finally:
-        shutil.rmtree(path)
     return took[0]
 
 

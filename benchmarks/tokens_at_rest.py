@@ -9,16 +9,13 @@ Then the rows of all tables that could grow are counted: tokens, claims, outbox 
 The goal is zero rows; the ratio is 1 when nothing is left, and otherwise falls towards 0.
 """
 
-import shutil
 import sqlite3
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from statistics import median
 
-from _harness import Report, loop, options
+from _harness import Report, folder, loop, options
 
 import faregate as fg
 
@@ -55,15 +52,6 @@ def make_nodes() -> list[fg.Node]:
         await ctx.db.execute("insert into parcels values (?, ?)", (command.order_id, ctx.message_id))
 
     return [shop, billing, shipping]
-
-
-@contextmanager
-def folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="faregate-bench-"))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path)
 
 
 async def run_merged(messages: int) -> float:
