@@ -19,7 +19,7 @@ Rules kept here:
 - One job, two shuffles: all evidence grouped by (node, message id), then put in order by key. Linear in its input.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +91,7 @@ def prepare(
 def _check(plan: JournalPlan, databases: Sequence[JobStore], store: StoreUrls, unordered: Sequence[str]) -> None:
     if not plan.segments:
         raise ConfigurationError(f"the journal {plan.path} has no messages: there is nothing to audit")
-    if isinstance(store, str) or store is None:
-        named: list[str] = []
-    else:
-        named = [node for node in store if node not in plan.everyone]
+    named = [node for node in store if node not in plan.everyone] if isinstance(store, Mapping) else []
     if named:
         raise ConfigurationError(
             f"the journal {plan.path} knows no node {', '.join(named)}; there are {', '.join(plan.everyone)}"

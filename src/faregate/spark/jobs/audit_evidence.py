@@ -30,7 +30,7 @@ from faregate.errors import ConfigurationError
 from faregate.ports.log import LogPart
 from faregate.ports.store import Part, Table
 from faregate.spark.jobs.deliveries import FIELDS, digest_longs, id_pairs, read_dead_letters, read_deliveries
-from faregate.spark.jobs.settlements import JournalPlan, by_task
+from faregate.spark.jobs.settlements import JournalPlan, arrow_schema, by_task
 from faregate.spark.jobs.stores import JobStore, id_of
 from faregate.spark.logs import open_log
 
@@ -44,22 +44,6 @@ STORED = (
     "node int, hi long, lo long, kind int, key string, position long, written long, at double, digest long, sent int, "
     "sent_hi long, sent_lo long"
 )
-_COPIES = pa.schema(
-    [
-        ("node", pa.int32()),
-        ("hi", pa.int64()),
-        ("lo", pa.int64()),
-        ("kind", pa.int32()),
-        ("queue", pa.int32()),
-        ("offset", pa.int64()),
-        ("appended", pa.float64()),
-        ("token", pa.bool_()),
-        ("delayed", pa.bool_()),
-        ("digest", pa.int64()),
-        ("runs", pa.int32()),
-    ]
-)
-"""`FIELDS` as Arrow has them."""
 _NO_IDS = bytes(16)
 
 
@@ -107,7 +91,7 @@ def deliveries(spark: SparkSession, plan: JournalPlan) -> DataFrame:
         for batch in open_log(plan.path).batches(segment.start, segment.end):
             if offsets := altered_offsets(batch):
                 rows = [{"node": NOBODY, "hi": at, "lo": 0, "kind": ALTERED, "offset": at} for at in offsets]
-                yield pa.RecordBatch.from_pylist(rows, _COPIES)
+                yield pa.RecordBatch.from_pylist(rows, arrow_schema(FIELDS))
 
     return by_task(spark, plan.segments, read, FIELDS)
 
@@ -184,4 +168,4 @@ def _batch(kind: str, rows: list[tuple[Any, ...]], places: dict[str, int]) -> An
         sent_hi,
         sent_lo,
     ]
-    return pa.RecordBatch.from_arrays(arrays, names=[field.split()[0] for field in STORED.split(", ")])
+    return pa.RecordBatch.from_arrays(arrays, names=arrow_schema(STORED).names)

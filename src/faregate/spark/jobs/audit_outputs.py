@@ -22,7 +22,7 @@ from faregate.message import Envelope
 from faregate.ports.log import LogPart
 from faregate.spark.jobs.deliveries import id_pairs
 from faregate.spark.jobs.replay import REPLAYED_FROM
-from faregate.spark.jobs.settlements import JournalPlan, by_task, plan_journal
+from faregate.spark.jobs.settlements import JournalPlan, arrow_schema, by_task, plan_journal
 from faregate.spark.jobs.stores import JobStore
 from faregate.spark.logs import open_appendable, open_log
 
@@ -66,7 +66,7 @@ def _in_log(plan: JournalPlan, segment: LogPart) -> Iterator[Any]:
         columns = [pc.index_in(rows.column("source"), value_set=nodes).take(pa.array(sound, pa.int64()))]
         for ids in (causes, made):
             columns += [pa.array(each) for each in id_pairs([ids[place] or b"" for place in sound])]
-        yield pa.RecordBatch.from_arrays(columns, names=[field.split()[0] for field in OUTPUTS.split(", ")])
+        yield pa.RecordBatch.from_arrays(columns, names=arrow_schema(OUTPUTS).names)
 
 
 def _replayed(headers: Any) -> Any:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from faregate import ids
 from faregate.columns import to_envelopes
 from faregate.ports.log import DEAD, DUPLICATE, HANDLED, REDELIVER, SKIPPED, LogPart
-from faregate.spark.jobs.settlements import HandedOver, JournalPlan
+from faregate.spark.jobs.settlements import HandedOver, JournalPlan, arrow_schema
 from faregate.spark.logs import open_log, open_settled, open_subscribed
 from faregate.spark.options import Place
 
@@ -157,7 +157,7 @@ def read_deliveries(plan: JournalPlan, segment: LogPart) -> Iterator[Any]:
             digest_longs(batch.column("body_digest")).take(pa.array(rows)),
             pa.array(np.maximum(1, ends.started(offsets, places))),
         ]
-        yield pa.RecordBatch.from_arrays(columns, names=[field.split()[0] for field in FIELDS.split(", ")])
+        yield pa.RecordBatch.from_arrays(columns, names=arrow_schema(FIELDS).names)
 
 
 def digest_longs(digests: Any) -> Any:

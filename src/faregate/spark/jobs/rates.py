@@ -22,7 +22,7 @@ from faregate.errors import ConfigurationError
 from faregate.ports.log import LogPart
 from faregate.spark.jobs import audit_evidence as seen
 from faregate.spark.jobs.deliveries import Settled, exploded, id_pairs, message_ids
-from faregate.spark.jobs.settlements import JournalPlan, by_task, plan_journal
+from faregate.spark.jobs.settlements import JournalPlan, arrow_schema, by_task, plan_journal
 from faregate.spark.jobs.stores import StoreUrls, open_stores
 from faregate.units import parse_seconds
 
@@ -124,7 +124,7 @@ def _timed(plan: JournalPlan, segment: LogPart) -> Iterator[Any]:
             pa.array(_due(batch)[rows]),
             pa.array(ends.redelivered(offsets, places)),
         ]
-        yield pa.RecordBatch.from_arrays(columns, names=[field.split()[0] for field in _TIMED.split(", ")])
+        yield pa.RecordBatch.from_arrays(columns, names=arrow_schema(_TIMED).names)
 
 
 def _due(batch: Any) -> Any:

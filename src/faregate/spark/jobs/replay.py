@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -121,8 +122,8 @@ def replay(
         told = repr((bounds, choice, identity, batch)).encode()
         stem = f"replay-{chosen_name}-{sha256(told).hexdigest()[:16]}"
         log, done = open_appendable(plan.path), 0
-        for place, piece in enumerate(_pieces(made, batch)):
-            log.append(piece, f"{stem}-{place:08d}")
+        while piece := list(islice(made, batch)):
+            log.append(piece, f"{stem}-{counts['batches']:08d}")
             done += len(piece)
             counts["batches"] += 1
             progress(done, total)
@@ -243,14 +244,3 @@ def _at_once(envelope: Envelope, choice: Choice, **changes: Any) -> Envelope:
     return msgspec.structs.replace(
         envelope, recipients=recipients, deliver_at=None, expires_at=None, redeliveries=0, **changes
     )
-
-
-def _pieces(made: Iterator[Envelope], size: int) -> Iterator[list[Envelope]]:
-    piece: list[Envelope] = []
-    for envelope in made:
-        piece.append(envelope)
-        if len(piece) >= size:
-            yield piece
-            piece = []
-    if piece:
-        yield piece

@@ -147,6 +147,21 @@ def settlements(spark: SparkSession, journal: str | Path) -> DataFrame:
     return by_task(spark, plan.segments, read, _SCHEMA)
 
 
+_ARROW = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+}
+
+
+def arrow_schema(fields: str) -> Any:
+    """What Spark calls `node int, offset long`, as Arrow has it."""
+    return pa.schema([(name, _ARROW[type]) for name, type in (field.split() for field in fields.split(", "))])
+
+
 def by_task(spark: SparkSession, items: Any, read: Any, schema: str) -> DataFrame:
     """Rows that a function reads for each of some plain items, a task for each item. The function yields record batches
     with the schema's columns in order; types that are close are cast."""

@@ -16,7 +16,7 @@ from faregate.errors import ConfigurationError
 from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import open_store, url_for_workers
 from faregate.ports.store import COLUMNS, Part, Readable, StoreReader, Table
-from faregate.spark.jobs.settlements import JournalPlan, by_task
+from faregate.spark.jobs.settlements import JournalPlan, arrow_schema, by_task
 from faregate.spark.logs import open_log
 from faregate.spark.runs.views import low_water_name, reader_name
 from faregate.stores.sql.columns import id_text
@@ -119,7 +119,6 @@ _TYPES = {
     "envelope": "binary",
 }
 """How Spark has columns that are neither text nor times, which are seconds since the epoch."""
-_ARROW = {"string": pa.string(), "long": pa.int64(), "int": pa.int32(), "double": pa.float64(), "binary": pa.binary()}
 _EVIDENCE = 4
 """The last columns of a ledger are for the audit."""
 
@@ -129,7 +128,7 @@ def store_table(
 ) -> DataFrame:
     """`ledger`, `dead`, `parked` or `outbox` of one store or several; of a mapping, only the nodes' own rows."""
     names = COLUMNS[name][: -_EVIDENCE if name == "ledger" else None]
-    types = [_TYPES.get(each, "double" if each.endswith("_at") else "string") for each in names]
+    fields = ", ".join(f"{each} {_TYPES.get(each, 'double' if each.endswith('_at') else 'string')}" for each in names)
     place, node_at = names.index("message_id"), names.index("node")
 
     def read(task: tuple[JobStore, Part]) -> Iterator[Any]:
@@ -139,8 +138,9 @@ def store_table(
             if own:
                 columns = list(zip(*own, strict=True))
                 columns[place] = tuple(None if each is None else id_text(each) for each in columns[place])
-                arrays = [pa.array(each, _ARROW[kind]) for each, kind in zip(columns, types, strict=False)]
-                yield pa.RecordBatch.from_arrays(arrays, names=list(names))
+                schema = arrow_schema(fields)
+                arrays = [pa.array(each, kind) for each, kind in zip(columns, schema.types, strict=False)]
+                yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     tasks = [(database, part) for database in open_stores(store) for part in database.reader.parts(name)]
-    return by_task(spark, tasks, read, ", ".join(f"{each} {kind}" for each, kind in zip(names, types, strict=True)))
+    return by_task(spark, tasks, read, fields)

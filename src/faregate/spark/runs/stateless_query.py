@@ -66,7 +66,6 @@ class StatelessRun:
             left = None if left is None else left - 1
             if ended:
                 self._settle()
-            if ended:
                 return True
         return not self.query.isActive
 

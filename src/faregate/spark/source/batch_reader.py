@@ -1,6 +1,5 @@
 """A batch read: bounds are resolved when Spark plans it, then every task reads its range."""
 
-import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,9 +12,7 @@ from faregate.spark.logs import open_partitions
 from faregate.spark.options import Options
 from faregate.spark.source.bounds import Bound, check_partitions, gone, not_there, resolve
 from faregate.spark.source.ranges import OffsetRange, split
-from faregate.spark.source.reading import read_range
-
-log = logging.getLogger("faregate.spark")
+from faregate.spark.source.reading import lose, read_range
 
 
 class BatchReader(DataSourceReader):
@@ -44,24 +41,19 @@ class BatchReader(DataSourceReader):
         return [*(split(starts, ends, self._options.min_partitions) or empty)]
 
     def _bounds(self, starting: Bound, ending: Bound, source: LogTransport, name: str) -> tuple[int, int]:
-        start, end = resolve(starting, source), resolve(ending, source)
+        start, end, fail = resolve(starting, source), resolve(ending, source), self._options.fail_on_data_loss
         earliest, latest = source.earliest(), source.latest()
         if isinstance(starting, int) and isinstance(ending, int) and start > end:
             raise ConfigurationError(f"startingOffsets {start} lies behind endingOffsets {end}")
         # A bound that is no number stands for what there is: nothing is missing below or above it.
         if isinstance(starting, int) and start < earliest:
-            self._lose(gone("startingOffsets", start, earliest, name))
+            lose(gone("startingOffsets", start, earliest, name), fail)
         if isinstance(starting, int) and start > latest:
-            self._lose(not_there("startingOffsets", start, latest, name))
+            lose(not_there("startingOffsets", start, latest, name), fail)
         if isinstance(ending, int) and end > latest:
-            self._lose(not_there("endingOffsets", end, latest, name))
+            lose(not_there("endingOffsets", end, latest, name), fail)
         start, end = max(start, earliest), min(end, latest)
         return start, max(start, end)
-
-    def _lose(self, loss: Exception) -> None:
-        if self._options.fail_on_data_loss:
-            raise loss
-        log.warning("failOnDataLoss=false: %s", loss)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, OffsetRange)

@@ -79,7 +79,7 @@ def _stored(source: LogTransport, span: OffsetRange, fail: bool, name: str) -> I
     start = span.start
     if source.latest() < span.end:
         # A planned range was durable once. A log that is shorter now would quietly give fewer rows.
-        _lose(not_there("a planned read", span.end, source.latest(), name), fail)
+        lose(not_there("a planned read", span.end, source.latest(), name), fail)
     while start < min(span.end, source.latest()):
         try:
             for batch in source.batches(start, span.end, rows=BATCH_ROWS):
@@ -90,11 +90,12 @@ def _stored(source: LogTransport, span: OffsetRange, fail: bool, name: str) -> I
             earliest = source.earliest()
             if earliest <= start:
                 raise  # the log ends before the range does: nothing to go on from
-            _lose(gone("a planned read", start, earliest, name), fail, exc)
+            lose(gone("a planned read", start, earliest, name), fail, exc)
             start = earliest
 
 
-def _lose(loss: OffsetGone, fail: bool, cause: Exception | None = None) -> None:
+def lose(loss: OffsetGone, fail: bool, cause: Exception | None = None) -> None:
+    """Raises it, or warns of it where losses are allowed."""
     if fail:
         raise loss from cause
     log.warning("failOnDataLoss=false: %s", loss)
