@@ -67,6 +67,21 @@ def numbered(keys: list[tuple[str, int, int]]) -> list[Step]:
     return steps
 
 
+def watched(steps: list[Step], **subscription: Any) -> tuple[Watch, dict[str, int]]:
+    """What a subscription made of these steps."""
+    watch, node = Watch(), fg.Node("worker")
+    node.on(Step, source="feeder", **subscription)(watch.run)
+
+    async def scenario() -> dict[str, int]:
+        async with asyncio.timeout(LONG), fg.testing.bench(node) as bench:
+            for step in steps:
+                await bench.publish(step)
+            await bench.settle()
+            return bench.outcomes()
+
+    return watch, asyncio.run(scenario())
+
+
 plans = st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, 4), st.integers(0, 5)), max_size=30)
 
 
@@ -76,31 +91,8 @@ def test_each_key_runs_strictly_in_order_whatever_fails(
     plan: list[tuple[str, int, int]], lanes: int, prefetch: int | None
 ) -> None:
     steps = numbered(plan)
-    watch = Watch()
-
-    async def scenario() -> dict[str, int]:
-        node = fg.Node("worker")
-        options: dict[str, Any] = {} if prefetch is None else {"prefetch": prefetch}
-
-        @node.on(
-            Step,
-            source="feeder",
-            key="key",
-            order=fg.ByKey(lanes=lanes),
-            retry=fg.Retry(1, delay=0.5),
-            redeliver=fg.Redeliver(1),
-            **options,
-        )
-        async def work(step: Step) -> None:
-            await watch.run(step)
-
-        async with asyncio.timeout(LONG), fg.testing.bench(node) as bench:
-            for step in steps:
-                await bench.publish(step)
-            await bench.settle()
-            return bench.outcomes()
-
-    outcomes = asyncio.run(scenario())
+    policies = {"retry": fg.Retry(1, delay=0.5), "redeliver": fg.Redeliver(1)}
+    watch, outcomes = watched(steps, key="key", order=fg.ByKey(lanes=lanes), prefetch=prefetch, **policies)
     allowed = 4  # two tries in each of two deliveries
     doomed = [step for step in steps if step.failures >= allowed]
     assert outcomes["dead"] == len(doomed)
@@ -118,21 +110,7 @@ def test_a_serial_subscription_runs_one_at_a_time_in_publishing_order(
     plan: list[tuple[str, int, int]],
 ) -> None:
     steps = numbered([(key, pauses, 0) for key, pauses, _ in plan])
-    watch = Watch()
-
-    async def scenario() -> None:
-        node = fg.Node("worker")
-
-        @node.on(Step, source="feeder", order=fg.Serial())
-        async def work(step: Step) -> None:
-            await watch.run(step)
-
-        async with asyncio.timeout(LONG), fg.testing.bench(node) as bench:
-            for step in steps:
-                await bench.publish(step)
-            await bench.settle()
-
-    asyncio.run(scenario())
+    watch, _ = watched(steps, order=fg.Serial())
     assert watch.most <= 1
     assert watch.finished == [(step.key, step.number) for step in steps]
 
@@ -143,21 +121,7 @@ def test_a_parallel_subscription_handles_all_and_never_exceeds_its_limit(
     plan: list[tuple[str, int, int]], limit: int
 ) -> None:
     steps = numbered([(key, pauses, 0) for key, pauses, _ in plan])
-    watch = Watch()
-
-    async def scenario() -> None:
-        node = fg.Node("worker")
-
-        @node.on(Step, source="feeder", order=fg.Parallel(limit))
-        async def work(step: Step) -> None:
-            await watch.run(step)
-
-        async with asyncio.timeout(LONG), fg.testing.bench(node) as bench:
-            for step in steps:
-                await bench.publish(step)
-            await bench.settle()
-
-    asyncio.run(scenario())
+    watch, _ = watched(steps, order=fg.Parallel(limit))
     assert watch.most <= limit
     assert sorted(watch.finished) == sorted((step.key, step.number) for step in steps)
 

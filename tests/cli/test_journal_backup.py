@@ -12,16 +12,7 @@ from faregate.broker.journal.backup import copy_journal
 from faregate.broker.journal.layout import Layout
 from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.spool import spool
-from tests.cli.journal_rig import (
-    DISK,
-    Shop,
-    damage,
-    journal,
-    reopen,
-    run_shop,
-    wait_until,
-    write,
-)
+from tests.cli.journal_rig import DISK, Shop, damage, journal, reopen, run_shop, wait_until, write
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

@@ -22,14 +22,7 @@ from faregate.broker.journal.log import Log
 from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.verify import inspect
 from tests.child import Child
-from tests.cli.journal_rig import (
-    DISK,
-    Shop,
-    damage,
-    envelope,
-    journal,
-    write,
-)
+from tests.cli.journal_rig import DISK, Shop, damage, envelope, journal, write
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

@@ -21,13 +21,7 @@ from faregate.broker.journal.layout import Layout, prepare
 from faregate.broker.journal.log import Log
 from faregate.broker.journal.settled import Record
 from faregate.broker.journal.spool import Intake, spool
-from faregate.errors import (
-    JournalFailed,
-    JournalFull,
-    JournalLocked,
-    JournalTooNew,
-    NotAJournal,
-)
+from faregate.errors import JournalFailed, JournalFull, JournalLocked, JournalTooNew, NotAJournal
 from faregate.message import Envelope
 from faregate.ports.log import HANDLED, REDELIVER
 from faregate.testing.clock import rest

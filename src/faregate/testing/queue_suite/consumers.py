@@ -3,16 +3,7 @@
 import asyncio
 
 from faregate.errors import ConsumerRefused
-from faregate.testing.queue_suite.cases import (
-    QUEUE,
-    Inbox,
-    QueueSubject,
-    case,
-    event,
-    expect_stale,
-    noted,
-    open_inbox,
-)
+from faregate.testing.queue_suite.cases import QUEUE, Inbox, QueueSubject, case, event, expect_stale, noted, open_inbox
 from faregate.testing.refused import refused
 
 

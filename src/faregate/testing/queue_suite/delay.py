@@ -1,12 +1,6 @@
 """Cases for "delay": what is scheduled, and what is tried again later."""
 
-from faregate.testing.queue_suite.cases import (
-    QueueSubject,
-    case,
-    event,
-    open_inbox,
-    set_wall,
-)
+from faregate.testing.queue_suite.cases import QueueSubject, case, event, open_inbox, set_wall
 
 HOUR = 3600.0
 

@@ -1,14 +1,6 @@
 """Cases for "place" and "order": back to the same place, and order by key."""
 
-from faregate.testing.queue_suite.cases import (
-    Inbox,
-    QueueSubject,
-    case,
-    event,
-    key_header,
-    noted,
-    open_inbox,
-)
+from faregate.testing.queue_suite.cases import Inbox, QueueSubject, case, event, key_header, noted, open_inbox
 
 
 @case("place")

@@ -1,16 +1,7 @@
 """Cases for "recognise" and "recipients": what is published again."""
 
 from faregate.message import Envelope
-from faregate.testing.queue_suite.cases import (
-    Inbox,
-    QueueSubject,
-    again,
-    case,
-    event,
-    inboxes,
-    noted,
-    open_inbox,
-)
+from faregate.testing.queue_suite.cases import Inbox, QueueSubject, again, case, event, inboxes, noted, open_inbox
 
 
 @case("recognise")
