@@ -74,8 +74,6 @@ SCHEMA: Any = pa.schema(
 """offset: the row's place in the log. time: when it was appended. topic: the number of its route in topology.json
 (-1: nobody wanted it). Then every field of the envelope, `body` as `payload`."""
 
-ENVELOPE_COLUMNS = tuple(_COLUMN_NAMES.get(name, name) for name in _FIELDS)
-
 
 def to_batch(envelopes: Sequence[Envelope], topics: Sequence[int], offsets: Sequence[int], time: int) -> Any:
     """A record batch of these envelopes."""

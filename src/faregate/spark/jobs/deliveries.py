@@ -52,10 +52,9 @@ class Settled:
         keys, outcomes_ended = all_keys[ended], outcomes[ended]
         # Handled and later found to be a duplicate (its settling was lost) is handled: the lowest code counts.
         order = np.lexsort((outcomes_ended, keys))
-        keys, self._first = np.unique(keys[order], return_index=True)
-        self._keys = keys
-        self.outcomes = outcomes_ended[order][self._first]
-        self.times = times[ended][order][self._first]
+        self._keys, first = np.unique(keys[order], return_index=True)
+        self._outcomes = outcomes_ended[order][first]
+        self._times = times[ended][order][first]
         self._back_keys, self._back_counts = np.unique(all_keys[outcomes == REDELIVER], return_counts=True)
 
         order = np.lexsort((-tries, all_keys))
@@ -65,17 +64,13 @@ class Settled:
     def key(self, offsets: Any, nodes: Any) -> Any:
         return (offsets - self._base) * (len(self._nodes) + 1) + nodes
 
-    def look_up(self, offsets: Any, nodes: Any) -> tuple[Any, Any]:
-        """Outcome (0: none) and time (NaN: none) of each."""
-        outcomes = np.zeros(len(offsets), np.int32)
-        times = np.full(len(offsets), np.nan)
-        if len(self._keys):
-            wanted = self.key(offsets, nodes)
-            at = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
-            found = self._keys[at] == wanted
-            outcomes[found] = self.outcomes[at[found]]
-            times[found] = self.times[at[found]]
-        return outcomes, times
+    def outcomes(self, offsets: Any, nodes: Any) -> Any:
+        """How each ended; 0: not at all."""
+        return self._numbers(self._keys, self._outcomes, offsets, nodes)
+
+    def times(self, offsets: Any, nodes: Any) -> Any:
+        """When each ended; NaN: not at all."""
+        return self._numbers(self._keys, self._times, offsets, nodes, np.nan, np.float64)
 
     def redelivered(self, offsets: Any, nodes: Any) -> Any:
         """How often each went back."""
@@ -85,8 +80,8 @@ class Settled:
         """How often a handler started on each."""
         return self._numbers(self._run_keys, self._runs, offsets, nodes)
 
-    def _numbers(self, keys: Any, values: Any, offsets: Any, nodes: Any) -> Any:
-        numbers = np.zeros(len(offsets), np.int32)
+    def _numbers(self, keys: Any, values: Any, offsets: Any, nodes: Any, none: float = 0, type: Any = np.int32) -> Any:
+        numbers = np.full(len(offsets), none, type)
         if len(keys):
             wanted = self.key(offsets, nodes)
             at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
@@ -141,7 +136,7 @@ def read_deliveries(plan: JournalPlan, segment: LogPart) -> Iterator[Any]:
         read[each.queue] = each.read
     for batch, rows, places, queues in exploded(plan, segment):
         offsets = batch.column("offset").to_numpy()[rows]
-        outcomes, _ = ends.look_up(offsets, places)
+        outcomes = ends.outcomes(offsets, places)
         outcomes[(outcomes == UNSETTLED) & (offsets < read[queues])] = PASSED
         hi, lo = id_pairs(message_ids(batch, rows, places, plan.nodes))
         columns = [

@@ -111,7 +111,6 @@ def _timed(plan: JournalPlan, segment: LogPart) -> Iterator[Any]:
     names = np.array(plan.nodes, dtype=object)
     for batch, rows, places, _ in exploded(plan, segment):
         offsets = batch.column("offset").to_numpy()[rows]
-        outcomes, times = ends.look_up(offsets, places)
         hi, lo = id_pairs(message_ids(batch, rows, places, plan.nodes))
         columns = [
             pa.array(names[places], pa.string()),
@@ -119,8 +118,8 @@ def _timed(plan: JournalPlan, segment: LogPart) -> Iterator[Any]:
             batch.column("type").take(pa.array(rows)),
             pa.array(hi),
             pa.array(lo),
-            pa.array(outcomes),
-            pa.array(times, from_pandas=True),
+            pa.array(ends.outcomes(offsets, places)),
+            pa.array(ends.times(offsets, places), from_pandas=True),
             pa.array(_due(batch)[rows]),
             pa.array(ends.redelivered(offsets, places)),
         ]
