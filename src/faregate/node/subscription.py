@@ -14,7 +14,7 @@ SPARE_DELIVERIES = 20
 
 Dedup = Literal["ledger", "tokens", "off"]
 Claim = Literal["transaction", "eager", "lazy"]
-"""When the business key of a message is claimed (see `core/business_key.py`)."""
+"""When the business key of a message is claimed (see `core/dedup/business_key.py`)."""
 
 
 @dataclass(frozen=True, slots=True)

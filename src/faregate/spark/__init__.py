@@ -6,7 +6,7 @@
     spark.read.format("faregate").load("/data/journal")
 
 This folder is the only importer of pyspark. Without it, importing this package fails with a sentence that names the
-extra. What runs in executors (`reading`, `sealing`, `staging`) needs nothing but the package.
+extra. What runs in executors needs this package alone.
 """
 
 from importlib import import_module

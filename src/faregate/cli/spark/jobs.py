@@ -2,8 +2,8 @@
 
 Rules kept here:
 - What can be refused without Spark is refused before a session is started.
-- `audit` leaves with 0 when it holds, 1 when it does not, 2 when it could not be told: a program must not take the
-  last for either of the others.
+- `audit` exits with 0 when it holds, 1 when it does not, and 2 when it could not be checked, so that a program cannot
+  mistake the last for one of the others.
 - Times are UTC, whatever the zone of this machine.
 """
 

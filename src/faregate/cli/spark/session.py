@@ -1,7 +1,7 @@
 """The Spark session of the commands: small, quiet, on this machine unless told otherwise; its progress; its errors.
 
-Java and Spark's workers write to standard error whatever they like; that goes to a file, of which the last line is
-shown when no session comes up. A command that runs people's own code keeps the file, and says where it is.
+What Java and Spark's workers write to standard error goes to a file. When no session starts, its last line is shown.
+A command that runs people's own code keeps the file, and says where it is.
 """
 
 import os

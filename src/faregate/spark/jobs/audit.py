@@ -4,7 +4,7 @@
 
 Rules kept here:
 - It runs nothing of the bus: journal, side logs, stores and business data are read as they lie.
-- What is judged: messages that the log still has, from the first offset it has on; copies of one publication once.
+- Judged is every message that the log still has. Copies of one publication count once.
 - Safe beside a running bus: side logs are cut off at the moment of planning, stores are read later, so whatever was
   settled must be in its store; what moves meanwhile counts as in flight. `at_rest` allows nothing in flight.
 - Ledger rows below a node's floor were removed on purpose, and dead letters may have been: a message appended before
@@ -12,7 +12,8 @@ Rules kept here:
 - A reader of the log (a node on Spark) settles nothing. What it has read past must be in the ledger, parked or dead; of
   a handler that keeps no ledger it is taken as handled, and a note says so. Marks are read first, then parked messages,
   then the other tables: a message only ever moves in that direction.
-- Order is that of the commits, by no clock. A stretch of a key in another order is one finding, however long it is.
+- Order is the order of the commits; no clock is asked. A stretch of a key in another order is one finding, however
+  long it is.
 - What handlers sent is counted against their ledger rows; what the log and the ledger say of a body is compared with
   the body itself; and what was never published must have no ledger row and no effect.
 - What must be in a ledger is known from the journal: it keeps how each subscription remembers.
