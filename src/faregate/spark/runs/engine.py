@@ -244,16 +244,12 @@ class Engine:
     async def _expire(self, line: SubscriptionRun, delivery: LogDelivery, now: float) -> None:
         message_id = self._message_id(delivery)
         letter = dead_letter(self.node.name, message_id, delivery, "expired", "it waited too long in the log", now)
-        transaction = self.store.transaction()
-        try:
-            await transaction.begin()
-            await self._take_lock(transaction, delivery)
+        async with self.store.transaction() as transaction:
+            if delivery.line is not None:
+                await transaction.lock_buckets(self.node.name, [delivery.bucket])
             if not await self._decided(transaction, {message_id: False}):
                 await transaction.add_dead(letter)
             await transaction.unpark(self.node.name, {message_id: delivery.position})
-            await transaction.commit()
-        finally:
-            await transaction.roll_back()
         await line.handling.abandoned(delivery, letter.reason, letter.error)
         self._counts["dead"] += 1
 
@@ -301,10 +297,6 @@ class Engine:
             last = await transaction.positions(self.node.name, line.feed.positions, keys) if keys else {}
             found.update(each for each in own if is_behind(each, last))
         return found
-
-    async def _take_lock(self, transaction: Any, delivery: LogDelivery) -> None:
-        if delivery.line is not None:
-            await transaction.lock_buckets(self.node.name, [delivery.bucket])
 
     async def ended(self, delivery: LogDelivery, outcome: str) -> None:
         if delivery.parked and outcome in ("dead", "duplicate"):
