@@ -4,7 +4,6 @@ from _orders import Billed, Order, bill_order
 
 import faregate as fg
 
-
 INVOICES = "create table if not exists invoices(order_id text, message_id text not null, total integer)"
 INSERT = "insert into invoices(order_id, message_id, total) values (?, ?, ?)"
 

@@ -25,8 +25,8 @@ from faregate.errors import JournalFailed, JournalFull, JournalLocked, JournalTo
 from faregate.message import Envelope
 from faregate.ports.log import HANDLED, REDELIVER
 from faregate.testing.clock import rest
-from tests.journal.disk import SimulatedDisk
 from faregate.transports.journal import JournalTransport
+from tests.journal.disk import SimulatedDisk
 from tests.journal.station import ROOT, noted, station
 
 SMALL_SEGMENT = 16 * 1024

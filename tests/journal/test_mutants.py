@@ -24,8 +24,8 @@ from faregate.broker.queue import Queue
 from faregate.errors import FaregateError, JournalFailed
 from faregate.message import Envelope
 from faregate.ports.log import OUTCOMES
-from tests.journal.disk import SimulatedDisk
 from tests.journal import station as station_module
+from tests.journal.disk import SimulatedDisk
 from tests.journal.rig import (
     ROOT,
     SMALL_SEGMENT,

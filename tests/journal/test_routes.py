@@ -17,8 +17,8 @@ from faregate.message import Envelope
 from faregate.ports.log import DEAD, OUTCOME_NAMES
 from faregate.ports.queue import Binding, Outcome
 from faregate.ports.topology import TopicRecord, Topology
-from tests.journal.disk import SimulatedDisk
 from faregate.transports.journal import JournalTransport
+from tests.journal.disk import SimulatedDisk
 from tests.journal.station import ROOT, Station, noted, station
 
 NODES = ("one", "two", "three")

@@ -85,9 +85,9 @@ def test_how_far_spark_has_read_is_known_from_its_marks(world: World) -> None:
     plan = plan_journal(world.journal)
     marked = with_marks(plan, open_stores(world.store))
     names = ("glance.Noted.shop", "shelf.Noted.shop", "shelf.Stored.shop", "shelf.Tagged.shop")
-    assert {(each.name, each.read) for each in marked.handed_over} == {(name, end) for name in names}
+    assert {(each.queue.name, each.read) for each in marked.handed_over} == {(name, end) for name in names}
     # Without a store, by how long retention waits: for what is parked as well.
-    read = {each.name: each.read for each in with_marks(plan, ()).handed_over}
+    read = {each.queue.name: each.read for each in with_marks(plan, ()).handed_over}
     parked = world.sql("select min(position) from faregate_parked")[0][0]
     assert (read["glance.Noted.shop"], read["shelf.Stored.shop"]) == (end, parked)
 

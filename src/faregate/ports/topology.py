@@ -44,6 +44,11 @@ class QueueRecord(msgspec.Struct):
     def is_dead_letter_queue(self) -> bool:
         return self.type is None
 
+    @property
+    def address(self) -> str | None:
+        """Who publishes its events; whom its commands go to."""
+        return self.source if self.kind == "event" else self.node
+
 
 class TopicRecord(msgspec.Struct, omit_defaults=True):
     """A topic and the queues it led to from some moment on.
@@ -146,7 +151,7 @@ class Topology(msgspec.Struct):
         """The current record of the topic that a queue is, or was, bound to."""
         if queue.kind is None or queue.type is None:
             return None
-        return self.topic(queue.kind, queue.source if queue.kind == "event" else queue.node, queue.type)
+        return self.topic(queue.kind, queue.address, queue.type)
 
     def is_bound(self, queue: QueueRecord) -> bool:
         current = self.topic_of(queue)

@@ -35,7 +35,6 @@ from faregate.spark.jobs.deliveries import PASSED
 from faregate.spark.jobs.settlements import JournalPlan, plan_journal
 from faregate.spark.jobs.stores import JobStore, StoreUrls, floors, nodes_in, open_stores, with_marks
 
-
 _TRIES = 3
 _FIRST_IDS = 1.5e9
 """Seconds: ids that begin with an earlier time begin with no time, but with a hash."""
@@ -62,7 +61,7 @@ def audit(
     if limit < 1:
         raise ConfigurationError(f"limit={limit} lists nothing: ask for one finding or more")
     databases, plan, queries = prepare(journal, store, effects, unordered)
-    loose = [number for number, name, node, _ in plan.queues if name in unordered or node in unordered]
+    loose = [each.number for each in plan.queues if each.name in unordered or each.node in unordered]
     messages = _grouped(spark, plan, databases, queries, at_rest)
     floor = floors(databases)
     by_identity = nodes_in(databases, "identities")
@@ -104,7 +103,7 @@ def _check(plan: JournalPlan, databases: Sequence[JobStore], store: StoreUrls, u
             f"{given} is another store: it is of {', '.join(sorted(known))}, and the journal {plan.path} of "
             f"{', '.join(plan.everyone)}"
         )
-    names = {name for _, name, _, _ in plan.queues} | set(plan.nodes)
+    names = {queue.name for queue in plan.queues} | set(plan.nodes)
     for name in unordered:
         if name not in names:
             raise ConfigurationError(f"there is no queue or node {name!r}; there are {', '.join(sorted(names))}")

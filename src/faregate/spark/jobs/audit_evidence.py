@@ -34,7 +34,6 @@ from faregate.spark.jobs.settlements import JournalPlan, arrow_schema, by_task
 from faregate.spark.jobs.stores import JobStore, id_of
 from faregate.spark.logs import open_log
 
-
 LEDGER, LEDGER_SKIPPED, PARKED, EFFECT = 10, 11, 30, 40
 OPEN, REPLAYED, DISCARDED, RESOLVED, DEAD_LETTER = 20, 21, 22, 23, 24
 OUTPUTS, ALTERED, NOBODY = 50, 60, -1

@@ -26,7 +26,6 @@ from faregate.spark.jobs.settlements import JournalPlan, arrow_schema, by_task, 
 from faregate.spark.jobs.stores import JobStore
 from faregate.spark.logs import open_appendable, open_log
 
-
 OUTPUTS = "node int, hi long, lo long, out_hi long, out_lo long"
 """The sender, the message that it handled, and what that caused."""
 _unpack = msgspec.msgpack.Decoder(Envelope).decode

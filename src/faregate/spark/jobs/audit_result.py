@@ -13,7 +13,6 @@ from faregate.spark.jobs.settlements import JournalPlan
 from faregate.spark.jobs.stores import JobStore
 from faregate.stores.sql.columns import id_text as as_text
 
-
 COLUMNS = (
     "published",
     "handled",
@@ -128,7 +127,7 @@ def judge(counts: Sequence[Any], plan: JournalPlan, databases: Sequence[JobStore
     a ledger row, the mode is another one; if some have, all must. So with effects, which not every handler of a node
     may write; but where a node has none at all, all are missing."""
     table: dict[str, dict[str, int]] = {node: dict.fromkeys(COLUMNS, 0) for node in plan.nodes}
-    names = {number: name for number, name, _, _ in plan.queues}
+    names = {queue.number: queue.name for queue in plan.queues}
     in_ledger: dict[int, int] = defaultdict(int)
     with_effects: dict[int, int] = defaultdict(int)
     at_node: dict[int, int] = defaultdict(int)

@@ -39,7 +39,7 @@ class Settled:
     def __init__(self, plan: JournalPlan, segment: LogPart) -> None:
         self._nodes = plan.nodes
         self._base = segment.base
-        numbers = {number: self._nodes.index(node) for number, _, node, _ in plan.queues}
+        numbers = {queue.number: self._nodes.index(queue.node) for queue in plan.queues}
         records = open_settled(plan.path).settlements(segment)
         records = records.filter(pc.is_in(records.column("queue"), value_set=pa.array(list(numbers), pa.int32())))
         offsets, queues, outcomes, tries, times = (
@@ -93,7 +93,7 @@ class Settled:
 def exploded(plan: JournalPlan, segment: LogPart) -> Iterator[tuple[Any, Any, Any, Any]]:
     """Batches of a segment's messages, and for each recipient the row it is of, its node's place and its queue."""
     nodes = pa.array(plan.nodes, pa.string())
-    readers = [(plan.nodes.index(each.node), each) for each in plan.handed_over if each.reads_log]
+    readers = [(plan.nodes.index(each.queue.node), each) for each in plan.handed_over if each.reads_log]
     queues = Queues(plan)
     for batch in open_log(plan.path).batches(segment.start, segment.end):
         recipients = batch.column("recipients")
@@ -103,37 +103,38 @@ def exploded(plan: JournalPlan, segment: LogPart) -> Iterator[tuple[Any, Any, An
         rows, places = named[sent], named_places[sent]
         numbers = queues.numbers(batch, rows, places)
         for place, reader in readers:
-            more = _taken_from_log(batch, reader, named[named_places == place], rows[numbers == reader.queue])
+            number = reader.queue.number
+            more = _taken_from_log(batch, reader, named[named_places == place], rows[numbers == number])
             rows = np.concatenate((rows, more))
             places = np.concatenate((places, np.full(len(more), place, places.dtype)))
-            numbers = np.concatenate((numbers, np.full(len(more), reader.queue, numbers.dtype)))
+            numbers = np.concatenate((numbers, np.full(len(more), number, numbers.dtype)))
         if len(rows):
             yield batch, rows, places, numbers
 
 
 def _taken_from_log(batch: Any, reader: HandedOver, named: Any, counted: Any) -> Any:
     """The rows that a reader of the log takes, and that its queue's topic does not lead to it."""
-    offsets = batch.column("offset").to_numpy()
-    address = batch.column("source" if reader.kind == "event" else "destination")
-    early = (offsets < reader.history) & pc.equal(pc.fill_null(batch.column("replay"), 0), 0).to_numpy(
+    offsets, queue, reading = batch.column("offset").to_numpy(), reader.queue, reader.reading
+    address = batch.column("source" if queue.kind == "event" else "destination")
+    early = (offsets < reading.history) & pc.equal(pc.fill_null(batch.column("replay"), 0), 0).to_numpy(
         zero_copy_only=False
     )
     early[named] = True
     early[counted] = False
-    early &= offsets >= reader.begin
+    early &= offsets >= reading.offset
     if early.any():
-        for column, value in ((batch.column("type"), reader.type), (batch.column("kind"), reader.kind)):
+        wanted = ((batch.column("type"), queue.type), (batch.column("kind"), queue.kind), (address, queue.address))
+        for column, value in wanted:
             early &= pc.fill_null(pc.equal(column, value), fill_value=False).to_numpy(zero_copy_only=False)
-        early &= pc.fill_null(pc.equal(address, reader.address), fill_value=False).to_numpy(zero_copy_only=False)
     return np.flatnonzero(early)
 
 
 def read_deliveries(plan: JournalPlan, segment: LogPart) -> Iterator[Any]:
     """One row per recipient and copy: `FIELDS`."""
     ends = Settled(plan, segment)
-    read = np.zeros(max((number for number, *_ in plan.queues), default=0) + 2, np.int64)  # the last is for queue -1
+    read = np.zeros(max((queue.number for queue in plan.queues), default=0) + 2, np.int64)  # the last is for queue -1
     for each in plan.handed_over:
-        read[each.queue] = each.read
+        read[each.queue.number] = each.read
     for batch, rows, places, queues in exploded(plan, segment):
         offsets = batch.column("offset").to_numpy()[rows]
         outcomes = ends.outcomes(offsets, places)
@@ -170,7 +171,7 @@ class Queues:
     def __init__(self, plan: JournalPlan) -> None:
         topology = open_subscribed(plan.path).topology()
         place = {node: index for index, node in enumerate(plan.nodes)}
-        at_node = {number: place[node] for number, _, node, _ in plan.queues}
+        at_node = {queue.number: place[queue.node] for queue in plan.queues}
         self._table = np.full((len(topology.topics) + 1, len(plan.nodes) + 1), -1, np.int32)
         for topic in topology.topics:
             for number in topic.queues:

@@ -27,7 +27,6 @@ from faregate.errors import ConfigurationError, Undecodable
 from faregate.message import Envelope
 from faregate.spark.jobs.stores import StoreUrls, store_table
 
-
 _STATE = ["node", "message_id", "status", "copies", "replays", "last_failed"]
 _TIMES = {"first_failed_at": "first_failed", "last_failed_at": "last_failed", "changed_at": "changed"}
 _OPENED = "kind string, destination string, sent double, content_type string, body string, headers map<string,string>"

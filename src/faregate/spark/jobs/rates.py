@@ -26,7 +26,6 @@ from faregate.spark.jobs.settlements import JournalPlan, arrow_schema, by_task, 
 from faregate.spark.jobs.stores import StoreUrls, open_stores
 from faregate.units import parse_seconds
 
-
 _TIMED = "node string, place int, type string, hi long, lo long, outcome int, ended double, due double, redelivered int"
 _ACCURACY = 10_000
 

@@ -37,7 +37,6 @@ from faregate.spark.jobs.settlements import JournalPlan, by_task, plan_journal
 from faregate.spark.logs import open_appendable, open_log
 from faregate.spark.source.bounds import ALLOWED, AtTime, MalformedBound, parse_bounds, resolve
 
-
 REPLAYED_FROM = "faregate-replayed-from"
 """The header of a message under a new identity: the publication id of the original."""
 FIRST_NUMBER = 1_000_000

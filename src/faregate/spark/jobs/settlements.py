@@ -6,7 +6,7 @@ Rules kept here:
 - One task per part of the log; nothing but the package is needed where tasks run.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,9 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
 from faregate.ports.log import OUTCOME_NAMES, LogPart, LogTransport
-from faregate.ports.topology import Topology
+from faregate.ports.topology import QueueRecord, Reading, Topology
 from faregate.spark.logs import log_place, open_log, open_settled, open_subscribed
 from faregate.spark.options import Place
-
 
 _SCHEMA = (
     "offset long not null, queue string, node string, outcome string not null, tries int not null, "
@@ -33,20 +32,14 @@ _NAMES = np.array([OUTCOME_NAMES.get(code, "") for code in range(256)], dtype=ob
 class HandedOver:
     """A subscription that was handed over at least once, and what its views have dealt with."""
 
-    queue: int
-    name: str
-    node: str
-    type: str
-    kind: str
-    address: str | None
-    """Who publishes an event; whom a command goes to."""
-    epoch: int
-    reads_log: bool
-    begin: int
-    history: int
-    """Log view: below this offset messages are its own although they do not name its node."""
+    queue: QueueRecord
+    reading: Reading
     read: int
     """Below this offset nothing waits: what has no settlement was dealt with by a reader of the log, or is parked."""
+
+    @property
+    def reads_log(self) -> bool:
+        return self.reading.view == "log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +48,8 @@ class JournalPlan:
     earliest: int
     latest: int
     segments: tuple[LogPart, ...]
-    queues: tuple[tuple[int, str, str, str], ...]
-    """Number, name, node and type of every queue that is no dead-letter queue."""
+    queues: tuple[QueueRecord, ...]
+    """All but the dead-letter queues."""
     everyone: tuple[str, ...]
     """All nodes that the journal knows, also those that only publish."""
     handed_over: tuple[HandedOver, ...] = ()
@@ -68,11 +61,11 @@ class JournalPlan:
 
     def keeps_ledger(self, node: str) -> bool:
         """Whether every handler of a node has told by the ledger what it had handled, at all times."""
-        return all(self.ways.get(number) == ("ledger",) for number, _, each, _ in self.queues if each == node)
+        return all(self.ways.get(queue.number) == ("ledger",) for queue in self.queues if queue.node == node)
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        return tuple(sorted({node for _, _, node, _ in self.queues}))
+        return tuple(sorted({queue.node for queue in self.queues}))
 
 
 def plan_journal(path: str | Path, start: int | None = None, end: int | None = None) -> JournalPlan:
@@ -82,12 +75,13 @@ def plan_journal(path: str | Path, start: int | None = None, end: int | None = N
     earliest, latest = log.earliest(), log.latest()
     parts = tuple(log.parts(start, latest if end is None else min(end, latest)))
     topology = open_subscribed(place).topology()
-    queues = tuple((each.number, each.name, each.node, each.type) for each in topology.queues if each.type is not None)
+    queues = tuple(each for each in topology.queues if not each.is_dead_letter_queue)
     # An event's topic is addressed by who publishes it.
     heard = {each.address for each in topology.topics if each.kind == "event" and each.address is not None}
     everyone = tuple(sorted({each.node for each in topology.queues} | heard))
-    ways = {number: topology.ways(name) for number, name, _, _ in queues}
-    return JournalPlan(place, earliest, latest, parts, queues, everyone, _handed_over(topology), ways, _begins(log))
+    ways = {queue.number: topology.ways(queue.name) for queue in queues}
+    handed_over = _handed_over(topology, queues)
+    return JournalPlan(place, earliest, latest, parts, queues, everyone, handed_over, ways, _begins(log))
 
 
 def _begins(log: LogTransport) -> float:
@@ -95,27 +89,9 @@ def _begins(log: LogTransport) -> float:
     return 0.0 if first is None else first.column("time")[0].value / 1e6
 
 
-def _handed_over(topology: Topology) -> tuple[HandedOver, ...]:
-    found = []
-    for queue in topology.queues:
-        reading = topology.reading(queue.name)
-        if reading.epoch and queue.type is not None and queue.kind is not None:
-            found.append(
-                HandedOver(
-                    queue=queue.number,
-                    name=queue.name,
-                    node=queue.node,
-                    type=queue.type,
-                    kind=queue.kind,
-                    address=queue.source if queue.kind == "event" else queue.node,
-                    epoch=reading.epoch,
-                    reads_log=reading.view == "log",
-                    begin=reading.offset,
-                    history=reading.history,
-                    read=reading.offset,
-                )
-            )
-    return tuple(found)
+def _handed_over(topology: Topology, queues: Iterable[QueueRecord]) -> tuple[HandedOver, ...]:
+    found = [(queue, topology.reading(queue.name)) for queue in queues]
+    return tuple(HandedOver(queue, reading, reading.offset) for queue, reading in found if reading.epoch)
 
 
 def settlements(spark: SparkSession, journal: str | Path) -> DataFrame:
@@ -125,17 +101,17 @@ def settlements(spark: SparkSession, journal: str | Path) -> DataFrame:
     are none any more.
     """
     plan = plan_journal(journal)
-    names = {number: (name, node) for number, name, node, _ in plan.queues}
+    queues = {queue.number: queue for queue in plan.queues}
 
     def read(segment: LogPart) -> Iterator[Any]:
         found = open_settled(plan.path).settlements(segment)
-        found = found.filter(pc.is_in(found.column("queue"), value_set=pa.array(list(names), pa.int32())))
-        pairs = [names[number] for number in found.column("queue").to_pylist()]
+        found = found.filter(pc.is_in(found.column("queue"), value_set=pa.array(list(queues), pa.int32())))
+        settled = [queues[number] for number in found.column("queue").to_pylist()]
         times = found.column("time").to_numpy()
         columns = {
             "offset": found.column("offset"),
-            "queue": [name for name, _ in pairs],
-            "node": [node for _, node in pairs],
+            "queue": [queue.name for queue in settled],
+            "node": [queue.node for queue in settled],
             "outcome": _NAMES[found.column("outcome").to_numpy()],
             "tries": found.column("tries"),
             "redeliveries": found.column("redeliveries"),

@@ -21,7 +21,6 @@ from faregate.spark.logs import open_log
 from faregate.spark.runs.views import low_water_name, reader_name
 from faregate.stores.sql.columns import id_text
 
-
 StoreUrls = str | Mapping[str, str] | None
 
 
@@ -90,9 +89,9 @@ def with_marks(plan: JournalPlan, databases: Sequence[JobStore]) -> JournalPlan:
     handed_over = []
     for each in plan.handed_over:
         if each.reads_log:
-            at = marks.get((each.node, low_water_name(each.name, each.epoch)), 0)
-            at = at if each.node in marked else read.get(reader_name(each.node), 0)
-            each = replace(each, read=max(each.begin, at))
+            node, name = each.queue.node, low_water_name(each.queue.name, each.reading.epoch)
+            at = marks.get((node, name), 0) if node in marked else read.get(reader_name(node), 0)
+            each = replace(each, read=max(each.reading.offset, at))
         handed_over.append(each)
     return replace(plan, handed_over=tuple(handed_over))
 

@@ -2,6 +2,8 @@
 
     CHECKPOINT/commits/N      batch N is done
     CHECKPOINT/offsets/N      where it ended: the last line, as the source wrote it
+
+Only a checkpoint in a folder of this machine can be looked at.
 """
 
 import json
@@ -42,8 +44,7 @@ def parse_trigger(given: str | float) -> dict[str, Any]:
 
 
 def committed_end(checkpoint: str) -> int:
-    """The offset behind the last batch that is done; 0 when there is none, or nobody knows: only a checkpoint in a
-    folder of this machine can be looked at."""
+    """The offset behind the last batch that is done; 0 when there is none, or nobody knows."""
     parts = urlsplit(checkpoint)
     if parts.scheme not in ("", "file"):
         return 0
