@@ -1,7 +1,7 @@
 """The window of recent publications, in which a repeated one is recognised."""
 
 import logging
-from collections import Counter, deque
+from collections import OrderedDict
 from collections.abc import Callable
 
 from faregate.ids import PublicationKey, publication_key
@@ -24,10 +24,8 @@ class RecentPublications:
         self.duplicates = 0
         self.disagreements = 0
         self.on_disagreement: Callable[[Envelope], None] | None = None
-        self._known: dict[PublicationKey, bytes | None] = {}
-        self._order: deque[PublicationKey] = deque()
-        self._forgotten: Counter[PublicationKey] = Counter()
-        """Identities that were refused, and how many of their places in the order no longer count."""
+        self._known: OrderedDict[PublicationKey, bytes | None] = OrderedDict()
+        """The oldest first. A plain dict would look for it past all that went before."""
 
     def add(self, envelope: Envelope, partial: bool = False) -> bool:
         """Remember a publication; False when it is known already. `partial`: it goes to its named recipients only."""
@@ -52,16 +50,8 @@ class RecentPublications:
 
     def _remember(self, key: PublicationKey, digest: bytes | None) -> None:
         self._known[key] = digest
-        self._order.append(key)
-        if len(self._order) > 2 * self.window + 64:
-            self._order = deque(self._known)
-            self._forgotten.clear()
-        while len(self._known) > self.window:
-            oldest = self._order.popleft()
-            if self._forgotten[oldest] > 0:
-                self._forgotten[oldest] -= 1  # this place in the order was given up
-            else:
-                del self._known[oldest]
+        if len(self._known) > self.window:
+            self._known.popitem(last=False)
 
     def _disagree(self, envelope: Envelope) -> None:
         self.disagreements += 1
@@ -81,10 +71,7 @@ class RecentPublications:
 
     def forget(self, envelope: Envelope, partial: bool = False) -> None:
         """It was refused after all: a repetition of it is welcome."""
-        key = _key_of(envelope, partial)
-        if key in self._known:
-            del self._known[key]
-            self._forgotten[key] += 1
+        self._known.pop(_key_of(envelope, partial), None)
 
 
 def _key_of(envelope: Envelope, partial: bool) -> PublicationKey:
