@@ -78,8 +78,6 @@ class Dispatcher(Outbox):
         """How long the bodies of those are together."""
         self._sent: dict[int, None] = {}
         """Confirmed, and still in the table; in order."""
-        self._unsent: set[int] = set()
-        """Queued or being sent."""
         self._held: set[int] = set()
         """All rows that this dispatcher knows: queued, being sent, or sent and still in the table."""
         self._waiting: dict[int, list[asyncio.Future[None]]] = {}
@@ -100,7 +98,7 @@ class Dispatcher(Outbox):
         try:
             if rows:
                 seqs = await transaction.send(rows)
-                recorded.rows = [row._replace(seq=seq) for row, seq in zip(rows, seqs, strict=True)]
+                recorded.rows = [OutboxRow(seq, *row[1:]) for row, seq in zip(rows, seqs, strict=True)]
             if removed:
                 await transaction.dispatched(removed)
         except BaseException:
@@ -129,8 +127,9 @@ class Dispatcher(Outbox):
         """Return once these rows are sent."""
         self.take_up(rows)
         waiting = []
+        unsent = {row.seq for row in self._queue}
         for row in rows:
-            if row.seq not in self._unsent:
+            if row.seq not in unsent:
                 continue  # it is sent, and its removal under way
             future = asyncio.get_running_loop().create_future()
             self._waiting.setdefault(row.seq, []).append(future)
@@ -140,12 +139,10 @@ class Dispatcher(Outbox):
 
     def take_up(self, rows: Sequence[OutboxRow]) -> None:
         """Send these, which are in the table; known ones are on their way already."""
-        for row in rows:
-            if row.seq not in self._held:
-                self._held.add(row.seq)
-                self._unsent.add(row.seq)
-                self._queue.append(row)
-                self._bytes += len(row.envelope.body)
+        new = [row for row in rows if row.seq not in self._held]
+        self._held.update([row.seq for row in new])
+        self._queue.extend(new)
+        self._bytes += sum([len(row.envelope.body) for row in new])
         if rows:
             self.activity += 1
             self._wake.set()
@@ -245,7 +242,6 @@ class Dispatcher(Outbox):
         self._changed.set()
         self._sent.clear()
         self._held.clear()
-        self._unsent.clear()
         for futures in self._waiting.values():
             for future in futures:
                 if not future.done():
@@ -269,8 +265,7 @@ class Dispatcher(Outbox):
             for row in rows:
                 self._queue.popleft()
                 self._bytes -= len(row.envelope.body)
-                self._unsent.discard(row.seq)
-                for future in self._waiting.pop(row.seq, ()):
+                for future in self._waiting.pop(row.seq, ()) if self._waiting else ():
                     if not future.done():
                         future.set_result(None)
             self.activity += 1
@@ -281,7 +276,7 @@ class Dispatcher(Outbox):
         rows: list[OutboxRow] = []
         size = 0
         for row in islice(self._queue, _BATCH):
-            if self._wants_middlewares(row):  # it goes alone
+            if self._around and self._wants_middlewares(row):  # it goes alone
                 return rows or [row]
             rows.append(row)
             size += len(row.envelope.body)
