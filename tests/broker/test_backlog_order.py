@@ -1,10 +1,13 @@
 """A queue with a journal behind it: what waits there for room in memory keeps its place in its key."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from faregate.broker.entry import Entry
 from faregate.broker.queue import Queue
 from faregate.message import Envelope
+from faregate.ports.queue import Outcome
 from tests.broker.rig import Rig
 
 
@@ -20,11 +23,12 @@ class NoRoom:
     def load(self, offsets: list[int]) -> list[Envelope]:
         return [self.journal[offset] for offset in offsets]
 
-    def started(self, queue: Queue, entry: Entry) -> None: ...
-    def ended(self, queue: Queue, entry: Entry, outcome: str) -> None: ...
+    def started(self, queue: Queue, entries: Sequence[Entry]) -> None: ...
+    def ended(self, queue: Queue, entries: Sequence[Entry], outcomes: Sequence[Outcome]) -> None: ...
+    def dead_lettered(self) -> None: ...
     def waits(self, queue: Queue, entry: Entry, due: float) -> None: ...
     def holds(self, envelope: Envelope) -> None: ...
-    def leaves(self, envelope: Envelope) -> None: ...
+    def leave(self, entries: Sequence[Entry]) -> None: ...
 
 
 def write(rig: Rig, recorder: NoRoom, text: str, **times: float) -> None:

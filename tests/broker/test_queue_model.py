@@ -341,6 +341,23 @@ class QueueAgainstModel(RuleBasedStateMachine):
         self.do(lambda: delivery.settle(outcome))
 
     @precondition(lambda self: self.out)
+    @rule(count=st.integers(1, 5), outcome=st.sampled_from(["handled", "skipped", "duplicate"]))
+    def start_and_settle_together(self, count: int, outcome: Any) -> None:
+        picked = list(self.out.items())[:count]
+        late = self.ended[-1:]
+        together = [*late, *(delivery for delivery, _ in picked)]
+        for _, item in picked:
+            item.tries += 1
+            item.started = True
+        found = self.do(lambda: together[0].start_all(together))
+        for _, item in picked:
+            self.model.end(item)
+            self.model.archive(item, outcome)
+        found += self.do(lambda: together[0].settle_all(together, [outcome] * len(together)))
+        ended = [isinstance(each, StaleLock) for each in found]
+        assert ended == 2 * ([True] * len(late) + [False] * len(picked))
+
+    @precondition(lambda self: self.out)
     @rule(index=st.integers(0, 5), begun=st.booleans())
     def release(self, index: int, begun: bool) -> None:
         delivery, item = self.pick(index)
@@ -418,7 +435,8 @@ class QueueAgainstModel(RuleBasedStateMachine):
             assert taker.real is not None
             assert taker.real.credit == taker.credit
             held = [item for item in self.model.acquisitions if item.holder is taker]
-            assert [entry.position for entry in taker.real.held.values()] == [item.position for item in held]
+            out = [entry.position for entry in self.queue._acquired.values() if entry.consumer is taker.real]
+            assert out == [item.position for item in held] and taker.real.out == len(held)
             if taker.credit and not taker.paused:
                 assert self.model.first_for(taker) is None, "something deliverable was left"
 

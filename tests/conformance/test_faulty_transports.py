@@ -474,9 +474,10 @@ class KeepsWhatAConsumerHeldThatWentAway(Faulty):
 class GivesBackInReverseOrder(Faulty):
     class consumer(Wrapped):
         async def close(self) -> None:
-            held = [entry.envelope for entry in self._inner.held.values()]
-            for lock, entry in list(self._inner.held.items()):
+            held = []
+            for lock, entry in list(self._inner.queue._acquired.items()):
                 self._inner.queue.settle(entry, lock, "skipped")
+                held.append(entry.envelope)
             await self._inner.close()
             self._transport.broker.recent._known.clear()
             await self._transport.publish(held[::-1])

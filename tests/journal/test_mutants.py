@@ -297,7 +297,7 @@ async def check_given_up_is_somewhere() -> None:
 
 def marks_dead_early(broker: DurableBroker, queue: Queue, entry: Entry, reason: str, error: str) -> None:
     """Marks a message as dead, durably, and writes its dead letter after that."""
-    broker._journal.settle_now(broker._record(queue, entry, OUTCOMES["dead"], 0.0))
+    broker._journal.settle_now(broker._records(queue, [entry], [OUTCOMES["dead"]], 0.0))
     broker._journal._sync_side_logs()
     broker._write_letter(broker._describe(queue, entry, reason, error), None, None)
 

@@ -1,4 +1,4 @@
-"""A consumer of a queue: its credit, its selector, and what it holds."""
+"""A consumer of a queue: its credit, its selector, and how much it holds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from faregate.broker.entry import AVAILABLE, Entry, EntryLine
+from faregate.broker.entry import AVAILABLE, EntryLine
 from faregate.broker.selector import Selector
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ class QueueConsumer:
         "credit",
         "deliver",
         "exclusive",
-        "held",
         "line",
+        "out",
         "paused",
         "queue",
         "selector",
@@ -51,7 +51,8 @@ class QueueConsumer:
         self.single_active = single_active
         self.credit = 0
         self.paused = False
-        self.held: dict[int, Entry] = {}
+        self.out = 0
+        """How many deliveries it has that have not ended."""
         self._drained: list[asyncio.Future[None]] = []
 
     def grant(self, credit: int) -> None:
@@ -68,13 +69,13 @@ class QueueConsumer:
         self.paused = False
         self.queue.signal()
 
-    def forget(self, lock: int) -> None:
-        """The delivery with this lock has ended."""
-        self.held.pop(lock, None)
+    def ended(self, count: int) -> None:
+        """So many of its deliveries have ended."""
+        self.out -= count
         if self.window:
-            self.credit += 1
+            self.credit += count
             self.queue.signal()
-        if self._drained and not self.held:
+        if self._drained and not self.out:
             for drained in self._drained:
                 if not drained.done():
                     drained.set_result(None)
@@ -82,7 +83,7 @@ class QueueConsumer:
 
     async def drain(self) -> None:
         self.paused = True
-        if self.held:
+        if self.out:
             drained = asyncio.get_running_loop().create_future()
             self._drained.append(drained)
             await drained

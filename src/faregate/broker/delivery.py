@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from faregate.broker.entry import Entry
+from faregate.errors import StaleLock
 from faregate.message import Envelope
 from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.queue import Outcome
@@ -52,13 +54,19 @@ class BrokerDelivery:
         return self._queue.lock_seconds
 
     def start(self) -> None:
-        self._queue.started(self._entry, self._lock)
+        self._queue.start(self._entry, self._lock)
 
     def renew(self) -> None:
         self._queue.renew(self._entry, self._lock)
 
     async def settle(self, outcome: Outcome) -> None:
         self._queue.settle(self._entry, self._lock, outcome)
+
+    def start_all(self, deliveries: Sequence[BrokerDelivery]) -> list[StaleLock | None]:
+        return self._queue.start_all([(each._entry, each._lock) for each in deliveries])
+
+    def settle_all(self, deliveries: Sequence[BrokerDelivery], outcomes: Sequence[Outcome]) -> list[StaleLock | None]:
+        return self._queue.settle_all([(each._entry, each._lock) for each in deliveries], outcomes)
 
     async def release(self, *, begun: bool = True) -> None:
         self._queue.release(self._entry, self._lock, forgive=True, begun=begun)

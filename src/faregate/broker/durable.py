@@ -5,7 +5,8 @@ What a queue cannot hold in memory waits in the journal; see `Backlog`.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
 
 from faregate.broker.broker import Broker, unsent
@@ -25,7 +26,7 @@ from faregate.ports.clock import Clock
 from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.log import OUTCOMES, REDELIVER, STARTED
 from faregate.ports.progress import Occupation
-from faregate.ports.queue import Binding, dead_letter_queue
+from faregate.ports.queue import Binding, Outcome, dead_letter_queue
 
 log = logging.getLogger("faregate.broker")
 
@@ -337,7 +338,7 @@ class DurableBroker(Broker):
         await waiter
 
     def _make_dead_letter(self, queue: Queue, entry: Entry, reason: str, error: str) -> None:
-        dead = self._record(queue, entry, OUTCOMES["dead"], self._clock.time())
+        [dead] = self._records(queue, [entry], [OUTCOMES["dead"]], self._clock.time())
         self._undurable.add((dead.queue, dead.offset))
         self._write_letter(self._describe(queue, entry, reason, error), dead, None)
 
@@ -356,7 +357,7 @@ class DurableBroker(Broker):
                 if dead is not None:
                     # In one step as far as snapshots can tell: no longer waiting, and marked as dead.
                     self._undurable.discard((dead.queue, dead.offset))
-                    self._journal.settle(dead)
+                    self._journal.settle([dead])
             elif waiter is None and isinstance(error, JournalFull):
                 self.in_flight.count += 1
                 asyncio.get_running_loop().call_later(_WRITE_AGAIN_SECONDS, self._write_again, letter, dead)
@@ -381,27 +382,37 @@ class DurableBroker(Broker):
 
     # --- what queues tell (Recorder) ----------------------------------------------------------------------
 
-    def started(self, queue: Queue, entry: Entry) -> None:
-        record = self._record(queue, entry, STARTED, 0.0)
-        if self._careful:
-            self._careful -= 1
-            self._journal.settle_now(record)
+    def started(self, queue: Queue, entries: Sequence[Entry]) -> None:
+        records = self._records(queue, entries, repeat(STARTED), 0.0)
+        if self._careful > 0:
+            self._careful -= len(records)
+            self._journal.settle_now(records)
         else:
-            self._journal.settle(record)
+            self._journal.settle(records)
 
-    def ended(self, queue: Queue, entry: Entry, outcome: str) -> None:
-        if outcome != "dead-letter":  # that one is marked as dead when its dead letter is durable
-            self._journal.settle(self._record(queue, entry, OUTCOMES[outcome], self._clock.time()))
-        self._settled += 1
+    def ended(self, queue: Queue, entries: Sequence[Entry], outcomes: Sequence[Outcome]) -> None:
+        codes = [OUTCOMES[outcome] for outcome in outcomes]
+        self._journal.settle(self._records(queue, entries, codes, self._clock.time()))
+        self._count_settled(len(entries))
+
+    def dead_lettered(self) -> None:
+        self._count_settled(1)  # it is marked as dead when its dead letter is durable
+
+    def _count_settled(self, count: int) -> None:
+        self._settled += count
         if self._settled >= _SETTLEMENTS_PER_SNAPSHOT and self._journal.failure is None:
             self._settled = 0
             self.keep()
 
     def waits(self, queue: Queue, entry: Entry, due: float) -> None:
-        self._journal.settle(self._record(queue, entry, REDELIVER, due))
+        self._journal.settle(self._records(queue, [entry], [REDELIVER], due))
 
-    def _record(self, queue: Queue, entry: Entry, outcome: int, time: float) -> Record:
-        return Record(entry.offset, self._numbers[queue.name], outcome, entry.tries, entry.redeliveries, time)
+    def _records(self, queue: Queue, entries: Sequence[Entry], outcomes: Iterable[int], time: float) -> list[Record]:
+        number = self._numbers[queue.name]
+        return [
+            Record(entry.offset, number, outcome, entry.tries, entry.redeliveries, time)
+            for entry, outcome in zip(entries, outcomes, strict=False)
+        ]
 
     def load(self, offsets: list[int]) -> list[Envelope]:
         return self._journal.reader.load(offsets)
@@ -412,8 +423,8 @@ class DurableBroker(Broker):
     def holds(self, envelope: Envelope) -> None:
         self._resident += len(envelope.body) + _ENVELOPE_BYTES
 
-    def leaves(self, envelope: Envelope) -> None:
-        self._resident -= len(envelope.body) + _ENVELOPE_BYTES
+    def leave(self, entries: Sequence[Entry]) -> None:
+        self._resident -= sum([len(entry.envelope.body) for entry in entries]) + _ENVELOPE_BYTES * len(entries)
 
     # --- keeping ------------------------------------------------------------------------------------------
 

@@ -57,6 +57,11 @@ _MOST_RESIDENT = 100_000
 MakeDeadLetter = Callable[["Queue", Entry, str, str], None]
 
 
+def _raise_first(found: Sequence[StaleLock | None]) -> None:
+    if found[0] is not None:
+        raise found[0]
+
+
 class Queue:
     def __init__(
         self,
@@ -310,14 +315,14 @@ class Queue:
 
     # --- entries go out -----------------------------------------------------------------------------------
 
-    def acquire(self, consumer: QueueConsumer) -> Entry | None:
+    def _acquire(self, consumer: QueueConsumer, now: float) -> Entry | None:
         """The first available entry that this consumer may have, now locked by it."""
         line = self._available if consumer.line is None else consumer.line
         while True:
             entry = line.pop()
             if entry is None:
                 return None
-            if entry.expires_at is not None and entry.expires_at <= self._clock.monotonic():
+            if entry.expires_at is not None and entry.expires_at <= now:
                 self._expire(entry)
             elif consumer.selector is None or consumer.selector.matches(entry.envelope.headers):
                 break
@@ -326,28 +331,57 @@ class Queue:
         entry.state = ACQUIRED
         entry.started = False
         entry.lock = lock
-        entry.lock_until = self._clock.monotonic() + self.lock_seconds
+        entry.lock_until = now + self.lock_seconds
         entry.consumer = consumer
-        consumer.held[lock] = self._acquired[lock] = entry
+        consumer.out += 1
+        self._acquired[lock] = entry
         if self._lock_timer is None:
             self._lock_timer = self._clock.call_later(self.lock_seconds, self._check_locks)
         return entry
 
-    def started(self, entry: Entry, lock: int) -> None:
+    def start(self, entry: Entry, lock: int) -> None:
         """A handler starts on it."""
-        self._check_lock(entry, lock)
-        entry.started = True
-        entry.tries += 1
+        _raise_first(self.start_all([(entry, lock)]))
+
+    def start_all(self, held: Sequence[tuple[Entry, int]]) -> list[StaleLock | None]:
+        """Handlers start on these; for each why not, if its lock is stale."""
+        found = [self._stale(entry, lock) for entry, lock in held]
+        begun = [entry for (entry, _), stale in zip(held, found, strict=True) if stale is None]
+        for entry in begun:
+            entry.started = True
+            entry.tries += 1
         if self._recorder is not None:
-            self._recorder.started(self, entry)
+            self._recorder.started(self, begun)
+        return found
 
     def settle(self, entry: Entry, lock: int, outcome: Outcome) -> None:
         """The holder is done with it."""
-        self._give_back(entry, lock)
-        self.settled[outcome] += 1
+        _raise_first(self.settle_all([(entry, lock)], [outcome]))
+
+    def settle_all(self, held: Sequence[tuple[Entry, int]], outcomes: Sequence[Outcome]) -> list[StaleLock | None]:
+        """The holder is done with these; for each why not, if its lock is stale."""
+        found: list[StaleLock | None] = []
+        ended: list[Entry] = []
+        ends: list[Outcome] = []
+        credit: dict[QueueConsumer, int] = {}
+        for (entry, lock), outcome in zip(held, outcomes, strict=True):
+            stale = self._stale(entry, lock)
+            found.append(stale)
+            if stale is None:
+                entry.state = ARCHIVED
+                consumer, entry.consumer = self._acquired.pop(lock).consumer, None
+                if consumer is not None:
+                    credit[consumer] = credit.get(consumer, 0) + 1
+                self.settled[outcome] += 1
+                ended.append(entry)
+                ends.append(outcome)
         if self._recorder is not None:
-            self._recorder.ended(self, entry, outcome)
-        self._archive(entry)
+            self._recorder.ended(self, ended, ends)
+        self._remove(ended)
+        self._in_flight.land(len(ended))
+        for consumer, count in credit.items():
+            consumer.ended(count)
+        return found
 
     def release(self, entry: Entry, lock: int, *, forgive: bool = False, begun: bool = True) -> None:
         """Back to its own position, available at once. `forgive`: the try does not count."""
@@ -375,23 +409,25 @@ class Queue:
 
     def renew(self, entry: Entry, lock: int) -> None:
         """The holder keeps it for another lock period."""
-        self._check_lock(entry, lock)
+        _raise_first([self._stale(entry, lock)])
         entry.lock_until = self._clock.monotonic() + self.lock_seconds
 
-    def _check_lock(self, entry: Entry, lock: int) -> None:
-        if entry.state != ACQUIRED or entry.lock != lock:
-            raise StaleLock(
-                f"{entry.envelope} in {self.name} is no longer held by this delivery: "
-                "its lock expired, its consumer went away, or it was ended already"
-            )
+    def _stale(self, entry: Entry, lock: int) -> StaleLock | None:
+        """None while this lock holds it."""
+        if entry.state == ACQUIRED and entry.lock == lock:
+            return None
+        return StaleLock(
+            f"{entry.envelope} in {self.name} is no longer held by this delivery: "
+            "its lock expired, its consumer went away, or it was ended already"
+        )
 
     def _give_back(self, entry: Entry, lock: int) -> None:
         """End the acquisition; the caller decides at once what becomes of the entry."""
-        self._check_lock(entry, lock)
+        _raise_first([self._stale(entry, lock)])
         del self._acquired[lock]
         consumer, entry.consumer = entry.consumer, None
         if consumer is not None:
-            consumer.forget(lock)
+            consumer.ended(1)
 
     def _return(self, entry: Entry, delay: float) -> None:
         entry.delivered = True
@@ -412,6 +448,7 @@ class Queue:
             self._expose(entry)
 
     def _archive(self, entry: Entry) -> None:
+        """One that nobody holds is done."""
         counted = entry.in_flight
         if entry.state == AVAILABLE:
             self._available_count -= 1
@@ -419,21 +456,26 @@ class Queue:
         entry.state = ARCHIVED
         if withheld and entry.key in self._behind:
             self._behind[entry.key].left_by_another_door()
-        if self._recorder is not None:
-            self._recorder.leaves(entry.envelope)
-        del self._entries[entry.position]
-        if entry.expiry is not None or entry.wake is not None:
-            self._schedule.cancel(entry.expiry)
-            self._schedule.cancel(entry.wake)
         if entry.redelivering:
             self._redelivering -= 1
             self.signal()
-        if entry.key is not None:
-            self._pass_key_on(entry)
+        self._remove([entry])
         if counted:
             self._in_flight.land()
         else:
             self._scheduled -= 1
+
+    def _remove(self, entries: Sequence[Entry]) -> None:
+        """These are archived: nothing of the queue's own knows them any more."""
+        if self._recorder is not None:
+            self._recorder.leave(entries)
+        for entry in entries:
+            del self._entries[entry.position]
+            if entry.expiry is not None or entry.wake is not None:
+                self._schedule.cancel(entry.expiry)
+                self._schedule.cancel(entry.wake)
+            if entry.key is not None:
+                self._pass_key_on(entry)
 
     def _pass_key_on(self, entry: Entry) -> None:
         """The entry no longer holds its key; the next of that key takes its turn."""
@@ -464,7 +506,7 @@ class Queue:
         self._make_dead_letter(self, entry, reason, error)
         self.settled["dead"] += 1
         if self._recorder is not None:
-            self._recorder.ended(self, entry, "dead-letter")
+            self._recorder.dead_lettered()
         self._archive(entry)
 
     # --- time ---------------------------------------------------------------------------------------------
@@ -540,8 +582,9 @@ class Queue:
         consumer.paused = True
         if consumer.line is not None:
             self._lines.remove(consumer.line)
-        for lock, entry in list(consumer.held.items()):
-            self.release(entry, lock)
+        for lock, entry in list(self._acquired.items()):
+            if entry.consumer is consumer:
+                self.release(entry, lock)
         self.signal()
 
     def detach_all(self) -> None:
@@ -559,6 +602,7 @@ class Queue:
     def _pump(self) -> None:
         """Deliver round-robin until no consumer wants or nothing is left."""
         self._awake = False
+        now = self._clock.monotonic()
         consumers = self._served()
         delivered = idle = 0
         while idle < len(consumers):
@@ -569,9 +613,9 @@ class Queue:
             consumers.rotate(-1)
             entry = None
             if consumer.credit > 0 and not consumer.paused:
-                entry = self.acquire(consumer)
+                entry = self._acquire(consumer, now)
                 while entry is None and self._refill():
-                    entry = self.acquire(consumer)
+                    entry = self._acquire(consumer, now)
             if entry is None:
                 idle += 1
                 continue

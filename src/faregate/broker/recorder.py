@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from faregate.message import Envelope
+from faregate.ports.queue import Outcome
 
 if TYPE_CHECKING:
     from faregate.broker.entry import Entry
@@ -14,12 +16,16 @@ if TYPE_CHECKING:
 class Recorder(Protocol):
     """Called by queues, in the order in which things happen. Nothing here waits."""
 
-    def started(self, queue: Queue, entry: Entry) -> None:
-        """A handler starts on it: `entry.tries` counts this one already."""
+    def started(self, queue: Queue, entries: Sequence[Entry]) -> None:
+        """Handlers start on these: their `tries` count this one already."""
         ...
 
-    def ended(self, queue: Queue, entry: Entry, outcome: str) -> None:
-        """It is settled with this outcome; or "dead-letter", after its dead letter was handed in."""
+    def ended(self, queue: Queue, entries: Sequence[Entry], outcomes: Sequence[Outcome]) -> None:
+        """These are settled, each with its outcome."""
+        ...
+
+    def dead_lettered(self) -> None:
+        """One has ended whose dead letter was handed in."""
         ...
 
     def waits(self, queue: Queue, entry: Entry, due: float) -> None:
@@ -42,6 +48,6 @@ class Recorder(Protocol):
         """An envelope is held in memory from now on."""
         ...
 
-    def leaves(self, envelope: Envelope) -> None:
-        """It is no longer held."""
+    def leave(self, entries: Sequence[Entry]) -> None:
+        """These are no longer held."""
         ...

@@ -11,9 +11,9 @@ suite, and where it has methods a protocol here. The bus supplies what is missin
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
-from faregate.errors import Unroutable
+from faregate.errors import StaleLock, Unroutable
 from faregate.message import Envelope, Kind
 from faregate.plain import plain
 from faregate.ports.dead_letter import DeadLetter
@@ -162,6 +162,17 @@ class Delivery(Held, Protocol):
 
     async def dead_letter(self, reason: str, error: str) -> None:
         """Into the node's dead-letter queue, with the reason; one atomic move."""
+
+
+@runtime_checkable
+class Together(Protocol):
+    """A delivery that starts and settles others of its queue for less than one after another costs. For each of them it
+    returns what `start` or `settle` would have raised; it says so instead of the others' being left. No promise hangs
+    on it: deliveries without it are started and settled one by one."""
+
+    def start_all(self, deliveries: Sequence[Any]) -> list[StaleLock | None]: ...
+
+    def settle_all(self, deliveries: Sequence[Any], outcomes: Sequence[Outcome]) -> list[StaleLock | None]: ...
 
 
 class Consumer(Protocol):

@@ -24,12 +24,11 @@ class Append(msgspec.Struct, gc=False, eq=False):
     """The future of whoever waits for the commit."""
     batch: Path | None = None
     """The file in the spool that they come from."""
+    size: int = 0
+    """Of the bodies, in bytes."""
 
-    @property
-    def size(self) -> int:
-        if len(self.envelopes) == 1:
-            return len(self.envelopes[0].body)
-        return sum([len(envelope.body) for envelope in self.envelopes])
+    def __post_init__(self) -> None:
+        self.size = sum([len(envelope.body) for envelope in self.envelopes])
 
 
 class AppendDeadLetter:

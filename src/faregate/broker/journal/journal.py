@@ -93,7 +93,7 @@ class Journal:
         self._items: SimpleQueue[list[Item] | None] = SimpleQueue()
         self._handed_in: list[Item] = []
         """What this turn of the event loop has handed in; the thread gets it as one at the turn's end."""
-        self._settlements: deque[Record | SnapshotPoint] = deque()
+        self._settlements: deque[Sequence[Record] | SnapshotPoint] = deque()
         self._flush_planned = False
         self._closed = False
         self._side_lock = threading.Lock()
@@ -228,9 +228,9 @@ class Journal:
             items, self._handed_in = self._handed_in, []
             self._items.put(items)
 
-    def settle(self, record: Record) -> None:
-        """Note what became of a message; written soon, lost at worst with the machine, and then delivered again."""
-        self._settlements.append(record)
+    def settle(self, records: Sequence[Record]) -> None:
+        """Note what became of messages; written soon, lost at worst with the machine, and then delivered again."""
+        self._settlements.append(records)
         if not self._flush_planned and self._loop is not None and self.failure is None:
             self._flush_planned = True
             self._loop.call_later(_SETTLE_SECONDS, self._flush_soon)
@@ -240,9 +240,9 @@ class Journal:
         self._flush_planned = False
         self._items.put([Call(lambda: None, _ignore)])
 
-    def settle_now(self, record: Record) -> None:
+    def settle_now(self, records: Sequence[Record]) -> None:
         """The same, written before this returns: it survives the end of this process."""
-        self._settlements.append(record)
+        self._settlements.append(records)
         self._flush_side_logs()
 
     def snapshot_point(self) -> SnapshotPoint:
@@ -531,8 +531,8 @@ class Journal:
             records: list[Record] = []
             while self._settlements:
                 item = self._settlements.popleft()
-                if isinstance(item, Record):
-                    records.append(item)
+                if not isinstance(item, SnapshotPoint):
+                    records += item
                     continue
                 if not self._write_records(records):
                     return  # the point goes without sizes: there will be no snapshot this time
@@ -546,9 +546,10 @@ class Journal:
         """Write what was settled. What the disk refuses is kept for the next time: losing it only delivers again."""
         if self.failure is not None:
             return False
+        bases = self._bases
         by_base: dict[int, list[Record]] = {}
         for record in records:
-            base = self._bases[max(0, bisect_right(self._bases, record.offset) - 1)]
+            base = bases[-1] if record.offset >= bases[-1] else bases[max(0, bisect_right(bases, record.offset) - 1)]
             by_base.setdefault(base, []).append(record)
         while by_base:
             base, own = by_base.popitem()
@@ -557,8 +558,7 @@ class Journal:
                 written = file.write(size, (b"".join(map(settled.pack, own)),))
             except OSError as exc:
                 log.warning("a side log of %s cannot be written now: %s", self.layout.root, exc.strerror or exc)
-                kept = [*own, *(record for rest in by_base.values() for record in rest)]
-                self._settlements.extendleft(reversed(kept))
+                self._settlements.extendleft([own, *by_base.values()])
                 return False
             self._side_logs[base] = (file, size + written)
         return True

@@ -26,8 +26,11 @@ class Record(NamedTuple):
 
 
 def pack(record: Record) -> bytes:
-    offset, queue, outcome, tries, redeliveries, time = record
-    plain = _RECORD.pack(offset, queue, outcome, min(tries, 0xFFFF), min(redeliveries, 0xFFFF), time)
+    try:
+        plain = _RECORD.pack(*record)
+    except struct.error:  # counts beyond what there is room for
+        most = record._replace(tries=min(record.tries, 0xFFFF), redeliveries=min(record.redeliveries, 0xFFFF))
+        plain = _RECORD.pack(*most)
     return plain + _CRC.pack(zlib.crc32(plain))
 
 

@@ -81,11 +81,12 @@ class ClosedJournal:
         assert record is not None, binding.queue
         start = max(start, self._journal.reader.earliest())
         for offsets in self._own(record, start, done):
-            for offset, outcome in offsets.items():
-                self._journal.settle_now(Record(offset, record.number, OUTCOMES[outcome], 1, 0, 0.0))
+            self._journal.settle_now(
+                [Record(offset, record.number, OUTCOMES[outcome], 1, 0, 0.0) for offset, outcome in offsets.items()]
+            )
         for one in parked:
             waits = Record(one.offset, record.number, REDELIVER, one.redeliveries, one.redeliveries, one.due)
-            self._journal.settle_now(waits)
+            self._journal.settle_now([waits])
         self._fill(record.number, start)
         return self._hand_over(binding.queue, "queue", start, 0)
 
