@@ -123,7 +123,7 @@ class Watch:
 
 
 def waiting(lanes: Lanes) -> int:
-    return sum(len(behind) for behind in lanes._keys.values())
+    return sum(len(behind) for behind in lanes._keys.values() if behind)
 
 
 async def work_off(

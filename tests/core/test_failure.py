@@ -4,12 +4,16 @@ import asyncio
 import itertools
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 import faregate as fg
 from faregate.broker.delivery import BrokerDelivery
+from faregate.broker.entry import Entry
+from faregate.broker.queue import Queue
+from faregate.errors import StaleLock
 from faregate.ports import faults
 from tests.core.rig import LONG, Asked, numbers
 
@@ -335,15 +339,16 @@ async def test_a_lock_lost_before_the_start_is_counted_as_lost_and_its_message_c
 ) -> None:
     asking, answering = fg.Node("asking"), fg.Node("answering")
     runs: Counter[int] = Counter()
-    plain, lost = BrokerDelivery.start, list[BrokerDelivery]()
+    plain, lost = Queue.start_all, list[Entry]()
 
-    def start(delivery: BrokerDelivery) -> None:
-        if delivery.position == count // 2 and not lost:
-            lost.append(delivery)
-            delivery._queue.release(delivery._entry, delivery._lock)  # as when the lock expires
-        plain(delivery)
+    def start_all(queue: Queue, held: Sequence[tuple[Entry, int]]) -> list[StaleLock | None]:
+        for entry, lock in held:
+            if entry.position == count // 2 and not lost:
+                lost.append(entry)
+                queue.release(entry, lock)  # as when the lock expires
+        return plain(queue, held)
 
-    monkeypatch.setattr(BrokerDelivery, "start", start)
+    monkeypatch.setattr(Queue, "start_all", start_all)
 
     @answering.on(Asked, source="asking", order=fg.Parallel(1))
     async def answer(asked: Asked) -> None:

@@ -2,7 +2,9 @@
 
 Rules kept here:
 - At most `size` deliveries, or batches of them, run at once. `batch` bounds what a lane takes at a time; it may change
-  as one learns how long a message takes. A lane never takes more than its share: who waits finds a free lane.
+  as one learns how long a message takes. Who waits finds a free lane: a lane takes no more than its share of what the
+  free ones could take; only where messages are so fast that a full batch of them takes no time, it takes that.
+- A batch that is slower than was thought puts back what it has not begun (`put_back`).
 - Of one key at most one runs, in the order in which they were submitted; different keys do not wait for each
   other, and a key that has its turn never waits while a lane is free.
 - What waits is bounded by the transport's prefetch. The embedded broker withholds what follows a busy key, so a busy
@@ -12,8 +14,9 @@ Rules kept here:
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
+from faregate.core.pace import BATCH_LIMIT
 from faregate.ports.queue import Delivery
 
 log = logging.getLogger("faregate.bus")
@@ -32,8 +35,8 @@ class Lanes:
         self._run = run
         self._by_key = by_key
         self._ready: deque[Delivery] = deque()
-        self._keys: dict[str, deque[Delivery]] = {}
-        """The keys that are ready or running, with what waits behind each."""
+        self._keys: dict[str, deque[Delivery] | None] = {}
+        """The keys that are ready or running, with what waits behind each, if anything does."""
         self._alone: set[Delivery] = set()
         """Ready ones that are not taken together with others."""
         self._idle: list[asyncio.Future[None]] = []
@@ -60,12 +63,27 @@ class Lanes:
             return
         key = delivery.key if self._by_key else None
         if key is not None:
-            behind = self._keys.get(key)
-            if behind is not None:
+            if key in self._keys:
+                behind = self._keys[key]
+                if behind is None:
+                    behind = self._keys[key] = deque()
                 behind.append(delivery)
                 return
-            self._keys[key] = deque()
+            self._keys[key] = None
         self._ready.append(delivery)
+        if self.batch == 1 or len(self._ready) % self.batch == 1:  # the lane that this wakes takes those that follow
+            self._wake()
+
+    def put_back(self, unbegun: Sequence[Delivery], ended: Sequence[Delivery] = ()) -> None:
+        """Of a batch at work: what has not begun is ready again, before all others; what has ended is done with."""
+        gone = {*unbegun, *ended}
+        for taken in self.at_work.values():
+            taken[:] = [delivery for delivery in taken if delivery not in gone]
+        if self.closing:
+            return
+        self._ready.extendleft(reversed(unbegun))
+        for delivery in ended:
+            self._next_of_key(delivery)
         self._wake()
 
     def _wake(self) -> None:
@@ -105,10 +123,9 @@ class Lanes:
                         self._ready.extendleft(reversed(again))
                         for _ in again:
                             self._wake()
-                    if self._by_key:
-                        for delivery in taken:
-                            if delivery not in self._alone:
-                                self._next_of_key(delivery)
+                    for delivery in taken if self._by_key else ():
+                        if delivery not in self._alone:
+                            self._next_of_key(delivery)
                 runs += 1
                 if runs == _RUNS_PER_TURN:
                     runs = 0
@@ -120,14 +137,18 @@ class Lanes:
             await idle
 
     def _take(self) -> list[Delivery]:
-        first = self._ready.popleft()
-        if first in self._alone:
-            self._alone.discard(first)
-            return [first]
-        taken = [first]
-        share = min(self.batch, -(-len(self._ready) // self._size))
-        while self._ready and len(taken) < share and self._ready[0] not in self._alone:
-            taken.append(self._ready.popleft())
+        ready, alone = self._ready, self._alone
+        most = self.batch
+        if most < BATCH_LIMIT:
+            most = min(most, -(-len(ready) // (self._size - self.busy)))
+        taken = [ready.popleft()]
+        if taken[0] in alone:
+            alone.discard(taken[0])
+        else:
+            while ready and len(taken) < most and ready[0] not in alone:
+                taken.append(ready.popleft())
+        if ready:
+            self._wake()
         return taken
 
     def _next_of_key(self, delivery: Delivery) -> None:
@@ -146,8 +167,9 @@ class Lanes:
         self._ready.clear()
         self._alone.clear()
         for key, behind in list(self._keys.items()):
-            back += behind
-            behind.clear()
+            if behind is not None:
+                back += behind
+                self._keys[key] = None
             if key in keys:
                 del self._keys[key]
         return back

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import cast
@@ -52,6 +52,7 @@ class Worker:
         self._lanes = Lanes(
             self.subscription.order.lanes, self._work, by_key=isinstance(self.subscription.order, ByKey)
         )
+        handling.put_back = self._put_back
         self._consumer: Consumer | None = None
         self._held: set[Delivery] = set()
         self._telling: set[asyncio.Task[None]] = set()
@@ -197,6 +198,10 @@ class Worker:
                 pass  # it is settled, or somebody else's
             except Exception as exc:  # the transport's own trouble: it delivers again what nobody settles
                 log.warning("%s could not be put off: %s", delivery.envelope, exc)
+
+    def _put_back(self, unbegun: Sequence[Delivery], ended: Sequence[Delivery]) -> None:
+        self._held.difference_update(ended)
+        self._lanes.put_back(unbegun, ended)
 
     def _abandoned(self, delivery: Delivery, reason: str, error: str) -> None:
         told = asyncio.create_task(self._handling.abandoned(delivery, reason, error))

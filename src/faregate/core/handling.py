@@ -16,7 +16,7 @@ Rules kept here:
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
@@ -48,10 +48,13 @@ from faregate.node.subscription import Subscription
 from faregate.ports import faults
 from faregate.ports.cancellation import finish
 from faregate.ports.clock import Clock
-from faregate.ports.queue import Delivery, Outcome
+from faregate.ports.queue import Delivery, Outcome, Together
 from faregate.ports.store import Transaction
 
 log = logging.getLogger("faregate.bus")
+
+PutBack = Callable[[Sequence[Delivery], Sequence[Delivery]], None]
+"""Takes what has not begun, and is seen through another time; and what has ended, before the others of its batch."""
 
 _MOST_OUTPUTS, _MOST_OUTPUT_BYTES = 1_000, 4 << 20
 """A transaction with more outgoing messages than this takes no further message."""
@@ -77,6 +80,8 @@ class Handling:
         self.paused = False
         self.put_off = False
         """A message of a serial subscription waits for a later try; what was fetched behind it has to go back."""
+        self.put_back: PutBack | None = None
+        """Told what of a batch goes on without the rest of it. None: nothing does."""
         self._serial = isinstance(subscription.order, Serial)
         self._node = node.name
         self._message_id = message_ids(node.name)
@@ -111,7 +116,8 @@ class Handling:
         # --- batches ---
         self._pace = Pace(feed.batch_seconds)
         self._failing: dict[Delivery, int] = {}
-        """Those that come again alone, as they failed among others or were delivered before; how often they failed."""
+        """Those that come again: alone, as they failed among others, or because their batch was slow. How often they
+        failed."""
         self._sends = False
         """Whether the handlers of the last transaction sent anything. Only then they wait while others are not sent."""
         self._units: set[UnitOfWork] = set()
@@ -209,10 +215,35 @@ class Handling:
     async def _handle_many(self, deliveries: list[Delivery]) -> list[Delivery]:
         # One that was delivered before may be what kills us, so it comes alone.
         again = [] if self._serial else [delivery for delivery in deliveries if delivery.redelivered]
-        begun = [delivery for delivery in deliveries if delivery not in again and self._start(delivery)]
-        for group in _groups(self._works(begun), copies=self._store is not None):
-            again += await self._see_through(group)
-        return again
+        begun = [delivery for delivery in deliveries if self._failing and self._failing.pop(delivery, None) is not None]
+        known = {*again, *begun}
+        begun += self._start_all([delivery for delivery in deliveries if delivery not in known])
+        works = self._works(begun)
+        if self._serial:
+            for group in _groups(works, copies=self._store is not None):
+                again += await self._see_through(group)
+            return again
+        if self._store is not None:  # copies of one message must not meet in one transaction
+            first = {work.message_id: work for work in reversed(works)}
+            if len(first) < len(works):
+                again += [self._leave(work) for work in works if first[work.message_id] is not work]
+                works = list(reversed(first.values()))
+        return again + await self._see_through(works)
+
+    def _leave(self, work: Work) -> Delivery:
+        """It has begun, and is seen through another time."""
+        work.move("again")
+        self._failing[work.delivery] = work.tries if work.handler_failed else 0
+        return work.delivery
+
+    def _start_all(self, deliveries: list[Delivery]) -> list[Delivery]:
+        """Tries begin; without those that are someone else's by now."""
+        if not deliveries or not isinstance(first := deliveries[0], Together):
+            return [delivery for delivery in deliveries if self._start(delivery)]
+        found = first.start_all(deliveries)
+        for stale in filter(None, found):
+            self._endings.lost(stale)
+        return [delivery for delivery, stale in zip(deliveries, found, strict=True) if stale is None]
 
     def _start(self, delivery: Delivery) -> bool:
         """A try begins; False when the delivery is someone else's by now."""
@@ -301,10 +332,12 @@ class Handling:
             await self._settle_all(works)
             works = [work for work in works if work.state in UNDECIDED]
             if works:
-                works = await self._what_is_left(works, again, alone=unit.alone)
+                works = await self._what_is_left(works, again, alone=unit.alone, spoiled=spoiled)
         return again
 
-    async def _what_is_left(self, works: list[Work], again: list[Delivery], *, alone: bool) -> list[Work]:
+    async def _what_is_left(
+        self, works: list[Work], again: list[Delivery], *, alone: bool, spoiled: bool
+    ) -> list[Work]:
         """Of one transaction: those that have not run yet, or not yet with success."""
         for work in works:
             if work.state != "failed":
@@ -316,17 +349,19 @@ class Handling:
                     await self._clock.sleep(self.subscription.retry.wait(work.tries))
                 await self._see_through([self._once_more(work)])
             else:
-                work.move("again")
-                self._failing[work.delivery] = work.tries if work.handler_failed else 0
-                again.append(work.delivery)
-        return [self._next_round(work) for work in works if work.state == "new"]
+                again.append(self._leave(work))
+        works = [work for work in works if work.state == "new"]
+        if self.put_back is None or self._serial or spoiled or self.stopped:
+            return [self._next_round(work) for work in works]
+        self.put_back([self._leave(work) for work in works], ())  # it took longer than was thought
+        return []
 
     async def _run_with_store(self, unit: UnitOfWork, works: list[Work]) -> bool:
         assert self._look_up is not None
         try:
             await self._look_up.look_up(works)
             await self._admit(works)
-            await self._run_handlers(unit, works)
+            await self._run_watched(unit, works)
             await self._commit(unit, works)
         except BaseException as exc:
             await unit.abandon()
@@ -346,31 +381,79 @@ class Handling:
     async def _run_without_store(self, unit: UnitOfWork, works: list[Work]) -> bool:
         """What handlers did cannot be undone: those that have ended go out whatever becomes of the others, and before
         long."""
-        slow: list[asyncio.Task[None]] = []
-        timer = None
-        if len(works) > 1:
-            patience = 2 * self._feed.batch_seconds
-            timer = unit.loop.call_later(patience, lambda: slow.append(unit.loop.create_task(self._hand_on(works))))
         try:
-            try:
-                await self._run_handlers(unit, works)
-            finally:
-                if timer is not None:
-                    timer.cancel()
-                for task in slow:
-                    await finish(task)
+            await self._run_watched(unit, works)
         except asyncio.CancelledError:  # and only then, or what is on its way would go out twice
-            await finish(self._hand_on(works))
+            await finish(self._hand_on([work for work in works if work.state == "done"]))
             raise
         if self._sends:
             await self._outlet.record(None, self._node, [work for work in works if work.state == "done"])
         return False
 
-    async def _hand_on(self, works: list[Work]) -> None:
-        """Publish what those sent that have ended so far, and settle them."""
-        done = [work for work in works if work.state == "done"]
+    async def _hand_on(self, done: list[Work]) -> None:
+        """Publish what those sent, and settle them."""
         await self._outlet.record(None, self._node, done)
         await self._settle_all(done)
+
+    async def _run_watched(self, unit: UnitOfWork, works: list[Work]) -> None:
+        """Run the handlers. The others do not wait for one that takes its time."""
+        if len(works) == 1:
+            await self._run_handlers(unit, works)
+            return
+        slow: list[asyncio.Task[None]] = []
+        patience = 2 * self._feed.batch_seconds
+        timer = unit.loop.call_later(patience, lambda: slow.append(unit.loop.create_task(self._part(unit, works))))
+        try:
+            await self._run_handlers(unit, works)
+        finally:
+            timer.cancel()
+            for task in slow:
+                await finish(task)
+
+    async def _part(self, unit: UnitOfWork, works: list[Work]) -> None:
+        """The handler at hand takes its time. It goes on by itself, with what failed; what is decided is committed and
+        settled without it, and what has not begun goes back to the lanes.
+
+        Once it has used the transaction, this cannot be: what it wrote there is not to be told from the rest.
+        """
+        at_hand = unit.current
+        if at_hand is None or unit.is_used or self.stopped:
+            return
+        decided = [work for work in works if work.state in DECIDED]
+        unbegun = [work for work in works if work.state == "new" and work is not at_hand]
+        if self.put_back is None or self._serial:
+            unbegun = []
+        leaving = {*decided, *unbegun}
+        works[:] = [work for work in works if work not in leaving]
+        deliveries = [self._leave(work) for work in unbegun]
+        apart = unit.part(works, decided)
+        if self._store is None:
+            await self._outlet.record(None, self._node, [work for work in decided if work.state == "done"])
+        else:
+            await self._commit_apart(apart, decided, [*works, *unbegun])
+        await self._settle_all(decided)
+        works += [work for work in decided if work.state == "failed"]
+        if self.put_back is not None:
+            self.put_back(deliveries, [work.delivery for work in decided if work.state != "failed"])
+
+    async def _commit_apart(self, apart: UnitOfWork, decided: list[Work], others: list[Work]) -> None:
+        """The marks of the others leave the transaction first: they will have one of their own."""
+        marked = [work.message_id for work in others if work.marked]
+        for work in others:
+            work.marked = False
+        try:
+            if marked and apart.transaction is not None:
+                await apart.transaction.unrecord(self._node, marked)
+            await self._commit(apart, decided)
+        except (Exception, Spoiled) as exc:
+            await apart.abandon()
+            if isinstance(exc, CommitUnknown):
+                self._outlet.doubt()
+            self._scatter(decided, exc)
+            for work in decided:  # if its mark is there after all, it is not for the next transaction to remove
+                work.marked = False
+        finally:
+            apart.works = ()
 
     async def _admit(self, works: list[Work]) -> None:
         """Ask the tokens and the business key."""
@@ -399,7 +482,7 @@ class Handling:
         last = works[-1]
         until = 0.0 if unit.alone else self._clock.monotonic() + self._pace.batch_seconds
         ran = rows = size = 0
-        for work in works:
+        for work in tuple(works):  # some may leave meanwhile
             if work.state != "new":
                 continue
             if self.stopped and not self._alone:  # what has claimed goes on
@@ -468,6 +551,8 @@ class Handling:
 
     async def _settle_all(self, works: list[Work]) -> None:
         """It is decided: tell the transport. What they send is on its way already."""
+        if len(works) > 1 and isinstance(works[0].delivery, Together) and not self._finishes and faults.hook is None:
+            self._settle_together(works[0].delivery, [work for work in works if work.state == "done"])
         for work in works:
             if work.state == "duplicate":
                 work.dedup.doubt(work)
@@ -495,6 +580,20 @@ class Handling:
                 await self._last_resort.put_off(work)
             if self._business_key is not None:
                 self._business_key.forget(work)
+
+    def _settle_together(self, first: Together, done: list[Work]) -> None:
+        """The same, all at once, for those whose settling is all that is left."""
+        plain = [work for work in done if work.attempt_id is None and work.business_key is None]
+        outcomes = [_outcome(work) for work in plain]
+        found = first.settle_all([work.delivery for work in plain], outcomes)
+        for work, outcome, stale in zip(plain, outcomes, found, strict=True):
+            if stale is None:
+                work.move("settled")
+                self.outcomes[outcome] += 1
+                work.ctx = None
+            else:
+                work.move("lost")
+                self._endings.lost(stale)
 
     async def _conclude(self, work: Work) -> None:
         """Before a duplicate, or one that has a token, is settled."""

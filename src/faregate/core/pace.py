@@ -12,7 +12,7 @@ class Pace:
     """How long the messages of one subscription take.
 
     While the event loop is busy it is so for all batches at work, so a batch counts its share of that. Reading the
-    thread's clock is dear: it is done for the first batches, now and then, and after a slow one.
+    thread's clock is dear: where batches are full it is done now and then, and after a slow one.
     """
 
     def __init__(self, batch_seconds: float) -> None:
@@ -37,6 +37,10 @@ class Pace:
         if self._measures:
             busy = min(thread_time() - started[1], seconds)
             own = seconds - busy + busy / batches
-            self._seconds += (own / messages - self._seconds) / 4
+            # The first one counts whole, and then the more, the more messages it is made of: among many, what one of
+            # them waited for the processor, or for a cache to fill, does not matter.
+            weight = max(0.25, messages / (messages + 16)) if self._batches else 1.0
+            self._seconds += (own / messages - self._seconds) * weight
         self._batches += 1
-        self._measures = self._batches < 16 or self._batches % 256 == 0 or seconds > 2 * messages * self._seconds
+        slow = seconds > 2 * messages * self._seconds
+        self._measures = slow or self.batch < BATCH_LIMIT or self._batches % 256 == 0

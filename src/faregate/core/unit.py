@@ -100,6 +100,21 @@ class UnitOfWork:
         for work in works:
             work.unit = self
 
+    @property
+    def is_used(self) -> bool:
+        """Whether the message at hand has something in the transaction, or is about to."""
+        current = self.current
+        return self._user is not None or (current is not None and (current.entered or current.has_savepoint))
+
+    def part(self, staying: Sequence[Work], works: Sequence[Work]) -> UnitOfWork:
+        """A unit of these, which takes the transaction along; those that stay will open another."""
+        apart = UnitOfWork(self.store, works, self._enter_all, self.left_behind, savepoints=not self.shared)
+        apart.transaction, self.transaction = self.transaction, None
+        apart._writers, self._writers = self._writers, []
+        self.works = staying
+        self._waiting = self._waiting_bytes = 0
+        return apart
+
     # --- statements of handlers ------------------------------------------------------------------------------
 
     async def run(self, work: Work, ctx: Context, statement: str | None, sql: str, parameters: Any) -> Any:

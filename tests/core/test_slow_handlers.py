@@ -1,0 +1,188 @@
+"""A handler that takes its time, in a batch of many: the others go on without it, and everything happens once."""
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+
+import faregate as fg
+from faregate.core.unit import UnitOfWork
+from faregate.errors import StoreConflict
+from tests.core.rig import INSERT, LONG, TABLE, Answered, Asked, notes, numbers
+
+MANY, HANGING = 256, 100
+
+
+class Noted(fg.Event):
+    account: str
+    n: int
+
+
+class Hang:
+    """The node `answering`, whose handler hangs at one message until `gate` is set."""
+
+    def __init__(
+        self,
+        url: str | None,
+        *,
+        at: int = HANGING,
+        others: int = MANY - 1,
+        writes_first: bool = False,
+        **options: Any,
+    ) -> None:
+        self.heard: Counter[int] = Counter()
+        self.runs: Counter[int] = Counter()
+        self.tries: set[int] = set()
+        self.hangs, self.gate, self.others_are_done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        asking, answering, hearing = (
+            fg.Node("asking"),
+            fg.Node("answering", schema=TABLE if url else None),
+            fg.Node("hearing"),
+        )
+
+        @answering.on(Asked, source="asking", **options)
+        async def answer(asked: Asked, ctx: fg.Context) -> Answered:
+            self.runs[asked.n] += 1
+            self.tries.add(ctx._work.delivery.tries)
+            if asked.n == at and not writes_first:
+                self.hangs.set()
+                await self.gate.wait()
+            if url is not None:
+                await ctx.db.execute(INSERT, (asked.n,))
+            if asked.n == at and writes_first:
+                self.hangs.set()
+                await self.gate.wait()
+            return Answered(n=asked.n)
+
+        @hearing.on(Answered, source="answering")
+        async def hear(answered: Answered) -> None:
+            self.heard[answered.n] += 1
+            if len(self.heard) == others:
+                self.others_are_done.set()
+
+        store = {} if url is None else {"answering": url}
+        self.bus = fg.Bus("memory:", nodes=[asking, answering, hearing], store=store, drain_seconds=1)
+
+
+@pytest.mark.usefixtures("one_batch")
+async def test_of_many_without_a_store_one_hangs_and_all_others_are_handled() -> None:
+    it = Hang(None)
+    async with asyncio.timeout(LONG), it.bus:
+        await it.bus.publish_many(numbers(MANY), node="asking")
+        await it.others_are_done.wait()
+        assert it.hangs.is_set() and HANGING not in it.heard
+        it.gate.set()
+        await it.bus.idle()
+    assert it.runs == it.heard == Counter(range(MANY))
+    assert it.tries == {1}, "what was put back has begun once"
+
+
+async def test_of_many_with_a_store_one_hangs_and_all_others_are_handled(either_way: str) -> None:
+    it = Hang(either_way)
+    async with asyncio.timeout(LONG), it.bus:
+        await it.bus.publish_many(numbers(MANY), node="asking")
+        await it.others_are_done.wait()
+        assert HANGING not in it.heard and len(await notes(it.bus)) == MANY - 1
+        it.gate.set()
+        await it.bus.idle()
+        assert await notes(it.bus) == [*range(MANY)]
+    assert it.runs == it.heard == Counter(range(MANY))
+    assert it.tries == {1}
+
+
+async def test_one_that_hangs_with_the_transaction_open_keeps_what_is_in_there_and_nothing_happens_twice(
+    either_way: str,
+) -> None:
+    it = Hang(either_way, writes_first=True)
+    async with asyncio.timeout(LONG), it.bus:
+        await it.bus.publish_many(numbers(MANY), node="asking")
+        await it.hangs.wait()
+        await asyncio.sleep(0.3)  # longer than it is waited for
+        it.gate.set()
+        await it.bus.idle()
+        assert await notes(it.bus) == [*range(MANY)]
+    assert it.heard == Counter(range(MANY)) and it.bus.outcomes()["dead"] == 0
+
+
+@pytest.mark.parametrize("error", [StoreConflict, fg.CommitUnknown])
+async def test_a_commit_without_the_one_that_hangs_may_fail_and_everything_happens_once(
+    either_way: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, failed = UnitOfWork.commit, asyncio.Event()
+
+    async def commit(unit: UnitOfWork) -> None:
+        if it.hangs.is_set() and not failed.is_set():
+            failed.set()
+            if error is fg.CommitUnknown:
+                await plain(unit)
+            raise error("once")
+        await plain(unit)
+
+    monkeypatch.setattr(UnitOfWork, "commit", commit)
+    it = Hang(either_way)
+    async with asyncio.timeout(LONG), it.bus:
+        await it.bus.publish_many(numbers(MANY), node="asking")
+        await failed.wait()
+        it.gate.set()
+        await it.bus.idle()
+        assert await notes(it.bus) == [*range(MANY)]
+    assert it.heard == Counter(range(MANY)) and it.bus.outcomes()["dead"] == 0
+
+
+@pytest.mark.parametrize("order", [fg.Serial(), fg.Parallel(1)], ids=["serial", "one lane"])
+async def test_in_one_lane_nothing_overtakes_the_one_that_hangs(either_way: str, order: Any) -> None:
+    it = Hang(either_way, at=3, others=3, order=order)
+    async with asyncio.timeout(LONG), it.bus:
+        await it.bus.publish_many(numbers(8), node="asking")
+        await it.others_are_done.wait()
+        assert [*it.runs] == [0, 1, 2, 3] and it.heard == Counter(range(3)), "what has ended is sent"
+        it.gate.set()
+        await it.bus.idle()
+    assert [*it.runs] == [*range(8)] and it.heard == it.runs == Counter(range(8))
+
+
+@pytest.mark.usefixtures("one_batch")
+@pytest.mark.parametrize("store", [None, "memory:"])
+async def test_what_follows_a_message_of_a_slow_batch_in_its_key_does_not_wait_for_the_batch(store: str | None) -> None:
+    shop, books = fg.Node("shop"), fg.Node("books")
+    noted: list[tuple[str, int]] = []
+    gate, followed = asyncio.Event(), asyncio.Event()
+
+    @books.on(Noted, source="shop", key="account", order=fg.ByKey(lanes=2))
+    async def note(event: Noted) -> None:
+        if event.account == "slow":
+            await gate.wait()
+        noted.append((event.account, event.n))
+        if event.n == 1:
+            followed.set()
+
+    async with asyncio.timeout(LONG), fg.Bus("memory:", nodes=[shop, books], store=store) as bus:
+        batch = [("a", 0), ("slow", 0), ("b", 0), ("a", 1)]
+        await bus.publish_many([Noted(account=account, n=n) for account, n in batch], node="shop")
+        await followed.wait()
+        assert ("slow", 0) not in noted and noted.index(("a", 0)) < noted.index(("a", 1))
+        gate.set()
+        await bus.idle()
+    assert sorted(noted) == sorted(batch)
+
+
+@pytest.mark.usefixtures("one_batch")
+async def test_a_batch_that_is_slower_than_was_thought_puts_back_what_it_has_not_begun() -> None:
+    shop, books = fg.Node("shop"), fg.Node("books")
+    units: set[int] = set()
+    tries: list[int] = []
+
+    @books.on(Asked, source="shop")
+    async def note(asked: Asked, ctx: fg.Context) -> None:
+        assert ctx._work is not None
+        units.add(id(ctx._work.unit))
+        kept.append(ctx._work.unit)
+        tries.append(ctx._work.delivery.tries)
+        await asyncio.sleep(0.03)
+
+    kept: list[Any] = []
+    async with asyncio.timeout(LONG), fg.Bus("memory:", nodes=[shop, books]) as bus:
+        await bus.publish_many(numbers(6), node="shop")
+        await bus.idle()
+    assert len(units) >= 3 and tries == [1] * 6
