@@ -129,7 +129,7 @@ def writes_of_a_failed_try_kept_in_its_batch(patch: MonkeyPatch) -> None:
 def writes_of_a_duplicate_sent(patch: MonkeyPatch) -> None:
     """What it wrote goes out before anybody looks whether another copy was faster."""
 
-    async def mutant(self: Any) -> None:
+    async def mutant(self: Any, *, wait: bool = True) -> None:
         writers, self._writers = self._writers, []
         for write in [write for work in writers for write in work.writes]:
             self.transaction.write(write.sql, write.parameters)

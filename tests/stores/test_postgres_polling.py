@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator
 import psycopg
 import pytest
 
-from faregate.errors import StoreConflict
-from faregate.stores.postgres import PostgresStore
 from faregate.stores.postgres.connection import PollingConnection, ReadyConnection
 from tests.presence import address
 
@@ -84,15 +82,6 @@ async def test_a_connection_that_the_server_ends_is_noticed(connect: list[ReadyC
     assert one.closed
 
 
-async def test_rows_that_go_out_together_come_back_in_order_and_large_ones_too(connect: list[ReadyConnection]) -> None:
-    one, _ = connect
-    await one.execute("create temporary table rows(n serial, body text)")
-    async with one.pipeline(), one.cursor() as cursor:
-        await cursor.executemany("insert into rows(body) values (%s)", [(str(n) + "x" * n * 100,) for n in range(500)])
-    rows = await (await one.execute("select body from rows order by n")).fetchall()
-    assert [body.rstrip("x") for (body,) in rows] == [str(n) for n in range(500)]
-
-
 async def test_work_in_place_is_done_while_the_loop_stands_still(connect: list[ReadyConnection]) -> None:
     one, _ = connect
     turned = asyncio.Event()
@@ -107,28 +96,3 @@ async def test_work_in_place_is_done_while_the_loop_stands_still(connect: list[R
     one.run_in_place(work())
     assert not turned.is_set(), "the event loop went on meanwhile"
     assert (await (await one.execute("select 1")).fetchone()) == (1,)
-
-
-async def test_writes_that_are_cancelled_take_their_connection_with_them() -> None:
-    store = PostgresStore(address("FAREGATE_TEST_POSTGRES"), pool_size=1)
-    await store.open()
-    try:
-        async with asyncio.timeout(LONG):
-            transaction = store.transaction()
-            await transaction.begin()
-            [before] = await transaction.fetchone("select pg_backend_pid()") or ()
-            for _ in range(20):
-                transaction.write("select pg_sleep(?)", (60,))
-            flush = asyncio.create_task(transaction.flush())
-            await asyncio.sleep(0)
-            flush.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await flush
-            with pytest.raises(StoreConflict):
-                await transaction.execute("select 1")
-            await transaction.roll_back()
-            async with store.transaction() as after:
-                [now] = await after.fetchone("select pg_backend_pid()") or ()
-    finally:
-        await store.close()
-    assert now != before, "a connection in the middle of a pipeline was used again"

@@ -94,11 +94,10 @@ class Dispatcher(Outbox):
     async def record_rows(self, transaction: Transaction, rows: Sequence[OutboxRow]) -> Recorded:
         """Put rows into the outbox within a transaction, and take out what was sent since."""
         removed, self._sent = list(self._sent), {}
-        recorded = Recorded([], removed)
+        recorded = Recorded(rows, removed=removed)
         try:
             if rows:
-                seqs = await transaction.send(rows)
-                recorded.rows = [OutboxRow(seq, *row[1:]) for row, seq in zip(rows, seqs, strict=True)]
+                recorded.seqs = await transaction.send(rows)
             if removed:
                 await transaction.dispatched(removed)
         except BaseException:
@@ -109,7 +108,7 @@ class Dispatcher(Outbox):
     def committed(self, recorded: Recorded) -> None:
         self._held.difference_update(recorded.removed)
         self.activity += 1
-        self.take_up(recorded.rows)
+        self.take_up([OutboxRow(seq, *row[1:]) for row, seq in zip(recorded.rows, recorded.seqs, strict=True)])
 
     def rolled_back(self, recorded: Recorded) -> None:
         self._sent.update(dict.fromkeys(recorded.removed))
@@ -442,7 +441,7 @@ class Dispatcher(Outbox):
         if faults.hook is not None:
             await faults.hook("dispatch.before-remove")
         transaction = self._store.transaction()
-        recorded = Recorded([], [])
+        recorded = Recorded()
         try:
             await transaction.begin()
             recorded = await self.record_rows(transaction, ())

@@ -369,7 +369,9 @@ class Handling:
                 self._outlet.doubt()
             if isinstance(exc, TransactionEnded):
                 await self._after_misuse(works)
-            elif isinstance(exc, Spoiled):
+            elif isinstance(exc, Spoiled) or (
+                unit.shared and isinstance(exc, Exception) and not isinstance(exc, TRANSACTION_LOST)
+            ):  # what somebody wrote may have been refused with the commit
                 _start_again(works)
                 return True
             elif isinstance(exc, Exception):  # lost, or refused at the commit: nothing has happened
@@ -512,7 +514,7 @@ class Handling:
             await unit.abandon()
             return
         transaction = await unit.open()
-        await unit.flush()
+        await unit.flush(wait=False)
         recorded = await self._record(transaction, works, folded)
         try:
             await unit.commit()

@@ -17,10 +17,12 @@ from faregate.ports.store import OutboxRow, Transaction
 class Recorded:
     """What one transaction did to the outbox; it counts once that is committed."""
 
-    __slots__ = ("removed", "rows")
+    __slots__ = ("removed", "rows", "seqs")
 
-    def __init__(self, rows: list[OutboxRow], removed: list[int]) -> None:
+    def __init__(self, rows: Sequence[OutboxRow] = (), seqs: Sequence[int] = (), removed: Sequence[int] = ()) -> None:
         self.rows = rows
+        self.seqs = seqs
+        """Of the rows, from the commit on."""
         self.removed = removed
 
 

@@ -178,8 +178,9 @@ class UnitOfWork:
                 work.refused = exc
                 raise
 
-    async def flush(self) -> None:
-        """Send what the messages before the one at hand wrote, and only those that are no duplicates by now."""
+    async def flush(self, *, wait: bool = True) -> None:
+        """Send what the messages before the one at hand wrote, and only those that are no duplicates by now. What need
+        not `wait` for that goes out with the commit, at the latest."""
         if not self._writers:
             return
         transaction = await self.open()
@@ -193,7 +194,8 @@ class UnitOfWork:
                 writes, work.writes = work.writes, ()
                 for write in writes if work.state != "duplicate" else ():
                     transaction.write(write.sql, write.parameters)
-            await transaction.flush()
+            if wait:
+                await transaction.flush()
         except TRANSACTION_LOST:
             raise
         except Exception as exc:

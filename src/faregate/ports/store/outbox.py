@@ -35,7 +35,8 @@ class OutboxRow(NamedTuple):
 
 class OutboxTransaction(Protocol):
     async def send(self, rows: Sequence[OutboxRow]) -> list[int]:
-        """Insert outbox rows; returns the `seq` given to each, growing in the order of the rows."""
+        """Insert outbox rows. The list that it returns has the `seq` of each, growing in the order of the rows; it may
+        be filled only with the commit."""
 
     async def revise(self, rows: Sequence[OutboxRow]) -> set[int]:
         """Give outbox rows another envelope and other chosen attempts, each if its version is still this one; it then

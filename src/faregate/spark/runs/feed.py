@@ -26,7 +26,7 @@ class OutboxOnly(Outbox):
     async def record_rows(self, transaction: Transaction, rows: Sequence[OutboxRow]) -> Recorded:
         if rows:
             await transaction.send(rows)
-        return Recorded([], [])
+        return Recorded()
 
 
 class LogFeed:

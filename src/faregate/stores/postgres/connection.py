@@ -1,7 +1,6 @@
 """Connections that look at the socket themselves before they leave the wait to the event loop.
 
-psycopg goes through the event loop each time, also when the socket is ready: in a pipeline that is once for every
-statement, which made statements that go out together as slow as single ones. `ReadyConnection` waits through the loop
+psycopg goes through the event loop each time, also when the socket is ready. `ReadyConnection` waits through the loop
 only where there is something to wait for.
 
 An answer of a server nearby is there within a tenth of a millisecond; handing the wait to the event loop and back costs
@@ -23,6 +22,11 @@ from faregate.errors import TransactionMisused
 class ReadyConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
     moment: int | None = 0
     """How many milliseconds to wait in place; None: as long as it takes."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.prepared: dict[tuple[bytes, tuple[int, ...] | None], bytes] = {}
+        """The names of the statements that `pipeline.py` prepared, by their text and the types of their parameters."""
 
     async def wait(self, gen: Any, *rest: Any, **named: Any) -> Any:
         return await super().wait(_in_place(gen, self.pgconn.socket, self.moment), *rest, **named)

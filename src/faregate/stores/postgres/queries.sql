@@ -5,7 +5,7 @@
 with inserted as (
     insert into faregate_ledger (node, message_id, digest, key, position, handled_at, outcome, sent)
     select %s, given.*, 0
-    from unnest(%s::uuid[], %b::bytea[], %s::text[], %s::bigint[], %s::float8[], %s::text[])
+    from unnest(%s::uuid[], %s::bytea[], %s::text[], %s::bigint[], %s::float8[], %s::text[])
         as given (message_id, digest, key, position, handled_at, outcome)
     order by given.message_id
     on conflict do nothing
@@ -15,8 +15,8 @@ select coalesce(array_agg(message_id::text), '{}') from inserted having count(*)
 
 -- name: note_sent
 -- Keep what the handlers of some messages sent.
-update faregate_ledger as ledger set sent = given.sent, sent_ids = decode(given.sent_ids, 'hex')
-from unnest(%s::uuid[], %s::int[], %s::text[]) as given (message_id, sent, sent_ids)
+update faregate_ledger as ledger set sent = given.sent, sent_ids = given.sent_ids
+from unnest(%s::uuid[], %s::int[], %s::bytea[]) as given (message_id, sent, sent_ids)
 where ledger.node = %s and ledger.message_id = given.message_id;
 
 -- name: recorded
@@ -31,7 +31,7 @@ delete from faregate_ledger where node = %s and message_id = any(%s::uuid[]);
 -- Insert outbox rows in the given order.
 insert into faregate_outbox (node, message_id, ordinal, destination, key, envelope)
 select node, message_id, ordinal, destination, key, envelope
-from unnest(%s::text[], %s::uuid[], %s::int[], %s::text[], %s::text[], %b::bytea[])
+from unnest(%s::text[], %s::uuid[], %s::int[], %s::text[], %s::text[], %s::bytea[])
     with ordinality as given (node, message_id, ordinal, destination, key, envelope, place)
 order by place
 returning seq;
@@ -41,7 +41,7 @@ returning seq;
 insert into faregate_outbox
     (node, message_id, ordinal, destination, key, envelope, registered, chosen, not_after, version, dispatched_at)
 select node, message_id, ordinal, destination, key, envelope, registered, chosen, not_after, version, dispatched_at
-from unnest(%s::text[], %s::uuid[], %s::int[], %s::text[], %s::text[], %b::bytea[], %s::text[], %s::text[],
+from unnest(%s::text[], %s::uuid[], %s::int[], %s::text[], %s::text[], %s::bytea[], %s::text[], %s::text[],
             %s::float8[], %s::int[], %s::float8[])
     with ordinality as given (node, message_id, ordinal, destination, key, envelope, registered, chosen, not_after,
                               version, dispatched_at, place)

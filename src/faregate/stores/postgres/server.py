@@ -23,11 +23,11 @@ from faregate.ports.schemes import hide_password
 from faregate.stores.postgres.connection import PollingConnection, ReadyConnection
 from faregate.stores.postgres.faults import is_lost, raise_translated
 from faregate.stores.postgres.migrate import migrate
+from faregate.stores.postgres.pipeline import exchange, ours, rows_of
 from faregate.stores.postgres.rows import QUERIES, PostgresRecords
 from faregate.stores.sql.opening import patiently
 
 Connection = ReadyConnection
-Cursor = psycopg.AsyncCursor[tuple[Any, ...]]
 _HINT = "; check that the server runs and takes connections there, and the user, password and database in the URL"
 
 
@@ -70,7 +70,7 @@ class PostgresServer(PostgresRecords):
                 min_size=1,
                 max_size=self._pool_size,
                 timeout=self._wait_seconds,
-                kwargs={"autocommit": True},
+                kwargs={"autocommit": True, "prepare_threshold": None},
                 open=False,
                 name="faregate",
             )
@@ -123,10 +123,8 @@ class PostgresServer(PostgresRecords):
         """The rows of one statement, a transaction of its own; with `changes` a list as long as the rows it changed."""
         connection = await self.take()
         try:
-            cursor = await connection.execute(query(name), parameters)
-            if cursor.description is not None:
-                return await cursor.fetchall()
-            return [()] * cursor.rowcount
+            [answer] = await exchange(connection, [ours(QUERIES[name], parameters)])
+            return rows_of(connection, answer) if answer.nfields else [()] * (answer.command_tuples or 0)
         except psycopg.Error as exc:
             if changes or not is_lost(exc, connection):
                 raise_translated(exc, self.url, connection, committing=changes)
@@ -139,7 +137,8 @@ class PostgresServer(PostgresRecords):
         await self.pool.check()
         connection = await self.take()
         try:
-            return await (await connection.execute(query(name), parameters)).fetchall()
+            [answer] = await exchange(connection, [ours(QUERIES[name], parameters)])
+            return rows_of(connection, answer)
         except psycopg.Error as exc:
             raise_translated(exc, self.url, connection)
         finally:
@@ -150,10 +149,6 @@ class PostgresServer(PostgresRecords):
 
     async def _change(self, name: str, parameters: Any) -> int:
         return len(await self._run(name, parameters, changes=True))
-
-
-def query(name: str) -> str:
-    return QUERIES[name]
 
 
 def _parse(url: str) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from faregate.ports.store import OutboxRow
 from faregate.stores.postgres import insertion
 from faregate.stores.postgres.faults import is_lost, raise_translated
 from faregate.stores.postgres.reading import PostgresReader
-from faregate.stores.postgres.server import PostgresServer, query
+from faregate.stores.postgres.rows import QUERIES
+from faregate.stores.postgres.server import PostgresServer
 from faregate.stores.postgres.transaction import PostgresTransaction
 from faregate.stores.sql.columns import attempts_text, outbox_row
 from faregate.stores.sql.records import SqlStore
@@ -38,13 +39,13 @@ class PostgresStore(PostgresServer, SqlStore):
         check_statement(sql)
         connection = await self.take()
         try:
-            await connection.execute(query("lock_schema"))
+            await connection.execute(QUERIES["lock_schema"])
             try:
                 async with connection.transaction():
                     await connection.execute(sql)
             finally:
                 if not connection.closed:
-                    await connection.execute(query("unlock_schema"))
+                    await connection.execute(QUERIES["unlock_schema"])
         except psycopg.Error as exc:
             if is_lost(exc, connection):
                 raise_translated(exc, self.url, connection)

@@ -52,7 +52,8 @@ async def old_claims_are_found_oldest_first(subject: StoreSubject) -> None:
 async def attempts_change_only_from_the_version_that_was_read(subject: StoreSubject) -> None:
     store, [cause] = subject.store, ids(1)
     async with store.transaction() as tx:
-        seq, other = await tx.send([outgoing("billing", cause), outgoing("billing", cause)])
+        seqs = await tx.send([outgoing("billing", cause), outgoing("billing", cause)])
+    seq, other = seqs
     assert await store.register_attempts(seq, 0, ["a1", "a2"], 50.0)
     assert not await store.register_attempts(seq, 0, ["a3"], 60.0), "registered from an old version"
     assert await store.register_attempts(seq, 1, ["a3"], 70.0)
@@ -70,8 +71,8 @@ async def attempts_change_only_from_the_version_that_was_read(subject: StoreSubj
 @case
 async def of_two_that_choose_at_once_one_wins(subject: StoreSubject) -> None:
     async with subject.store.transaction() as tx:
-        [seq] = await tx.send([outgoing("billing")])
-    tries = [subject.store.choose_attempts(seq, 0, [f"a{number}"]) for number in range(5)]
+        seqs = await tx.send([outgoing("billing")])
+    tries = [subject.store.choose_attempts(seqs[0], 0, [f"a{number}"]) for number in range(5)]
     assert sorted(await asyncio.gather(*tries)) == [False] * 4 + [True]
 
 

@@ -1,0 +1,124 @@
+"""Statements that go out together in one round trip: nothing is lost, mixed up or left on the server."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import psycopg
+import pytest
+
+from faregate.errors import StoreConflict
+from faregate.stores.postgres import PostgresStore, pipeline
+from faregate.stores.postgres.connection import PollingConnection, ReadyConnection
+from faregate.stores.postgres.pipeline import Statement, array, exchange, ours, theirs
+from tests.presence import address
+
+pytestmark = pytest.mark.services
+LONG = 20  # seconds until a test that hangs is failed
+
+
+@pytest.fixture(params=[ReadyConnection, PollingConnection])
+async def connection(request: pytest.FixtureRequest) -> AsyncIterator[ReadyConnection]:
+    made: ReadyConnection = await request.param.connect(address("FAREGATE_TEST_POSTGRES"), autocommit=True)
+    await made.execute("create temporary table rows(n serial, body text)")
+    yield made
+    await made.close()
+
+
+async def bodies(connection: ReadyConnection) -> list[str]:
+    return [body for (body,) in await (await connection.execute("select body from rows order by n")).fetchall()]
+
+
+INSERT = "insert into rows(body) values (%s)"
+
+
+async def test_large_rows_and_large_answers_pass_each_other(connection: ReadyConnection) -> None:
+    rows = [(str(n) + "x" * n * 100,) for n in range(500)]
+    async with asyncio.timeout(LONG):
+        answers = await exchange(
+            connection, [theirs(INSERT, rows), theirs("select repeat('y', %s)", [(300_000,)] * 30)]
+        )
+    assert [len(answer.get_value(0, 0) or b"") for answer in answers] == [300_000] * 30
+    assert await bodies(connection) == [body for (body,) in rows]
+
+
+async def test_behind_a_statement_that_fails_nothing_runs_and_the_connection_goes_on(
+    connection: ReadyConnection,
+) -> None:
+    wrong = Statement(b"insert into nowhere_at_all values (1)", [()])
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        await exchange(connection, [theirs(INSERT, [("a",)]), wrong, theirs(INSERT, [("b",)])])
+    assert await bodies(connection) == [], "a pipeline is all or nothing"
+    for body in ("c", "d"):
+        await exchange(connection, [theirs(INSERT, [(body,)])])
+    assert await bodies(connection) == ["c", "d"]
+
+
+async def test_each_row_has_the_types_that_the_driver_gives_it(connection: ReadyConnection) -> None:
+    sql = "insert into rows(body) values (pg_typeof(%s)::text)"
+    await exchange(connection, [theirs(sql, [(1,), (100_000,), (1,), (1 << 40,), (1.5,), (True,)])])
+    types = ["smallint", "integer", "smallint", "bigint", "double precision", "boolean"]
+    assert await bodies(connection) == types
+
+
+async def test_a_wrong_number_of_parameters_is_an_error_of_the_statement(connection: ReadyConnection) -> None:
+    with pytest.raises(psycopg.ProgrammingError, match="has 1 parameters, and 2 were given"):
+        theirs(INSERT, [("a",), ("b", "c")])
+
+
+async def test_texts_that_are_made_up_do_not_fill_the_server(
+    connection: ReadyConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "_MOST_PREPARED", 3)
+    for number in range(6):
+        sql = f"insert into rows(body) values (%s || '{number}')"
+        await exchange(connection, [theirs(sql, [("a",), ("b",)]), theirs(INSERT, [("c",)])])
+    [(prepared,)] = await (await connection.execute("select count(*) from pg_prepared_statements")).fetchall()
+    assert prepared <= 3
+    assert await bodies(connection) == [text for n in range(6) for text in (f"a{n}", f"b{n}", "c")]
+
+
+async def test_statements_that_somebody_deallocated_are_prepared_again(connection: ReadyConnection) -> None:
+    await exchange(connection, [theirs(INSERT, [("a",)])])
+    await connection.execute("deallocate all")
+    with pytest.raises(psycopg.errors.InvalidSqlStatementName):
+        await exchange(connection, [theirs(INSERT, [("lost",)])])
+    await exchange(connection, [theirs(INSERT, [("b",)])])
+    assert await bodies(connection) == ["a", "b"]
+
+
+async def test_an_array_arrives_as_it_is(connection: ReadyConnection) -> None:
+    texts = ["plain", "", "NULL", 'a"b', "back\\slash", "{x,y}", " blank ", "new\nline", "ü€😀", None]
+    numbers = [None, -1, 1 << 40]
+    await connection.execute(
+        "create temporary table given(texts text[], bytes bytea[], numbers bigint[], reals float8[])"
+    )
+    values = (texts, [b"", b'\x00\\"', None], numbers, [1.5, 0.1])
+    await exchange(connection, [ours("insert into given values (%s, %s, %s, %s)", values)])
+    [row] = await (await connection.execute("select * from given")).fetchall()
+    assert row == values
+    assert array([]) == "{}"
+
+
+async def test_writes_that_are_cancelled_take_their_connection_with_them() -> None:
+    store = PostgresStore(address("FAREGATE_TEST_POSTGRES"), pool_size=1)
+    await store.open()
+    try:
+        async with asyncio.timeout(LONG):
+            transaction = store.transaction()
+            await transaction.begin()
+            [before] = await transaction.fetchone("select pg_backend_pid()") or ()
+            for _ in range(20):
+                transaction.write("select pg_sleep(?)", (60,))
+            flush = asyncio.create_task(transaction.flush())
+            await asyncio.sleep(0)
+            flush.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await flush
+            with pytest.raises(StoreConflict):
+                await transaction.execute("select 1")
+            await transaction.roll_back()
+            async with store.transaction() as after:
+                [now] = await after.fetchone("select pg_backend_pid()") or ()
+    finally:
+        await store.close()
+    assert now != before, "a connection in the middle of a pipeline was used again"
