@@ -24,9 +24,9 @@ def snapshot(folder: Path) -> dict[Path, int]:
     return found
 
 
-def run_reloading(arguments: list[str], folder: Path | None = None) -> int:
+def run_reloading(arguments: list[str]) -> int:
     """Run until Ctrl-C or SIGTERM; the child drains before it is replaced. Returns the last child's status."""
-    folder = folder or Path.cwd()
+    folder = Path.cwd()
     signal.signal(signal.SIGTERM, _interrupt)
     before = snapshot(folder)
     child = _start(arguments)

@@ -7,8 +7,7 @@ Rules kept here:
 """
 
 from faregate.codec.body import BodyReader, BodyWriter, digest_of, is_altered
-from faregate.codec.json import JsonCodec
-from faregate.codec.msgpack import MsgpackCodec
+from faregate.codec.formats import JsonCodec, MsgpackCodec
 from faregate.codec.port import Codec, Decode, Encode
 from faregate.codec.registry import CODECS, find_codec, register_codec
 

@@ -1,4 +1,4 @@
-"""The codec port, and how classes that msgspec does not know by itself take part."""
+"""The codec port."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -21,8 +21,3 @@ class Codec(Protocol):
         It ignores fields that `cls` does not declare. It raises `ValueError` (msgspec's and pydantic's
         errors are such) on anything that is not a `cls`.
         """
-
-
-def is_pydantic(cls: type) -> bool:
-    """Pydantic models bring their own validation; recognised by shape so that pydantic is not imported."""
-    return hasattr(cls, "model_validate_json") and hasattr(cls, "model_dump")

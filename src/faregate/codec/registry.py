@@ -4,8 +4,7 @@ A reader looks a content type up when a message with it comes, so it does not ma
 was there first. Spark's workers have the codecs that the node's module registers when they import it.
 """
 
-from faregate.codec.json import JsonCodec
-from faregate.codec.msgpack import MsgpackCodec
+from faregate.codec.formats import JsonCodec, MsgpackCodec
 from faregate.codec.port import Codec
 from faregate.errors import ConfigurationError
 

@@ -44,6 +44,11 @@ class Subscription:
         """Whether its messages are handled in the order of their keys."""
         return isinstance(self.order, ByKey) and self.key is not None
 
+    @property
+    def ordered(self) -> bool:
+        """Whether its messages have an order: all of them, or those of one key."""
+        return self.by_key or isinstance(self.order, Serial)
+
     def binding(self, limit: int) -> Binding:
         """What this subscription asks of a transport; `limit` bounds the bodies that are read for their key."""
         return Binding(

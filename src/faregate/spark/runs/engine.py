@@ -36,7 +36,7 @@ from faregate.spark.runs.delivery import LogDelivery, has_expired
 from faregate.spark.runs.feed import LogFeed, OutboxOnly, is_behind
 from faregate.spark.runs.no_transport import NoTransport
 from faregate.spark.runs.rows import NOBODY
-from faregate.spark.runs.spec import RunSpec, is_strict, node_of, ordering
+from faregate.spark.runs.spec import RunSpec, node_of
 from faregate.stores.sql.columns import unpack
 
 log = logging.getLogger("faregate.spark")
@@ -50,9 +50,9 @@ class SubscriptionRun:
 
     def __init__(self, engine: "Engine", subscription: Subscription) -> None:
         self.subscription = subscription
-        self.by_key = ordering(subscription) == "key"
-        self.strict = is_strict(subscription) and ordering(subscription) is not None
-        begin = engine.spec.begins.get(subscription.binding(engine.spec.body_limit).queue)
+        binding = subscription.binding(engine.spec.body_limit)
+        self.strict = binding.strict and subscription.ordered
+        begin = engine.spec.begins.get(binding.queue)
         self.feed = LogFeed(engine.node.name, f"{subscription.name}@{0 if begin is None else begin.epoch}")
         self.handling = Handling(
             subscription,
@@ -130,7 +130,7 @@ class Engine:
         self._waiting = []
         for position, bucket, number, key, envelope, at, redeliveries, parked in rows:
             line = self.lines[number]
-            own_key = key if line.by_key else None
+            own_key = key if line.subscription.by_key else None
             delivery = LogDelivery(self, position, bucket, key, own_key, unpack(envelope), at, redeliveries, parked)
             self._line_of[delivery] = line
         ready = await self._sort_out()
@@ -160,7 +160,7 @@ class Engine:
             line.handling.put_off = False
             return again
 
-        lanes = Lanes(line.subscription.order.lanes, run, by_key=line.by_key)
+        lanes = Lanes(line.subscription.order.lanes, run, by_key=line.subscription.by_key)
         lanes.batch = line.handling.batch
         return lanes
 

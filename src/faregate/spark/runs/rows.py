@@ -19,7 +19,7 @@ from pyspark.sql.types import BinaryType, BooleanType, DoubleType, IntegerType, 
 from faregate.columns import to_envelopes
 from faregate.message import Envelope
 from faregate.ports.store import BUCKETS, Parked
-from faregate.spark.runs.spec import Begin, RunSpec, node_of, ordering
+from faregate.spark.runs.spec import Begin, RunSpec, node_of
 from faregate.spark.source.reading import ends_in, messages_of
 from faregate.stores.sql.columns import pack
 
@@ -53,7 +53,7 @@ class Places:
         for number, subscription in enumerate(self.subscriptions):
             binding = subscription.binding(spec.body_limit)
             self._by_topic[subscription.message_type.wire, subscription.source] = number
-            self._keys.append(_serial if ordering(subscription) == "serial" else binding.key_of)
+            self._keys.append(_serial if binding.serial else binding.key_of)
             self._begins.append(spec.begins.get(binding.queue, Begin(0, 0)))
 
     def handler(self, envelope: Envelope) -> int | None:

@@ -15,8 +15,6 @@ from typing import Any
 
 from faregate.errors import ConfigurationError
 from faregate.node.node import Node
-from faregate.node.policy import ByKey, Serial
-from faregate.node.subscription import Subscription
 
 
 @dataclass(frozen=True)
@@ -110,14 +108,3 @@ def _folder(module: Any) -> str | None:
     path = Path(file).resolve()
     depth = module.__name__.count(".") + (1 if path.name == "__init__.py" else 0)
     return str(path.parents[depth])
-
-
-def ordering(subscription: Subscription) -> str | None:
-    """How a subscription is ordered: by "key", as a whole ("serial"), or not at all."""
-    if isinstance(subscription.order, Serial):
-        return "serial"
-    return "key" if subscription.by_key else None
-
-
-def is_strict(subscription: Subscription) -> bool:
-    return not isinstance(subscription.order, ByKey) or subscription.order.strict

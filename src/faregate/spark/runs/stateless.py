@@ -45,7 +45,7 @@ from faregate.spark.runs.delivery import LogDelivery, has_expired
 from faregate.spark.runs.no_transport import NoTransport
 from faregate.spark.runs.plain import Plain, is_plain
 from faregate.spark.runs.rows import NOBODY, Places, located
-from faregate.spark.runs.spec import RunSpec, node_of, ordering
+from faregate.spark.runs.spec import RunSpec, node_of
 from faregate.spark.schema import STAGED
 from faregate.spark.sink.writer import attempt_of, query_and_batch, task_context
 from faregate.spark.source.reading import messages_of
@@ -181,7 +181,7 @@ class Task:
 
     def _delivery(self, message: Message) -> LogDelivery:
         position, number, line, envelope, at = message
-        key = line if ordering(self.places.subscriptions[number]) == "key" else None
+        key = line if self.places.subscriptions[number].by_key else None
         return LogDelivery(self, position, 0, line, key, envelope, at, envelope.redeliveries, False)
 
     # --- how deliveries end: `Owner` ---------------------------------------------------------------------------
@@ -247,7 +247,7 @@ def _messages(number: int, batch: Any) -> Iterator[Message]:
 
 def needs_order(spec: RunSpec) -> bool:
     """Whether messages must be brought together by key first."""
-    return any(ordering(subscription) is not None for subscription in node_of(spec).subscriptions.values())
+    return any(subscription.ordered for subscription in node_of(spec).subscriptions.values())
 
 
 def handle_ordered(spec: RunSpec, journal: Place) -> Callable[[Iterable[Any]], Iterator[Any]]:

@@ -100,12 +100,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = available
         if isinstance(limit, ReadMaxRows):
             end = min(end, begin + max(1, limit.max_rows // shares))
-        if isinstance(limit, ReadMaxBytes):
-            end = min(end, _end_within(source, begin, end, max(1, limit.max_bytes // shares)))
-        elif self._options.max_bytes is not None:
-            # Spark's limits cannot be combined, so the second of ours is applied here.
-            end = min(end, _end_within(source, begin, end, max(1, self._options.max_bytes // shares)))
-        return end
+        # Spark's limits cannot be combined, so the second of ours is applied here.
+        most_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.max_bytes
+        return end if most_bytes is None else _end_within(source, begin, end, max(1, most_bytes // shares))
 
     def _present(self, wanted: int, source: LogTransport, who: str, name: str) -> int:
         """The offset to go on from: the wanted one, or what is left when losses are allowed."""
