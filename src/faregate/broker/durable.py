@@ -14,7 +14,7 @@ from faregate.broker.entry import Entry
 from faregate.broker.journal.items import Append, SnapshotPoint
 from faregate.broker.journal.journal import Journal
 from faregate.broker.journal.recovery import Found, Single
-from faregate.broker.journal.settled import Record
+from faregate.broker.journal.settled import Row
 from faregate.broker.journal.snapshot import QueueSnapshot, Returning, Snapshot
 from faregate.broker.journal.spool import Spooled
 from faregate.broker.log_view import LogView
@@ -339,10 +339,10 @@ class DurableBroker(Broker):
 
     def _make_dead_letter(self, queue: Queue, entry: Entry, reason: str, error: str) -> None:
         [dead] = self._records(queue, [entry], [OUTCOMES["dead"]], self._clock.time())
-        self._undurable.add((dead.queue, dead.offset))
+        self._undurable.add((dead[1], dead[0]))
         self._write_letter(self._describe(queue, entry, reason, error), dead, None)
 
-    def _write_letter(self, letter: DeadLetter, dead: Record | None, waiter: "asyncio.Future[None] | None") -> None:
+    def _write_letter(self, letter: DeadLetter, dead: Row | None, waiter: "asyncio.Future[None] | None") -> None:
         """It is in flight until its dead letter is durable; when the disk has no room, until it has."""
         name = dead_letter_queue(letter.node)
         if name not in self._queues:
@@ -356,7 +356,7 @@ class DurableBroker(Broker):
                 self._enqueued = max(self._enqueued, offsets[0] + 1)
                 if dead is not None:
                     # In one step as far as snapshots can tell: no longer waiting, and marked as dead.
-                    self._undurable.discard((dead.queue, dead.offset))
+                    self._undurable.discard((dead[1], dead[0]))
                     self._journal.settle([dead])
             elif waiter is None and isinstance(error, JournalFull):
                 self.in_flight.count += 1
@@ -375,7 +375,7 @@ class DurableBroker(Broker):
             if waiter is not None:
                 raise
 
-    def _write_again(self, letter: DeadLetter, dead: Record | None) -> None:
+    def _write_again(self, letter: DeadLetter, dead: Row | None) -> None:
         self.in_flight.land()
         if self._last is None and self._journal.failure is None:
             self._write_letter(letter, dead, None)
@@ -407,10 +407,10 @@ class DurableBroker(Broker):
     def waits(self, queue: Queue, entry: Entry, due: float) -> None:
         self._journal.settle(self._records(queue, [entry], [REDELIVER], due))
 
-    def _records(self, queue: Queue, entries: Sequence[Entry], outcomes: Iterable[int], time: float) -> list[Record]:
+    def _records(self, queue: Queue, entries: Sequence[Entry], outcomes: Iterable[int], time: float) -> list[Row]:
         number = self._numbers[queue.name]
         return [
-            Record(entry.offset, number, outcome, entry.tries, entry.redeliveries, time)
+            (entry.offset, number, outcome, entry.tries, entry.redeliveries, time)
             for entry, outcome in zip(entries, outcomes, strict=False)
         ]
 

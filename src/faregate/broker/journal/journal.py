@@ -30,7 +30,7 @@ from faregate.broker.journal.log import MOST_BYTES, MOST_ROWS, SEGMENT_SIZE, Log
 from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.recovery import Found, recover
 from faregate.broker.journal.retention import Retention, apply_retention
-from faregate.broker.journal.settled import Record
+from faregate.broker.journal.settled import Row
 from faregate.broker.journal.snapshot import Snapshot
 from faregate.broker.journal.spool import Intake, Spooled, batch_id
 from faregate.columns import publication_keys
@@ -93,7 +93,7 @@ class Journal:
         self._items: SimpleQueue[list[Item] | None] = SimpleQueue()
         self._handed_in: list[Item] = []
         """What this turn of the event loop has handed in; the thread gets it as one at the turn's end."""
-        self._settlements: deque[Sequence[Record] | SnapshotPoint] = deque()
+        self._settlements: deque[Sequence[Row] | SnapshotPoint] = deque()
         self._flush_planned = False
         self._closed = False
         self._side_lock = threading.Lock()
@@ -228,7 +228,7 @@ class Journal:
             items, self._handed_in = self._handed_in, []
             self._items.put(items)
 
-    def settle(self, records: Sequence[Record]) -> None:
+    def settle(self, records: Sequence[Row]) -> None:
         """Note what became of messages; written soon, lost at worst with the machine, and then delivered again."""
         self._settlements.append(records)
         if not self._flush_planned and self._loop is not None and self.failure is None:
@@ -240,7 +240,7 @@ class Journal:
         self._flush_planned = False
         self._items.put([Call(lambda: None, _ignore)])
 
-    def settle_now(self, records: Sequence[Record]) -> None:
+    def settle_now(self, records: Sequence[Row]) -> None:
         """The same, written before this returns: it survives the end of this process."""
         self._settlements.append(records)
         self._flush_side_logs()
@@ -528,7 +528,7 @@ class Journal:
 
     def _flush_side_logs(self, sync: bool = False) -> None:
         with self._side_lock:
-            records: list[Record] = []
+            records: list[Row] = []
             while self._settlements:
                 item = self._settlements.popleft()
                 if not isinstance(item, SnapshotPoint):
@@ -542,14 +542,14 @@ class Journal:
         if sync and self.failure is None:
             self._sync_side_logs()
 
-    def _write_records(self, records: list[Record]) -> bool:
+    def _write_records(self, records: list[Row]) -> bool:
         """Write what was settled. What the disk refuses is kept for the next time: losing it only delivers again."""
         if self.failure is not None:
             return False
         bases = self._bases
-        by_base: dict[int, list[Record]] = {}
+        by_base: dict[int, list[Row]] = {}
         for record in records:
-            base = bases[-1] if record.offset >= bases[-1] else bases[max(0, bisect_right(bases, record.offset) - 1)]
+            base = bases[-1] if record[0] >= bases[-1] else bases[max(0, bisect_right(bases, record[0]) - 1)]
             by_base.setdefault(base, []).append(record)
         while by_base:
             base, own = by_base.popitem()

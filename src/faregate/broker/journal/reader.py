@@ -46,6 +46,10 @@ class JournalReader:
         self.meta = check_meta(self.layout, self._disk)
         self._open: OrderedDict[int, SegmentView] = OrderedDict()
         self._batches: OrderedDict[tuple[int, int], Any] = OrderedDict()
+        self._bases: tuple[int, list[int]] = (-1, [])
+        """The segments there were when `load` looked last, and the one that was written to."""
+        self._place = (-1, 0, 0)
+        """The frame that was read last: its segment, byte and first offset. What is read next is not far from it."""
 
     # --- where ---------------------------------------------------------------------------------------------
 
@@ -141,7 +145,10 @@ class JournalReader:
         done = 0
         while done < len(offsets):
             before = done
-            base, view = next(self._segments(offsets[done], offsets[done] + 1, mark))
+            if self._bases[0] != mark.segment:  # what waits is kept, so its segments are there
+                self._bases = (mark.segment, self._readable_bases(mark))
+            base = self._bases[1][max(0, bisect_right(self._bases[1], offsets[done]) - 1)]
+            view = self._view(base, mark)
             for frame in self._frames(base, view, mark, offsets[done]):
                 if frame.kind != frames.MESSAGES:
                     continue
@@ -182,6 +189,7 @@ class JournalReader:
     def forget(self, base: int) -> None:
         """The segment was rewritten: look at it anew."""
         self._open.pop(base, None)
+        self._place = (-1, 0, 0)
         for key in [key for key in self._batches if key[0] == base]:
             del self._batches[key]
 
@@ -269,6 +277,8 @@ class JournalReader:
         if view.footer is not None and view.footer.index:
             found = bisect_right(view.footer.index, start, key=lambda entry: entry[0]) - 1
             expected, _, at_byte = view.footer.index[max(0, found)]
+        elif base == self._place[0] and start >= self._place[2]:
+            _, at_byte, expected = self._place
         while at_byte < limit:
             frame = frames.read_header(view.data, at_byte, view.header.segment_id)
             # A frame that is passed over is not summed up: its offsets must join those of its neighbours.
@@ -279,6 +289,7 @@ class JournalReader:
             if frame.kind == frames.FOOTER:
                 return
             if frame.base + frame.rows > start or gaps:
+                self._place = (base, at_byte, frame.base)
                 yield frame
             at_byte, expected = frame.end, frame.base + frame.rows
         if base == mark.segment and expected != mark.offset:

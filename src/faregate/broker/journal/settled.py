@@ -15,6 +15,10 @@ _CRC = struct.Struct("<I")
 RECORD_BYTES = _RECORD.size + _CRC.size
 
 
+Row = tuple[int, int, int, int, int, float]
+"""The same as a record, without names: they are made by the thousand."""
+
+
 class Record(NamedTuple):
     offset: int
     queue: int
@@ -25,12 +29,12 @@ class Record(NamedTuple):
     """When it happened; for REDELIVER, when it is due."""
 
 
-def pack(record: Record) -> bytes:
+def pack(record: Row) -> bytes:
     try:
         plain = _RECORD.pack(*record)
     except struct.error:  # counts beyond what there is room for
-        most = record._replace(tries=min(record.tries, 0xFFFF), redeliveries=min(record.redeliveries, 0xFFFF))
-        plain = _RECORD.pack(*most)
+        offset, queue, outcome, tries, redeliveries, time = record
+        plain = _RECORD.pack(offset, queue, outcome, min(tries, 0xFFFF), min(redeliveries, 0xFFFF), time)
     return plain + _CRC.pack(zlib.crc32(plain))
 
 
