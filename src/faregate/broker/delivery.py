@@ -18,18 +18,15 @@ if TYPE_CHECKING:
 class BrokerDelivery:
     """Carries the lock token of its acquisition, so that ending it late is refused by the queue."""
 
-    __slots__ = ("_entry", "_lock", "_queue", "envelope", "redelivered")
+    __slots__ = ("_entry", "_lock", "_queue", "envelope", "key", "redelivered")
 
     def __init__(self, queue: Queue, entry: Entry, redelivered: bool) -> None:
         self._queue = queue
         self._entry = entry
         self._lock = entry.lock
         self.envelope: Envelope = entry.envelope
+        self.key = entry.key
         self.redelivered = redelivered
-
-    @property
-    def key(self) -> str | None:
-        return self._entry.key
 
     @property
     def redeliveries(self) -> int:

@@ -88,13 +88,13 @@ class EntryLine:
         """How many references there are, stale ones included."""
         return len(self._fresh) + len(self._returned)
 
-    def append(self, entry: Entry) -> None:
-        """Add an entry that is later than all that were appended before it."""
-        self._fresh.append(entry)
-
-    def put_back(self, entry: Entry) -> None:
-        """Add an entry at its own position, wherever that is."""
-        heappush(self._returned, (entry.position, entry.turn, entry))
+    def add(self, entry: Entry) -> None:
+        """Add an entry at its own position: at the end if it was never here and is later than those there."""
+        fresh = self._fresh
+        if entry.turn == self._fresh_turn and (not fresh or fresh[-1].position < entry.position):
+            fresh.append(entry)
+        else:
+            heappush(self._returned, (entry.position, entry.turn, entry))
 
     def pop(self) -> Entry | None:
         """Take the first entry that still belongs here."""

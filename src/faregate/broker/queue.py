@@ -271,10 +271,7 @@ class Queue:
                 behind = self._behind.get(key)
                 if behind is None:
                     behind = self._behind[key] = EntryLine(WITHHELD, fresh_turn=0)
-                if entry.turn or entry.position != self._next_position - 1:
-                    behind.put_back(entry)
-                else:
-                    behind.append(entry)
+                behind.add(entry)
                 return
         self._expose(entry)
 
@@ -282,12 +279,8 @@ class Queue:
         entry.state = AVAILABLE
         entry.turn += 1
         self._available_count += 1
-        newest = entry.turn == 1 and entry.position == self._next_position - 1
         for line in self._lines:
-            if newest:
-                line.append(entry)
-            else:
-                line.put_back(entry)
+            line.add(entry)
         self._exposures += 1
         if not self._exposures % _EXPOSURES_PER_CLEANING:
             for line in self._lines:
@@ -365,7 +358,7 @@ class Queue:
         ends: list[Outcome] = []
         credit: dict[QueueConsumer, int] = {}
         for (entry, lock), outcome in zip(held, outcomes, strict=True):
-            stale = self._stale(entry, lock)
+            stale = self._stale(entry, lock) if entry.state != ACQUIRED or entry.lock != lock else None
             found.append(stale)
             if stale is None:
                 entry.state = ARCHIVED
@@ -568,7 +561,7 @@ class Queue:
         if consumer.line is not None:
             for entry in self._entries.values():
                 if entry.state == AVAILABLE:
-                    consumer.line.put_back(entry)
+                    consumer.line.add(entry)
             self._lines.append(consumer.line)
         self._consumers.append(consumer)
         consumer.grant(credit)

@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice, takewhile
 
 from faregate.core.pace import BATCH_LIMIT
 from faregate.ports.queue import Delivery
@@ -82,8 +83,9 @@ class Lanes:
         if self.closing:
             return
         self._ready.extendleft(reversed(unbegun))
-        for delivery in ended:
-            self._next_of_key(delivery)
+        for delivery in ended if self._by_key else ():
+            if delivery.key is not None:
+                self._next_of_key(delivery.key)
         self._wake()
 
     def _wake(self) -> None:
@@ -124,8 +126,8 @@ class Lanes:
                         for _ in again:
                             self._wake()
                     for delivery in taken if self._by_key else ():
-                        if delivery not in self._alone:
-                            self._next_of_key(delivery)
+                        if delivery.key is not None and delivery not in self._alone:
+                            self._next_of_key(delivery.key)
                 runs += 1
                 if runs == _RUNS_PER_TURN:
                     runs = 0
@@ -141,23 +143,24 @@ class Lanes:
         most = self.batch
         if most < BATCH_LIMIT:
             most = min(most, -(-len(ready) // (self._size - self.busy)))
-        taken = [ready.popleft()]
-        if taken[0] in alone:
+        if not alone:
+            taken = [ready.popleft() for _ in range(min(most, len(ready)))]
+        elif ready[0] in alone:
+            taken = [ready.popleft()]
             alone.discard(taken[0])
         else:
-            while ready and len(taken) < most and ready[0] not in alone:
-                taken.append(ready.popleft())
+            together = takewhile(lambda delivery: delivery not in alone, islice(ready, most))
+            taken = [ready.popleft() for _ in list(together)]
         if ready:
             self._wake()
         return taken
 
-    def _next_of_key(self, delivery: Delivery) -> None:
-        key = delivery.key
-        behind = self._keys.get(key) if key is not None else None
+    def _next_of_key(self, key: str) -> None:
+        behind = self._keys.get(key)
         if behind:
             self._ready.append(behind.popleft())
             self._wake()
-        elif key is not None:
+        else:
             self._keys.pop(key, None)
 
     def take_back(self) -> list[Delivery]:
