@@ -60,6 +60,16 @@ def test_the_same_are_recognised_and_new_ones_run_again(spark: SparkSession, tmp
 
 
 @pytest.mark.services
+def test_what_a_replay_has_in_the_spool_was_sent_by_no_handler(spark: SparkSession, tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.run(*(order(n) for n in range(10, 13)))
+    fg.spark.replay(spark, journal=world.journal, nodes=["billing"], recipients=["stock"], identity="new")
+    assert spooled(world.journal)
+    found = fg.spark.audit(spark, journal=world.journal, store=world.store)
+    assert found.ok, [row.text for row in found.findings.collect()]
+
+
+@pytest.mark.services
 def test_types_and_nodes_choose_and_nonsense_is_one_sentence(spark: SparkSession, tmp_path: Path) -> None:
     world = World(tmp_path)
     world.run(*(order(n) for n in range(10, 13)))

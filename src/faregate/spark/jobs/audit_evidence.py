@@ -21,7 +21,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
@@ -137,34 +136,20 @@ def stored(
 
 def _batch(kind: str, rows: list[tuple[Any, ...]], places: dict[str, int]) -> Any:
     columns = list(zip(*rows, strict=True))
-    count = len(rows)
     hi, lo = id_pairs(columns[1])
-    keys: Any = pa.nulls(count, pa.string())
-    positions: Any = pa.nulls(count, pa.int64())
-    written = digests = sent_hi = sent_lo = pa.nulls(count, pa.int64())
-    sent: Any = pa.nulls(count, pa.int32())
+    found: dict[str, Any] = {"node": [places[node] for node in columns[0]], "hi": hi, "lo": lo, "at": columns[2]}
     if kind == "ledger":
-        keys, positions = pa.array(columns[2], pa.string()), pa.array(columns[3], pa.int64())
-        kinds = [LEDGER_SKIPPED if outcome == "skipped" else LEDGER for outcome in columns[5]]
-        written = pa.array(columns[6], pa.int64())
-        digests, sent = digest_longs(pa.array(columns[7], pa.binary())), pa.array(columns[8], pa.int32())
-        sent_hi, sent_lo = (pa.array(each) for each in id_pairs([ids or _NO_IDS for ids in columns[9]]))
+        found |= {"key": columns[2], "position": columns[3], "at": columns[4], "written": columns[6]}
+        found["kind"] = [LEDGER_SKIPPED if outcome == "skipped" else LEDGER for outcome in columns[5]]
+        found |= {"digest": digest_longs(columns[7]), "sent": columns[8]}
+        found["sent_hi"], found["sent_lo"] = id_pairs([ids or _NO_IDS for ids in columns[9]])
     elif kind == "dead_states":
-        kinds = [_DEAD[status] for status in columns[3]]
+        found["kind"] = [_DEAD[status] for status in columns[3]]
     else:
-        kinds = [{"dead_letters": DEAD_LETTER, "parked": PARKED, "effects": EFFECT}[kind]] * count
+        found["kind"] = [{"dead_letters": DEAD_LETTER, "parked": PARKED, "effects": EFFECT}[kind]] * len(rows)
+    schema = arrow_schema(STORED)
     arrays = [
-        pa.array(np.fromiter((places[node] for node in columns[0]), np.int32, count)),
-        pa.array(hi),
-        pa.array(lo),
-        pa.array(kinds, pa.int32()),
-        keys,
-        positions,
-        written,
-        pa.array(columns[4 if kind == "ledger" else 2], pa.float64()),
-        digests,
-        sent,
-        sent_hi,
-        sent_lo,
+        pa.array(found[each.name], each.type) if each.name in found else pa.nulls(len(rows), each.type)
+        for each in schema
     ]
-    return pa.RecordBatch.from_arrays(arrays, names=arrow_schema(STORED).names)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

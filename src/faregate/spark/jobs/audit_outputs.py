@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from faregate.columns import to_batch
 from faregate.message import Envelope
 from faregate.ports.log import LogPart
 from faregate.spark.jobs.deliveries import id_pairs
@@ -33,12 +34,13 @@ _unpack = msgspec.msgpack.Decoder(Envelope).decode
 
 def outputs(spark: SparkSession, plan: JournalPlan, databases: Sequence[JobStore]) -> DataFrame:
     """By (node, message id): `outs`, how many publications it caused, and their ids combined by exclusive or."""
-    places = {node: place for place, node in enumerate(plan.nodes)}
     found = [*_in_stores(databases), *open_appendable(plan.path).waiting()]
     later = plan_journal(plan.path)  # behind the outbox: what has left it by now is in the log
     rows = by_task(spark, later.segments, lambda segment: _in_log(plan, segment), OUTPUTS)
     if found:
-        rows = rows.unionByName(spark.createDataFrame(list(_rows(found, places)), OUTPUTS))
+        batch = to_batch(found, [-1] * len(found), range(len(found)), 0)
+        moving = [tuple(row.values()) for made in _caused(batch, plan.nodes) for row in made.to_pylist()]
+        rows = rows.unionByName(spark.createDataFrame(moving, OUTPUTS))
     return (
         rows.repartition("node", "hi", "lo")
         .dropDuplicates()
@@ -52,20 +54,25 @@ def outputs(spark: SparkSession, plan: JournalPlan, databases: Sequence[JobStore
 
 
 def _in_log(plan: JournalPlan, segment: LogPart) -> Iterator[Any]:
-    nodes = pa.array(plan.nodes, pa.string())
     for batch in open_log(plan.path).batches(segment.start, segment.end):
-        places = pc.index_in(batch.column("source"), value_set=nodes)
-        caused = pc.and_(pc.is_valid(batch.column("causation_id")), pc.is_valid(places))
-        rows = batch.filter(pc.and_(caused, pc.invert(_replayed(batch.column("headers")))))
-        if not rows.num_rows:
-            continue
-        causes = _ids(rows.column("causation_id").to_pylist())
-        made = _ids(rows.column("publication_id").to_pylist())
-        sound = [place for place, pair in enumerate(zip(causes, made, strict=True)) if None not in pair]
-        columns = [pc.index_in(rows.column("source"), value_set=nodes).take(pa.array(sound, pa.int64()))]
-        for ids in (causes, made):
-            columns += [pa.array(each) for each in id_pairs([ids[place] or b"" for place in sound])]
-        yield pa.RecordBatch.from_arrays(columns, names=arrow_schema(OUTPUTS).names)
+        yield from _caused(batch, plan.nodes)
+
+
+def _caused(batch: Any, senders: Sequence[str]) -> Iterator[Any]:
+    """What handlers of these nodes sent, of a batch of the log: `OUTPUTS`."""
+    nodes = pa.array(senders, pa.string())
+    places = pc.index_in(batch.column("source"), value_set=nodes)
+    caused = pc.and_(pc.is_valid(batch.column("causation_id")), pc.is_valid(places))
+    rows = batch.filter(pc.and_(caused, pc.invert(_replayed(batch.column("headers")))))
+    if not rows.num_rows:
+        return
+    causes = _ids(rows.column("causation_id").to_pylist())
+    made = _ids(rows.column("publication_id").to_pylist())
+    sound = [place for place, pair in enumerate(zip(causes, made, strict=True)) if None not in pair]
+    columns = [pc.index_in(rows.column("source"), value_set=nodes).take(pa.array(sound, pa.int64()))]
+    for ids in (causes, made):
+        columns += [pa.array(each) for each in id_pairs([ids[place] or b"" for place in sound])]
+    yield pa.RecordBatch.from_arrays(columns, names=arrow_schema(OUTPUTS).names)
 
 
 def _replayed(headers: Any) -> Any:
@@ -93,14 +100,3 @@ def _in_stores(databases: Sequence[JobStore]) -> Iterator[Envelope]:
     for database in databases:
         yield from (_unpack(packed) for _, packed in database.rows("waiting"))
         yield from (_unpack(packed) for _, packed in database.rows("unroutable"))
-
-
-def _rows(envelopes: Sequence[Envelope], places: dict[str, int]) -> Iterator[tuple[int, int, int, int, int]]:
-    for envelope in envelopes:
-        cause, made = _ids([envelope.causation_id, envelope.publication_id])
-        if envelope.source in places and cause is not None and made is not None:
-            yield (places[envelope.source], *_pair(cause), *_pair(made))
-
-
-def _pair(value: bytes) -> tuple[int, int]:
-    return int.from_bytes(value[:8], "big", signed=True), int.from_bytes(value[8:], "big", signed=True)

@@ -8,7 +8,7 @@ Rules kept here:
 - Numbers instead of texts: a node is its place in a list, a message id two longs. What follows groups millions of them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -150,19 +150,18 @@ def read_deliveries(plan: JournalPlan, segment: LogPart) -> Iterator[Any]:
             pa.array((batch.column("time").cast(pa.int64()).to_numpy() / 1e6)[rows]),
             pc.is_valid(batch.column("attempt_id")).take(pa.array(rows)),
             pc.is_valid(batch.column("deliver_at")).take(pa.array(rows)),
-            digest_longs(batch.column("body_digest")).take(pa.array(rows)),
+            pa.array(digest_longs(batch.column("body_digest").to_pylist()), pa.int64()).take(pa.array(rows)),
             pa.array(np.maximum(1, ends.started(offsets, places))),
         ]
         yield pa.RecordBatch.from_arrays(columns, names=arrow_schema(FIELDS).names)
 
 
-def digest_longs(digests: Any) -> Any:
-    """The first eight bytes of each, as a long; null for what is none."""
-    return pa.array([_long(each) for each in digests.to_pylist()], pa.int64())
-
-
-def _long(digest: bytes | None) -> int | None:
-    return int.from_bytes(digest[:8], "big", signed=True) if digest is not None and len(digest) >= 8 else None
+def digest_longs(digests: Iterable[bytes | None]) -> list[int | None]:
+    """The first eight bytes of each, as a long; None for what is none."""
+    return [
+        int.from_bytes(each[:8], "big", signed=True) if each is not None and len(each) >= 8 else None
+        for each in digests
+    ]
 
 
 class Queues:
