@@ -81,7 +81,7 @@ def root_id(time_ms: int | None = None) -> str:
 def idempotent_id(node: str, type: str, key: str) -> str:
     """The root id of a publication with an idempotency key: the same key is the same publication."""
     digest = _digest("root", node, type, key)
-    return f"{digest[:8]}-{digest[8:12]}{_hashed_part(digest[12:])}"
+    return _first_digits(digest) + _hashed_part(digest[12:])
 
 
 def is_idempotent(root: str) -> bool:
@@ -107,8 +107,7 @@ def publication_ids(node: str, handler: str) -> Callable[[str, str, str, int | s
 
     def derive(correlation_id: str, causation_id: str, type: str, slot: int | str) -> str:
         root, cause = f"{len(correlation_id)}:{correlation_id}", f"{len(causation_id)}:{causation_id}"
-        digest = sha256(f"{head}{root}{middle}{cause}{tail(type, slot)}".encode()).hexdigest()
-        return _root_part(correlation_id) + _hashed_part(digest)
+        return _derived(correlation_id, f"{head}{root}{middle}{cause}{tail(type, slot)}")
 
     return derive
 
@@ -131,8 +130,7 @@ def message_ids(recipient: str) -> Callable[[str], str]:
     head, tail = framed("message"), framed(recipient)
 
     def derive(publication_id: str) -> str:
-        hashed = f"{head}{len(publication_id)}:{publication_id}{tail}"
-        return _root_part(publication_id) + _hashed_part(sha256(hashed.encode()).hexdigest())
+        return _derived(publication_id, f"{head}{len(publication_id)}:{publication_id}{tail}")
 
     return derive
 
@@ -152,11 +150,13 @@ def publication_key(
     return (publication_id, replay, attempt_id, named)
 
 
-def _root_part(root: str) -> str:
-    """The root's first 48 bits. A foreign root that is no UUID lends hashed bits instead."""
-    if _has_root_part(root):
-        return root[:ROOT]
-    digest = _digest("prefix", root)
+def _derived(root: str, hashed: str) -> str:
+    """A UUIDv8: the root's first 48 bits (a foreign root that is no UUID lends hashed ones instead), then the hash."""
+    head = root[:ROOT] if _has_root_part(root) else _first_digits(_digest("prefix", root))
+    return head + _hashed_part(sha256(hashed.encode()).hexdigest())
+
+
+def _first_digits(digest: str) -> str:
     return f"{digest[:8]}-{digest[8:12]}"
 
 

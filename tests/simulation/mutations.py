@@ -77,12 +77,12 @@ def outputs_of_a_failed_try_kept(patch: MonkeyPatch) -> None:
         if value is not None:
             self.__dict__["kept"] = value
 
-    patch.setattr(Context, "_outputs", property(lambda self: self.__dict__.get("kept"), keep))
+    patch.setattr(Context, "_outputs", property(lambda self: self.__dict__.get("kept"), keep), raising=False)
 
 
 def context_outlives_its_try(patch: MonkeyPatch) -> None:
     patch.setattr(Context, "_for_try", lambda self: self)
-    patch.setattr(Context, "_ended", property(lambda self: False, lambda self, value: None))
+    patch.setattr(Context, "_ended", property(lambda self: False, lambda self, value: None), raising=False)
 
 
 def interrupt_left_to_the_handler(patch: MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from threading import get_ident
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
 
@@ -24,32 +25,33 @@ someone else's now."""
 
 
 class Context:
-    # One is made for every message, so it sets only what differs; the rest are defaults of the class.
+    # One is made for every message, and mostly one for its try. What each of them needs is set, which makes it cheap to
+    # read; the rest are defaults of the class.
     error: BaseException | None = None
     """What went wrong, for middlewares that run after the core."""
-    _attempt = 0
-    """The try at hand; before the handler runs, how many tries there were."""
     _outcome: Settled | None = None
-    _outputs: list[Outgoing] | None = None
-    """What was recorded through this context; `_sent` is all that goes out."""
     _sealed: list[Envelope] | None = None
     """The envelopes of all that goes out, once they are recorded."""
-    _try: Context | None = None
-    """The try of the handler that counts: the last one, if it succeeded."""
-    _trying: Context | None = None
-    """The try at hand, while there is one."""
-    _detached = False
-    """Whether the middlewares returned while the handler was running."""
-    _ended = False
-    """Whether the try that it was made for is over."""
     _database: Database | None = None
-    _resources: tuple[Any, ...] = ()
-    """What the node provides to this message, in the order in which the pipeline was compiled."""
 
     def __init__(self, work: Work, message: Any) -> None:
         self._work = work
         self.message = message
         """The decoded message."""
+        self._attempt = 0
+        """The try at hand; before the handler runs, how many tries there were."""
+        self._outputs: list[Outgoing] | None = None
+        """What was recorded through this context; `_sent` is all that goes out."""
+        self._try: Context | None = None
+        """The try of the handler that counts: the last one, if it succeeded."""
+        self._trying: Context | None = None
+        """The try at hand, while there is one."""
+        self._detached = False
+        """Whether the middlewares returned while the handler was running."""
+        self._ended = False
+        """Whether the try that it was made for is over."""
+        self._resources: tuple[Any, ...] = ()
+        """What the node provides to this message, in the order in which the pipeline was compiled."""
 
     def _for_try(self) -> Context:
         """The same message for one try of its handler, which ends with that try: what the try leaves behind holds on to
@@ -175,11 +177,10 @@ class Context:
                 f"node {work.node!r} has no store, so there is no ctx.db: give the bus one, "
                 "fg.Bus(…, store='sqlite:./shop.db')"
             )
-        # Which of the two depends on who asks: a thread has no running event loop.
-        running = asyncio._get_running_loop()
-        if running is None:
-            return BlockingDatabase(self, work)
-        if running is not unit.loop:
+        # Which of the two depends on who asks: another thread, and that has no running event loop.
+        if get_ident() != unit.thread:
+            if asyncio._get_running_loop() is None:
+                return BlockingDatabase(self, work)
             raise WrongEventLoop(
                 f"ctx.db of {self} was used on another event loop than the bus runs on: in a thread call it plainly, "
                 "without a loop of its own, or hand it over with asyncio.run_coroutine_threadsafe"

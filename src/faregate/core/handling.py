@@ -122,6 +122,8 @@ class Handling:
         """Whether the handlers of the last transaction sent anything. Only then they wait while others are not sent."""
         self._units: set[UnitOfWork] = set()
         """The transactions at work; they share the event loop."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """That one. It is asked for once: on Python 3.11 asking is a system call."""
         self._savepoints = store is None or not store.store.dear_savepoints
         """Whether each message of a batch has one in any case."""
 
@@ -315,11 +317,14 @@ class Handling:
                     work.move("released")
                     await self.give_back(work.delivery, begun=work.tries > 0)
                 return again
+            if self._loop is None:
+                self._loop = asyncio.get_running_loop()
             unit = UnitOfWork(
                 None if self._store is None else self._store.store,
                 works,
                 self._mark,
                 self._reader.left_behind,
+                self._loop,
                 savepoints=self._savepoints or spoiled,
             )
             self._units.add(unit)

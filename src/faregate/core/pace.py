@@ -33,8 +33,9 @@ class Pace:
 
     def note(self, started: tuple[float, float], messages: int, waited: float, batches: int) -> None:
         """A batch of so many is over, beside others; it has `waited` for its transaction, which is none of its time."""
-        seconds = max(perf_counter() - started[0] - waited, 1e-9)
+        seconds = perf_counter() - started[0] - waited
         if self._measures:
+            seconds = max(seconds, 1e-9)
             busy = min(thread_time() - started[1], seconds)
             own = seconds - busy + busy / batches
             # The first one counts whole, and then the more, the more messages it is made of: among many, what one of

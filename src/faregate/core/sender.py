@@ -104,7 +104,8 @@ class Sender(Sealer):
         used: set[tuple[str, str]] = set()
         sealed: list[Envelope] = []
         now = self._clock.time()
-        correlation_id, message_id, marker = ctx.correlation_id, ctx.message_id, ctx.marker + 1
+        cause, message_id = ctx._work.envelope, ctx._work.message_id
+        correlation_id, marker = cause.correlation_id or cause.publication_id, cause.marker + 1
         derive = ids.publication_ids(self._node, handler)
         for ordinal, out in enumerate(ctx._sent()):
             wire = out.message_type.wire

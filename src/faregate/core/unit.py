@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from threading import get_ident
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -64,16 +65,10 @@ class TransactionEnded(TransactionMisused):
 class UnitOfWork:
     """The messages of one transaction. `current` is the one whose handler runs."""
 
-    transaction: Transaction | None = None
-    current: Work | None = None
-    waited = 0.0
-    """Seconds spent on getting the transaction: the time of others."""
-    _user: tuple[Context, asyncio.Task[Any] | None] | None = None
-    """Whose statement is at hand."""
-    _turn: asyncio.Semaphore | None = None
-    """Whose turn it is, once a statement had to wait for another."""
-    _waiting = _waiting_bytes = 0
-    """How many writes wait, and about how much that is."""
+    __slots__ = (
+        "_enter_all", "_savepoints", "_turn", "_user", "_waiting", "_waiting_bytes", "_writers", "alone", "current",
+        "generation", "left_behind", "loop", "shared", "store", "thread", "transaction", "waited", "works",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -81,21 +76,33 @@ class UnitOfWork:
         works: Sequence[Work],
         enter: Enter,
         left_behind: Callable[[Context], None],
+        loop: asyncio.AbstractEventLoop,
         *,
         savepoints: bool = True,
     ) -> None:
         """`left_behind` is told when the context of a try is used after its end."""
+        alone = len(works) == 1
         self.store = store
         self.works = works
-        self.left_behind = left_behind
-        self.alone = len(works) == 1
-        self._enter_all = enter
-        self._savepoints = savepoints and not self.alone
-        self.shared = not savepoints and not self.alone
+        self.transaction: Transaction | None = None
+        self.current: Work | None = None
+        self.waited = 0.0
+        """Seconds spent on getting the transaction: the time of others."""
+        self.alone = alone
+        self.shared = not (savepoints or alone)
         """Whether what one message breaks is broken for all of them."""
+        self._savepoints = savepoints and not alone
+        self._enter_all = enter
+        self.left_behind = left_behind
+        self._user: tuple[Context, asyncio.Task[Any] | None] | None = None
+        """Whose statement is at hand."""
+        self._turn: asyncio.Semaphore | None = None
+        """Whose turn it is, once a statement had to wait for another."""
         self._writers: list[Work] = []
         """Messages that succeeded, and whose writes still wait."""
-        self.loop = asyncio.get_running_loop()
+        self._waiting = self._waiting_bytes = 0
+        """How many writes wait, and about how much that is."""
+        self.loop, self.thread = loop, get_ident()
         self.generation = generation()
         for work in works:
             work.unit = self
@@ -108,7 +115,7 @@ class UnitOfWork:
 
     def part(self, staying: Sequence[Work], works: Sequence[Work]) -> UnitOfWork:
         """A unit of these, which takes the transaction along; those that stay will open another."""
-        apart = UnitOfWork(self.store, works, self._enter_all, self.left_behind, savepoints=not self.shared)
+        apart = UnitOfWork(self.store, works, self._enter_all, self.left_behind, self.loop, savepoints=not self.shared)
         apart.transaction, self.transaction = self.transaction, None
         apart._writers, self._writers = self._writers, []
         self.works = staying
@@ -122,7 +129,7 @@ class UnitOfWork:
         end_if_forked(self.generation)
         if self._user is not None or self._turn is not None:
             await self._take_turn()
-        task = asyncio.current_task()
+        task = asyncio.current_task(self.loop)
         self._user = ctx, task
         try:
             if work.sending is not None and work.sending is not task:

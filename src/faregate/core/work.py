@@ -77,10 +77,7 @@ def drop_mark() -> None:
 
 
 class Work:
-    # One is made for every message, so it sets only what differs; the rest are defaults of the class.
-    state: State = "new"
-    ctx: Context | None = None
-    """None for a message that cannot be read."""
+    # One is made for every message: what is read again and again is set, the rest are defaults of the class.
     dedup: Dedup
     """How copies of it are recognised."""
     row: LedgerRow | None = None
@@ -99,8 +96,6 @@ class Work:
     replayed = False
     """Whether it is the replay of a dead letter that is still open."""
     error: BaseException | None = None
-    sent: Sequence[Envelope] = ()
-    """What its handler sends, sealed."""
     tries = 0
     """How often its handler ran and failed."""
     scattered = False
@@ -113,23 +108,15 @@ class Work:
     """Whether it is a duplicate because of that."""
     eager = False
     """Whether its handler wants the transaction before it starts."""
-    entered = False
-    """Whether it has used the transaction in this try."""
     has_savepoint = False
-    writes: list[Write] | tuple[()] = ()
-    """What its handler wrote in this try and is not sent yet."""
     wrote = False
     """Whether it wrote anything in this try, sent or not."""
     refused: Exception | None = None
     """Why what it wrote in this try cannot stay, even if the handler caught that at another statement."""
     sending: asyncio.Task[None] | None = None
     """Sends them before the handler asks for anything: there are many."""
-    interrupt: type[Interrupt] | None = None
-    """What its handler was interrupted with, whatever the handler made of that."""
     marks: list[weakref.ref[_Mark]] | tuple[()] = ()
     """For each time that its handler was given the driver's connection."""
-    unit: UnitOfWork | None = None
-
     set_out_at = 0.0
     """When it set out, the same for all its copies; `at` is the later of that and now."""
     at = 0.0
@@ -138,6 +125,18 @@ class Work:
         self.delivery = delivery
         self.envelope = delivery.envelope
         self.node = node
+        self.state: State = "new"
+        self.ctx: Context | None = None
+        """None for a message that cannot be read."""
+        self.unit: UnitOfWork | None = None
+        self.interrupt: type[Interrupt] | None = None
+        """What its handler was interrupted with, whatever the handler made of that."""
+        self.entered = False
+        """Whether it has used the transaction in this try."""
+        self.writes: list[Write] | tuple[()] = ()
+        """What its handler wrote in this try and is not sent yet."""
+        self.sent: Sequence[Envelope] = ()
+        """What its handler sends, sealed."""
 
     @cached_property
     def message_id(self) -> str:

@@ -141,7 +141,10 @@ def below_floor(work: Work, floor: float) -> BelowFloor:
 
 def _sent_by(work: Work) -> Sent:
     """What the handler of a message sent, for its ledger row."""
+    digits = [envelope.publication_id.replace("-", "") for envelope in work.sent]
+    if len(digits) == 1:
+        return Sent(work.message_id, 1, bytes.fromhex(digits[0]))
     combined = 0
-    for envelope in work.sent:
-        combined ^= int(envelope.publication_id.replace("-", ""), 16)
-    return Sent(work.message_id, len(work.sent), combined.to_bytes(16, "big"))
+    for each in digits:
+        combined ^= int(each, 16)
+    return Sent(work.message_id, len(digits), combined.to_bytes(16, "big"))
