@@ -27,7 +27,7 @@ from faregate.stores.postgres.faults import is_lost, raise_translated
 from faregate.stores.postgres.pipeline import Statement, exchange, ours, rows_of, theirs
 from faregate.stores.postgres.rows import QUERIES, PostgresRecords, token_columns
 from faregate.stores.postgres.server import Connection, PostgresServer
-from faregate.stores.sql.columns import attempts_text, pack
+from faregate.stores.sql.columns import are_plain, attempts_text, pack
 from faregate.stores.sql.records import SqlTransaction
 from faregate.stores.sql.statements import to_percent
 
@@ -266,8 +266,7 @@ class PostgresTransaction(PostgresRecords, SqlTransaction, TransactionBlock):
             _, *given = (list(column) for column in zip(*rows, strict=True))
             given[5] = [pack(envelope) for envelope in given[5]]
             given[6:8] = [[attempts_text(each) for each in column] for column in given[6:8]]
-            plain = all(column.count(None) == len(rows) for column in (*given[6:9], given[10])) and not any(given[9])
-            statement = ours(QUERIES["send"], given[:6]) if plain else ours(QUERIES["send_attempts"], given)
+            statement = ours(QUERIES["send"], given[:6]) if are_plain(rows) else ours(QUERIES["send_attempts"], given)
             self._waiting.append(statement._replace(numbers=seqs))
         return seqs
 
@@ -301,7 +300,7 @@ class PostgresTransaction(PostgresRecords, SqlTransaction, TransactionBlock):
     async def lock_buckets(self, node: str, buckets: Iterable[int]) -> None:
         owner = crc32(node.encode()) % 0x2000000 * BUCKETS - 0x40000000
         if numbers := [owner + bucket for bucket in sorted(set(buckets))]:
-            self._later("lock_buckets", numbers)
+            await self._change("lock_buckets", (numbers,))
 
     async def positions(self, node: str, handler: str, keys: Sequence[str]) -> dict[str, int]:
         return dict(await self._read("positions", (node, handler, list(keys))) if keys else ())

@@ -54,6 +54,12 @@ def outbox_row(row: Sequence[Any], id_out: Callable[[Any], str]) -> OutboxRow:
     return OutboxRow(seq, node, cause, ordinal, destination, key, unpack(envelope), *tried, *others)
 
 
+def are_plain(rows: Sequence[OutboxRow]) -> bool:
+    """Whether nothing is known of any attempts, which is so for nearly all rows."""
+    return all(row[7:] == _PLAIN for row in rows)
+
+
+_PLAIN = tuple(OutboxRow._field_defaults.values())
 DEAD_COLUMNS = DeadLetter.__struct_fields__
 
 

@@ -13,7 +13,7 @@ def insertion(row: OutboxRow) -> tuple[str, tuple[Any, ...]]:
     _, node, message_id, ordinal, destination, key, envelope, registered, chosen, *others = row
     cause = None if message_id is None else id_bytes(message_id)
     attempts = (attempts_text(registered), attempts_text(chosen))
-    return QUERIES["send"], (node, cause, ordinal, destination, key, pack(envelope), *attempts, *others)
+    return QUERIES["send_attempts"], (node, cause, ordinal, destination, key, pack(envelope), *attempts, *others)
 
 
 def lacks_tables(exc: BaseException) -> bool:

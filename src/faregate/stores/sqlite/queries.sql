@@ -23,6 +23,10 @@ select last_insert_rowid();
 
 -- name: send
 -- Insert an outbox row.
+insert into faregate_outbox (node, message_id, ordinal, destination, key, envelope) values (?, ?, ?, ?, ?, ?);
+
+-- name: send_attempts
+-- Insert an outbox row, with what is known of its attempts.
 insert into faregate_outbox
     (node, message_id, ordinal, destination, key, envelope, registered, chosen, not_after, version, dispatched_at)
 values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
@@ -77,8 +81,9 @@ returning node, message_id, publication_id, type, source, correlation_id, key, q
     first_failed_at, last_failed_at, copies, replays, status, changed_by, changed_at, envelope;
 
 -- name: resolve
--- A dead letter's message was handled after all.
-update faregate_dead set status = 'resolved', changed_at = ? where node = ? and message_id = ? and status <> 'resolved';
+-- Dead letters whose messages were handled after all; the list of ids is filled in.
+update faregate_dead set status = 'resolved', changed_at = ?
+where node = ? and message_id in (/*values*/) and status <> 'resolved';
 
 -- name: mark_dead
 -- Set the status of a dead letter that waits for a decision.

@@ -15,11 +15,12 @@ from faregate.errors import TransactionMisused
 from faregate.ports.clock import Clock
 from faregate.ports.store import LedgerRow, OutboxRow, Parked, Sent, TransactionBlock
 from faregate.ports.tokens import Token
-from faregate.stores.sql.columns import attempts_text, id_bytes, id_text, pack
+from faregate.stores.sql.columns import are_plain, attempts_text, id_bytes, id_text, pack
 from faregate.stores.sql.records import SqlTransaction
 from faregate.stores.sql.statements import to_question
 from faregate.stores.sqlite.database import SqliteDatabase
 from faregate.stores.sqlite.faults import raise_translated
+from faregate.stores.sqlite.insertion import insertion
 from faregate.stores.sqlite.rows import QUERIES, SqliteRecords, token_values
 
 _BY_ID = itemgetter(0)
@@ -62,7 +63,10 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
 
     @property
     def is_open(self) -> bool:
-        return self._connection is not None and not self._database.is_closed and self._connection.in_transaction
+        try:
+            return self._connection is not None and self._connection.in_transaction
+        except sqlite3.ProgrammingError:  # somebody closed it
+            return False
 
     @property
     def was_closed(self) -> bool:
@@ -79,7 +83,7 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
         connection = self._connection
         if connection is None:
             raise TransactionMisused("this transaction is not open: it was not begun, or it has ended")
-        if self._database.is_closed or not connection.in_transaction:
+        if not self.is_open:
             raise TransactionMisused(_ENDED)
         return connection
 
@@ -181,43 +185,21 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
     # --- outbox ---
 
     async def send(self, rows: Sequence[OutboxRow]) -> list[int]:
-        values = [
-            (
-                node,
-                None if message_id is None else bytes.fromhex(message_id.replace("-", "")),
-                ordinal,
-                destination,
-                key,
-                pack(envelope),
-                attempts_text(registered) if registered else None,
-                attempts_text(chosen) if chosen else None,
-                not_after,
-                version,
-                done,
-            )
-            for (
-                _,
-                node,
-                message_id,
-                ordinal,
-                destination,
-                key,
-                envelope,
-                registered,
-                chosen,
-                not_after,
-                version,
-                done,
-            ) in rows
-        ]
-        if len(values) == 1:
-            return [self._run(_SEND, values[0]).lastrowid or 0]
-        if not values:
+        if not rows:
             return []
-        self._run_many(_SEND, values)
+        if are_plain(rows):
+            self._run_many(
+                _SEND,
+                [
+                    (node, cause and bytes.fromhex(cause.replace("-", "")), ordinal, destination, key, pack(envelope))
+                    for _, node, cause, ordinal, destination, key, envelope, _, _, _, _, _ in rows
+                ],
+            )
+        else:
+            self._run_many(QUERIES["send_attempts"], [insertion(row)[1] for row in rows])
         # Nobody else writes meanwhile, so the numbers lie together.
         last: int = self._fetch(_LAST_ROWID)[0][0]
-        return list(range(last - len(values) + 1, last + 1))
+        return list(range(last - len(rows) + 1, last + 1))
 
     async def revise(self, rows: Sequence[OutboxRow]) -> set[int]:
         return {
@@ -239,7 +221,7 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
     # --- dead letters ---
 
     async def resolve(self, node: str, message_ids: Sequence[str], at: float) -> None:
-        self._run_many(QUERIES["resolve"], [(at, node, id_bytes(message_id)) for message_id in message_ids])
+        await self._read_among("resolve", (at, node), map(id_bytes, message_ids))
 
     # --- mode `tokens` ---
 
