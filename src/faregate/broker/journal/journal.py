@@ -238,7 +238,8 @@ class Journal:
     def _flush_soon(self) -> None:
         """The thread writes what was settled with whatever it commits next; see to it that there is a next."""
         self._flush_planned = False
-        self._items.put([Call(lambda: None, _ignore)])
+        if self._settlements:
+            self._items.put([])
 
     def settle_now(self, records: Sequence[Row]) -> None:
         """The same, written before this returns: it survives the end of this process."""
@@ -376,7 +377,8 @@ class Journal:
                 log.exception("the commit thread of %s failed", self.layout.root)
                 self.failure = JournalFailed(f"committing to the journal in {self.layout.root} failed: {exc!r}")
                 results = [(item, (), self.failure) for item in group]
-            self._tell(results)
+            if results or self.failure is not None:
+                self._tell(results)
             if last:
                 return
 
@@ -591,11 +593,6 @@ def _unheard(item: Append, offsets: Sequence[int], error: BaseException | None) 
 
 def log_unreadable(name: str, text: str) -> None:
     log.error("%s", text)
-
-
-def _ignore(offsets: Sequence[int], error: BaseException | None) -> None:
-    if error is not None:
-        log.error("a side log could not be written: %s", error)
 
 
 def _resolver(future: "asyncio.Future[None]") -> Done:

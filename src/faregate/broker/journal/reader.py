@@ -46,8 +46,8 @@ class JournalReader:
         self.meta = check_meta(self.layout, self._disk)
         self._open: OrderedDict[int, SegmentView] = OrderedDict()
         self._batches: OrderedDict[tuple[int, int], Any] = OrderedDict()
-        self._bases: tuple[int, list[int]] = (-1, [])
-        """The segments there were when `load` looked last, and the one that was written to."""
+        self._seen: tuple[HighWater, list[int]] | None = None
+        """The mark and the segments as `load` saw them last. What is below the mark stays there while it waits."""
         self._place = (-1, 0, 0)
         """The frame that was read last: its segment, byte and first offset. What is read next is not far from it."""
 
@@ -140,14 +140,17 @@ class JournalReader:
 
     def load(self, offsets: list[int]) -> list[Envelope]:
         """The envelopes at these offsets, which are in order."""
-        mark = self.high_water()
+        if not offsets:
+            return []
+        if self._seen is None or self._seen[0].offset <= offsets[-1]:
+            mark = self.high_water()
+            self._seen = mark, self._readable_bases(mark)
+        mark, bases = self._seen
         found: list[Envelope] = []
         done = 0
         while done < len(offsets):
             before = done
-            if self._bases[0] != mark.segment:  # what waits is kept, so its segments are there
-                self._bases = (mark.segment, self._readable_bases(mark))
-            base = self._bases[1][max(0, bisect_right(self._bases[1], offsets[done]) - 1)]
+            base = bases[max(0, bisect_right(bases, offsets[done]) - 1)]
             view = self._view(base, mark)
             for frame in self._frames(base, view, mark, offsets[done]):
                 if frame.kind != frames.MESSAGES:
@@ -189,7 +192,7 @@ class JournalReader:
     def forget(self, base: int) -> None:
         """The segment was rewritten: look at it anew."""
         self._open.pop(base, None)
-        self._place = (-1, 0, 0)
+        self._seen, self._place = None, (-1, 0, 0)
         for key in [key for key in self._batches if key[0] == base]:
             del self._batches[key]
 
