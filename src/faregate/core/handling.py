@@ -407,25 +407,33 @@ class Handling:
         if len(works) == 1:
             await self._run_handlers(unit, works)
             return
-        slow: list[asyncio.Task[None]] = []
-        patience = 2 * self._feed.batch_seconds
-        timer = unit.loop.call_later(patience, lambda: slow.append(unit.loop.create_task(self._part(unit, works))))
+        parting: asyncio.Task[None] | None = None
+        timer: asyncio.TimerHandle
+
+        def look(before: Work | None) -> None:
+            """Whether the same message is at hand as when we looked before."""
+            nonlocal timer, parting
+            if before is not None and before is unit.current and not unit.is_used and not self.stopped:
+                parting = unit.loop.create_task(self._part(unit, works, before))
+            else:
+                timer = unit.loop.call_later(self._feed.batch_seconds, look, unit.current)
+
+        timer = unit.loop.call_later(self._feed.batch_seconds, look, None)
         try:
             await self._run_handlers(unit, works)
         finally:
             timer.cancel()
-            for task in slow:
-                await finish(task)
+            if parting is not None:
+                await finish(parting)
 
-    async def _part(self, unit: UnitOfWork, works: list[Work]) -> None:
+    async def _part(self, unit: UnitOfWork, works: list[Work], at_hand: Work) -> None:
         """The handler at hand takes its time. It goes on by itself, with what failed; what is decided is committed and
         settled without it, and what has not begun goes back to the lanes.
 
         Once it has used the transaction, this cannot be: what it wrote there is not to be told from the rest.
         """
-        at_hand = unit.current
-        if at_hand is None or unit.is_used or self.stopped:
-            return
+        if at_hand is not unit.current or unit.is_used:
+            return  # it has gone on meanwhile
         decided = [work for work in works if work.state in DECIDED]
         unbegun = [work for work in works if work.state == "new" and work is not at_hand]
         if self.put_back is None or self._serial:
