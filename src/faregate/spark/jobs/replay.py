@@ -36,6 +36,7 @@ from faregate.ports.log import LogPart
 from faregate.spark.jobs.settlements import JournalPlan, by_task, plan_journal
 from faregate.spark.logs import open_appendable, open_log
 from faregate.spark.source.bounds import ALLOWED, AtTime, MalformedBound, parse_bounds, resolve
+from faregate.spark.source.reading import chosen
 
 REPLAYED_FROM = "faregate-replayed-from"
 """The header of a message under a new identity: the publication id of the original."""
@@ -66,12 +67,8 @@ class Choice:
     recipients: tuple[str, ...]
 
     def filtered(self, batch: Any) -> Any:
-        mask = None if self.recipients else pc.greater_equal(batch.column("topic"), 0)
-        for column, values in (("type", self.types), ("source", self.nodes)):
-            if values:
-                fits = pc.is_in(batch.column(column), value_set=pa.array(values, pa.string()))
-                mask = fits if mask is None else pc.and_(mask, fits)
-        return batch if mask is None else batch.filter(mask)
+        found = chosen(batch, self.types, self.nodes)
+        return found if self.recipients else found.filter(pc.greater_equal(found.column("topic"), 0))
 
 
 def replay(

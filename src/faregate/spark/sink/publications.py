@@ -93,11 +93,13 @@ class BatchSealer:
         count = rows.num_rows
         given = {name: rows.column(at) for at, name in enumerate(rows.schema.names)}
         columns = {name: self._plain(name, values) for name, values in given.items()}
-        columns["source"] = self._filled(columns.get("source"), self.source, "source", count)
+        columns["source"] = self._sources(columns.get("source"), count)
         for name in ("type", "source", "destination"):
             if name in columns:
                 self._check_names(name, columns[name])
-        self._check_present(columns, "type", "body")
+        for name in ("type", "body"):
+            if columns[name].null_count:
+                raise UnfitValue(f"column {name} is null in {columns[name].null_count} rows; a message must have it")
         columns["kind"] = self._kinds(columns, count)
         columns["publication_id"] = self._publication_ids(columns, count)
         columns["correlation_id"] = _or(columns.get("correlation_id"), columns["publication_id"])
@@ -112,17 +114,10 @@ class BatchSealer:
             return _headers(values)
         return values if values.type == wanted else values.cast(wanted)
 
-    def _filled(self, values: Any, default: str | None, name: str, count: int) -> Any:
-        if values is None:
-            return _repeat(default, name, count)
-        if values.null_count and default is None:
-            raise UnfitValue(f"column {name} is null in {values.null_count} rows, and there is no option {name}")
-        return values.fill_null(default) if values.null_count else values
-
-    def _check_present(self, columns: dict[str, Any], *names: str) -> None:
-        for name in names:
-            if columns[name].null_count:
-                raise UnfitValue(f"column {name} is null in {columns[name].null_count} rows; a message must have it")
+    def _sources(self, values: Any, count: int) -> Any:
+        if values is not None and values.null_count and self.source is None:
+            raise UnfitValue(f"column source is null in {values.null_count} rows, and there is no option source")
+        return _or(values, _repeat(self.source, "source", count))
 
     def _check_names(self, name: str, values: Any) -> None:
         known = self._seen.setdefault(name, {None})
@@ -180,10 +175,7 @@ def _stored(fld: Any, columns: dict[str, Any], count: int) -> Any:
     if fld.name in ("time", "topic"):
         return pa.repeat(pa.scalar(0 if fld.name == "time" else -1, fld.type), count)
     name = "body" if fld.name == "payload" else fld.name
-    default = _DEFAULTS.get(name)
-    if name not in columns:
-        return _missing(name, count)
-    return columns[name] if default is None else _or(columns[name], pa.repeat(pa.scalar(default, fld.type), count))
+    return _or(columns.get(name), _missing(name, count))
 
 
 @lru_cache(maxsize=256)

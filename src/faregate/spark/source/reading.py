@@ -8,7 +8,7 @@ Rules kept here:
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -36,11 +36,11 @@ def read_range(options: Options, schema: StructType, span: OffsetRange) -> Itera
     """The rows of a range, in order, as record batches of exactly Spark's Arrow schema."""
     opened = open_partitions(options)
     stored = _stored(opened.partitions[span.partition], span, options.fail_on_data_loss, opened.name)
-    wanted = _wanted(stored, options)
+    fitting = (chosen(batch, options.types, options.nodes) for batch in stored)
+    wanted = (batch for batch in fitting if batch.num_rows)
     if options.frames:
         return _framed(_together(wanted), span.end)
-    project = Projection(schema)
-    return _together(map(project, wanted))
+    return _together(map(Projection(schema), wanted))
 
 
 _FRAME_ROW: Any = to_arrow_schema(FRAMES, timezone="UTC")
@@ -101,23 +101,13 @@ def lose(loss: OffsetGone, fail: bool, cause: Exception | None = None) -> None:
     log.warning("failOnDataLoss=false: %s", loss)
 
 
-def _wanted(batches: Iterator[Any], options: Options) -> Iterator[Any]:
-    filters = [
-        (column, pa.array(values)) for column, values in (("type", options.types), ("source", options.nodes)) if values
-    ]
-    if not filters:
-        yield from batches
-        return
-    for batch in batches:
-        mask = None
-        for column, values in filters:
-            fits = pc.is_in(batch.column(column), value_set=values)
-            mask = fits if mask is None else pc.and_(mask, fits)
-        count = pc.sum(mask).as_py()
-        if count == batch.num_rows:
-            yield batch
-        elif count:
-            yield batch.filter(mask)
+def chosen(batch: Any, types: Sequence[str], nodes: Sequence[str]) -> Any:
+    """The messages of these types, published by these nodes; where none are named, of all."""
+    for column, values in (("type", types), ("source", nodes)):
+        if values:
+            fits = pc.is_in(batch.column(column), value_set=pa.array(values, pa.string()))
+            batch = batch if pc.all(fits).as_py() else batch.filter(fits)
+    return batch
 
 
 def _together(batches: Iterator[Any]) -> Iterator[Any]:
