@@ -217,6 +217,12 @@ class BelowFloor(Permanent):
     reason = "below-floor"
 
 
+class Expired(Permanent):
+    """A message waited longer than its sender or its subscription allows, and no handler has begun on it."""
+
+    reason = "expired"
+
+
 class UnfitValue(Permanent):
     """A row that Spark writes holds a value that no message can have."""
 

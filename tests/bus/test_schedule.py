@@ -178,6 +178,42 @@ async def test_a_message_that_is_being_handled_does_not_expire() -> None:
     assert seen[1] - seen[0] >= 60
 
 
+@pytest.mark.parametrize("store", [None, "memory:"])
+@pytest.mark.parametrize("by", ["sender", "subscription"])
+async def test_what_was_fetched_expires_when_its_turn_comes_too_late(store: str | None, by: str) -> None:
+    """The first takes a minute; the others wait for it in the hands of the same worker."""
+    node, clock = fg.Node("reader"), fg.testing.FakeClock()
+    begun, underway = list[str](), asyncio.Event()
+    told: list[tuple[str, str | None, BaseException | None]] = []
+
+    @node.on(Reminder, source="planner", order=fg.Serial(), expires=30 if by == "subscription" else None)
+    async def read(reminder: Reminder) -> None:
+        begun.append(reminder.text)
+        if reminder.text == "slow":
+            underway.set()
+            await clock.sleep(60)
+
+    async def tell(ctx: fg.Context, call_next: Any) -> None:
+        told.append((ctx.message.text, ctx.outcome, ctx.error))
+
+    node.use(tell, after=True)
+    options: dict[str, Any] = {"expires": 30} if by == "sender" else {}
+    bus = fg.Bus("memory:", nodes=[fg.Node("planner"), node], store=store, clock=clock)
+    async with asyncio.timeout(30), bus:
+        await bus.publish_many(
+            [fg.publish(Reminder(text=text), **options) for text in ("slow", "stale", "late")], node="planner"
+        )
+        await underway.wait()
+        assert len(bus._workers[0]._held) == 3, "all of them are fetched"
+        await clock.advance(61)
+        await bus.idle()
+        assert [(dead.reason, dead.tries) for dead in await bus.poisoned("reader")] == [("expired", 0)] * 2
+        assert (bus.outcomes()["handled"], bus.outcomes()["dead"], bus.alarms["dead-letter"]) == (1, 2, 2)
+    assert begun == ["slow"]
+    assert [(text, outcome) for text, outcome, _ in told] == [("slow", "handled"), ("stale", "dead"), ("late", "dead")]
+    assert isinstance(told[1][2], fg.Expired)
+
+
 async def test_a_message_waiting_for_redelivery_beyond_its_expiry_is_a_dead_letter() -> None:
     calls: list[str] = []
     node = fg.Node("reader")

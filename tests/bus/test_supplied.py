@@ -163,6 +163,18 @@ async def test_a_message_that_comes_too_late_is_a_dead_letter_as_expired(tmp_pat
     assert (letter.reason, it.tries) == ("expired", [])
 
 
+async def test_what_was_fetched_expires_when_its_turn_comes_too_late(tmp_path: Path) -> None:
+    it = Station(tmp_path, expires=5.0, order=fg.Parallel(1), retry=fg.Retry(1, delay=10), failures=1)
+    async with it.bus() as bus:
+        for number in (1, 2):
+            await bus.publish(Noted(number=number), node="author")
+        await it.until(lambda: len(it.tries) == 1)
+        await it.clock.advance(11)
+        await it.ends(bus, handled=1, dead=1)
+        [letter] = await bus.dead_letters("reader")
+    assert (letter.reason, it.tries) == ("expired", [(1, 0), (1, 0)])
+
+
 async def test_a_message_that_was_started_too_often_is_a_dead_letter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

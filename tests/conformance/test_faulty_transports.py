@@ -735,6 +735,18 @@ class ExpiresWhatIsHeld(Faulty):
         return await super().consume(queue, deliver, **how)
 
 
+@breaks("a_held_message_does_not_expire")
+class DoesNotTellThatTheTimeIsOver(Faulty):
+    class delivery(Wrapped):
+        expired = False
+
+
+@breaks("a_held_message_does_not_expire")
+class TellsTooSoonThatTheTimeIsOver(Faulty):
+    class delivery(Wrapped):
+        expired = True
+
+
 @breaks("a_dead_letter_keeps_its_reason_and_identity")
 class LosesTheReason(Faulty):
     class delivery(Wrapped):

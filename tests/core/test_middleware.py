@@ -255,7 +255,7 @@ async def test_whatever_is_given_up_sounds_an_alarm_and_reaches_the_after_middle
         await clock.advance(6)
         assert [record.reason for record in await bus.poisoned()] == ["failed", "undecodable", "expired"]
         assert bus.outcomes()["dead"] == bus.alarms["dead-letter"] == 3
-    assert seen == [("1", "dead", "RuntimeError"), (None, "dead", "Undecodable"), ("2", "dead", "Permanent")]
+    assert seen == [("1", "dead", "RuntimeError"), (None, "dead", "Undecodable"), ("2", "dead", "Expired")]
     assert [(alarm.kind, alarm.node, alarm.message_id) for alarm in alarms] == [
         ("dead-letter", "billing", message_id(publication, "billing")) for publication in (failing, unreadable, late)
     ]

@@ -98,6 +98,7 @@ class SimDelivery:
 
     lock_seconds = 60.0
     letter: DeadLetter | None = None
+    expired = False
 
     def __init__(self, broker: SimBroker, scheduler: Scheduler, copy: Copy, modes: tuple[str, ...]) -> None:
         self._broker, self._scheduler, self.copy, self._modes = broker, scheduler, copy, modes

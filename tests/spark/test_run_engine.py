@@ -383,6 +383,39 @@ async def test_a_message_expires_by_when_it_set_out_and_not_by_when_it_was_appen
     rig.check([1, 2, 5])
 
 
+async def test_a_message_expires_when_its_turn_comes_too_late(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first takes a minute, as the clock has it; the others come after it in the same task."""
+    async with rig.engine() as engine:
+
+        async def be_slow(noted: Noted) -> None:
+            monkeypatch.setattr(engine.clock, "time", lambda: time.time() + 60)
+
+        rig.before = be_slow
+        rows = rig.rows(range(4), keys=1, expires_at=time.time() + 30)
+        assert await engine.run(rows) == {"handled": 1, "dead": 3, "last": 3}
+        assert {letter.reason for letter in await engine.store.dead(DeadFilter())} == {"expired"}
+    rig.check([0])
+
+
+async def test_what_expired_is_dead_also_while_its_key_waits_and_a_copy_of_what_was_handled_is_not(
+    tmp_path: Path,
+) -> None:
+    rig, now = Rig(tmp_path, redeliver=fg.Redeliver(60), key=None, order=fg.Serial()), time.time()
+    async with rig.engine() as engine:
+        assert await engine.run(rig.rows(range(1))) == {"handled": 1, "last": 0}
+
+        async def fail(noted: Noted) -> None:
+            raise OSError("not now")
+
+        rig.before = fail
+        copy = rig.rows(range(1), expires_at=now - 1)
+        assert await engine.run([*copy, *rig.rows(range(1, 2))]) == {"duplicate": 1, "redelivered": 1, "last": 1}
+        stale = rig.rows(range(2, 3), expires_at=now - 1)
+        assert await engine.run([*stale, *rig.rows(range(3, 4))]) == {"dead": 1, "parked": 1, "last": 3}
+        [letter] = await engine.store.dead(DeadFilter())
+        assert (letter.reason, letter.publication_id[-1]) == ("expired", "2")
+
+
 async def test_a_message_that_waits_for_redelivery_beyond_its_expiry_is_dead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,10 @@ class BrokerDelivery:
         return entry.position if entry.offset < 0 else entry.offset
 
     @property
+    def expired(self) -> bool:
+        return self._queue.has_expired(self._entry)
+
+    @property
     def letter(self) -> DeadLetter | None:
         return self._entry.letter
 

@@ -426,7 +426,7 @@ class Queue:
         entry.delivered = True
         if self._max_deliveries is not None and entry.tries >= self._max_deliveries:
             self._abandon(entry, "max-deliveries", f"delivered {entry.tries} times without being settled")
-        elif entry.expires_at is not None and entry.expires_at <= self._clock.monotonic():
+        elif self.has_expired(entry):
             self._abandon(entry, "expired", "expired while it was being handled, and came back")
         elif delay > 0:
             entry.state = SCHEDULED
@@ -510,6 +510,10 @@ class Queue:
             left = self._seconds_until(until)
             entry.expires_at = self._clock.monotonic() + left
             entry.expiry = self._schedule.after(left, self._expire, entry)
+
+    def has_expired(self, entry: Entry) -> bool:
+        """Whether its time is over."""
+        return entry.expires_at is not None and entry.expires_at <= self._clock.monotonic()
 
     def _expire(self, entry: Entry) -> None:
         if entry.state in (ACQUIRED, ARCHIVED):

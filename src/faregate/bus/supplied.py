@@ -5,7 +5,8 @@ A node with a store needs none of these from its transport. Rules kept here:
   due. Its row goes once it is done; a crash between leads to a copy, which the ledger recognises. A copy from the
   transport of what waits is settled.
 - While the store is away a message waits here, and then goes back to the transport.
-- A message that expired, or was started too often, is a dead letter in the store before its delivery is settled.
+- A message that was started too often is a dead letter in the store before its delivery is settled. So is one that
+  expired; the core sees to that.
 - What cannot be supplied is refused when the bus is made, by the name of the subscription.
 """
 
@@ -72,9 +73,11 @@ class Entrance(NamedTuple):
 class Supplied:
     """A delivery with what its transport lacks."""
 
-    def __init__(self, held: Held, waiting: "Waiting", redeliveries: int = 0) -> None:
+    def __init__(self, held: Held, waiting: "Waiting", redeliveries: int = 0, until: float | None = None) -> None:
+        """`until`: when it expires."""
         self._held = held
         self._waiting = waiting
+        self._until = until
         self.envelope = held.envelope
         self.redelivered = held.redelivered
         self.position = held.position
@@ -90,6 +93,10 @@ class Supplied:
     @property
     def tries(self) -> int:
         return self._held.tries
+
+    @property
+    def expired(self) -> bool:
+        return self._until is not None and self._until <= self._waiting.clock.time()
 
     async def redeliver(self, delay: float, *, counted: bool = True) -> None:
         redeliveries = self.redeliveries + (1 if counted else 0)
@@ -131,7 +138,7 @@ class Waiting:
     def __init__(self, node: str, store: Store, clock: Clock, bury: Callable[[Delivery], None]) -> None:
         self._node = node
         self._store = store
-        self._clock = clock
+        self.clock = clock
         self._bury = bury
         self._entrances: dict[tuple[str, str | None], Entrance] = {}
         self._out: set[str] = set()
@@ -194,40 +201,37 @@ class Waiting:
             await held.settle("skipped")
 
     def _take(self, entrance: Entrance, held: Held, redeliveries: int = 0, *, is_due: bool = False) -> None:
-        envelope, now = held.envelope, self._clock.time()
-        until = too_late_at(envelope, entrance.binding.expires, now)
-        if until is not None and until <= now:
-            self._give_up(entrance, held, "expired", "its time was over before it was handled")
-        elif held.tries >= entrance.binding.max_deliveries:
+        envelope, now = held.envelope, self.clock.time()
+        if held.tries >= entrance.binding.max_deliveries:
             self._give_up(entrance, held, "max-deliveries", f"it was started {held.tries} times and never ended")
         elif not is_due and envelope.deliver_at is not None and envelope.deliver_at > now:
             self._background(self.put_off(held, 0, envelope.deliver_at - now, 0))
         else:
-            entrance.take(Supplied(held, self, redeliveries))
+            entrance.take(Supplied(held, self, redeliveries, too_late_at(envelope, entrance.binding.expires, now)))
 
     def _give_up(self, entrance: Entrance, held: Held, reason: str, error: str) -> None:
         dead = Supplied(held, self)
         message_id = message_id_of(held.envelope, self._node)
-        dead.letter = dead_letter(self._node, message_id, dead, reason, error, self._clock.time())
+        dead.letter = dead_letter(self._node, message_id, dead, reason, error, self.clock.time())
         self._bury(dead)
         entrance.tell_dead(dead, reason, error)
 
     async def put_off(self, held: Held, before: int, delay: float, redeliveries: int) -> None:
         """Hand it in again after the delay, with that many redeliveries; until now it had those `before`."""
-        row = self._row(held, self._clock.time() + delay, redeliveries)
+        row = self._row(held, self.clock.time() + delay, redeliveries)
         try:
             async with self._store.transaction() as transaction:
                 await transaction.park(self._node, [(row, before if isinstance(held, ParkedHold) else None)])
         except TRANSACTION_LOST as exc:
             log.warning("%s waits without its store: %s", held.envelope, exc)
-            self._clock.call_later(delay, lambda: self._background(_release(held)))
+            self.clock.call_later(delay, lambda: self._background(_release(held)))
             return
         if isinstance(held, ParkedHold):
             self._out.discard(row.message_id)
         else:
             with suppress(StaleLock):  # the copy that comes finds this row
                 await held.settle("skipped")
-        heappush(self._due, self._clock.monotonic() + delay)
+        heappush(self._due, self.clock.monotonic() + delay)
         self._look_in(delay)
 
     def _row(self, held: Held, due: float, redeliveries: int) -> Parked:
@@ -249,24 +253,24 @@ class Waiting:
         self._look_in(0.0)
 
     def _look_in(self, seconds: float) -> None:
-        at = self._clock.monotonic() + seconds
+        at = self.clock.monotonic() + seconds
         if self._stopping or at >= self._at:
             return
         if self._timer is not None:
             self._timer.cancel()
         self._at = at
-        self._timer = self._clock.call_later(seconds, lambda: self._background(self._look()))
+        self._timer = self.clock.call_later(seconds, lambda: self._background(self._look()))
 
     async def _look(self) -> None:
         """Hand in what is due."""
         self._at, self._timer = float("inf"), None
-        began = self._clock.monotonic()
+        began = self.clock.monotonic()
         try:
-            rows = await self._rows(self._clock.time(), _OUT + self._left_out)
+            rows = await self._rows(self.clock.time(), _OUT + self._left_out)
             self._left_out = sum(not self._hand_in(row) for row in rows)
         except TRANSACTION_LOST as exc:
             log.warning("what waits in the store of %s cannot be read now: %s", self._node, exc)
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         while self._due and self._due[0] <= began:
             heappop(self._due)
         self._look_in(min(_LOOK_SECONDS, max(0.0, self._due[0] - now)) if self._due else _LOOK_SECONDS)

@@ -39,7 +39,7 @@ from faregate.core.states import DECIDED, RUNNING, UNDECIDED
 from faregate.core.unit import TRANSACTION_LOST, TransactionEnded, UnitOfWork
 from faregate.core.verdict import first_line
 from faregate.core.work import Spoiled, Work
-from faregate.errors import CommitUnknown, Permanent, StaleLock
+from faregate.errors import CommitUnknown, Expired, Permanent, StaleLock
 from faregate.ids import message_ids
 from faregate.message import set_out_at
 from faregate.node.node import Node
@@ -91,6 +91,7 @@ class Handling:
         self._endings = Endings(subscription, node, alarms)
         self.outcomes = self._endings.outcomes
         self._finishes = self._endings.has_after
+        self._expires = subscription.expires is not None
         self._outlet: Outlet = PublishAtOnce(sender) if store is None else store.outbox
         self._runner = HandlerRun(subscription, node, sender, has_store=store is not None, clock=clock, pool=pool)
         # --- how copies are recognised ---
@@ -210,7 +211,8 @@ class Handling:
                 ctx = self._reader.open(Work(delivery, self._node))
             except Exception as exc:
                 log.debug("%s cannot be read: %s", delivery.envelope, first_line(exc))
-        return self._endings.run_after(delivery, ctx, "dead", Permanent(f"{reason}: {error}"))
+        why = Expired(error) if reason == Expired.reason else Permanent(f"{reason}: {error}")
+        return self._endings.run_after(delivery, ctx, "dead", why)
 
     # --- batches ---------------------------------------------------------------------------------------------
 
@@ -248,7 +250,9 @@ class Handling:
         return [delivery for delivery, stale in zip(deliveries, found, strict=True) if stale is None]
 
     def _start(self, delivery: Delivery) -> bool:
-        """A try begins; False when the delivery is someone else's by now."""
+        """A try begins, unless it is too late for one; False when the delivery is someone else's by now."""
+        if (self._expires or delivery.envelope.expires_at is not None) and delivery.expired:
+            return True
         try:
             delivery.start()
         except StaleLock as exc:
@@ -502,6 +506,9 @@ class Handling:
                 continue
             if self.stopped and not self._alone:  # what has claimed goes on
                 break
+            if (self._expires or work.envelope.expires_at is not None) and not work.tries and work.delivery.expired:
+                work.fail(Expired("its time was over before its handler could begin"))
+                continue
             ran += 1
             if not await self._runner.run(unit, work) and self._serial:
                 break

@@ -32,7 +32,8 @@ Capability = Literal[
 - dead letters: a queue of them for each node (`DeadLettering`, `Delivery.dead_letter`). What was started
   `Binding.max_deliveries` times and comes back goes there by itself, and so does what expires.
 - delay: a message waits for its `deliver_at`, or for its `delay` where it has one; `Delivery.redeliver`.
-- expire: what waited past its `expires_at`, or for `Binding.expires`, is a dead letter. What is held does not expire.
+- expire: what waited past its `expires_at`, or for `Binding.expires`, is a dead letter. What is held does not expire;
+  its delivery says when its time is over (`Delivery.expired`).
 - lock: a delivery that is neither ended nor renewed for `Binding.lock_seconds` comes back.
 - order: within one key, a message is withheld while an earlier one is out, and (`strict`) while one waits for
   redelivery. Of a `serial` binding, all are withheld while one waits for redelivery.
@@ -152,6 +153,11 @@ class Delivery(Held, Protocol):
     @property
     def redeliveries(self) -> int:
         """How many counted redeliveries there were."""
+
+    @property
+    def expired(self) -> bool:
+        """Whether its time is over by now: no handler may begin on it."""
+        ...
 
     @property
     def letter(self) -> DeadLetter | None:

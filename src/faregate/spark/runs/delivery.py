@@ -11,14 +11,16 @@ Rules kept here:
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from faregate.message import Envelope, too_late_at
-from faregate.node.subscription import Subscription
+from faregate.message import Envelope
+from faregate.ports.clock import Clock
 from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.queue import Outcome
 
 
 class Owner(Protocol):
     """Whoever works on messages of the log is told how their deliveries end."""
+
+    clock: Clock
 
     async def ended(self, delivery: "LogDelivery", outcome: str) -> None: ...
 
@@ -38,8 +40,8 @@ class LogDelivery:
     """What it is in order with: its key, or "" where all of a subscription are one line; None: nothing."""
     key: str | None
     envelope: Envelope
-    arrived_at: float
-    """When it was appended; for a parked one, when it was sent."""
+    until: float | None
+    """When it expires."""
     redeliveries: int
     parked: bool
     """Whether it comes from the store, not from the log."""
@@ -51,6 +53,10 @@ class LogDelivery:
     @property
     def redelivered(self) -> bool:
         return self.parked
+
+    @property
+    def expired(self) -> bool:
+        return self.until is not None and self.until <= self.owner.clock.time()
 
     @property
     def letter(self) -> DeadLetter | None:
@@ -78,9 +84,3 @@ class LogDelivery:
 
     async def dead_letter(self, reason: str, error: str) -> None:
         self.owner.give_up(self, reason, error)
-
-
-def has_expired(subscription: Subscription, delivery: LogDelivery, now: float) -> bool:
-    """Whether it waited longer than its sender or its subscription allows."""
-    until = too_late_at(delivery.envelope, subscription.expires, delivery.arrived_at)
-    return until is not None and until <= now

@@ -21,18 +21,18 @@ from faregate.bus.bus import shared_keys
 from faregate.bus.lanes import Lanes
 from faregate.codec import BodyWriter, find_codec
 from faregate.core.alarms import Alarms
-from faregate.core.dead_letter import dead_letter
 from faregate.core.handling import Handling
 from faregate.core.node_store import NodeStore
 from faregate.core.sender import Sender
 from faregate.core.threads import HandlerThreads
 from faregate.ids import message_id_of
+from faregate.message import too_late_at
 from faregate.node.subscription import Subscription
-from faregate.ports.clock import SystemClock
+from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.queue import Delivery
 from faregate.ports.schemes import open_store, open_token_store
 from faregate.ports.store import Parked
-from faregate.spark.runs.delivery import LogDelivery, has_expired
+from faregate.spark.runs.delivery import LogDelivery
 from faregate.spark.runs.feed import LogFeed, OutboxOnly, is_behind
 from faregate.spark.runs.no_transport import NoTransport
 from faregate.spark.runs.rows import NOBODY
@@ -82,7 +82,7 @@ class Engine:
         assert spec.store is not None
         self.spec = spec
         self.node = node_of(spec)
-        self.clock = SystemClock()
+        self.clock: Clock = SystemClock()
         self.pool = HandlerThreads()
         self.store = open_store(spec.store, self.clock, blocking=True)
         wants_tokens = any(sub.dedup == "tokens" for sub in self.node.subscriptions.values())
@@ -129,9 +129,10 @@ class Engine:
         self._line_of = {}
         self._waiting = []
         for position, bucket, number, key, envelope, at, redeliveries, parked in rows:
-            line = self.lines[number]
+            line, message = self.lines[number], unpack(envelope)
+            until = too_late_at(message, line.subscription.expires, at)
             own_key = key if line.subscription.by_key else None
-            delivery = LogDelivery(self, position, bucket, key, own_key, unpack(envelope), at, redeliveries, parked)
+            delivery = LogDelivery(self, position, bucket, key, own_key, message, until, redeliveries, parked)
             self._line_of[delivery] = line
         ready = await self._sort_out()
         self._left = len(ready)
@@ -168,7 +169,7 @@ class Engine:
         free: list[Delivery] = []
         for delivery in taken:
             assert isinstance(delivery, LogDelivery)
-            if not self.released(delivery):
+            if delivery.expired or not self.released(delivery):  # what has expired waits for nothing
                 free.append(delivery)
         return await line.handling.handle(free) if free else []
 
@@ -194,10 +195,10 @@ class Engine:
             else:
                 self._over.set_exception(exc)
 
-    # --- before: what is parked, scheduled or expired ----------------------------------------------------------
+    # --- before: what is parked or scheduled --------------------------------------------------------------------
 
     async def _sort_out(self) -> list[LogDelivery]:
-        """Those that run now, in order; the others are parked or dead when this returns."""
+        """Those that run now, in order; the others are parked when this returns."""
         message_ids = {delivery: self._message_id(delivery) for delivery in self._line_of}
         here = {message_ids[delivery] for delivery in self._line_of if delivery.parked}
         keys = [delivery.line for delivery, line in self._line_of.items() if line.strict and delivery.line is not None]
@@ -214,15 +215,13 @@ class Engine:
         ready: list[LogDelivery] = []
         scheduled: list[tuple[LogDelivery, Parked]] = []
         now = self.clock.time()
-        for delivery, line in self._line_of.items():
+        for delivery in self._line_of:
             if not delivery.parked and message_ids[delivery] in parked:
                 self._counts["parked"] += 1
             elif not delivery.parked and (delivery.envelope.deliver_at or 0.0) > now:
                 due = delivery.envelope.deliver_at or now
                 scheduled.append((delivery, self._parked(delivery, due, 0, waited_for=False)))
                 self._counts["scheduled"] += 1
-            elif has_expired(line.subscription, delivery, now):
-                await self._expire(line, delivery, now)
             else:
                 ready.append(delivery)
         if scheduled:  # before anything runs: what follows them passes their positions
@@ -240,18 +239,6 @@ class Engine:
         known = line.blocked.get(key)
         if known is None or position < known[0]:
             line.blocked[key] = (position, due)
-
-    async def _expire(self, line: SubscriptionRun, delivery: LogDelivery, now: float) -> None:
-        message_id = self._message_id(delivery)
-        letter = dead_letter(self.node.name, message_id, delivery, "expired", "it waited too long in the log", now)
-        async with self.store.transaction() as transaction:
-            if delivery.line is not None:
-                await transaction.lock_buckets(self.node.name, [delivery.bucket])
-            if not await self._decided(transaction, {message_id: False}):
-                await transaction.add_dead(letter)
-            await transaction.unpark(self.node.name, {message_id: delivery.position})
-        await line.handling.abandoned(delivery, letter.reason, letter.error)
-        self._counts["dead"] += 1
 
     # --- after: parked or done ---------------------------------------------------------------------------------
 

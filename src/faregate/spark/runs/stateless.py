@@ -33,15 +33,15 @@ from faregate.core.sender import Sender
 from faregate.core.threads import HandlerThreads
 from faregate.core.verdict import Verdict, judge
 from faregate.core.work import Work
-from faregate.errors import HandlerFailed, Unavailable
-from faregate.message import Envelope
-from faregate.ports.clock import SystemClock
+from faregate.errors import Expired, HandlerFailed, Unavailable
+from faregate.message import Envelope, too_late_at
+from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.log import Piece
 from faregate.ports.queue import Delivery
 from faregate.spark.logs import open_staging
 from faregate.spark.options import Place
-from faregate.spark.runs.delivery import LogDelivery, has_expired
+from faregate.spark.runs.delivery import LogDelivery
 from faregate.spark.runs.no_transport import NoTransport
 from faregate.spark.runs.plain import Plain, is_plain
 from faregate.spark.runs.rows import NOBODY, Places, located
@@ -98,7 +98,7 @@ class Task:
         node = node_of(spec)
         self._node = node.name
         codec = find_codec(spec.codec)
-        self._clock = SystemClock()
+        self.clock: Clock = SystemClock()
         self._captured = Captured()
         self._dead: list[DeadLetter] = []
         self._failed = 0
@@ -107,7 +107,7 @@ class Task:
         keys = shared_keys([node])
         writer = BodyWriter(codec, limit=spec.body_limit)
         alarms = Alarms()
-        self._sender = Sender(node, self._captured, writer, self._clock, keys, alarms)
+        self._sender = Sender(node, self._captured, writer, self.clock, keys, alarms)
         self._handlings: list[Handling] = []
         self._plain: list[Plain | None] = []
         for each in self.places.subscriptions:
@@ -118,7 +118,7 @@ class Task:
                     self._sender,
                     StagedFeed(),
                     store=None,
-                    clock=self._clock,
+                    clock=self.clock,
                     alarms=alarms,
                     pool=pool,
                     body_limit=spec.body_limit,
@@ -139,15 +139,11 @@ class Task:
     async def _handle_one(self, message: Message, tries: int = 0) -> None:
         delivery = self._delivery(message)
         deliver_at = message.envelope.deliver_at
-        now = self._clock.time()
+        now = self.clock.time()
         if deliver_at is not None and deliver_at > now:
             await delivery.redeliver(deliver_at - now)
         handling = self._handlings[message.handler]
-        if has_expired(handling.subscription, delivery, now):
-            reason, error = "expired", "it waited too long in the log"
-            self._add_dead(delivery, reason, error)
-            await handling.abandoned(delivery, reason, error)
-        elif tries:
+        if tries:
             await handling.handle_again(delivery, tries)
         else:
             await handling.handle([delivery])
@@ -158,7 +154,7 @@ class Task:
         decode = None if plain is None else plain.decoder(batch)
         if plain is None or decode is None:
             return await self.handle(_messages(number, batch))
-        done = await plain.handle(batch, decode, self._clock.time())
+        done = await plain.handle(batch, decode, self.clock.time())
         handling = self._handlings[number]
         for row, message, result in done.others:
             [cause] = _messages(number, batch.slice(row, 1))
@@ -181,8 +177,10 @@ class Task:
 
     def _delivery(self, message: Message) -> LogDelivery:
         position, number, line, envelope, at = message
-        key = line if self.places.subscriptions[number].by_key else None
-        return LogDelivery(self, position, 0, line, key, envelope, at, envelope.redeliveries, False)
+        subscription = self.places.subscriptions[number]
+        key = line if subscription.by_key else None
+        until = too_late_at(envelope, subscription.expires, at)
+        return LogDelivery(self, position, 0, line, key, envelope, until, envelope.redeliveries, False)
 
     # --- how deliveries end: `Owner` ---------------------------------------------------------------------------
 
@@ -200,18 +198,15 @@ class Task:
         )
 
     def give_up(self, delivery: LogDelivery, reason: str, error: str) -> None:
-        """Its handler failed for good. Very many of those are an outage."""
-        if self._failed >= MOST_DEAD:
+        """Into the dead letters of the journal. Very many whose handlers failed for good are an outage."""
+        failed = reason != Expired.reason
+        if failed and self._failed >= MOST_DEAD:
             raise HandlerFailed(
                 f"{self._failed} messages of one task failed, the last is {delivery.envelope}: that is "
                 "more than bad messages. Nothing of this batch is published; it runs again with the next start: "
                 f"{error.splitlines()[0]}"
             )
-        self._failed += 1
-        self._add_dead(delivery, reason, error)
-
-    def _add_dead(self, delivery: LogDelivery, reason: str, error: str) -> None:
-        """Into the dead letters of the journal."""
+        self._failed += failed
         number = self.places.handler(delivery.envelope)
         assert number is not None
         self._dead.append(
@@ -220,7 +215,7 @@ class Task:
                 delivery.envelope,
                 reason,
                 error,
-                self._clock.time(),
+                self.clock.time(),
                 queue=self._queues[number],
                 tries=delivery.tries,
                 redeliveries=delivery.redeliveries,

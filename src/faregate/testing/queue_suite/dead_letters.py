@@ -85,7 +85,9 @@ async def an_expired_message_is_a_dead_letter_with_the_reason(subject: QueueSubj
 async def a_held_message_does_not_expire(subject: QueueSubject) -> None:
     inbox = await open_inbox(subject, "held", expires=5)
     delivery = await inbox.delivery()
+    assert not delivery.expired, "its time is not over yet"
     await subject.advance(6)
+    assert delivery.expired, "its holder is not told that its time is over"
     assert not await dead_letters(subject), "expired while a consumer held it"
     await delivery.settle("handled")
     assert not await dead_letters(subject), "expired after it was settled"
