@@ -133,6 +133,7 @@ class DriverProcess(Process):
         driver._tokens = None if world.tokens is None else world.port("tokens", world.tokens)
         driver._recipient_lists = None if world.tokens is None else RecipientLists(driver._tokens)
         driver._marks, driver._retain_ledger, driver._next_eviction = [], 1e9, 0.0
+        driver._body_limit = _LIMIT
         return driver
 
     async def _run_batch(

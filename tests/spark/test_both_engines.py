@@ -829,7 +829,9 @@ def test_what_a_web_request_put_into_the_outbox_is_sent_by_the_run(spark: "Spark
             connection.commit()
     place.run(spark)
     place.publish([])
-    assert {envelope.publication_id for envelope in place.envelopes("Stepped")} == {publication_id}
+    assert {(each.publication_id, each.headers["by"]) for each in place.envelopes("Stepped")} == {
+        (publication_id, "desk")
+    }
     assert place.numbers("Stepped") == [1]
     assert place.rows("select count(*) from faregate_outbox") == [(0,)]
 

@@ -103,7 +103,7 @@ async def read_by_spark(url: str) -> None:
 async def run_on_spark(url: str) -> None:
     check(repr(RunSpec("1", "listener", "module:listener", None, url, "application/json", 1)))
     [_, listener] = nodes()
-    Driver(listener, url, Path("journal"), 1.0).close()
+    Driver(listener, url, Path("journal"), 1.0, 1).close()
 
 
 WAYS = (

@@ -19,10 +19,10 @@ from faregate.core.feed import QueueFeed
 from faregate.core.handling import Handling
 from faregate.core.recipients import topic_for
 from faregate.core.sealing import Keys
-from faregate.core.sender import Sender
+from faregate.core.sender import Sender, message_classes
 from faregate.core.threads import HandlerThreads
 from faregate.errors import ConfigurationError, IdleTimeout, WrongEventLoop, check_delay
-from faregate.message import Envelope, Kind, known
+from faregate.message import Envelope, known
 from faregate.node.key import Key
 from faregate.node.node import Node
 from faregate.node.outgoing import Options, Outgoing, as_command, publish
@@ -102,7 +102,7 @@ class Bus:
         if compress_above is not None:
             check_count(compress_above, "compress_above", 0, 1 << 30)
         writer = BodyWriter(find_codec(codec), limit=limit, compress_above=compress_above)
-        keys, classes = shared_keys(self.nodes.values()), _classes(self.nodes.values())
+        keys, classes = shared_keys(self.nodes.values()), message_classes(self.nodes.values())
         self._senders = {
             node.name: Sender(node, self._transport, writer, self.clock, keys, self._alarms, classes)
             for node in self.nodes.values()
@@ -557,9 +557,3 @@ def shared_keys(nodes: Iterable[Node]) -> Keys:
                 topic = (kind, source if kind == "event" else node.name, wire)
                 found.setdefault(topic, set()).add(subscription.key)
     return {topic: next(iter(keys)) for topic, keys in found.items() if len(keys) == 1}
-
-
-def _classes(nodes: Iterable[Node]) -> dict[tuple[Kind, str], type]:
-    """What the messages that these nodes handle are decoded into."""
-    types = [subscription.message_type for node in nodes for subscription in node.subscriptions.values()]
-    return {(message_type.kind, message_type.wire): message_type.cls for message_type in types}

@@ -5,8 +5,8 @@ Rules kept here:
   the same id.
 - One batch at a time, the next after the confirmation of the one before: so the order holds for every destination
   and key.
-- Sending is tried for ever, with growing pauses and an alarm. An output that nobody takes becomes a dead letter of its
-  own.
+- Sending is tried for ever (on Spark for a while), with growing pauses and an alarm. An output that nobody takes
+  becomes a dead letter of its own.
 - What waits in memory is bounded: whoever would add to it waits for room before it begins a transaction (never within,
   since sending may need the store).
 - Removing a row costs no commit of its own where possible: it goes with the next unit of work on the same store.
@@ -62,12 +62,15 @@ class Dispatcher(Outbox):
         attempts: Attempts | None = None,
         nodes: Sequence[str] | None = None,
         around: Mapping[str, Around] | None = None,
+        patience: float = float("inf"),
     ) -> None:
         self._store = store
         self._nodes = nodes
         """Whose rows it sends; those of other nodes in the same database are for whoever runs them."""
         self._around = around or {}
         """The outgoing middlewares of nodes, for what `fg.outbox` recorded without them."""
+        self._patience = patience
+        """For how many seconds sending is tried; then its error is raised."""
         self._attempts = attempts
         """Where recipients may want tokens: who prepares rows for sending."""
         self._transport = transport
@@ -300,7 +303,7 @@ class Dispatcher(Outbox):
                     await self._publish(rows)
                 return
             except BaseException as exc:  # whatever it is, giving up here would lose messages
-                if failure_of(exc) is None:
+                if failure_of(exc) is None or waited >= self._patience:
                     raise
                 log.warning("%d outgoing messages wait %g s, then are sent again: %s", len(rows), pause, exc)
                 if waited >= _ALARM_AFTER and not alarmed:
@@ -440,14 +443,11 @@ class Dispatcher(Outbox):
             return
         if faults.hook is not None:
             await faults.hook("dispatch.before-remove")
-        transaction = self._store.transaction()
         recorded = Recorded()
         try:
-            await transaction.begin()
-            recorded = await self.record_rows(transaction, ())
-            await transaction.commit()
+            async with self._store.transaction() as transaction:
+                recorded = await self.record_rows(transaction, ())
         except BaseException:
             self.rolled_back(recorded)
-            await transaction.roll_back()
             raise
         self.committed(recorded)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -199,3 +199,9 @@ class Sender(Sealer):
         await self._transport.publish(envelopes)
         if faults.hook is not None:
             await faults.hook("bus.after-publish")
+
+
+def message_classes(nodes: Iterable[Node]) -> dict[tuple[Kind, str], type]:
+    """What the messages that these nodes handle are decoded into."""
+    types = [subscription.message_type for node in nodes for subscription in node.subscriptions.values()]
+    return {(message_type.kind, message_type.wire): message_type.cls for message_type in types}

@@ -51,7 +51,7 @@ class LoopThread:
 class Driver:
     """`open` and `begin` first, `close` at the end. The thread that Spark calls runs the coroutines with `run`."""
 
-    def __init__(self, node: Node, store: str, path: Place, retain_ledger: float) -> None:
+    def __init__(self, node: Node, store: str, path: Place, retain_ledger: float, body_limit: int) -> None:
         if store.partition(":")[0] == "memory":
             raise ConfigurationError(
                 "memory: is a database of one process; Spark's workers need sqlite: or postgresql:"
@@ -65,6 +65,7 @@ class Driver:
         self._recipient_lists: RecipientLists | None = None
         self._spooler: OutboxSpooler | None = None
         self._retain_ledger = retain_ledger
+        self._body_limit = body_limit
         self._next_eviction = 0.0
         self._loop = LoopThread()
 
@@ -99,7 +100,9 @@ class Driver:
         async with self._store.transaction() as transaction:
             await transaction.advance(self._node.name, LOW_WATER, {label: low})  # the store belongs to the checkpoint
         open_log(self._path).save_reader_offset(reader_name(self._node.name), low)
-        self._spooler = OutboxSpooler(self._store, self._node.name, self._path, self._clock, self._recipient_lists)
+        self._spooler = OutboxSpooler(
+            self._store, self._node, self._path, self._clock, self._recipient_lists, self._body_limit
+        )
         await self._spooler.send()
         await self._spooler.take_in()
         return going_on

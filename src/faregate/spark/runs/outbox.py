@@ -4,6 +4,7 @@ Rules kept here:
 - Rows leave the outbox after the spool has them safe. A crash in between sends them again with the same ids, under the
   same name of a batch if they are the same rows; the journal, its window and the recipients recognise them.
 - A command that no node handles becomes a dead letter of its sender, in the commit in which it leaves the outbox.
+- What `fg.outbox` recorded goes out within the node's outgoing middlewares, as on the bus.
 - While no bus runs, nobody takes the spool in. Then the driver does, holding the journal's lock for that moment.
 """
 
@@ -13,15 +14,18 @@ from collections.abc import Sequence
 from hashlib import sha256
 
 from faregate.bus.attempts import Attempts, signals, without_attempts
-from faregate.bus.dispatcher import Dispatcher
+from faregate.bus.dispatcher import Around, Dispatcher
+from faregate.codec import BodyWriter, find_codec
 from faregate.core.alarms import Alarms
 from faregate.core.dead_letter import unsent
 from faregate.core.recipients import RecipientLists
+from faregate.core.sender import Sender, message_classes
 from faregate.errors import Unroutable
 from faregate.message import Envelope
+from faregate.node.node import Node
 from faregate.ports.clock import Clock
 from faregate.ports.dead_letter import DeadLetter
-from faregate.ports.store import OutboxRow, Store
+from faregate.ports.store import FROM_OUTSIDE, OutboxRow, Store
 from faregate.spark.logs import open_appendable, open_subscribed
 from faregate.spark.options import Place
 from faregate.spark.runs.no_transport import NoTransport
@@ -29,39 +33,51 @@ from faregate.spark.runs.no_transport import NoTransport
 log = logging.getLogger("faregate.spark")
 
 _AT_ONCE = 200_000
+_PATIENCE = 30.0
+"""For how many seconds sending is tried where the dispatcher sends; then the run fails, and the next goes on."""
 
 
 class OutboxSpooler:
     """What one node has in the outbox of its store, and the journal that it goes to."""
 
-    def __init__(self, store: Store, node: str, path: Place, clock: Clock, lists: RecipientLists | None) -> None:
+    def __init__(
+        self, store: Store, node: Node, path: Place, clock: Clock, lists: RecipientLists | None, limit: int
+    ) -> None:
         self._store = store
-        self._nodes = [node]
+        self._nodes = [node.name]
         self._path = path
         self._clock = clock
         self._alarms = Alarms()
         self._recipient_lists = lists
         """Where some recipients may want tokens."""
+        self._around: dict[str, Around] = {}
+        if node.outgoing_middlewares:
+            writer = BodyWriter(find_codec("json"), limit=limit)  # nothing is written: it was, when it was recorded
+            sender = Sender(node, NoTransport(), writer, clock, {}, self._alarms, message_classes([node]))
+            self._around[node.name] = sender.publish_recorded
 
     async def send(self) -> int:
         """Send everything that is committed; how many messages."""
-        if self._recipient_lists is not None:
-            return await self._send_with_attempts(self._recipient_lists)
         sent = 0
         while rows := await self._store.undispatched(_AT_ONCE, self._nodes):
-            await self._send_rows([without_attempts(row) for row in rows])
             sent += len(rows)
+            if self._recipient_lists is not None or (self._around and any(row.ordinal == FROM_OUTSIDE for row in rows)):
+                await self._dispatch()
+                break
+            await self._send_rows([without_attempts(row) for row in rows])
         return sent
 
-    async def _send_with_attempts(self, recipient_lists: RecipientLists) -> int:
-        """Recipients may want tokens: the bus' own dispatcher makes them, and sends through the spool."""
-        attempts = Attempts(self._store, recipient_lists, self._clock, self._alarms)
-        dispatcher = Dispatcher(self._store, _Spooling(self._path), self._clock, self._alarms, attempts, self._nodes)
-        before = len(await self._store.undispatched(_AT_ONCE, self._nodes))
-        if before:
-            await dispatcher.start()
-            await dispatcher.stop(0)
-        return before
+    async def _dispatch(self) -> None:
+        """Recipients may want tokens, or outgoing middlewares want to see what `fg.outbox` recorded: the bus' own
+        dispatcher sees to both, and sends through the spool."""
+        lists, alarms = self._recipient_lists, self._alarms
+        attempts = None if lists is None else Attempts(self._store, lists, self._clock, alarms)
+        spooling = _Spooling(self._path)
+        dispatcher = Dispatcher(
+            self._store, spooling, self._clock, alarms, attempts, self._nodes, self._around, _PATIENCE
+        )
+        await dispatcher.start()
+        await dispatcher.stop(0)
 
     async def _send_rows(self, rows: list[OutboxRow]) -> None:
         topology = open_subscribed(self._path).topology()

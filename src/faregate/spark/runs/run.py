@@ -229,7 +229,7 @@ def run(
     partitions = _partitions(spark)
     driver = None
     if store is not None:
-        driver = Driver(found, store, path, check_delay(retain_ledger, "retain_ledger"))
+        driver = Driver(found, store, path, check_delay(retain_ledger, "retain_ledger"), max_message_bytes)
     try:
         if driver is not None:
             driver.run(driver.open())
