@@ -375,7 +375,7 @@ async def test_a_serial_subscription_still_waits_after_a_restart(store: bool, tm
 
 
 @pytest.mark.parametrize("store", [None, "memory:"])
-async def test_a_handler_that_cancels_its_own_lane_is_put_off_and_overtaken_by_nobody(store: str | None) -> None:
+async def test_a_handler_that_cancels_its_own_lane_is_tried_again_and_overtaken_by_nobody(store: str | None) -> None:
     tries: list[int] = []
     clock = fg.testing.FakeClock()
     node = fg.Node("worker", schema="create table if not exists notes(number integer)" if store else None)

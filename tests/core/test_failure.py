@@ -1,10 +1,11 @@
 """Failure (recovery.md, Failure): retry in memory, redeliver later, then a dead letter with the reason."""
 
 import asyncio
+import contextlib
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -270,6 +271,116 @@ async def test_a_handler_whose_own_task_was_cancelled_has_failed_like_any_other(
         assert bench.outcomes()["handled"] == 1
     assert calls == ["bad", "good"]
     assert "CancelledError" in dead.error
+
+
+def own_task() -> "asyncio.Task[Any]":
+    task = asyncio.current_task()
+    assert task is not None
+    return task
+
+
+async def cancel_and_wait() -> None:
+    own_task().cancel()
+    await asyncio.Event().wait()
+
+
+async def cancel_and_return() -> None:
+    own_task().cancel()
+
+
+async def have_a_task_cancel() -> None:
+    async def cancel(other: "asyncio.Task[Any]") -> None:
+        other.cancel()
+
+    helper = asyncio.create_task(cancel(own_task()))
+    await asyncio.Event().wait()
+    await helper
+
+
+async def have_a_callback_cancel() -> None:
+    asyncio.get_running_loop().call_soon(own_task().cancel)
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("cancel", [cancel_and_wait, cancel_and_return, have_a_task_cancel, have_a_callback_cancel])
+@pytest.mark.parametrize("store", [None, "memory:"])
+async def test_a_handler_that_cancels_the_task_it_runs_in_uses_up_its_tries_and_is_a_dead_letter(
+    cancel: Callable[[], Awaitable[None]], store: str | None
+) -> None:
+    calls: list[str] = []
+    node, clock = fg.Node("worker"), fg.testing.FakeClock()
+
+    @node.on(Job, source="boss", order=fg.Serial(), retry=fg.Retry(1), redeliver=fg.Redeliver(60))
+    async def work(job: Job) -> None:
+        calls.append(job.name)
+        if job.name == "bad":
+            await cancel()
+
+    nodes = [fg.Node("boss"), node]
+    async with asyncio.timeout(30), fg.Bus("memory:", nodes=nodes, store=store, clock=clock) as bus:
+        await bus.publish_many([Job(name=name) for name in ("a", "bad", "b", "c")], node="boss")
+        while not await bus.poisoned():
+            await clock.advance(1)
+        await bus.idle()
+        [dead] = await bus.poisoned()
+        assert (bus.outcomes()["handled"], bus.outcomes()["redelivered"], bus.outcomes()["dead"]) == (3, 1, 1)
+    assert calls == ["a", *["bad"] * 4, "b", "c"]
+    assert dead.reason == "failed"
+    assert dead.error.startswith("RuntimeError: the handler cancelled the task that it runs in")
+
+
+async def test_a_handler_that_catches_its_own_cancellation_or_a_time_limit_has_not_failed() -> None:
+    node = fg.Node("worker")
+
+    @node.on(Job, source="boss", order=fg.Serial(), retry=None, redeliver=None)
+    async def work(job: Job) -> Any:
+        if job.name == "catches":
+            with contextlib.suppress(asyncio.CancelledError):
+                await cancel_and_wait()
+        if job.name == "limits":
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0):
+                    await asyncio.Event().wait()
+        await asyncio.sleep(0)
+        lane = own_task()
+        return Noted(text=f"{job.name} {lane.cancelling() if job.name == 'last' else ''}".strip())
+
+    async with asyncio.timeout(30), fg.testing.bench(node) as bench:
+        for name in ("catches", "limits", "last"):
+            await bench.publish(Job(name=name))
+        await bench.settle()
+        assert bench.sent() == [Noted(text="catches"), Noted(text="limits"), Noted(text="last 0")]
+        assert bench.poisoned() == []
+
+
+@pytest.mark.parametrize("end", ["the bus closes", "the loop ends"])
+def test_a_handler_that_is_cancelled_from_outside_has_used_up_nothing(end: str) -> None:
+    """Also when it had cancelled itself before, with a time limit that was over."""
+    calls: list[str] = []
+    node = fg.Node("worker")
+    begun = asyncio.Event()
+
+    @node.on(Job, source="boss", retry=None, redeliver=None)
+    async def work(job: Job) -> None:
+        calls.append(job.name)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0):
+                await asyncio.Event().wait()
+        begun.set()
+        await asyncio.Event().wait()
+
+    bus = fg.Bus("memory:", nodes=[fg.Node("boss"), node])
+
+    async def main() -> None:
+        await bus.start()
+        await bus.publish(Job(name="x"), node="boss")
+        await begun.wait()
+        if end == "the bus closes":
+            await bus.stop(0)
+
+    asyncio.run(main())  # it cancels what is left, as every program does at its end
+    assert calls == ["x"]
+    assert {outcome: count for outcome, count in bus.outcomes().items() if count} == {}
 
 
 async def test_an_error_that_cannot_describe_itself_is_still_a_dead_letter() -> None:

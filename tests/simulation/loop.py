@@ -14,8 +14,23 @@ from contextlib import contextmanager
 from contextvars import Context, ContextVar
 from typing import Any
 
+from faregate.core.lane_task import LaneTask
+
 PROCESS: ContextVar[Any] = ContextVar("PROCESS", default=None)
 """The simulated process that the running code belongs to; None for the world itself."""
+
+
+def _enlist(task: "asyncio.Task[Any]", process: Any) -> None:
+    if process is not None:
+        process.tasks[task] = len(process.tasks) + 1
+
+
+class SimLane(LaneTask[None]):
+    """A lane is a task of its process, too."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        _enlist(self, PROCESS.get())
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
@@ -63,10 +78,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def create_task(
         self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Context | None = None
     ) -> asyncio.Task[Any]:
-        process = PROCESS.get() if context is None else context.get(PROCESS)
         task = asyncio.Task(coro, loop=self, name=name, context=context)
-        if process is not None:
-            process.tasks[task] = len(process.tasks) + 1
+        _enlist(task, PROCESS.get() if context is None else context.get(PROCESS))
         return task
 
     def get_debug(self) -> bool:

@@ -433,6 +433,32 @@ async def test_a_message_that_waits_for_redelivery_beyond_its_expiry_is_dead(
         assert letter.reason == "expired" and await rig.parked(engine) == []
 
 
+@pytest.mark.parametrize("waits", [True, False])
+async def test_a_handler_that_cancels_the_task_it_runs_in_uses_up_its_tries_and_is_a_dead_letter(
+    rig: Rig, waits: bool
+) -> None:
+    tried: list[int] = []
+
+    async def cancel(noted: Noted) -> None:
+        if noted.number == 1:
+            tried.append(noted.number)
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            if waits:
+                await asyncio.sleep(0)
+
+    rig.before = cancel
+    async with rig.engine() as engine:
+        assert await engine.run(rig.rows(range(3))) == {"handled": 2, "redelivered": 1, "last": 2}
+        assert await engine.run(await rig.due_rows(engine)) == {"redelivered": 1, "last": 1}
+        assert await engine.run(await rig.due_rows(engine)) == {"dead": 1, "last": 1}
+        [letter] = await engine.store.dead(DeadFilter())
+    assert (letter.reason, tried) == ("failed", [1, 1, 1])
+    assert "the handler cancelled the task that it runs in" in letter.error
+    rig.check([0, 2])
+
+
 async def test_a_store_that_is_gone_fails_the_task_and_uses_nothing_up(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 from unittest.mock import patch
 
@@ -101,13 +102,13 @@ def handled(made: fg.Node, envelopes: list[Envelope], *, plain: bool) -> tuple[l
     spec = RunSpec("run", "answers", "", None, None, "json", 100_000, {"answers.Asked.asking": Begin(0, 0)})
     provide(spec, made)
     batch = to_batch(envelopes, [0] * len(envelopes), range(len(envelopes)), 7_000_000)
-
-    async def main(task: Task) -> list[Any]:
-        return await task.handle_batch(0, Places(spec).taken(0, batch))
-
-    with ThreadPoolExecutor(2) as pool, patch.object(run_stateless, "is_plain", lambda *_: plain):
+    with (
+        ThreadPoolExecutor(2) as pool,
+        closing(asyncio.new_event_loop()) as loop,
+        patch.object(run_stateless, "is_plain", lambda *_: plain),
+    ):
         task = Task(spec, pool)
-        pieces = asyncio.run(main(task))
+        pieces = run_stateless.runner(loop)(task.handle_batch(0, Places(spec).taken(0, batch)))
     dead = [each for piece in pieces if isinstance(piece, list) for each in piece]
     sent = [each for piece in pieces if not isinstance(piece, list) for each in to_envelopes(piece)]
     return sent, dead, task.counts
@@ -186,6 +187,28 @@ def test_a_subscription_takes_what_went_to_its_node_and_what_was_there_before_it
     batch = to_batch(envelopes, [0] * len(envelopes), range(len(envelopes)), 7_000_000)
     # 4 came before the view began; 8 went to others before the node was known, and 10 is the like, replayed.
     assert Places(spec).taken(0, batch).column("offset").to_pylist() == [6, 8, 12, 14]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_handler_that_cancels_the_task_it_runs_in_has_failed_and_no_other(waits: bool, plain: bool) -> None:
+    made = fg.Node("answers")
+
+    @made.on(Asked, source="asking", retry=None)
+    async def reply(asked: Asked) -> Answered:
+        if asked.number == 2:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+        if waits:
+            await asyncio.sleep(0)
+        return Answered(number=asked.number)
+
+    sent, [letter], counts = handled(made, [asked(number) for number in range(5)], plain=plain)
+    assert sorted(each.body for each in sent) == [b'{"number":%d}' % number for number in (0, 1, 3, 4)]
+    assert letter.envelope.body == asked(2).body
+    assert "cancelled the task that it runs in" in letter.error
+    assert counts == {"handled": 4, "dead": 1, "sent": 4}
 
 
 def test_very_many_failures_are_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,10 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import Context
 from itertools import islice, takewhile
 
+from faregate.core.lane_task import LaneTask
 from faregate.core.pace import BATCH_LIMIT
 from faregate.ports.queue import Delivery
 
@@ -96,7 +98,7 @@ class Lanes:
                 idle.set_result(None)
                 return
         if len(self._tasks) < self._size:
-            task = asyncio.create_task(self._lane(), name=f"lane-{len(self._tasks)}")
+            task = LaneTask(self._lane(), loop=asyncio.get_running_loop(), name=f"lane-{len(self._tasks)}")
             self._tasks.add(task)
             task.add_done_callback(self._lane_ended)
 
@@ -197,7 +199,7 @@ class Lanes:
                     late_batches += 1
                     if on_late is not None:
                         on_late(self.at_work[task])
-                task.cancel()
+                Context().run(task.cancel)  # not the handler's own doing, even if it is the handler that closes us
             if late:
                 _, stuck = await asyncio.wait(late, timeout=_CANCEL_SECONDS)
                 if stuck:

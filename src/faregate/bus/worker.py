@@ -167,7 +167,7 @@ class Worker:
         except faults.Crash:
             await self._vanish()
         except asyncio.CancelledError:
-            # Not by us: the handler cancelled the task that it runs in, or the loop is about to end.
+            # Not by us, and not by a handler, which would have failed: by somebody else, or the loop is about to end.
             if not self._lanes.closing:
                 log.warning("%s was cancelled from outside; its message is delivered again", self.subscription)
                 await self._put_off(deliveries)

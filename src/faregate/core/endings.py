@@ -8,7 +8,7 @@ import logging
 from faregate.core.alarms import Alarms
 from faregate.core.context import Context, Settled
 from faregate.core.pipeline import compile_after
-from faregate.core.verdict import Verdict, first_line
+from faregate.core.verdict import Verdict, failure_of, first_line
 from faregate.core.work import Work
 from faregate.ids import message_id_of
 from faregate.node.node import Node
@@ -76,5 +76,7 @@ class Endings:
         ctx._outcome = outcome
         try:
             await self._after(ctx)
-        except Exception:
+        except BaseException as exc:
+            if failure_of(exc) is None:
+                raise
             log.exception("a middleware after the core failed; %s stays %s", ctx, outcome)

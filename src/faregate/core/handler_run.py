@@ -12,6 +12,7 @@ from concurrent.futures import Executor
 
 from faregate.core.context import Context
 from faregate.core.forks import end_if_forked
+from faregate.core.lane_task import meet_cancellation
 from faregate.core.outgoing_middlewares import compile_outgoing
 from faregate.core.pipeline import compile_pipeline, detach, left_running, resource_places, sends_in_scope
 from faregate.core.sender import Sender
@@ -71,6 +72,10 @@ class HandlerRun:
                 work.interrupt = None  # a middleware's; the tries see to the handler's own
                 await work.enter(ctx)
                 ctx._attempt, ctx._resources = tried, ()
+            if unit.task is not None and unit.task.cancelling():
+                work.handler_failed = True
+                await meet_cancellation(unit.task)
+                work.handler_failed = False
             if faults.hook is not None:
                 await faults.hook("bus.after-handler")
             if ctx._try is not None and ctx._sent():

@@ -37,7 +37,7 @@ from faregate.core.reading import Reader
 from faregate.core.sender import Sender
 from faregate.core.states import DECIDED, RUNNING, UNDECIDED
 from faregate.core.unit import TRANSACTION_LOST, TransactionEnded, UnitOfWork
-from faregate.core.verdict import first_line
+from faregate.core.verdict import failure_of, first_line
 from faregate.core.work import Spoiled, Work
 from faregate.errors import CommitUnknown, Expired, Permanent, StaleLock
 from faregate.ids import message_ids
@@ -241,7 +241,10 @@ class Handling:
         return work.delivery
 
     def _start_all(self, deliveries: list[Delivery]) -> list[Delivery]:
-        """Tries begin; without those that are someone else's by now."""
+        """Tries begin, but of what is too late; without those that are someone else's by now."""
+        late = [each for each in deliveries if (self._expires or each.envelope.expires_at is not None) and each.expired]
+        if late:
+            return late + self._start_all([each for each in deliveries if each not in late])
         if not deliveries or not isinstance(first := deliveries[0], Together):
             return [delivery for delivery in deliveries if self._start(delivery)]
         found = first.start_all(deliveries)
@@ -374,7 +377,7 @@ class Handling:
             await self._commit(unit, works)
         except BaseException as exc:
             await unit.abandon()
-            if isinstance(exc, CommitUnknown):
+            if isinstance(exc, CommitUnknown | asyncio.CancelledError):
                 self._outlet.doubt()
             if isinstance(exc, TransactionEnded):
                 await self._after_misuse(works)
@@ -383,8 +386,8 @@ class Handling:
             ):  # what somebody wrote may have been refused with the commit
                 _start_again(works)
                 return True
-            elif isinstance(exc, Exception):  # lost, or refused at the commit: nothing has happened
-                self._scatter(works, exc)
+            elif (failure := failure_of(exc)) is not None:  # lost, or refused at the commit: nothing has happened
+                self._scatter(works, failure)
             else:
                 raise
         return False

@@ -103,6 +103,7 @@ class UnitOfWork:
         self._waiting = self._waiting_bytes = 0
         """How many writes wait, and about how much that is."""
         self.loop, self.thread = loop, get_ident()
+        self.task = asyncio.current_task(loop)
         self.generation = generation()
         for work in works:
             work.unit = self

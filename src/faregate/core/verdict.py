@@ -4,6 +4,7 @@ import asyncio
 import traceback
 from typing import NamedTuple
 
+from faregate.core.lane_task import take_back_own
 from faregate.errors import CommitUnknown, ConfigurationError, Permanent, RetryAfter
 from faregate.ports import faults
 
@@ -36,19 +37,24 @@ def judge(exc: BaseException, redeliveries: int, delays: tuple[float, ...]) -> V
 
 
 def failure_of(exc: BaseException) -> BaseException | None:
-    """What a try failed with; None for what is no failure of the message: our own lane is cancelled, or the process is
-    to end. Anything else that is no `Exception` (`SystemExit`, `GeneratorExit`, a group of such) must not end the lane.
-    """
+    """What a try failed with; None for what is no failure of the message: our lane is cancelled from outside, or the
+    process is to end. Anything else that is no `Exception` (`SystemExit`, `GeneratorExit`, a group of such, the lane
+    that the handler itself cancelled: that is taken back) must not end the lane."""
     if isinstance(exc, Exception):
         return exc
     if isinstance(exc, asyncio.CancelledError):
-        # Someone cancelled what the handler awaited; our own lane being cancelled is another matter.
         task = asyncio.current_task()
-        return None if task is None or task.cancelling() else exc
-    ending = exc.split((KeyboardInterrupt, faults.Crash))[0] if isinstance(exc, BaseExceptionGroup) else exc
-    if isinstance(ending, KeyboardInterrupt | faults.Crash) or (ending is not None and ending is not exc):
-        return None
-    failure = RuntimeError(f"the handler was left with {first_line(exc)}, which is no Exception")
+        if task is not None and not task.cancelling():
+            return exc  # someone cancelled what the handler awaited
+        if task is None or not take_back_own(task):
+            return None
+        text = "the handler cancelled the task that it runs in: to fail raise an error, to stop early return"
+    else:
+        ending = exc.split((KeyboardInterrupt, faults.Crash))[0] if isinstance(exc, BaseExceptionGroup) else exc
+        if isinstance(ending, KeyboardInterrupt | faults.Crash) or (ending is not None and ending is not exc):
+            return None
+        text = f"the handler was left with {first_line(exc)}, which is no Exception"
+    failure = RuntimeError(text)
     failure.__cause__ = exc
     return failure
 

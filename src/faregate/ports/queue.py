@@ -157,7 +157,6 @@ class Delivery(Held, Protocol):
     @property
     def expired(self) -> bool:
         """Whether its time is over by now: no handler may begin on it."""
-        ...
 
     @property
     def letter(self) -> DeadLetter | None:

@@ -20,7 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from faregate.codec import BodyReader, Codec
+from faregate.core.lane_task import meet_cancellation
 from faregate.core.sealing import Keys
+from faregate.core.verdict import failure_of
 from faregate.errors import MessageTooLarge, Undecodable
 from faregate.message import known
 from faregate.node.key import Key
@@ -132,6 +134,14 @@ class Plain:
                 continue
             rows.append(row)
             sent.append(Sent(output, encoded, None if output.key is None else output.key.hint(result)))
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # one of them cancelled the task: the pipeline finds out which
+            try:
+                await meet_cancellation(task)
+            except asyncio.CancelledError as exc:
+                if failure_of(exc) is None:
+                    raise
+            return Done(None, [(row, None) for row in range(len(batch))], [])
         return done._replace(batch=self._sealed(batch, rows, sent, now)) if sent else done
 
     def _output(self, cls: type) -> Output | None:

@@ -28,6 +28,7 @@ from faregate.core.context import Context
 from faregate.core.feed import QueueFeed
 from faregate.core.handler import compile_collect
 from faregate.core.handling import Handling
+from faregate.core.lane_task import LaneTask
 from faregate.core.pipeline import is_retried
 from faregate.core.sender import Sender
 from faregate.core.threads import HandlerThreads
@@ -280,6 +281,10 @@ Run = Callable[[Any], list[Piece]]
 """Runs a coroutine of the task to its end."""
 
 
+def runner(loop: asyncio.AbstractEventLoop) -> Run:
+    return lambda work: loop.run_until_complete(LaneTask(work, loop=loop))
+
+
 def _staging(
     spec: RunSpec, journal: Place, pieces: Callable[[Task, Run, Iterable[Any]], Iterator[Piece]]
 ) -> Callable[[Iterable[Any]], Iterator[Any]]:
@@ -292,7 +297,7 @@ def _staging(
         try:
             with HandlerThreads() as pool:
                 task = Task(spec, pool)
-                made = pieces(task, loop.run_until_complete, batches)
+                made = pieces(task, runner(loop), batches)
                 staged = open_staging(journal).stage(origin, number, attempt_of(context), made)
         finally:
             loop.close()
