@@ -67,7 +67,7 @@ class UnitOfWork:
 
     __slots__ = (
         "_enter_all", "_savepoints", "_turn", "_user", "_waiting", "_waiting_bytes", "_writers", "alone", "current",
-        "generation", "left_behind", "loop", "shared", "store", "thread", "transaction", "waited", "works",
+        "generation", "left_behind", "loop", "shared", "store", "task", "thread", "transaction", "waited", "works",
     )  # fmt: skip
 
     def __init__(
