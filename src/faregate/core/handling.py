@@ -363,9 +363,10 @@ class Handling:
             else:
                 again.append(self._leave(work))
         works = [work for work in works if work.state == "new"]
-        if self.put_back is None or self._serial or spoiled or self.stopped:
+        stay = self._serial or spoiled or self.stopped or len(works) <= self._pace.batch
+        if self.put_back is None or stay:
             return [self._next_round(work) for work in works]
-        self.put_back([self._leave(work) for work in works], ())  # it took longer than was thought
+        self.put_back([self._leave(work) for work in works], ())  # they take longer than was thought
         return []
 
     async def _run_with_store(self, unit: UnitOfWork, works: list[Work]) -> bool:

@@ -40,7 +40,7 @@ class Pace:
             own = seconds - busy + busy / batches
             # The first one counts whole, and then the more, the more messages it is made of: among many, what one of
             # them waited for the processor, or for a cache to fill, does not matter.
-            weight = max(0.25, messages / (messages + 16)) if self._batches else 1.0
+            weight = max(0.5, messages / (messages + 16)) if self._batches else 1.0
             self._seconds += (own / messages - self._seconds) * weight
         self._batches += 1
         slow = seconds > 2 * messages * self._seconds
