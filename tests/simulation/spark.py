@@ -24,11 +24,12 @@ from faregate.columns import to_batch
 from faregate.core.recipients import RecipientLists
 from faregate.errors import FaregateError, Unroutable
 from faregate.message import Envelope
+from faregate.ports.topology import Reading
 from faregate.spark.runs import spec as specs
 from faregate.spark.runs.driver import Driver
 from faregate.spark.runs.engine import Engine
 from faregate.spark.runs.rows import NOBODY, Places
-from faregate.spark.runs.spec import Begin, RunSpec
+from faregate.spark.runs.spec import RunSpec
 from tests.simulation.broker import Copy, SimBroker
 from tests.simulation.loop import SimLane
 from tests.simulation.ports import Port
@@ -103,7 +104,7 @@ class DriverProcess(Process):
     async def drive(self) -> None:
         world = self.world
         driver = await self._begin()
-        begins = await driver.begin(_LABEL, {world.queue: Begin(0, 0)}, None, world.committed)
+        begins = await driver.begin(_LABEL, {world.queue: Reading()}, None, world.committed)
         spec = replace(world.spec, id=f"{world.spec.id}-{self}", begins=begins)
         specs.provide(spec, world.nodes["a"])
         places = Places(spec)

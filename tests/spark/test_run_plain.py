@@ -16,10 +16,11 @@ from faregate import ids
 from faregate.columns import to_batch, to_envelopes
 from faregate.message import Envelope
 from faregate.ports.dead_letter import DeadLetter
+from faregate.ports.topology import Reading
 from faregate.spark import id_columns
 from faregate.spark.runs import stateless as run_stateless
 from faregate.spark.runs.rows import Places
-from faregate.spark.runs.spec import Begin, RunSpec, provide
+from faregate.spark.runs.spec import RunSpec, provide
 from faregate.spark.runs.stateless import HandlerFailed, Task
 
 
@@ -99,7 +100,7 @@ def no_calls() -> Iterator[None]:
 def handled(made: fg.Node, envelopes: list[Envelope], *, plain: bool) -> tuple[list[Envelope], list[DeadLetter], Any]:
     """What is sent and who is dead, with the short way open or closed."""
     calls.clear()
-    spec = RunSpec("run", "answers", "", None, None, "json", 100_000, {"answers.Asked.asking": Begin(0, 0)})
+    spec = RunSpec("run", "answers", "", None, None, "json", 100_000, {"answers.Asked.asking": Reading()})
     provide(spec, made)
     batch = to_batch(envelopes, [0] * len(envelopes), range(len(envelopes)), 7_000_000)
     with (
@@ -173,7 +174,9 @@ def test_only_what_is_for_the_node_is_taken() -> None:
 
 def test_a_subscription_takes_what_went_to_its_node_and_what_was_there_before_it() -> None:
     made = node("async")
-    spec = RunSpec("run", "answers", "", None, None, "json", 100_000, {"answers.Asked.asking": Begin(5, 10)})
+    spec = RunSpec(
+        "run", "answers", "", None, None, "json", 100_000, {"answers.Asked.asking": Reading(offset=5, history=10)}
+    )
     provide(spec, made)
     envelopes = [
         asked(number, recipients=recipients, replay=replay, source=source)

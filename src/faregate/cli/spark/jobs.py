@@ -27,7 +27,6 @@ from faregate.ports.schemes import hide_password
 from faregate.units import seconds_text
 
 _SHOWN = 20
-_WRONG = ("missing", "double", "out_of_order", "not_sent", "altered", "unpublished")
 _ALWAYS = ("published", "handled", "in_flight", "missing", "double", "out_of_order")
 _BARS = " ▁▂▃▄▅▆▇█"
 
@@ -112,6 +111,8 @@ def _not_audited(as_json: bool) -> Iterator[None]:
 
 
 def _show_audit(found: Any, listed: list[dict[str, Any]]) -> None:
+    from faregate.spark.jobs.audit_result import WRONG
+
     # What is zero everywhere is only noise, unless it is the very question.
     names = [name for name in found.summary if name in found.table[0] and (name in _ALWAYS or found.summary[name])]
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -119,7 +120,7 @@ def _show_audit(found: Any, listed: list[dict[str, Any]]) -> None:
     for name in names:
         table.add_column(name.replace("_", " ").upper(), justify="right")
     for row in found.table:
-        wrong = any(row[name] for name in _WRONG)
+        wrong = any(row[name] for name in WRONG)
         table.add_row(plain(row["node"]), *(f"{row[name]:,}" for name in names), style="red" if wrong else None)
     console.print(table)
     summary = found.summary

@@ -77,7 +77,7 @@ class Judged:
 
     @property
     def total(self) -> int:
-        wrong = sum(row[name] for row in self.table.values() for name in _WRONG)
+        wrong = sum(row[name] for row in self.table.values() for name in WRONG)
         waiting = sum(row["in_flight"] for row in self.table.values()) if self.at_rest else 0
         return wrong + waiting + self.ghosts + self.bodies
 
@@ -104,7 +104,7 @@ class Judged:
         return Audit(not summary["findings"], rows, spark.createDataFrame(listed, FINDINGS), summary, notes)
 
 
-_WRONG = ("missing", "double", "out_of_order", "not_sent", "altered", "unpublished")
+WRONG = ("missing", "double", "out_of_order", "not_sent", "altered", "unpublished")
 _COLUMN_OF = {
     "handled": "handled",
     "effectless": "handled",

@@ -9,8 +9,9 @@ batch to batch.
 import asyncio
 import threading
 from collections.abc import Coroutine
-from dataclasses import replace
 from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from faregate.core.recipients import RecipientLists, topic_for
 from faregate.errors import BelowFloor, ConfigurationError
@@ -18,10 +19,10 @@ from faregate.node.node import Node
 from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import open_store, open_token_store
 from faregate.ports.store import Parked
+from faregate.ports.topology import Reading
 from faregate.spark.logs import open_log
 from faregate.spark.options import Place
 from faregate.spark.runs.outbox import OutboxSpooler
-from faregate.spark.runs.spec import Begin
 from faregate.spark.runs.views import LOW_WATER, low_water_name, reader_name
 
 T = TypeVar("T")
@@ -80,7 +81,7 @@ class Driver:
             await self._store.apply_schema(self._node.schema)
         self._recipient_lists = await self._find_recipient_lists()
 
-    async def begin(self, label: str, begins: dict[str, Begin], start: int | None, read: int) -> dict[str, Begin]:
+    async def begin(self, label: str, begins: dict[str, Reading], start: int | None, read: int) -> dict[str, Reading]:
         """Where each subscription goes on, by the low-water marks of the store. `start` is where one without a mark
         begins instead of at its own beginning, `read` how far the checkpoint has read.
 
@@ -107,7 +108,7 @@ class Driver:
         await self._spooler.take_in()
         return going_on
 
-    async def check(self, begins: dict[str, Begin], start: int | None) -> dict[str, Begin]:
+    async def check(self, begins: dict[str, Reading], start: int | None) -> dict[str, Reading]:
         """Where each subscription would go on. Raises `BelowFloor`."""
         marks = {queue: low_water_name(queue, begin.epoch) for queue, begin in begins.items()}
         known = await self._read_low_water(list(marks.values()))

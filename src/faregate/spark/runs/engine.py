@@ -32,6 +32,7 @@ from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.queue import Delivery
 from faregate.ports.schemes import open_store, open_token_store
 from faregate.ports.store import Parked
+from faregate.ports.topology import FROM_THE_BEGINNING
 from faregate.spark.runs.delivery import LogDelivery
 from faregate.spark.runs.feed import LogFeed, OutboxOnly, is_behind
 from faregate.spark.runs.no_transport import NoTransport
@@ -52,8 +53,8 @@ class SubscriptionRun:
         self.subscription = subscription
         binding = subscription.binding(engine.spec.body_limit)
         self.strict = binding.strict and subscription.ordered
-        begin = engine.spec.begins.get(binding.queue)
-        self.feed = LogFeed(engine.node.name, f"{subscription.name}@{0 if begin is None else begin.epoch}")
+        begin = engine.spec.begins.get(binding.queue, FROM_THE_BEGINNING)
+        self.feed = LogFeed(engine.node.name, f"{subscription.name}@{begin.epoch}")
         self.handling = Handling(
             subscription,
             engine.node,

@@ -19,7 +19,8 @@ from pyspark.sql.types import BinaryType, BooleanType, DoubleType, IntegerType, 
 from faregate.columns import to_envelopes
 from faregate.message import Envelope
 from faregate.ports.store import BUCKETS, Parked
-from faregate.spark.runs.spec import Begin, RunSpec, node_of
+from faregate.ports.topology import FROM_THE_BEGINNING, Reading
+from faregate.spark.runs.spec import RunSpec, node_of
 from faregate.spark.source.reading import ends_in, messages_of
 from faregate.stores.sql.columns import pack
 
@@ -49,12 +50,12 @@ class Places:
         self.subscriptions = list(node.subscriptions.values())
         self._by_topic: dict[tuple[str, str | None], int] = {}
         self._keys: list[Callable[[Envelope], str | None] | None] = []
-        self._begins: list[Begin] = []
+        self._begins: list[Reading] = []
         for number, subscription in enumerate(self.subscriptions):
             binding = subscription.binding(spec.body_limit)
             self._by_topic[subscription.message_type.wire, subscription.source] = number
             self._keys.append(_serial if binding.serial else binding.key_of)
-            self._begins.append(spec.begins.get(binding.queue, Begin(0, 0)))
+            self._begins.append(spec.begins.get(binding.queue, FROM_THE_BEGINNING))
 
     def handler(self, envelope: Envelope) -> int | None:
         """Which subscription handles it, by number."""

@@ -15,12 +15,12 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from msgspec.structs import replace
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery

@@ -15,15 +15,7 @@ from typing import Any
 
 from faregate.errors import ConfigurationError
 from faregate.node.node import Node
-
-
-@dataclass(frozen=True)
-class Begin:
-    """Where a subscription begins in the log, and in which of its times on the log."""
-
-    offset: int
-    history: int
-    epoch: int = 0
+from faregate.ports.topology import Reading
 
 
 @dataclass(frozen=True)
@@ -38,8 +30,8 @@ class RunSpec:
     codec: str
     """The content type of what its handlers send."""
     body_limit: int
-    begins: dict[str, Begin] = field(default_factory=dict)
-    """By queue."""
+    begins: dict[str, Reading] = field(default_factory=dict)
+    """By queue, where its subscription goes on in the log."""
 
 
 _loaded: dict[str, Node] = {}

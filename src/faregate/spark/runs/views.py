@@ -17,24 +17,23 @@ from faregate.ports.queue import Binding
 from faregate.ports.topology import Reading, Topology
 from faregate.spark.logs import open_subscribed
 from faregate.spark.options import Place
-from faregate.spark.runs.spec import Begin
 
 
 def bindings_of(node: Node, body_limit: int) -> list[Binding]:
     return [subscription.binding(body_limit) for subscription in node.subscriptions.values()]
 
 
-Check = Callable[[dict[str, Begin]], object]
+Check = Callable[[dict[str, Reading]], object]
 """Told where the subscriptions will begin, before any view is taken; raises when they cannot."""
 
 
 def take_views(
     path: Place, node: Node, body_limit: int, *, has_store: bool, handover: bool, check: Check
-) -> dict[str, Begin]:
+) -> dict[str, Reading]:
     """See that every subscription of the node reads the log; where each begins. Raises `ViewTaken`, and what `check`
     raises: then nothing was taken."""
     bindings = bindings_of(node, body_limit)
-    topology = _topology(path)
+    topology = open_subscribed(path).topology()
     missing = [binding for binding in bindings if topology.reading(binding.queue).view != "log"]
     bound = [binding for binding in missing if topology.queue(binding.queue) is not None]
     if bound and not handover:
@@ -43,11 +42,11 @@ def take_views(
             f"Stop the bus and run 'faregate spark handover MODULE:BUS {node.name} --to log', or pass handover=True"
         )
     if missing:
-        others = {each.queue: _begin(topology.reading(each.queue)) for each in bindings if each not in missing}
+        others = {each.queue: topology.reading(each.queue) for each in bindings if each not in missing}
         take_log(path, missing, has_store=has_store, check=lambda begins: check({**others, **begins}))
-        topology = _topology(path)
+        topology = open_subscribed(path).topology()
     _note_ways(path, topology, [each if has_store else replace(each, remembers="nothing") for each in bindings])
-    return {binding.queue: _begin(topology.reading(binding.queue)) for binding in bindings}
+    return {binding.queue: topology.reading(binding.queue) for binding in bindings}
 
 
 def _note_ways(path: Place, topology: Topology, bindings: list[Binding]) -> None:
@@ -64,10 +63,6 @@ def _note_ways(path: Place, topology: Topology, bindings: list[Binding]) -> None
         raise JournalLocked(f"{exc}. Stop it once: {names} has another dedup= or store than before") from exc
 
 
-def _begin(reading: Reading) -> Begin:
-    return Begin(reading.offset, reading.history, reading.epoch)
-
-
 def take_log(path: Place, bindings: list[Binding], *, has_store: bool, check: Check | None = None) -> None:
     """Hand subscriptions over to the log. Raises `JournalLocked` while a bus runs."""
     try:
@@ -80,7 +75,7 @@ def take_log(path: Place, bindings: list[Binding], *, has_store: bool, check: Ch
                     "them were handled: run the bus until the queue is empty, then hand over"
                 )
             if check is not None:
-                check({binding.queue: _begin(closed.log_reading(binding.queue)) for binding in bindings})
+                check({binding.queue: closed.log_reading(binding.queue) for binding in bindings})
             for binding in bindings:
                 binding = binding if has_store else replace(binding, remembers="nothing")
                 if closed.reading(binding.queue).view != "log":
@@ -91,7 +86,7 @@ def take_log(path: Place, bindings: list[Binding], *, has_store: bool, check: Ch
 
 def label_of(path: Place, node: Node, body_limit: int) -> str:
     """What tells this run of handovers from others: the same until one of the subscriptions is handed over."""
-    topology = _topology(path)
+    topology = open_subscribed(path).topology()
     epochs = sorted((each.queue, topology.reading(each.queue).epoch) for each in bindings_of(node, body_limit))
     return f"epoch-{max((epoch for _, epoch in epochs), default=0)}-{sha256(repr(epochs).encode()).hexdigest()[:8]}"
 
@@ -109,8 +104,3 @@ in one run of handovers. Below such a mark everything is handled, dead or parked
 def low_water_name(queue: str, epoch: int) -> str:
     """What the low-water mark of one subscription is kept under."""
     return f"{queue}@{epoch}"
-
-
-def _topology(path: Place) -> Topology:
-    """Raises `JournalNotFound`: a mistyped path must not make a journal."""
-    return open_subscribed(path).topology()
