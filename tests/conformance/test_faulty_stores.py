@@ -410,6 +410,13 @@ class ForgetsWhatWasSent(Faulty):
             await super().note_sent(node, rows[:1])
 
 
+@breaks("what_a_handler_sent_is_kept_in_its_ledger_row")
+class ForgetsWhatWasSentBefore(Faulty):
+    class tx(SqliteTransaction):
+        async def record(self, node: str, rows: Sequence[LedgerRow]) -> dict[str, bytes | None]:
+            return await super().record(node, [row._replace(sent=0, sent_ids=None) for row in rows])
+
+
 @breaks("a_business_key_is_claimed_once_per_handler")
 class ClaimsABusinessKeyAgain(Faulty):
     class tx(SqliteTransaction):

@@ -137,15 +137,20 @@ async def test_cancelled_work_inside_a_batch_is_tried_again(url: str) -> None:
     assert found == ([*range(6)], [*range(6)])
 
 
-async def test_a_ledger_row_keeps_how_many_messages_its_handler_sent_and_a_digest_of_their_ids(url: str) -> None:
+@pytest.mark.parametrize("how", ["execute", "write"])  # the row is recorded before the handler runs, or after it
+async def test_a_ledger_row_keeps_how_many_messages_its_handler_sent_and_a_digest_of_their_ids(
+    url: str, how: str
+) -> None:
     asking, answering, hearing = fg.Node("asking"), fg.Node("answering", schema=TABLE), fg.Node("hearing")
     failed: set[int] = set()
     heard: dict[str, list[str]] = {}
 
     @answering.on(Asked, source="asking", order=fg.Parallel(1), retry=fg.Retry(2, delay=0.001))
     async def answer(asked: Asked, ctx: fg.Context) -> list[Answered]:
-        if asked.n != 5:  # which sends, and has nothing to write
+        if asked.n != 5 and how == "execute":  # which sends, and has nothing to write
             await ctx.db.execute(INSERT, (asked.n,))
+        elif asked.n != 5:
+            ctx.db.write(INSERT, (asked.n,))
         if asked.n == 4 and not failed:
             failed.add(4)
             ctx.publish(Answered(n=1000))

@@ -32,6 +32,9 @@ class Ledger(Dedup):
         work.row = LedgerRow(work.message_id, digest, delivery.key, delivery.position, work.at)
 
     async def mark(self, transaction: Transaction, works: Sequence[Work]) -> None:
+        for work in works:
+            if work.sent and work.row is not None:  # its handler ran before anybody needed the transaction
+                work.row = LedgerRow(*work.row[:6], *_sent_by(work)[1:])
         there = await transaction.record(self._node, [work.row for work in works if work.row is not None])
         for work in works:
             work.marked = work.message_id not in there
@@ -63,7 +66,7 @@ class Ledger(Dedup):
                 raise below_floor(work, floor)
 
     async def sent(self, transaction: Transaction, works: Sequence[Work]) -> None:
-        sent = [_sent_by(work) for work in works if work.sent]
+        sent = [_sent_by(work) for work in works if work.sent and work.row is not None and not work.row.sent]
         if sent:
             await transaction.note_sent(self._node, sent)
 

@@ -18,6 +18,9 @@ class LedgerRow(NamedTuple):
     at: float
     """The later of when it was handled and when it was sent: what retention goes by."""
     outcome: LedgerOutcome = "handled"
+    sent: int = 0
+    """How many messages its handler sent, and which (see `Sent`), if it has run before its row is recorded."""
+    sent_ids: bytes | None = None
 
 
 class Sent(NamedTuple):

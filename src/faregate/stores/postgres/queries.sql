@@ -3,10 +3,10 @@
 -- name: record
 -- Insert ledger rows in the order of their ids (or two batches could lock each other); the new ids if some were there.
 with inserted as (
-    insert into faregate_ledger (node, message_id, digest, key, position, handled_at, outcome, sent)
-    select %s, given.*, 0
-    from unnest(%s::uuid[], %s::bytea[], %s::text[], %s::bigint[], %s::float8[], %s::text[])
-        as given (message_id, digest, key, position, handled_at, outcome)
+    insert into faregate_ledger (node, message_id, digest, key, position, handled_at, outcome, sent, sent_ids)
+    select %s, given.*
+    from unnest(%s::uuid[], %s::bytea[], %s::text[], %s::bigint[], %s::float8[], %s::text[], %s::int[], %s::bytea[])
+        as given (message_id, digest, key, position, handled_at, outcome, sent, sent_ids)
     order by given.message_id
     on conflict do nothing
     returning message_id

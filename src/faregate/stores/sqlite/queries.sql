@@ -2,8 +2,8 @@
 
 -- name: record
 -- Insert a ledger row unless the message was handled.
-insert into faregate_ledger (node, message_id, digest, key, position, handled_at, outcome, sent)
-values (?, ?, ?, ?, ?, ?, ?, 0) on conflict do nothing;
+insert into faregate_ledger (node, message_id, digest, key, position, handled_at, outcome, sent, sent_ids)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict do nothing;
 
 -- name: note_sent
 -- Keep what a message's handler sent.

@@ -158,8 +158,8 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
 
     async def record(self, node: str, rows: Sequence[LedgerRow]) -> dict[str, bytes | None]:
         values = [
-            (node, bytes.fromhex(message_id.replace("-", "")), digest, key, position, at, outcome)
-            for message_id, digest, key, position, at, outcome in sorted(rows, key=_BY_ID)
+            (node, bytes.fromhex(message_id.replace("-", "")), digest, key, position, at, outcome, sent, sent_ids)
+            for message_id, digest, key, position, at, outcome, sent, sent_ids in sorted(rows, key=_BY_ID)
         ]
         inserted = self._run_many(_RECORD, values)
         return {} if inserted == len(values) else self._there_before(values, inserted)

@@ -57,7 +57,7 @@ async def what_a_handler_sent_is_kept_in_its_ledger_row(subject: StoreSubject) -
     combined = [bytes([number]) * 16 for number in range(3)]
     async with store.transaction() as tx:
         await tx.record("billing", [ledger(message_id) for message_id in given])
-        await tx.record("shipping", [ledger(given[0])])
+        await tx.record("shipping", [ledger(given[0]), ledger(given[1])._replace(sent=3, sent_ids=combined[0])])
         await tx.note_sent("billing", [Sent(given[1], 1, combined[1]), Sent(given[2], 70_000, combined[2])])
         await tx.note_sent("billing", [])
     async with aborted(store) as tx:
@@ -66,7 +66,8 @@ async def what_a_handler_sent_is_kept_in_its_ledger_row(subject: StoreSubject) -
     rows = sorted(read(reader_of(subject), "ledger"), key=lambda row: (row["node"], row["message_id"]))
     billing = [(0, None), (1, combined[1]), (70_000, combined[2]), (0, None)]
     found = [(row["node"], row["sent"], row["sent_ids"]) for row in rows]
-    assert found == [*(("billing", *each) for each in billing), ("shipping", 0, None)], f"{found}"
+    shipping = [("shipping", 0, None), ("shipping", 3, combined[0])]
+    assert found == [*(("billing", *each) for each in billing), *shipping], f"{found}"
 
 
 @case
