@@ -18,36 +18,27 @@ class Recorder(Protocol):
 
     def started(self, queue: Queue, entries: Sequence[Entry]) -> None:
         """Handlers start on these: their `tries` count this one already."""
-        ...
 
     def ended(self, queue: Queue, entries: Sequence[Entry], outcomes: Sequence[Outcome]) -> None:
         """These are settled, each with its outcome."""
-        ...
 
     def dead_lettered(self) -> None:
         """One has ended whose dead letter was handed in."""
-        ...
 
     def waits(self, queue: Queue, entry: Entry, due: float) -> None:
         """It comes back at this time, with the counts it has now."""
-        ...
 
     def load(self, offsets: list[int]) -> list[Envelope]:
         """The envelopes at these offsets, in order. Raises a `FaregateError` when they cannot be read."""
-        ...
 
     def unreadable(self, error: Exception) -> None:
         """What waits cannot be read: this must not go unheard."""
-        ...
 
     def has_room(self) -> bool:
         """Whether memory has room for another waiting envelope."""
-        ...
 
     def holds(self, envelope: Envelope) -> None:
         """An envelope is held in memory from now on."""
-        ...
 
     def leave(self, entries: Sequence[Entry]) -> None:
         """These are no longer held."""
-        ...

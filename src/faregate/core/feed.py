@@ -20,19 +20,15 @@ class Feed(Protocol):
 
     async def join(self, transaction: Transaction, works: Sequence[Work]) -> None:
         """First in every transaction: may find messages that an earlier run has dealt with."""
-        ...
 
     async def record(self, transaction: Transaction, works: Sequence[Work]) -> None:
         """With the commit of these: how far they were handled."""
-        ...
 
     async def give_up(self, transaction: Transaction, work: Work) -> None:
         """First in the commit that makes it a dead letter."""
-        ...
 
     def judge(self, delivery: Delivery, exc: BaseException, delays: tuple[float, ...]) -> Verdict:
         """What becomes of a message whose tries are used up. Raises when everything has to stop instead."""
-        ...
 
 
 class QueueFeed:
