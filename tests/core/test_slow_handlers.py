@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 import faregate as fg
+from faregate.core.handling import Handling
 from faregate.core.unit import UnitOfWork
 from faregate.errors import StoreConflict
-from tests.core.rig import INSERT, LONG, TABLE, Answered, Asked, notes, numbers
+from tests.core.rig import INSERT, LONG, TABLE, Answered, Asked, committed, notes, numbers
 
 MANY, HANGING = 256, 100
 
@@ -186,3 +187,71 @@ async def test_a_batch_that_is_slower_than_was_thought_puts_back_what_it_has_not
         await bus.publish_many(numbers(6), node="shop")
         await bus.idle()
     assert len(units) >= 3 and tries == [1] * 6
+
+
+HOT = "create table if not exists hot(n integer); insert into hot values (0)"
+RAISE = "update hot set n = n + 1"
+
+
+async def test_one_that_goes_on_while_the_others_are_committed_does_not_wait_for_them_with_what_they_want(
+    either_way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking, answering = fg.Node("asking"), fg.Node("answering", schema=HOT)
+    apart: list[UnitOfWork] = []
+    gate, has_locked_the_row = asyncio.Event(), asyncio.Event()
+    plain_part, plain_commit = UnitOfWork.part, UnitOfWork.commit
+
+    def part(unit: UnitOfWork, *given: Any) -> UnitOfWork:
+        apart.append(plain_part(unit, *given))
+        return apart[-1]
+
+    async def commit(unit: UnitOfWork) -> None:
+        if unit in apart:
+            gate.set()
+            await asyncio.wait([asyncio.ensure_future(has_locked_the_row.wait())], timeout=0.2)
+        await plain_commit(unit)
+
+    @answering.on(Asked, source="asking")
+    async def answer(asked: Asked, ctx: fg.Context) -> None:
+        if asked.n == HANGING:
+            await gate.wait()
+            await ctx.db.execute(RAISE)
+            has_locked_the_row.set()
+        else:
+            ctx.db.write(RAISE)
+
+    monkeypatch.setattr(UnitOfWork, "part", part)
+    monkeypatch.setattr(UnitOfWork, "commit", commit)
+    async with asyncio.timeout(LONG), fg.Bus("memory:", nodes=[asking, answering], store=either_way) as bus:
+        await bus.publish_many(numbers(MANY), node="asking")
+        await bus.idle()
+        assert apart and await committed(bus, "select n from hot") == [(MANY,)]
+
+
+async def test_a_batch_does_not_part_from_a_message_that_is_about_to_be_done(
+    either_way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking, answering = fg.Node("asking"), fg.Node("answering", schema=HOT)
+    plain, slow = Handling._mark, asyncio.Event()
+
+    async def mark(handling: Handling, transaction: Any, works: Any) -> None:
+        await plain(handling, transaction, works)
+        if len(works) > 50 and works[0].unit.current is not None and not slow.is_set():
+            slow.set()
+            await asyncio.sleep(0.3)  # longer than it is waited for
+
+    @answering.use
+    async def count(ctx: fg.Context, call_next: Any) -> None:
+        await call_next()
+        if ctx.message.n >= HANGING:
+            ctx.db.write(RAISE)
+
+    @answering.on(Asked, source="asking")
+    async def answer(asked: Asked) -> None:
+        pass
+
+    monkeypatch.setattr(Handling, "_mark", mark)
+    async with asyncio.timeout(LONG), fg.Bus("memory:", nodes=[asking, answering], store=either_way) as bus:
+        await bus.publish_many(numbers(MANY), node="asking")
+        await bus.idle()
+        assert await committed(bus, "select n from hot") == [(MANY - HANGING,)]

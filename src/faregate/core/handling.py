@@ -415,14 +415,13 @@ class Handling:
         if len(works) == 1:
             await self._run_handlers(unit, works)
             return
-        parting: asyncio.Task[None] | None = None
         timer: asyncio.TimerHandle
 
         def look(before: Work | None) -> None:
             """Whether the same message is at hand as when we looked before."""
-            nonlocal timer, parting
+            nonlocal timer
             if before is not None and before is unit.current and not unit.is_used and not self.stopped:
-                parting = unit.loop.create_task(self._part(unit, works, before))
+                unit.parting = unit.loop.create_task(self._part(unit, works, before))
             else:
                 timer = unit.loop.call_later(self._feed.batch_seconds, look, unit.current)
 
@@ -431,8 +430,8 @@ class Handling:
             await self._run_handlers(unit, works)
         finally:
             timer.cancel()
-            if parting is not None:
-                await finish(parting)
+            if unit.parting is not None:
+                await finish(unit.parting)
 
     async def _part(self, unit: UnitOfWork, works: list[Work], at_hand: Work) -> None:
         """The handler at hand takes its time. It goes on by itself, with what failed; what is decided is committed and
@@ -456,8 +455,13 @@ class Handling:
             await self._commit_apart(apart, decided, [*works, *unbegun])
         await self._settle_all(decided)
         works += [work for work in decided if work.state == "failed"]
+        ended = [work.delivery for work in decided if work.state != "failed"]
+        if self.stopped:  # the lanes may be closed by now
+            for delivery in deliveries:
+                await self.give_back(delivery)
+            ended, deliveries = ended + deliveries, []
         if self.put_back is not None:
-            self.put_back(deliveries, [work.delivery for work in decided if work.state != "failed"])
+            self.put_back(deliveries, ended)
 
     async def _commit_apart(self, apart: UnitOfWork, decided: list[Work], others: list[Work]) -> None:
         """The marks of the others leave the transaction first: they will have one of their own."""
@@ -468,10 +472,12 @@ class Handling:
             if marked and apart.transaction is not None:
                 await apart.transaction.unrecord(self._node, marked)
             await self._commit(apart, decided)
-        except (Exception, Spoiled) as exc:
+        except BaseException as exc:
             await apart.abandon()
             if isinstance(exc, CommitUnknown):
                 self._outlet.doubt()
+            elif not isinstance(exc, Exception | Spoiled):
+                raise
             self._scatter(decided, exc)
             for work in decided:  # if its mark is there after all, it is not for the next transaction to remove
                 work.marked = False

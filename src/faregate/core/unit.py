@@ -67,7 +67,8 @@ class UnitOfWork:
 
     __slots__ = (
         "_enter_all", "_savepoints", "_turn", "_user", "_waiting", "_waiting_bytes", "_writers", "alone", "current",
-        "generation", "left_behind", "loop", "shared", "store", "task", "thread", "transaction", "waited", "works",
+        "generation", "left_behind", "loop", "parting", "shared", "store", "task", "thread", "transaction", "waited",
+        "works",
     )  # fmt: skip
 
     def __init__(
@@ -102,6 +103,8 @@ class UnitOfWork:
         """Messages that succeeded, and whose writes still wait."""
         self._waiting = self._waiting_bytes = 0
         """How many writes wait, and about how much that is."""
+        self.parting: asyncio.Task[None] | None = None
+        """Commits those that left. Until then nothing else opens: it could wait for what the other holds, for ever."""
         self.loop, self.thread = loop, get_ident()
         self.task = asyncio.current_task(loop)
         self.generation = generation()
@@ -112,7 +115,9 @@ class UnitOfWork:
     def is_used(self) -> bool:
         """Whether the message at hand has something in the transaction, or is about to."""
         current = self.current
-        return self._user is not None or (current is not None and (current.entered or current.has_savepoint))
+        if current is None or self._user is not None:
+            return self._user is not None
+        return current.entered or current.has_savepoint or (current.ctx is not None and current.ctx._ended)
 
     def part(self, staying: Sequence[Work], works: Sequence[Work]) -> UnitOfWork:
         """A unit of these, which takes the transaction along; those that stay will open another."""
@@ -246,6 +251,8 @@ class UnitOfWork:
         if self.transaction is None:
             assert self.store is not None
             started = perf_counter()
+            if self.parting is not None:
+                await asyncio.wait([self.parting])
             transaction = self.store.transaction()
             await transaction.begin()
             self.waited += perf_counter() - started
