@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.table import Table
@@ -31,7 +31,11 @@ def describe(path: Path) -> dict[str, Any]:
     layout, disk = reader.layout, RealDisk()
     mark = reader.high_water()
     trouble: list[str] = []
-    segments, types, times, compacted = _segments(reader, mark, trouble)
+    segments = _segments(reader, mark, trouble)
+    told = [each.told for each in segments if each.told is not None]
+    types: Counter[str] = sum((Counter(each.types) for each in told), Counter())
+    times = [at for each in told if each.messages or each.dead_letters for at in (each.first_time, each.last_time)]
+    compacted = [each.messages for each in told if each.compacted]
     found: dict[int, Found] = {}
     topology = reader.topology()
     earliest: int | None = None
@@ -61,14 +65,14 @@ def describe(path: Path) -> dict[str, Any]:
         "writer": _process(lock_holder(layout.root)),
         "earliest": earliest,
         "latest": mark.offset,
-        "first_time": iso(times[0] / 1_000_000) if times else None,
-        "last_time": iso(times[1] / 1_000_000) if times else None,
+        "first_time": iso(min(times) / 1_000_000) if times else None,
+        "last_time": iso(max(times) / 1_000_000) if times else None,
         "segments": {
             "count": len(segments),
-            "bytes": sum(size for _, size in segments),
-            "sealed": sum(footer is not None for footer, _ in segments),
-            "compacted": sum(footer is not None and footer.compacted for footer, _ in segments),
-            "compacted_messages": compacted,
+            "bytes": sum(each.size for each in segments),
+            "sealed": sum(each.sealed for each in segments),
+            "compacted": len(compacted),
+            "compacted_messages": sum(compacted),
         },
         "types": dict(sorted(types.items(), key=lambda item: (-item[1], item[0]))),
         "queues": queues,
@@ -89,38 +93,29 @@ def _process(holder: str | None) -> int | str | None:
     return int(holder) if holder is not None and holder.isdecimal() else holder
 
 
-def _segments(
-    reader: JournalReader, mark: HighWater, trouble: list[str]
-) -> tuple[list[tuple[Footer | None, int]], Counter[str], tuple[int, int] | None, int]:
-    """Footers and sizes, messages per type, the time range, and how many messages compacted segments hold."""
+class _Segment(NamedTuple):
+    size: int
+    sealed: bool
+    told: Footer | None
+    """What its footer says, or would say now; None for one that is damaged."""
+
+
+def _segments(reader: JournalReader, mark: HighWater, trouble: list[str]) -> list[_Segment]:
     layout, disk = reader.layout, RealDisk()
-    segments: list[tuple[Footer | None, int]] = []
-    types: Counter[str] = Counter()
-    times: list[int] = []
-    compacted = 0
+    found: list[_Segment] = []
     for base in layout.segment_bases(disk):
         if base > mark.segment:
             break
         try:
             size = disk.size(layout.segment(base))
             footer = reader.footer(base)
-            if footer is None:
-                footer_like = _count(reader, base)
-                types.update(footer_like.types)
-            else:
-                footer_like = footer
-                types.update(footer.types)
-                compacted += footer.messages if footer.compacted else 0
+            found.append(_Segment(size, footer is not None, footer or _count(reader, base)))
         except (FileNotFoundError, OffsetGone):
             continue  # retention has taken it
         except JournalCorrupt as exc:
             trouble.append(str(exc))
-            segments.append((None, size))
-            continue
-        segments.append((footer, size))
-        if footer_like.messages or footer_like.dead_letters:
-            times += [footer_like.first_time, footer_like.last_time]
-    return segments, types, (min(times), max(times)) if times else None, compacted
+            found.append(_Segment(size, False, None))
+    return found
 
 
 def _count(reader: JournalReader, base: int) -> Footer:
