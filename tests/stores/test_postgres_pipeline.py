@@ -86,6 +86,36 @@ async def test_statements_that_somebody_deallocated_are_prepared_again(connectio
     assert await bodies(connection) == ["a", "b"]
 
 
+async def prepared(connection: ReadyConnection) -> int:
+    [(count,)] = await (await connection.execute("select count(*) from pg_prepared_statements")).fetchall()
+    return int(count)
+
+
+async def test_a_statement_that_fails_is_prepared_once(connection: ReadyConnection) -> None:
+    for _ in range(5):
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            await exchange(connection, [theirs("select 1 / %s", [(0,)]), theirs(INSERT, [("a",)])])
+    assert await prepared(connection) == len(connection.prepared) == 1
+
+
+@pytest.mark.parametrize("meddles", [True, False])
+async def test_a_connection_that_was_lent_keeps_its_statements_and_gets_no_more_of_them(meddles: bool) -> None:
+    store = PostgresStore(address("FAREGATE_TEST_POSTGRES"), pool_size=1)
+    await store.open()
+    try:
+        counts = []
+        for _ in range(4):
+            async with store.transaction() as transaction:
+                await transaction.execute("select 1")
+                connection = transaction.raw
+                await connection.execute("deallocate all" if meddles else "select 2")
+                await transaction.execute("select 3")
+            counts.append(await prepared(connection))
+        assert counts == [0 if meddles else counts[0]] * 4 and len(connection.prepared) == counts[0]
+    finally:
+        await store.close()
+
+
 async def test_an_array_arrives_as_it_is(connection: ReadyConnection) -> None:
     texts = ["plain", "", "NULL", 'a"b', "back\\slash", "{x,y}", " blank ", "new\nline", "ü€😀", None]
     numbers = [None, -1, 1 << 40]
@@ -97,6 +127,12 @@ async def test_an_array_arrives_as_it_is(connection: ReadyConnection) -> None:
     [row] = await (await connection.execute("select * from given")).fetchall()
     assert row == values
     assert array([]) == "{}"
+
+
+@pytest.mark.parametrize("value", ["a\0b", ["a\0b"]])
+def test_a_text_that_the_server_cannot_keep_is_refused_whole(value: object) -> None:
+    with pytest.raises(psycopg.DataError, match="NUL"):
+        ours("select %s", [value])
 
 
 async def test_writes_that_are_cancelled_take_their_connection_with_them() -> None:

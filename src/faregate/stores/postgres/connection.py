@@ -27,6 +27,8 @@ class ReadyConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
         super().__init__(*given, **named)
         self.prepared: dict[tuple[bytes, tuple[int, ...] | None], bytes] = {}
         """The names of the statements that `pipeline.py` prepared, by their text and the types of their parameters."""
+        self.lent = False
+        """Whether a handler has it."""
 
     async def wait(self, gen: Any, *rest: Any, **named: Any) -> Any:
         return await super().wait(_in_place(gen, self.pgconn.socket, self.moment), *rest, **named)

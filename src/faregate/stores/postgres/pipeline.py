@@ -7,7 +7,8 @@ Rules kept here:
 - They run in order. Those behind one that failed do not run, and its error is raised.
 - A statement is prepared once for each connection, up to a bound, so that texts that are made up as one goes along do
   not fill the server's memory; beyond it a text is parsed once for the rows that follow each other. The driver prepares
-  nothing by itself: it would deallocate ours with its own.
+  nothing by itself: it would deallocate ours with its own. Who has the driver's connection may do so: until it is back
+  none of them is used, and then those that are still there.
 - A pipeline that does not come to its end, cancelled or broken, takes its connection with it.
 """
 
@@ -45,7 +46,10 @@ def ours(sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> Statement:
     """A statement of the store; lists are arrays."""
     text, names = numbered(sql)
     given = [values[name] for name in names] if isinstance(values, Mapping) else values
-    return Statement(text, [[None if value is None else _text(value).encode() for value in given]], dumped=True)
+    row = [None if value is None else _text(value).encode() for value in given]
+    if any(b"\0" in each for each in row if each is not None):
+        raise psycopg.DataError("PostgreSQL keeps no text with a NUL character in it")  # libpq would cut it off there
+    return Statement(text, [row], dumped=True)
 
 
 def theirs(sql: str, rows: Sequence[Sequence[Any]]) -> Statement:
@@ -93,6 +97,9 @@ def _element(value: Any) -> str:
     return "NULL" if value is None else str(value)
 
 
+_PREPARED = ours("select name from pg_prepared_statements")
+
+
 async def exchange(connection: ReadyConnection, statements: Sequence[Statement]) -> list[PGresult]:
     """Run them; the answers of the last one, one for each of its rows."""
     answers: list[PGresult] = []
@@ -119,11 +126,10 @@ def _is_several(statement: Statement) -> bool:
 
 async def _exchange(connection: ReadyConnection, statements: Sequence[Statement]) -> list[PGresult]:
     pgconn, ended = connection.pgconn, False
-    fresh: list[Any] = []
     async with connection.lock:
         pgconn.enter_pipeline_mode()
         try:
-            prepares = _send(connection, statements, fresh)
+            prepares = _send(connection, statements)
             pgconn.pipeline_sync()
             answers = await connection.wait(_answers(pgconn))
             pgconn.exit_pipeline_mode()
@@ -134,17 +140,29 @@ async def _exchange(connection: ReadyConnection, statements: Sequence[Statement]
     for answer in answers:
         if answer.status == ExecStatus.FATAL_ERROR:
             error = psycopg.errors.error_from_result(answer, encoding=connection.info.encoding)
-            gone = connection.prepared if isinstance(error, psycopg.errors.InvalidSqlStatementName) else fresh
-            for each in list(gone):
-                del connection.prepared[each]
+            if isinstance(error, psycopg.errors.InvalidSqlStatementName):
+                connection.prepared.clear()
+            for each, key in zip(answers, prepares, strict=True):
+                if key is not None and each.status != ExecStatus.COMMAND_OK:
+                    connection.prepared.pop(key, None)
             raise error
-    return _assign(statements, [answer for answer, prepare in zip(answers, prepares, strict=True) if not prepare])
+    return _assign(statements, [answer for answer, key in zip(answers, prepares, strict=True) if key is None])
 
 
-def _send(connection: ReadyConnection, statements: Sequence[Statement], fresh: list[Any]) -> list[bool]:
-    """Hand everything to libpq; of which of that the answer is only that it was prepared."""
+async def take_back(connection: ReadyConnection) -> None:
+    """Whoever had the driver's connection may have deallocated some of our statements."""
+    [answer] = await exchange(connection, [_PREPARED])
+    there = {name.encode() for (name,) in rows_of(connection, answer)}
+    connection.prepared = {key: name for key, name in connection.prepared.items() if name in there}
+    connection.lent = False
+
+
+def _send(connection: ReadyConnection, statements: Sequence[Statement]) -> list[Any]:
+    """Hand everything to libpq. For each answer to come: what is prepared with it, if it is only about that."""
     pgconn, prepared, driver = connection.pgconn, connection.prepared, Transformer(connection)
-    prepares, unnamed = [], None
+    most = 0 if connection.lent else _MOST_PREPARED
+    prepares: list[Any] = []
+    unnamed = None
     for statement in statements:
         values: Sequence[Any]
         types = formats = None
@@ -154,17 +172,16 @@ def _send(connection: ReadyConnection, statements: Sequence[Statement], fresh: l
                 values = driver.dump_sequence(row, [PyFormat.AUTO] * len(row))
                 types, formats = driver.types, driver.formats
             key = statement.sql, types
-            name = prepared.get(key, b"")
+            name = prepared.get(key, b"") if most else b""
             if not name and unnamed != key:
-                if len(prepared) < _MOST_PREPARED:
+                if len(prepared) < most:
                     name = prepared[key] = b"faregate_%d" % next(_numbers)
-                    fresh.append(key)
                 else:
                     unnamed = key
                 pgconn.send_prepare(name, statement.sql, types)
-                prepares.append(True)
+                prepares.append(key)
             pgconn.send_query_prepared(name, values, formats)
-            prepares.append(False)
+            prepares.append(None)
     return prepares
 
 

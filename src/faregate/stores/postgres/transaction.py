@@ -24,7 +24,7 @@ from faregate.ports.cancellation import finish
 from faregate.ports.store import BUCKETS, LedgerRow, OutboxRow, Parked, Sent, TransactionBlock
 from faregate.ports.tokens import Token
 from faregate.stores.postgres.faults import is_lost, raise_translated
-from faregate.stores.postgres.pipeline import Statement, exchange, ours, rows_of, theirs
+from faregate.stores.postgres.pipeline import Statement, exchange, ours, rows_of, take_back, theirs
 from faregate.stores.postgres.rows import QUERIES, PostgresRecords, token_columns
 from faregate.stores.postgres.server import Connection, PostgresServer
 from faregate.stores.sql.columns import are_plain, attempts_text, pack
@@ -44,7 +44,7 @@ class PostgresTransaction(PostgresRecords, SqlTransaction, TransactionBlock):
         """What goes out before the next statement, or with it."""
         self._used = False
         self._cancelled = False
-        self._retired = self._lent = False
+        self._retired = False
 
     # --- begin and end ---
 
@@ -94,12 +94,12 @@ class PostgresTransaction(PostgresRecords, SqlTransaction, TransactionBlock):
         try:
             if not connection.closed and connection.pgconn.transaction_status != _IDLE:
                 await exchange(connection, [_ROLLBACK])
+            if connection.lent and not connection.closed and not self._retired:
+                await take_back(connection)
         except psycopg.Error:
             await connection.close()
         if self._retired:
             await connection.close()
-        if self._lent:  # whoever had it may have deallocated them
-            connection.prepared.clear()
         await self._server.give_back(connection)
 
     @property
@@ -231,8 +231,7 @@ class PostgresTransaction(PostgresRecords, SqlTransaction, TransactionBlock):
             connection.run_in_place(exchange(connection, waiting))
         except psycopg.Error as exc:
             raise_translated(exc, self._server.url, connection)
-        self._lent = True
-        connection.prepared.clear()
+        connection.lent = True
         return connection
 
     # --- ledger ---
