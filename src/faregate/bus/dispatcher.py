@@ -33,7 +33,7 @@ from faregate.message import Envelope
 from faregate.ports import faults
 from faregate.ports.clock import Clock
 from faregate.ports.progress import Occupation
-from faregate.ports.queue import QueueTransport
+from faregate.ports.queue import Publishing
 from faregate.ports.store import FROM_OUTSIDE, OutboxRow, Store, Transaction
 
 log = logging.getLogger("faregate.bus")
@@ -56,7 +56,7 @@ class Dispatcher(Outbox):
     def __init__(
         self,
         store: Store,
-        transport: QueueTransport,
+        transport: Publishing,
         clock: Clock,
         alarms: Alarms,
         attempts: Attempts | None = None,

@@ -18,7 +18,7 @@ from faregate.node.node import Node
 from faregate.node.outgoing import Outgoing
 from faregate.ports import faults
 from faregate.ports.clock import Clock
-from faregate.ports.queue import DeadLettering, QueueTransport
+from faregate.ports.queue import DeadLettering, Publishing
 
 if TYPE_CHECKING:
     from faregate.core.node_store import NodeStore
@@ -33,7 +33,7 @@ class Sender(Sealer):
     def __init__(
         self,
         node: Node,
-        transport: QueueTransport,
+        transport: Publishing,
         writer: BodyWriter,
         clock: Clock,
         keys: Keys,

@@ -262,7 +262,19 @@ PROTOCOLS: Mapping[Capability, type] = {
 """What a transport with one of these has beside the core."""
 
 
-class QueueTransport(Protocol):
+class Publishing(Protocol):
+    """What takes messages. It is all that senders know of a transport."""
+
+    async def publish(self, envelopes: Sequence[Envelope]) -> None:
+        """Append all of them, in order, or none; returns once they are as safe as this transport makes them.
+
+        Where `recipients` are given an envelope goes to these only; what is delivered names its node among them.
+        Raises `Unroutable` for a command that no queue takes, or not every given recipient; an event that nobody wants
+        is confirmed and delivered to nobody, and one with a recipient that does not want it to the others.
+        """
+
+
+class QueueTransport(Publishing, Protocol):
     """All methods are called from one event loop. Errors of a driver are translated to `faregate.errors`."""
 
     @property
@@ -283,14 +295,6 @@ class QueueTransport(Protocol):
 
         What waits in the queue stays there and is still delivered to whoever consumes it. Unbinding twice does
         nothing. Raises `QueueNotFound` when no binding ever made such a queue.
-        """
-
-    async def publish(self, envelopes: Sequence[Envelope]) -> None:
-        """Append all of them, in order, or none; returns once they are as safe as this transport makes them.
-
-        Where `recipients` are given an envelope goes to these only; what is delivered names its node among them.
-        Raises `Unroutable` for a command that no queue takes, or not every given recipient; an event that nobody wants
-        is confirmed and delivered to nobody, and one with a recipient that does not want it to the others.
         """
 
     async def consume(self, queue: str, on_delivery: Callable[[Held], None], *, prefetch: int) -> Consumer:

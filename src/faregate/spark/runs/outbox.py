@@ -111,7 +111,7 @@ class OutboxSpooler:
         return await open_appendable(self._path).take_in()
 
 
-class _Spooling(NoTransport):
+class _Spooling:
     """Publishes to a log."""
 
     def __init__(self, path: Place) -> None:

@@ -43,7 +43,6 @@ from faregate.ports.queue import Delivery
 from faregate.spark.logs import open_staging
 from faregate.spark.options import Place
 from faregate.spark.runs.delivery import LogDelivery
-from faregate.spark.runs.no_transport import NoTransport
 from faregate.spark.runs.plain import Plain, is_plain
 from faregate.spark.runs.rows import NOBODY, Places, located
 from faregate.spark.runs.spec import RunSpec, node_of
@@ -61,7 +60,7 @@ MOST_DEAD = 1000
 """In one task: more than so many are an outage."""
 
 
-class Captured(NoTransport):
+class Captured:
     """Keeps what is published, in order."""
 
     def __init__(self) -> None:
