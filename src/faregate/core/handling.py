@@ -324,20 +324,13 @@ class Handling:
                     work.move("released")
                     await self.give_back(work.delivery, begun=work.tries > 0)
                 return again
-            if self._loop is None:
-                self._loop = asyncio.get_running_loop()
-            unit = UnitOfWork(
-                None if self._store is None else self._store.store,
-                works,
-                self._mark,
-                self._reader.left_behind,
-                self._loop,
-                savepoints=self._savepoints or spoiled,
-            )
+            unit = self._unit(works, savepoints=self._savepoints or spoiled)
             self._units.add(unit)
             try:
-                run = self._run_without_store if self._store is None else self._run_with_store
-                spoiled = await run(unit, works)
+                if self._store is None:
+                    await self._run_without_store(unit, works)
+                else:
+                    spoiled = await self._run_with_store(unit, works)
             finally:
                 self._units.discard(unit)
                 unit.works = ()  # no cycles: what is done goes at once, without the garbage collector
@@ -346,6 +339,12 @@ class Handling:
             if works:
                 works = await self._what_is_left(works, again, alone=unit.alone, spoiled=spoiled)
         return again
+
+    def _unit(self, works: list[Work], *, savepoints: bool) -> UnitOfWork:
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        store = None if self._store is None else self._store.store
+        return UnitOfWork(store, works, self._mark, self._reader.left_behind, self._loop, savepoints=savepoints)
 
     async def _what_is_left(
         self, works: list[Work], again: list[Delivery], *, alone: bool, spoiled: bool
@@ -374,7 +373,7 @@ class Handling:
         try:
             await self._look_up.look_up(works)
             await self._admit(works)
-            await self._run_watched(unit, works)
+            await (self._run_handlers if unit.alone else self._run_watched)(unit, works)
             await self._commit(unit, works)
         except BaseException as exc:
             await unit.abandon()
@@ -393,17 +392,16 @@ class Handling:
                 raise
         return False
 
-    async def _run_without_store(self, unit: UnitOfWork, works: list[Work]) -> bool:
+    async def _run_without_store(self, unit: UnitOfWork, works: list[Work]) -> None:
         """What handlers did cannot be undone: those that have ended go out whatever becomes of the others, and before
         long."""
         try:
-            await self._run_watched(unit, works)
+            await (self._run_handlers if unit.alone else self._run_watched)(unit, works)
         except asyncio.CancelledError:  # and only then, or what is on its way would go out twice
             await finish(self._hand_on([work for work in works if work.state == "done"]))
             raise
         if self._sends:
             await self._outlet.record(None, self._node, [work for work in works if work.state == "done"])
-        return False
 
     async def _hand_on(self, done: list[Work]) -> None:
         """Publish what those sent, and settle them."""
@@ -412,9 +410,6 @@ class Handling:
 
     async def _run_watched(self, unit: UnitOfWork, works: list[Work]) -> None:
         """Run the handlers. The others do not wait for one that takes its time."""
-        if len(works) == 1:
-            await self._run_handlers(unit, works)
-            return
         timer: asyncio.TimerHandle
 
         def look(before: Work | None) -> None:

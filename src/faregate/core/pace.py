@@ -19,6 +19,8 @@ class Pace:
         self.batch_seconds = batch_seconds
         self._seconds = _FIRST_GUESS
         """Of one message by itself, as a moving average."""
+        self._full = batch_seconds / BATCH_LIMIT
+        """What it may take for batches to be full."""
         self._batches = 0
         self._measures = True
         """Whether the next batch is measured."""
@@ -43,5 +45,5 @@ class Pace:
             weight = max(0.5, messages / (messages + 16)) if self._batches else 1.0
             self._seconds += (own / messages - self._seconds) * weight
         self._batches += 1
-        slow = seconds > 2 * messages * self._seconds
-        self._measures = slow or self.batch < BATCH_LIMIT or self._batches % 256 == 0
+        slow = self._seconds > self._full or seconds > messages * self._full
+        self._measures = slow or self._batches % 256 == 0
