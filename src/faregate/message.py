@@ -216,7 +216,8 @@ class Envelope(msgspec.Struct, gc=False, omit_defaults=True, frozen=True):
 
 def set_out_at(envelope: Envelope) -> float:
     """When a message set out; the same for all its copies."""
-    return max(envelope.sent_at, envelope.deliver_at or 0.0)
+    due = envelope.deliver_at
+    return envelope.sent_at if due is None else max(envelope.sent_at, due)
 
 
 def too_late_at(envelope: Envelope, expires: float | None, arrived_at: float) -> float | None:

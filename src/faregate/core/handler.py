@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 from typing import Any
 
 from faregate.core.context import Context
-from faregate.core.work import drop_mark
+from faregate.core.work import let_go
 from faregate.errors import UninterpretedEffect
 from faregate.node.outgoing import as_outgoing
 from faregate.node.signature import Signature
@@ -71,7 +71,7 @@ def _caller(signature: Signature, places: Places, pool: Executor) -> Call:
         except (StopIteration, GeneratorExit) as exc:  # these cannot be handed to who awaits them
             raise RuntimeError(f"the handler of {ctx} raised {type(exc).__name__}") from exc
         finally:
-            drop_mark()
+            let_go()
 
     def in_thread(ctx: Context, first: Any) -> Awaitable[Any]:
         context = contextvars.copy_context()

@@ -45,7 +45,7 @@ class HandlerRun:
         self._pipeline: Callable[[Context], Awaitable[None]] = compile_pipeline(
             subscription, node, clock, pool, self._send_outputs
         )
-        self.eager = False
+        self.opens_first = False
         """Whether the handlers of this subscription want the transaction before they start."""
 
     async def run(self, unit: UnitOfWork, work: Work) -> bool:
@@ -88,7 +88,7 @@ class HandlerRun:
             ctx._ended = True
             if self._has_store:
                 await unit.leave(work)
-                self.eager = self.eager or work.eager
+                self.opens_first = self.opens_first or work.opens_first
                 if work.interrupt is not None:  # by a task that it left behind
                     raise work.interrupt
             work.move("succeeded")
@@ -97,7 +97,7 @@ class HandlerRun:
             if work.state != "duplicate":
                 work.move("known")
         except NeedsSolitude as exc:
-            self.eager = work.scattered = True
+            self.opens_first = work.scattered = True
             ctx._attempt = tried
             await self._undo(unit, work, exc)
         except FailedAmongOthers:

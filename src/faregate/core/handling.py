@@ -112,7 +112,7 @@ class Handling:
         self._last_resort = LastResort(
             subscription, self._endings, feed, store, self._business_key, self.redeliver, clock
         )
-        self._alone = self._tokens.alone or self._business_key is not None
+        self._one_by_one = self._tokens.one_by_one or self._business_key is not None
         """Whether each message is claimed in a commit of its own, and so comes by itself."""
         # --- batches ---
         self._pace = Pace(feed.batch_seconds)
@@ -147,7 +147,7 @@ class Handling:
     @property
     def batch(self) -> int:
         """How many are best handled together."""
-        return 1 if self._alone or self._runner.eager else self._pace.batch
+        return 1 if self._one_by_one or self._runner.opens_first else self._pace.batch
 
     def current(self, deliveries: list[Delivery]) -> Delivery:
         """Which of those that are being handled together is being handled."""
@@ -294,8 +294,8 @@ class Handling:
             return
         work.message_id = self._message_id(envelope.publication_id)
         dedup.enlist(work)
-        if self._runner.eager:
-            work.eager = True
+        if self._runner.opens_first:
+            work.opens_first = True
 
     def _next_round(self, work: Work) -> Work:
         """It has not run in this one, or nothing of that is left."""
@@ -509,7 +509,7 @@ class Handling:
         for work in tuple(works):  # some may leave meanwhile
             if work.state != "new":
                 continue
-            if self.stopped and not self._alone:  # what has claimed goes on
+            if self.stopped and not self._one_by_one:  # what has claimed goes on
                 break
             if (self._expires or work.envelope.expires_at is not None) and not work.tries and work.delivery.expired:
                 work.fail(Expired("its time was over before its handler could begin"))

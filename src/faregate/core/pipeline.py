@@ -123,7 +123,7 @@ def _core(call: Call, collect: Collect, retry: Retry, clock: Clock, *, shared: b
                 try:
                     if faults.hook is not None:
                         await faults.hook("bus.before-handler")
-                    if work.eager:
+                    if work.opens_first:
                         await work.enter(own)
                     result = await call(own, own.message)
                     if result is not None:
@@ -137,7 +137,7 @@ def _core(call: Call, collect: Collect, retry: Retry, clock: Clock, *, shared: b
                 if ctx._detached:
                     own._refuse()
                 if work.interrupt is NeedsTransaction:
-                    work.interrupt, work.eager = None, True
+                    work.interrupt, work.opens_first = None, True
                     await work.undo()
                 elif work.interrupt is not None:
                     raise work.interrupt from error

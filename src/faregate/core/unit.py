@@ -318,7 +318,7 @@ class UnitOfWork:
             )
         if self._savepoints:
             await transaction.release_savepoint()
-        if work.marks:
+        if work.holds:
             self._take_back(work)
         work.entered = work.has_savepoint = False
 
@@ -363,7 +363,7 @@ class UnitOfWork:
             await transaction.roll_back()
 
     def _take_back(self, work: Work) -> None:
-        if work.marks and work.take_back() and self.transaction is not None:
+        if work.holds and work.take_back() and self.transaction is not None:
             self.transaction.retire()
 
 

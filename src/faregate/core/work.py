@@ -1,4 +1,4 @@
-"""One message in a unit of work: its state, its marks, and what `ctx.db` of its tries can do."""
+"""One message in a unit of work: its state, how copies of it are recognised, and what `ctx.db` of its tries can do."""
 
 from __future__ import annotations
 
@@ -61,19 +61,19 @@ class Write(NamedTuple):
         return len(self.sql) + sum(len(each) if isinstance(each, str | bytes) else 8 for each in self.parameters)
 
 
-class _Mark:
+class _Hold:
     """In the context of every task that a handler starts once it has the driver's connection, while the task lives."""
 
     __slots__ = ("__weakref__",)
 
 
-_mark: ContextVar[_Mark | None] = ContextVar("faregate_connection", default=None)
+_held: ContextVar[_Hold | None] = ContextVar("faregate_connection", default=None)
 
 
-def drop_mark() -> None:
+def let_go() -> None:
     """Whoever runs here is done with the driver's connection."""
-    if _mark.get() is not None:
-        _mark.set(None)
+    if _held.get() is not None:
+        _held.set(None)
 
 
 class Work:
@@ -106,7 +106,7 @@ class Work:
     """The business key to claim in its transaction."""
     key_taken = False
     """Whether it is a duplicate because of that."""
-    eager = False
+    opens_first = False
     """Whether its handler wants the transaction before it starts."""
     has_savepoint = False
     wrote = False
@@ -115,7 +115,7 @@ class Work:
     """Why what it wrote in this try cannot stay, even if the handler caught that at another statement."""
     sending: asyncio.Task[None] | None = None
     """Sends them before the handler asks for anything: there are many."""
-    marks: list[weakref.ref[_Mark]] | tuple[()] = ()
+    holds: list[weakref.ref[_Hold]] | tuple[()] = ()
     """For each time that its handler was given the driver's connection."""
     set_out_at = 0.0
     """When it set out, the same for all its copies; `at` is the later of that and now."""
@@ -145,8 +145,10 @@ class Work:
 
     def move(self, event: Event) -> None:
         """What has become of it: see `states.py`."""
-        following = TABLE[self.state].get(event)
-        self.state = after(self.state, event) if following is None else following
+        try:
+            self.state = TABLE[self.state][event]
+        except KeyError:
+            self.state = after(self.state, event)  # which says what is wrong
 
     def fail(self, error: BaseException) -> None:
         self.state = after(self.state, "failed")
@@ -190,9 +192,9 @@ class Work:
             raise self.interrupted(NeedsSolitude)
         if not self.entered or unit.transaction is None:
             raise self.interrupted(NeedsTransaction)
-        mark = _Mark()
-        _mark.set(mark)
-        self.marks = [*self.marks, weakref.ref(mark)]
+        hold = _Hold()
+        _held.set(hold)
+        self.holds = [*self.holds, weakref.ref(hold)]
         writes, self.writes = self.writes, ()
         try:
             for write in writes:
@@ -204,10 +206,10 @@ class Work:
 
     def take_back(self) -> bool:
         """The handler is done with the driver's connection; whether tasks that it left behind may still have it."""
-        marks, self.marks = self.marks, ()
-        if marks:
-            drop_mark()
-        return any(mark() is not None for mark in marks)
+        holds, self.holds = self.holds, ()
+        if holds:
+            let_go()
+        return any(hold() is not None for hold in holds)
 
     def _unit_for(self, ctx: Context) -> UnitOfWork:
         unit = self.unit

@@ -16,7 +16,7 @@ from faregate.ports.store import Known, Transaction
 class Dedup:
     """By nothing: every copy is handled. The other versions do more at some of the steps."""
 
-    alone = False
+    one_by_one = False
     """Whether its messages come one at a time, as each is claimed in a commit of its own."""
 
     def enlist(self, work: Work) -> None:

@@ -39,7 +39,7 @@ class ClaimLost(StoreConflict):
 
 
 class Claims(Dedup):
-    alone = True
+    one_by_one = True
 
     def __init__(
         self, node: str, store: Store, tokens: TokenStore, dispatch: Dispatch, alarms: Alarms, clock: Clock

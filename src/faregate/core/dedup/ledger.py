@@ -8,6 +8,8 @@ Rules kept here:
 """
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import xor
 
 from faregate.codec import digest_of
 from faregate.core.alarms import Alarms
@@ -144,10 +146,6 @@ def below_floor(work: Work, floor: float) -> BelowFloor:
 
 def _sent_by(work: Work) -> Sent:
     """What the handler of a message sent, for its ledger row."""
-    digits = [envelope.publication_id.replace("-", "") for envelope in work.sent]
-    if len(digits) == 1:
-        return Sent(work.message_id, 1, bytes.fromhex(digits[0]))
-    combined = 0
-    for each in digits:
-        combined ^= int(each, 16)
-    return Sent(work.message_id, len(digits), combined.to_bytes(16, "big"))
+    ids = [bytes.fromhex(envelope.publication_id.replace("-", "")) for envelope in work.sent]
+    combined = ids[0] if len(ids) == 1 else reduce(xor, map(int.from_bytes, ids)).to_bytes(16)
+    return Sent(work.message_id, len(ids), combined)
