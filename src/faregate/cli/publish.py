@@ -73,13 +73,7 @@ async def _spool(bus: Bus, out: Outgoing, sender: str) -> dict[str, Any]:
     except JournalNotFound:
         await bus.prepare()
         published = await bus.spool(out, node=sender)
-    return {
-        "publication_id": published,
-        "type": out.message_type.wire,
-        "spooled": True,
-        "outcomes": {},
-        "dead": [],
-    }
+    return {"publication_id": published, "type": out.message_type.wire, "spooled": True, "outcomes": {}, "dead": []}
 
 
 async def _publish(bus: Bus, out: Outgoing, sender: str, timeout: float) -> dict[str, Any]:

@@ -88,14 +88,7 @@ async def journal_log_subject(
         apply_retention(layout, disk, JournalReader(path, disk), Retention(seconds=0), [], clock[0] + 1)
 
     try:
-        yield LogSubject(
-            reader(path),
-            append,
-            write,
-            pass_time,
-            lambda: clock[0] / 1_000_000,
-            drop,
-        )
+        yield LogSubject(reader(path), append, write, pass_time, lambda: clock[0] / 1_000_000, drop)
     finally:
         for log in logs:
             log.close()

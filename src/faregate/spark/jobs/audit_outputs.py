@@ -45,11 +45,7 @@ def outputs(spark: SparkSession, plan: JournalPlan, databases: Sequence[JobStore
         rows.repartition("node", "hi", "lo")
         .dropDuplicates()
         .groupBy("node", "hi", "lo")
-        .agg(
-            F.count("*").alias("outs"),
-            F.bit_xor("out_hi").alias("out_hi"),
-            F.bit_xor("out_lo").alias("out_lo"),
-        )
+        .agg(F.count("*").alias("outs"), F.bit_xor("out_hi").alias("out_hi"), F.bit_xor("out_lo").alias("out_lo"))
     )
 
 

@@ -148,11 +148,7 @@ class Plain:
         found = known(cls)
         made = None
         if found is not None and found.kind == "event":
-            made = Output(
-                found.wire,
-                self._codec.encoder(cls),
-                self._keys.get(("event", self._node, found.wire)),
-            )
+            made = Output(found.wire, self._codec.encoder(cls), self._keys.get(("event", self._node, found.wire)))
         self._outputs[cls] = made
         return made
 

@@ -26,12 +26,7 @@ async def a_dead_letter_keeps_its_reason_and_identity(subject: QueueSubject) -> 
     await delivery.dead_letter("broken", "ValueError: no")
     assert await inbox.texts() == ["good"], "the next message does not go on"
     record = await only_dead_letter(subject)
-    assert (record.reason, record.error, record.tries, record.node) == (
-        "broken",
-        "ValueError: no",
-        1,
-        "reader",
-    )
+    assert (record.reason, record.error, record.tries, record.node) == ("broken", "ValueError: no", 1, "reader")
     assert record.envelope.publication_id == delivery.envelope.publication_id
 
 
