@@ -476,7 +476,7 @@ class GivesBackInReverseOrder(Faulty):
         async def close(self) -> None:
             held = []
             for lock, entry in list(self._inner.queue._acquired.items()):
-                self._inner.queue.settle(entry, lock, "skipped")
+                self._inner.queue.settle_all([(entry, lock)], ["skipped"])
                 held.append(entry.envelope)
             await self._inner.close()
             self._transport.broker.recent._known.clear()

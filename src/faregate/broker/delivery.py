@@ -55,13 +55,17 @@ class BrokerDelivery:
         return self._queue.lock_seconds
 
     def start(self) -> None:
-        self._queue.start(self._entry, self._lock)
+        [stale] = self._queue.start_all([(self._entry, self._lock)])
+        if stale is not None:
+            raise stale
 
     def renew(self) -> None:
         self._queue.renew(self._entry, self._lock)
 
     async def settle(self, outcome: Outcome) -> None:
-        self._queue.settle(self._entry, self._lock, outcome)
+        [stale] = self._queue.settle_all([(self._entry, self._lock)], [outcome])
+        if stale is not None:
+            raise stale
 
     def start_all(self, deliveries: Sequence[BrokerDelivery]) -> list[StaleLock | None]:
         return self._queue.start_all([(each._entry, each._lock) for each in deliveries])

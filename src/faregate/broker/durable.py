@@ -11,7 +11,7 @@ from pathlib import Path
 
 from faregate.broker.broker import Broker, unsent
 from faregate.broker.entry import Entry
-from faregate.broker.journal.items import Append, SnapshotPoint
+from faregate.broker.journal.items import Append, SnapshotPoint, resolve
 from faregate.broker.journal.journal import Journal
 from faregate.broker.journal.recovery import Found, Single
 from faregate.broker.journal.settled import Row
@@ -243,11 +243,7 @@ class DurableBroker(Broker):
             self._forget(item.envelopes, item.routes)
         if item.batch is not None:
             self.in_flight.land()
-        if item.waiter is not None and not item.waiter.done():
-            if error is None:
-                item.waiter.set_result(None)
-            else:
-                item.waiter.set_exception(error)
+        resolve(item.waiter, error)
 
     def _put_into_queues(self, item: Append, offsets: Sequence[int]) -> None:
         first = item.routes[0]
@@ -304,16 +300,14 @@ class DurableBroker(Broker):
             else:
                 self._journal.discard(path)
                 self.in_flight.land()
-        except FaregateError as exc:
-            self.in_flight.land()
-            self._forget(fresh, routes)
-            self._journal.intake.returned(path)
-            log.warning("a batch in the spool has to wait: %s", exc)
         except Exception as exc:  # whatever is in it, the others must go on
             self.in_flight.land()
             self._forget(fresh, routes)
             self._journal.intake.returned(path)
-            self._journal.intake.set_aside(path, exc)
+            if isinstance(exc, FaregateError):
+                log.warning("a batch in the spool has to wait: %s", exc)
+            else:
+                self._journal.intake.set_aside(path, exc)
 
     async def _take_in_dead_letters(self, records: Sequence[DeadLetter]) -> None:
         """Write what came with a batch. After a crash between this and the batch it comes again, and is there."""
@@ -361,11 +355,7 @@ class DurableBroker(Broker):
             elif waiter is None and isinstance(error, JournalFull):
                 self.in_flight.count += 1
                 asyncio.get_running_loop().call_later(_WRITE_AGAIN_SECONDS, self._write_again, letter, dead)
-            if waiter is not None and not waiter.done():
-                if error is None:
-                    waiter.set_result(None)
-                else:
-                    waiter.set_exception(error)
+            resolve(waiter, error)
             self.in_flight.land()
 
         try:

@@ -57,11 +57,6 @@ _MOST_RESIDENT = 100_000
 MakeDeadLetter = Callable[["Queue", Entry, str, str], None]
 
 
-def _raise_first(found: Sequence[StaleLock | None]) -> None:
-    if found[0] is not None:
-        raise found[0]
-
-
 class Queue:
     def __init__(
         self,
@@ -332,10 +327,6 @@ class Queue:
             self._lock_timer = self._clock.call_later(self.lock_seconds, self._check_locks)
         return entry
 
-    def start(self, entry: Entry, lock: int) -> None:
-        """A handler starts on it."""
-        _raise_first(self.start_all([(entry, lock)]))
-
     def start_all(self, held: Sequence[tuple[Entry, int]]) -> list[StaleLock | None]:
         """Handlers start on these; for each why not, if its lock is stale."""
         found = [self._stale(entry, lock) for entry, lock in held]
@@ -346,10 +337,6 @@ class Queue:
         if self._recorder is not None:
             self._recorder.started(self, begun)
         return found
-
-    def settle(self, entry: Entry, lock: int, outcome: Outcome) -> None:
-        """The holder is done with it."""
-        _raise_first(self.settle_all([(entry, lock)], [outcome]))
 
     def settle_all(self, held: Sequence[tuple[Entry, int]], outcomes: Sequence[Outcome]) -> list[StaleLock | None]:
         """The holder is done with these; for each why not, if its lock is stale."""
@@ -402,7 +389,7 @@ class Queue:
 
     def renew(self, entry: Entry, lock: int) -> None:
         """The holder keeps it for another lock period."""
-        _raise_first([self._stale(entry, lock)])
+        self._check_lock(entry, lock)
         entry.lock_until = self._clock.monotonic() + self.lock_seconds
 
     def _stale(self, entry: Entry, lock: int) -> StaleLock | None:
@@ -414,9 +401,13 @@ class Queue:
             "its lock expired, its consumer went away, or it was ended already"
         )
 
+    def _check_lock(self, entry: Entry, lock: int) -> None:
+        if (stale := self._stale(entry, lock)) is not None:
+            raise stale
+
     def _give_back(self, entry: Entry, lock: int) -> None:
         """End the acquisition; the caller decides at once what becomes of the entry."""
-        _raise_first([self._stale(entry, lock)])
+        self._check_lock(entry, lock)
         del self._acquired[lock]
         consumer, entry.consumer = entry.consumer, None
         if consumer is not None:

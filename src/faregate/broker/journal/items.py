@@ -1,5 +1,6 @@
 """What is handed to the commit thread of a journal."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,16 @@ from faregate.ports.dead_letter import DeadLetter
 
 Done = Callable[[Sequence[int], BaseException | None], None]
 """Called in the event loop with the offsets, or with what went wrong."""
+
+
+def resolve(waiter: "asyncio.Future[None] | None", error: BaseException | None) -> None:
+    """Tell whoever waits, if anybody still does."""
+    if waiter is None or waiter.done():
+        return
+    if error is None:
+        waiter.set_result(None)
+    else:
+        waiter.set_exception(error)
 
 
 class Append(msgspec.Struct, gc=False, eq=False):

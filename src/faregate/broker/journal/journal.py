@@ -23,7 +23,7 @@ from queue import Empty, SimpleQueue
 
 from faregate.broker.journal import settled
 from faregate.broker.journal.disk import Disk, File, RealDisk
-from faregate.broker.journal.items import Append, AppendDeadLetter, Call, Done, Item, SnapshotPoint, weight
+from faregate.broker.journal.items import Append, AppendDeadLetter, Call, Done, Item, SnapshotPoint, resolve, weight
 from faregate.broker.journal.layout import Layout, prepare, write_json
 from faregate.broker.journal.lock import WriterLock
 from faregate.broker.journal.log import MOST_BYTES, MOST_ROWS, SEGMENT_SIZE, Log, now_us
@@ -206,7 +206,7 @@ class Journal:
     async def call(self, function: Callable[[], None]) -> None:
         """Run something in the commit thread, behind what was handed in."""
         done = asyncio.get_running_loop().create_future()
-        self._hand_in(Call(function, _resolver(done)))
+        self._hand_in(Call(function, lambda _, error: resolve(done, error)))
         await done
 
     async def barrier(self) -> None:
@@ -593,15 +593,3 @@ def _unheard(item: Append, offsets: Sequence[int], error: BaseException | None) 
 
 def log_unreadable(name: str, text: str) -> None:
     log.error("%s", text)
-
-
-def _resolver(future: "asyncio.Future[None]") -> Done:
-    def resolve(_: Sequence[int], error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(None)
-        else:
-            future.set_exception(error)
-
-    return resolve
