@@ -37,6 +37,39 @@ async def test_two_first_statements_at_once_share_one_transaction_while_the_writ
         assert await notes(bus) == [1, 101]
 
 
+@pytest.mark.parametrize("asks", ["before", "after"])
+@pytest.mark.parametrize("many", [1, 6])
+async def test_what_a_middleware_did_before_it_asked_for_the_connection_happens_once(
+    store_url: str, asks: str, many: int
+) -> None:
+    asking, answering, hearing = fg.Node("asking"), fg.Node("answering", schema=TABLE), fg.Node("hearing")
+    heard: list[int] = []
+
+    @answering.use
+    async def count(ctx: fg.Context, call_next: Any) -> None:
+        if asks == "after":
+            await call_next()
+        ctx.publish(Answered(n=ctx.message.n))
+        ctx.db.write(INSERT, (ctx.message.n,))
+        assert ctx.db.raw is not None
+        if asks == "before":
+            await call_next()
+
+    @answering.on(Asked, source="asking")
+    async def answer(asked: Asked) -> Answered:
+        return Answered(n=asked.n + 100)
+
+    @hearing.on(Answered, source="answering")
+    async def hear(answered: Answered) -> None:
+        heard.append(answered.n)
+
+    async with fg.Bus("memory:", nodes=[asking, answering, hearing], store=store_url, drain_seconds=1) as bus:
+        await bus.publish_many(numbers(many), node="asking")
+        await bus.idle(timeout=LONG)
+        assert await notes(bus) == [*range(many)]
+    assert sorted(heard) == [*range(many), *range(100, 100 + many)]
+
+
 async def test_the_connection_asked_for_in_a_task_group_is_given_at_the_second_run() -> None:
     asking, answering = fg.Node("asking"), fg.Node("answering", schema=TABLE)
     runs = 0

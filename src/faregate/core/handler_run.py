@@ -70,8 +70,9 @@ class HandlerRun:
                 if work.interrupt is not NeedsTransaction:
                     raise work.interrupt
                 work.interrupt = None  # a middleware's; the tries see to the handler's own
+                await work.undo()
+                ctx._attempt, ctx._resources, ctx._outputs, ctx._try = tried, (), None, None
                 await work.enter(ctx)
-                ctx._attempt, ctx._resources = tried, ()
             if unit.task is not None and unit.task.cancelling():
                 work.handler_failed = True
                 await meet_cancellation(unit.task)
