@@ -186,24 +186,27 @@ class Queue:
 
     def _insert(self, entry: Entry) -> None:
         """The entry is in memory from now on; see when it may be delivered."""
-        envelope = entry.envelope
-        if self._recorder is not None:
-            self._recorder.holds(envelope)
-        self._read_key(entry)
-        self._entries[entry.position] = entry
-        if entry.letter is None:
-            if envelope.expires_at is not None or self._expires is not None:
-                self._watch_expiry(entry)
-            if envelope.deliver_at is not None and (wait := self._seconds_until(envelope.deliver_at)) > 0:
-                entry.state = SCHEDULED
-                self._scheduled += 1
-                if envelope.delay is None:
-                    entry.wake = self._schedule.at(envelope.deliver_at, self._due, entry)
-                else:  # no longer than was asked for, should the wall clock have been set back since
-                    entry.wake = self._schedule.after(min(wait, envelope.delay), self._due, entry)
-                return
+        self._keep(entry)
+        due, delay = entry.envelope.deliver_at, entry.envelope.delay
+        if due is not None and entry.letter is None and (wait := self._seconds_until(due)) > 0:
+            entry.state = SCHEDULED
+            self._scheduled += 1
+            if delay is None:
+                entry.wake = self._schedule.at(due, self._due, entry)
+            else:  # no longer than was asked for, should the wall clock have been set back since
+                entry.wake = self._schedule.after(min(wait, delay), self._due, entry)
+            return
         self._in_flight.count += 1
         self._admit_in_order(entry)
+
+    def _keep(self, entry: Entry) -> None:
+        if self._recorder is not None:
+            self._recorder.holds(entry.envelope)
+        self._entries[entry.position] = entry
+        if entry.letter is None:
+            self._read_key(entry)
+            if entry.envelope.expires_at is not None or self._expires is not None:
+                self._watch_expiry(entry)
 
     def _seconds_until(self, wall: float) -> float:
         return wall - self._clock.time()
@@ -219,7 +222,7 @@ class Queue:
 
     def _read_key(self, entry: Entry) -> None:
         """What has no readable key holds nobody up; its handler will see what is wrong with it."""
-        if self._key_of is not None and entry.letter is None:
+        if self._key_of is not None:
             try:
                 entry.key = self._key_of(entry.envelope)
             except Exception:
@@ -695,10 +698,8 @@ class Queue:
             letter=letter,
         )
         if self._max_deliveries is not None and entry.tries >= self._max_deliveries:
-            self._entries[position] = entry
+            self._keep(entry)
             self._in_flight.count += 1
-            if self._recorder is not None:
-                self._recorder.holds(envelope)
             self._abandon(entry, "max-deliveries", f"delivered {entry.tries} times without being settled")
         elif found.due is None:
             self._insert(entry)
@@ -707,13 +708,8 @@ class Queue:
 
     def _wait_again(self, entry: Entry, due: float) -> None:
         """It waited for redelivery when the journal was closed, and goes on waiting, holding its key if strict."""
-        self._read_key(entry)
-        self._entries[entry.position] = entry
+        self._keep(entry)
         self._in_flight.count += 1
-        if self._recorder is not None:
-            self._recorder.holds(entry.envelope)
-        if entry.envelope.expires_at is not None or self._expires is not None:
-            self._watch_expiry(entry)
         entry.state = SCHEDULED
         entry.redelivering = True
         self._redelivering += 1
