@@ -126,7 +126,12 @@ async def test_an_array_arrives_as_it_is(connection: ReadyConnection) -> None:
     await exchange(connection, [ours("insert into given values (%s, %s, %s, %s)", values)])
     [row] = await (await connection.execute("select * from given")).fetchall()
     assert row == values
-    assert array([]) == "{}"
+    plain = ["plain", "", "NULL", "{x,y}", " blank ", "ü€😀"]
+    assert (array([]), array(plain)) == ("{}", "{" + ",".join(f'"{text}"' for text in plain) + "}")
+    for tricky in ('a"b', 'a","b', '"', "\\"):
+        assert await (await connection.execute("select %s::text[]", (array(["x", tricky]),))).fetchone() == (
+            ["x", tricky],
+        )
 
 
 @pytest.mark.parametrize("value", ["a\0b", ["a\0b"]])

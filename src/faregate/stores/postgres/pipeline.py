@@ -28,6 +28,7 @@ from faregate.stores.postgres.connection import ReadyConnection
 
 _MOST_PREPARED = 200
 _COPY = {ExecStatus.COPY_IN, ExecStatus.COPY_OUT, ExecStatus.COPY_BOTH}
+_NUMBERS = {int, float, type(None)}
 _numbers = count(1)
 
 
@@ -78,8 +79,15 @@ def numbered(sql: str) -> tuple[bytes, list[str]]:
     return re.sub(r"%(?:\((\w+)\))?s|%%", number, sql).encode(), marks
 
 
-def array(values: Sequence[Any]) -> str:
+def array(values: list[Any]) -> str:
     """Texts, bytes or numbers as the server reads an array of them."""
+    kinds = set(map(type, values))
+    if kinds <= _NUMBERS:
+        return "{" + str(values)[1:-1].replace("None", "NULL") + "}"
+    if kinds == {str}:
+        joined = '","'.join(values)
+        if "\\" not in joined and joined.count('"') == 2 * (len(values) - 1):  # nothing to escape
+            return '{"' + joined + '"}'
     return "{" + ",".join([_element(each) for each in values]) + "}"
 
 
