@@ -65,6 +65,15 @@ async def test_a_wrong_number_of_parameters_is_an_error_of_the_statement(connect
         theirs(INSERT, [("a",), ("b", "c")])
 
 
+async def test_a_parameter_that_the_driver_cannot_adapt_leaves_the_connection_as_it_was(
+    connection: ReadyConnection,
+) -> None:
+    with pytest.raises(psycopg.ProgrammingError, match="cannot adapt"):
+        await exchange(connection, [theirs(INSERT, [("a",), (object(),)])])
+    await exchange(connection, [theirs(INSERT, [("b",)])])
+    assert await bodies(connection) == ["b"]
+
+
 async def test_texts_that_are_made_up_do_not_fill_the_server(
     connection: ReadyConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,6 +81,8 @@ async def test_texts_that_are_made_up_do_not_fill_the_server(
     for number in range(6):
         sql = f"insert into rows(body) values (%s || '{number}')"
         await exchange(connection, [theirs(sql, [("a",), ("b",)]), theirs(INSERT, [("c",)])])
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            await exchange(connection, [theirs("insert into rows(body) values (%s), (1 / 0)", [("x",)])])
     [(prepared,)] = await (await connection.execute("select count(*) from pg_prepared_statements")).fetchall()
     assert prepared <= 3
     assert await bodies(connection) == [text for n in range(6) for text in (f"a{n}", f"b{n}", "c")]

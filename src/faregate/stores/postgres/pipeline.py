@@ -43,6 +43,10 @@ class Statement(NamedTuple):
     """Takes the first column of its answer."""
 
 
+Command = tuple[Statement | None, bytes, Any, Any]
+"""A statement with its name, parameters and their formats; or, without one, a name to prepare, its text and types."""
+
+
 def ours(sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> Statement:
     """A statement of the store; lists are arrays."""
     text, names = numbered(sql)
@@ -134,10 +138,15 @@ def _is_several(statement: Statement) -> bool:
 
 async def _exchange(connection: ReadyConnection, statements: Sequence[Statement]) -> list[PGresult]:
     pgconn, ended = connection.pgconn, False
+    commands = _plan(connection, statements)
     async with connection.lock:
         pgconn.enter_pipeline_mode()
         try:
-            prepares = _send(connection, statements)
+            for statement, name, given, form in commands:
+                if statement is None:
+                    pgconn.send_prepare(name, given, form)
+                else:
+                    pgconn.send_query_prepared(name, given, form)
             pgconn.pipeline_sync()
             answers = await connection.wait(_answers(pgconn))
             pgconn.exit_pipeline_mode()
@@ -145,16 +154,22 @@ async def _exchange(connection: ReadyConnection, statements: Sequence[Statement]
         finally:
             if not ended:
                 pgconn.finish()
-    for answer in answers:
+    last = []
+    for (statement, name, given, form), answer in zip(commands, answers, strict=True):
         if answer.status == ExecStatus.FATAL_ERROR:
             error = psycopg.errors.error_from_result(answer, encoding=connection.info.encoding)
             if isinstance(error, psycopg.errors.InvalidSqlStatementName):
                 connection.prepared.clear()
-            for each, key in zip(answers, prepares, strict=True):
-                if key is not None and each.status != ExecStatus.COMMAND_OK:
-                    connection.prepared.pop(key, None)
             raise error
-    return _assign(statements, [answer for answer, key in zip(answers, prepares, strict=True) if key is None])
+        if statement is None:
+            if name:
+                connection.prepared[given, form] = name
+            continue
+        if statement.numbers is not None:
+            statement.numbers.extend(int(answer.get_value(row, 0) or 0) for row in range(answer.ntuples))
+        if statement is statements[-1]:
+            last.append(answer)
+    return last
 
 
 async def take_back(connection: ReadyConnection) -> None:
@@ -165,14 +180,14 @@ async def take_back(connection: ReadyConnection) -> None:
     connection.lent = False
 
 
-def _send(connection: ReadyConnection, statements: Sequence[Statement]) -> list[Any]:
-    """Hand everything to libpq. For each answer to come: what is prepared with it, if it is only about that."""
-    pgconn, prepared, driver = connection.pgconn, connection.prepared, Transformer(connection)
+def _plan(connection: ReadyConnection, statements: Sequence[Statement]) -> list[Command]:
+    """What to hand to libpq."""
+    driver, prepared = Transformer(connection), connection.prepared
     most = 0 if connection.lent else _MOST_PREPARED
-    prepares: list[Any] = []
+    commands: list[Command] = []
+    fresh: dict[Any, bytes] = {}
     unnamed = None
     for statement in statements:
-        values: Sequence[Any]
         types = formats = None
         for row in statement.rows:
             values = row
@@ -180,17 +195,15 @@ def _send(connection: ReadyConnection, statements: Sequence[Statement]) -> list[
                 values = driver.dump_sequence(row, [PyFormat.AUTO] * len(row))
                 types, formats = driver.types, driver.formats
             key = statement.sql, types
-            name = prepared.get(key, b"") if most else b""
+            name = (prepared.get(key) or fresh.get(key, b"")) if most else b""
             if not name and unnamed != key:
-                if len(prepared) < most:
-                    name = prepared[key] = b"faregate_%d" % next(_numbers)
+                if len(prepared) + len(fresh) < most:
+                    name = fresh[key] = b"faregate_%d" % next(_numbers)
                 else:
                     unnamed = key
-                pgconn.send_prepare(name, statement.sql, types)
-                prepares.append(key)
-            pgconn.send_query_prepared(name, values, formats)
-            prepares.append(None)
-    return prepares
+                commands.append((None, name, statement.sql, types))
+            commands.append((statement, name, values, formats))
+    return commands
 
 
 def _answers(pgconn: PGconn) -> Generator[Any, int, list[PGresult]]:
@@ -216,14 +229,3 @@ def _answers(pgconn: PGconn) -> Generator[Any, int, list[PGresult]]:
             else:
                 found.append(answer)
                 more = True
-
-
-def _assign(statements: Sequence[Statement], answers: list[PGresult]) -> list[PGresult]:
-    """To each statement its own; those of the last one."""
-    rest = iter(answers)
-    own: list[PGresult] = []
-    for statement in statements:
-        own = [next(rest) for _ in statement.rows]
-        if statement.numbers is not None:
-            statement.numbers.extend(int(own[0].get_value(row, 0) or 0) for row in range(own[0].ntuples))
-    return own

@@ -120,29 +120,20 @@ class PostgresServer(PostgresRecords):
             await self._pool.check()
 
     async def _run(self, name: str, parameters: Any = (), *, changes: bool = False) -> list[tuple[Any, ...]]:
-        """The rows of one statement, a transaction of its own; with `changes` a list as long as the rows it changed."""
-        connection = await self.take()
-        try:
-            [answer] = await exchange(connection, [ours(QUERIES[name], parameters)])
-            return rows_of(connection, answer) if answer.nfields else [()] * (answer.command_tuples or 0)
-        except psycopg.Error as exc:
-            if changes or not is_lost(exc, connection):
-                raise_translated(exc, self.url, connection, committing=changes)
-        finally:
-            await finish(self.give_back(connection))
-        return await self._run_again(name, parameters)
-
-    async def _run_again(self, name: str, parameters: Any) -> list[tuple[Any, ...]]:
-        """A read whose connection was gone: once more, on one that is not."""
-        await self.pool.check()
-        connection = await self.take()
-        try:
-            [answer] = await exchange(connection, [ours(QUERIES[name], parameters)])
-            return rows_of(connection, answer)
-        except psycopg.Error as exc:
-            raise_translated(exc, self.url, connection)
-        finally:
-            await finish(self.give_back(connection))
+        """The rows of one statement, a transaction of its own; with `changes` a list as long as the rows it changed. A
+        read whose connection was gone is done once more, on another."""
+        statement, again = ours(QUERIES[name], parameters), not changes
+        while True:
+            connection = await self.take()
+            try:
+                [answer] = await exchange(connection, [statement])
+                return rows_of(connection, answer) if answer.nfields else [()] * (answer.command_tuples or 0)
+            except psycopg.Error as exc:
+                if not (again and is_lost(exc, connection)):
+                    raise_translated(exc, self.url, connection, committing=changes)
+            finally:
+                await finish(self.give_back(connection))
+            again = False
 
     async def _read(self, name: str, parameters: Any = ()) -> list[Any]:
         return await self._run(name, parameters)
