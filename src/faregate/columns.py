@@ -136,7 +136,7 @@ def to_envelopes(batch: Any) -> list[Envelope]:
         if column.null_count == count:
             columns.append(repeat(None, count))
         elif name in _TIMES:
-            columns.append([None if us is None else us / 1_000_000 for us in column.cast(pa.int64()).to_pylist()])
+            columns.append([None if us is None else us / 1_000_000 for us in column.view(pa.int64()).to_pylist()])
         elif name == "headers":
             columns.append([dict(pairs) for pairs in column.to_pylist()])
         elif name == "recipients":
