@@ -331,9 +331,13 @@ class Queue:
         return entry
 
     def start_all(self, held: Sequence[tuple[Entry, int]]) -> list[StaleLock | None]:
-        """Handlers start on these; for each why not, if its lock is stale."""
+        """Handlers start on these, but for what has expired; for each why not, if its lock is stale."""
         found = [self._stale(entry, lock) for entry, lock in held]
-        begun = [entry for (entry, _), stale in zip(held, found, strict=True) if stale is None]
+        begun = [
+            entry
+            for (entry, _), stale in zip(held, found, strict=True)
+            if stale is None and (entry.expires_at is None or not self.has_expired(entry))
+        ]
         for entry in begun:
             entry.started = True
             entry.tries += 1

@@ -85,7 +85,6 @@ class Supplied:
         self.redeliveries = redeliveries
         self.key: str | None = None
         self.letter: DeadLetter | None = None
-        self.start = held.start
         self.renew = held.renew
         self.settle = held.settle
         self.release = held.release
@@ -97,6 +96,10 @@ class Supplied:
     @property
     def expired(self) -> bool:
         return self._until is not None and self._until <= self._waiting.clock.time()
+
+    def start(self) -> None:
+        if not self.expired:
+            self._held.start()
 
     async def redeliver(self, delay: float, *, counted: bool = True) -> None:
         redeliveries = self.redeliveries + (1 if counted else 0)

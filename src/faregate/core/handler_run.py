@@ -73,9 +73,9 @@ class HandlerRun:
                 await work.undo()
                 ctx._attempt, ctx._resources, ctx._outputs, ctx._try = tried, (), None, None
                 await work.enter(ctx)
-            if unit.task is not None and unit.task.cancelling():
+            if unit.cancelling():
                 work.handler_failed = True
-                await meet_cancellation(unit.task)
+                await meet_cancellation()
                 work.handler_failed = False
             if faults.hook is not None:
                 await faults.hook("bus.after-handler")

@@ -241,10 +241,7 @@ class Handling:
         return work.delivery
 
     def _start_all(self, deliveries: list[Delivery]) -> list[Delivery]:
-        """Tries begin, but of what is too late; without those that are someone else's by now."""
-        late = [each for each in deliveries if (self._expires or each.envelope.expires_at is not None) and each.expired]
-        if late:
-            return late + self._start_all([each for each in deliveries if each not in late])
+        """Tries begin; without those that are someone else's by now."""
         if not deliveries or not isinstance(first := deliveries[0], Together):
             return [delivery for delivery in deliveries if self._start(delivery)]
         found = first.start_all(deliveries)
@@ -253,9 +250,7 @@ class Handling:
         return [delivery for delivery, stale in zip(deliveries, found, strict=True) if stale is None]
 
     def _start(self, delivery: Delivery) -> bool:
-        """A try begins, unless it is too late for one; False when the delivery is someone else's by now."""
-        if (self._expires or delivery.envelope.expires_at is not None) and delivery.expired:
-            return True
+        """A try begins; False when the delivery is someone else's by now."""
         try:
             delivery.start()
         except StaleLock as exc:

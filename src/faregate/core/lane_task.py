@@ -36,8 +36,9 @@ class LaneTask(asyncio.Task[T]):
         return super().uncancel()
 
 
-def take_back_own(task: asyncio.Task[Any]) -> bool:
-    """Whether only what runs in a task has cancelled it; then that is taken back."""
+def take_back_own() -> bool:
+    """Whether only what runs in this task has cancelled it; then that is taken back."""
+    task = asyncio.current_task()
     if not isinstance(task, LaneTask) or not 0 < task.cancelling() == task.own:
         return False
     while task.uncancel():
@@ -45,7 +46,7 @@ def take_back_own(task: asyncio.Task[Any]) -> bool:
     return True
 
 
-async def meet_cancellation(task: asyncio.Task[Any]) -> None:
+async def meet_cancellation() -> None:
     """What was asked for and not waited for comes now, and not into what follows. What a handler caught is over."""
     await asyncio.sleep(0)
-    take_back_own(task)
+    take_back_own()

@@ -66,9 +66,9 @@ class UnitOfWork:
     """The messages of one transaction. `current` is the one whose handler runs."""
 
     __slots__ = (
-        "_enter_all", "_savepoints", "_turn", "_user", "_waiting", "_waiting_bytes", "_writers", "alone", "current",
-        "generation", "left_behind", "loop", "parting", "shared", "store", "task", "thread", "transaction", "waited",
-        "works",
+        "_enter_all", "_savepoints", "_turn", "_user", "_waiting", "_waiting_bytes", "_writers", "alone", "cancelling",
+        "current", "generation", "left_behind", "loop", "parting", "shared", "store", "thread", "transaction",
+        "waited", "works",
     )  # fmt: skip
 
     def __init__(
@@ -106,7 +106,10 @@ class UnitOfWork:
         self.parting: asyncio.Task[None] | None = None
         """Commits those that left. Until then nothing else opens: it could wait for what the other holds, for ever."""
         self.loop, self.thread = loop, get_ident()
-        self.task = asyncio.current_task(loop)
+        task = asyncio.current_task(loop)
+        assert task is not None
+        self.cancelling = task.cancelling
+        """Whether somebody has cancelled the lane."""
         self.generation = generation()
         for work in works:
             work.unit = self

@@ -46,7 +46,7 @@ def failure_of(exc: BaseException) -> BaseException | None:
         task = asyncio.current_task()
         if task is not None and not task.cancelling():
             return exc  # someone cancelled what the handler awaited
-        if task is None or not take_back_own(task):
+        if not take_back_own():
             return None
         text = "the handler cancelled the task that it runs in: to fail raise an error, to stop early return"
     else:

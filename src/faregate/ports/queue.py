@@ -130,7 +130,7 @@ class Held(Protocol):
     def lock_seconds(self) -> float: ...
 
     def start(self) -> None:
-        """The handler starts: this counts as a try."""
+        """The handler starts: this counts as a try. On what has expired none does, and nothing is counted."""
 
     def renew(self) -> None:
         """Hold it for another lock period from now on."""

@@ -67,7 +67,7 @@ class LogDelivery:
         return float("inf")
 
     def start(self) -> None:
-        self.tries += 1
+        self.tries += not self.expired
 
     def renew(self) -> None:
         """Nobody else can have it."""

@@ -137,7 +137,7 @@ class Plain:
         task = asyncio.current_task()
         if task is not None and task.cancelling():  # one of them cancelled the task: the pipeline finds out which
             try:
-                await meet_cancellation(task)
+                await meet_cancellation()
             except asyncio.CancelledError as exc:
                 if failure_of(exc) is None:
                     raise
