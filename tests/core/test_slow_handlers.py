@@ -2,11 +2,13 @@
 
 import asyncio
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import faregate as fg
+from faregate.bus.lanes import Lanes
 from faregate.core.handling import Handling
 from faregate.core.unit import UnitOfWork
 from faregate.errors import StoreConflict
@@ -255,3 +257,46 @@ async def test_a_batch_does_not_part_from_a_message_that_is_about_to_be_done(
         await bus.publish_many(numbers(MANY), node="asking")
         await bus.idle()
         assert await committed(bus, "select n from hot") == [(MANY - HANGING,)]
+
+
+@pytest.mark.usefixtures("one_batch")
+async def test_what_has_not_begun_when_the_bus_stops_in_the_middle_of_parting_has_used_up_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking, answering = fg.Node("asking"), fg.Node("answering")
+    plain_part, plain_settle, plain_close = UnitOfWork.part, Handling._settle_all, Lanes.close
+    parted, stops, closes = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    counts: dict[int, tuple[int, bool]] = {}
+
+    def part(unit: UnitOfWork, *given: Any) -> UnitOfWork:
+        parted.set()
+        return plain_part(unit, *given)
+
+    async def settle_all(handling: Handling, works: Any) -> None:
+        await plain_settle(handling, works)
+        if parted.is_set():
+            stops.set()
+            await closes.wait()
+
+    async def close(lanes: Lanes, *given: Any) -> int:
+        closes.set()
+        return await plain_close(lanes, *given)
+
+    @answering.on(Asked, source="asking")
+    async def answer(asked: Asked, ctx: fg.Context) -> None:
+        if asked.n == HANGING and not closes.is_set():
+            await asyncio.Event().wait()
+        if closes.is_set():
+            counts[asked.n] = ctx._work.delivery.tries, ctx.redelivered
+
+    monkeypatch.setattr(UnitOfWork, "part", part)
+    monkeypatch.setattr(Handling, "_settle_all", settle_all)
+    monkeypatch.setattr(Lanes, "close", close)
+    async with asyncio.timeout(LONG):
+        async with fg.Bus(f"journal:{tmp_path}", nodes=[asking, answering], drain_seconds=0) as bus:
+            await bus.publish_many(numbers(MANY), node="asking")
+            await stops.wait()
+        async with fg.Bus(f"journal:{tmp_path}", nodes=[asking, answering]) as bus:
+            await bus.idle()
+    assert counts.pop(HANGING) == (2, True)
+    assert counts and set(counts.values()) == {(1, False)}

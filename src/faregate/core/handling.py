@@ -404,7 +404,9 @@ class Handling:
         await self._settle_all(done)
 
     async def _run_watched(self, unit: UnitOfWork, works: list[Work]) -> None:
-        """Run the handlers. The others do not wait for one that takes its time."""
+        """Run the handlers. The others do not wait for one that takes its time, where there are lanes to go on in."""
+        if self.put_back is None:
+            return await self._run_handlers(unit, works)
         timer: asyncio.TimerHandle
 
         def look(before: Work | None) -> None:
@@ -432,9 +434,7 @@ class Handling:
         if at_hand is not unit.current or unit.is_used:
             return  # it has gone on meanwhile
         decided = [work for work in works if work.state in DECIDED]
-        unbegun = [work for work in works if work.state == "new" and work is not at_hand]
-        if self.put_back is None or self._serial:
-            unbegun = []
+        unbegun = [] if self._serial else [work for work in works if work.state == "new" and work is not at_hand]
         leaving = {*decided, *unbegun}
         works[:] = [work for work in works if work not in leaving]
         deliveries = [self._leave(work) for work in unbegun]
@@ -464,9 +464,9 @@ class Handling:
             await self._commit(apart, decided)
         except BaseException as exc:
             await apart.abandon()
-            if isinstance(exc, CommitUnknown):
+            if isinstance(exc, CommitUnknown | asyncio.CancelledError):
                 self._outlet.doubt()
-            elif not isinstance(exc, Exception | Spoiled):
+            if not isinstance(exc, Exception | Spoiled):
                 raise
             self._scatter(decided, exc)
             for work in decided:  # if its mark is there after all, it is not for the next transaction to remove
