@@ -185,6 +185,30 @@ class KeepsWhatAFailedTryWrote(Faulty):
             self._live()
 
 
+@breaks("a_statement_that_cannot_be_sent_takes_nothing_with_it_of_what_came_before")
+class LosesWhatWaitsWithAStatementThatCannotBeSent(Faulty):
+    class tx(SqliteTransaction):
+        waiting: tuple[str, ...] = ()
+
+        async def savepoint(self) -> None:
+            self.waiting += ("savepoint faregate",)
+
+        async def release_savepoint(self) -> None:
+            self.waiting += ("release faregate",)
+
+        def _run(self, sql: str, parameters: Any = ()) -> sqlite3.Cursor:
+            waiting, self.waiting = self.waiting, ()
+            if not any(type(each) is object for each in parameters):
+                for each in waiting:
+                    super()._run(each)
+            return super()._run(sql, parameters)
+
+        async def commit(self) -> None:
+            if self.is_open:
+                self._run("select 1")
+            await super().commit()
+
+
 @breaks("a_transaction_can_be_committed_right_after_undoing_a_failed_statement")
 class CommitsNothingAfterAFailedStatement(Faulty):
     class tx(SqliteTransaction):

@@ -1,15 +1,17 @@
 """Statements that go out together in one round trip: nothing is lost, mixed up or left on the server."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import psycopg
 import pytest
+from psycopg.adapt import Transformer
 
 from faregate.errors import StoreConflict
 from faregate.stores.postgres import PostgresStore, pipeline
 from faregate.stores.postgres.connection import PollingConnection, ReadyConnection
-from faregate.stores.postgres.pipeline import Statement, array, exchange, ours, theirs
+from faregate.stores.postgres.pipeline import Row, Statement, array, exchange, ours, theirs
 from tests.presence import address
 
 pytestmark = pytest.mark.services
@@ -28,6 +30,10 @@ async def bodies(connection: ReadyConnection) -> list[str]:
     return [body for (body,) in await (await connection.execute("select body from rows order by n")).fetchall()]
 
 
+def given(connection: ReadyConnection, sql: str, rows: Sequence[Sequence[Any]]) -> Statement:
+    return theirs(Transformer(connection), sql, rows)
+
+
 INSERT = "insert into rows(body) values (%s)"
 
 
@@ -35,7 +41,8 @@ async def test_large_rows_and_large_answers_pass_each_other(connection: ReadyCon
     rows = [(str(n) + "x" * n * 100,) for n in range(500)]
     async with asyncio.timeout(LONG):
         answers = await exchange(
-            connection, [theirs(INSERT, rows), theirs("select repeat('y', %s)", [(300_000,)] * 30)]
+            connection,
+            [given(connection, INSERT, rows), given(connection, "select repeat('y', %s)", [(300_000,)] * 30)],
         )
     assert [len(answer.get_value(0, 0) or b"") for answer in answers] == [300_000] * 30
     assert await bodies(connection) == [body for (body,) in rows]
@@ -44,34 +51,41 @@ async def test_large_rows_and_large_answers_pass_each_other(connection: ReadyCon
 async def test_behind_a_statement_that_fails_nothing_runs_and_the_connection_goes_on(
     connection: ReadyConnection,
 ) -> None:
-    wrong = Statement(b"insert into nowhere_at_all values (1)", [()])
+    wrong = Statement(b"insert into nowhere_at_all values (1)", [Row()])
     with pytest.raises(psycopg.errors.UndefinedTable):
-        await exchange(connection, [theirs(INSERT, [("a",)]), wrong, theirs(INSERT, [("b",)])])
+        await exchange(connection, [given(connection, INSERT, [("a",)]), wrong, given(connection, INSERT, [("b",)])])
     assert await bodies(connection) == [], "a pipeline is all or nothing"
     for body in ("c", "d"):
-        await exchange(connection, [theirs(INSERT, [(body,)])])
+        await exchange(connection, [given(connection, INSERT, [(body,)])])
     assert await bodies(connection) == ["c", "d"]
 
 
 async def test_each_row_has_the_types_that_the_driver_gives_it(connection: ReadyConnection) -> None:
     sql = "insert into rows(body) values (pg_typeof(%s)::text)"
-    await exchange(connection, [theirs(sql, [(1,), (100_000,), (1,), (1 << 40,), (1.5,), (True,)])])
+    await exchange(connection, [given(connection, sql, [(1,), (100_000,), (1,), (1 << 40,), (1.5,), (True,)])])
     types = ["smallint", "integer", "smallint", "bigint", "double precision", "boolean"]
     assert await bodies(connection) == types
 
 
 async def test_a_wrong_number_of_parameters_is_an_error_of_the_statement(connection: ReadyConnection) -> None:
     with pytest.raises(psycopg.ProgrammingError, match="has 1 parameters, and 2 were given"):
-        theirs(INSERT, [("a",), ("b", "c")])
+        given(connection, INSERT, [("a",), ("b", "c")])
 
 
 async def test_a_parameter_that_the_driver_cannot_adapt_leaves_the_connection_as_it_was(
     connection: ReadyConnection,
 ) -> None:
     with pytest.raises(psycopg.ProgrammingError, match="cannot adapt"):
-        await exchange(connection, [theirs(INSERT, [("a",), (object(),)])])
-    await exchange(connection, [theirs(INSERT, [("b",)])])
+        await exchange(connection, [given(connection, INSERT, [("a",), (object(),)])])
+    await exchange(connection, [given(connection, INSERT, [("b",)])])
     assert await bodies(connection) == ["b"]
+
+
+async def test_copy_is_refused_before_it_is_sent_and_a_file_of_the_server_is_not(connection: ReadyConnection) -> None:
+    for sql in ("copy rows to stdout", " COPY rows (body)\nfrom STDIN"):
+        with pytest.raises(psycopg.NotSupportedError, match=r"use ctx\.db\.raw"):
+            given(connection, sql, [()])
+    given(connection, "copy rows from '/data/rows.csv'", [()])
 
 
 async def test_texts_that_are_made_up_do_not_fill_the_server(
@@ -80,20 +94,20 @@ async def test_texts_that_are_made_up_do_not_fill_the_server(
     monkeypatch.setattr(pipeline, "_MOST_PREPARED", 3)
     for number in range(6):
         sql = f"insert into rows(body) values (%s || '{number}')"
-        await exchange(connection, [theirs(sql, [("a",), ("b",)]), theirs(INSERT, [("c",)])])
+        await exchange(connection, [given(connection, sql, [("a",), ("b",)]), given(connection, INSERT, [("c",)])])
         with pytest.raises(psycopg.errors.DivisionByZero):
-            await exchange(connection, [theirs("insert into rows(body) values (%s), (1 / 0)", [("x",)])])
+            await exchange(connection, [given(connection, "insert into rows(body) values (%s), (1 / 0)", [("x",)])])
     [(prepared,)] = await (await connection.execute("select count(*) from pg_prepared_statements")).fetchall()
     assert prepared <= 3
     assert await bodies(connection) == [text for n in range(6) for text in (f"a{n}", f"b{n}", "c")]
 
 
 async def test_statements_that_somebody_deallocated_are_prepared_again(connection: ReadyConnection) -> None:
-    await exchange(connection, [theirs(INSERT, [("a",)])])
+    await exchange(connection, [given(connection, INSERT, [("a",)])])
     await connection.execute("deallocate all")
     with pytest.raises(psycopg.errors.InvalidSqlStatementName):
-        await exchange(connection, [theirs(INSERT, [("lost",)])])
-    await exchange(connection, [theirs(INSERT, [("b",)])])
+        await exchange(connection, [given(connection, INSERT, [("lost",)])])
+    await exchange(connection, [given(connection, INSERT, [("b",)])])
     assert await bodies(connection) == ["a", "b"]
 
 
@@ -105,7 +119,9 @@ async def prepared(connection: ReadyConnection) -> int:
 async def test_a_statement_that_fails_is_prepared_once(connection: ReadyConnection) -> None:
     for _ in range(5):
         with pytest.raises(psycopg.errors.DivisionByZero):
-            await exchange(connection, [theirs("select 1 / %s", [(0,)]), theirs(INSERT, [("a",)])])
+            await exchange(
+                connection, [given(connection, "select 1 / %s", [(0,)]), given(connection, INSERT, [("a",)])]
+            )
     assert await prepared(connection) == len(connection.prepared) == 1
 
 

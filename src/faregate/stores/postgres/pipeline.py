@@ -19,6 +19,7 @@ from itertools import count, groupby
 from typing import Any, NamedTuple
 
 import psycopg
+from psycopg import abc
 from psycopg.adapt import PyFormat, Transformer
 from psycopg.pq import ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
@@ -28,17 +29,25 @@ from faregate.stores.postgres.connection import ReadyConnection
 
 _MOST_PREPARED = 200
 _COPY = {ExecStatus.COPY_IN, ExecStatus.COPY_OUT, ExecStatus.COPY_BOTH}
+_COPIES = re.compile(r"(?is)\s*copy\b.*\b(stdin|stdout)\b").match
 _NUMBERS = {int, float, type(None)}
 _numbers = count(1)
+
+
+class Row(NamedTuple):
+    """Parameters as libpq takes them."""
+
+    values: Sequence[Any] = ()
+    types: tuple[int, ...] | None = None
+    formats: Sequence[Any] | None = None
 
 
 class Statement(NamedTuple):
     sql: bytes
     """With `$1`, `$2` for parameters."""
-    rows: list[Sequence[Any]]
-    """The parameters for each time that it runs."""
-    dumped: bool = False
-    """Whether the parameters are texts already, or the driver has to make them such."""
+    rows: list["Row"]
+    """One for each time that it runs."""
+    is_ours: bool = False
     numbers: list[int] | None = None
     """Takes the first column of its answer."""
 
@@ -54,18 +63,22 @@ def ours(sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> Statement:
     row = [None if value is None else _text(value).encode() for value in given]
     if any(b"\0" in each for each in row if each is not None):
         raise psycopg.DataError("PostgreSQL keeps no text with a NUL character in it")  # libpq would cut it off there
-    return Statement(text, [row], dumped=True)
+    return Statement(text, [Row(row)], is_ours=True)
 
 
-def theirs(sql: str, rows: Sequence[Sequence[Any]]) -> Statement:
-    """One with parameters that are the driver's to adapt; one without is taken as it is."""
+def theirs(driver: abc.Transformer, sql: str, rows: Sequence[Sequence[Any]]) -> Statement:
+    """One with parameters that the driver adapts; one without is taken as it is. What is wrong with it is raised here:
+    before it is among those that wait, so that nothing of what others left there is lost with it."""
+    if _COPIES(sql):
+        raise psycopg.NotSupportedError("COPY does not go together with other statements: use ctx.db.raw for it")
     if not rows[0]:
-        return Statement(sql.encode(), list(rows))
+        return Statement(sql.encode(), [Row()] * len(rows))
     text, marks = numbered(sql)
     wrong = next((row for row in rows if len(row) != len(marks)), None)
     if wrong is not None:
         raise psycopg.ProgrammingError(f"the statement has {len(marks)} parameters, and {len(wrong)} were given")
-    return Statement(text, list(rows))
+    formats = [PyFormat.AUTO] * len(marks)
+    return Statement(text, [Row(driver.dump_sequence(row, formats), driver.types, driver.formats) for row in rows])
 
 
 @lru_cache(maxsize=2048)
@@ -133,7 +146,7 @@ def rows_of(connection: ReadyConnection, answer: PGresult) -> list[tuple[Any, ..
 
 
 def _is_several(statement: Statement) -> bool:
-    return b";" in statement.sql and not statement.rows[0]
+    return b";" in statement.sql and not statement.rows[0].values
 
 
 async def _exchange(connection: ReadyConnection, statements: Sequence[Statement]) -> list[PGresult]:
@@ -182,18 +195,13 @@ async def take_back(connection: ReadyConnection) -> None:
 
 def _plan(connection: ReadyConnection, statements: Sequence[Statement]) -> list[Command]:
     """What to hand to libpq."""
-    driver, prepared = Transformer(connection), connection.prepared
+    prepared = connection.prepared
     most = 0 if connection.lent else _MOST_PREPARED
     commands: list[Command] = []
     fresh: dict[Any, bytes] = {}
     unnamed = None
     for statement in statements:
-        types = formats = None
-        for row in statement.rows:
-            values = row
-            if not statement.dumped and row:
-                values = driver.dump_sequence(row, [PyFormat.AUTO] * len(row))
-                types, formats = driver.types, driver.formats
+        for values, types, formats in statement.rows:
             key = statement.sql, types
             name = (prepared.get(key) or fresh.get(key, b"")) if most else b""
             if not name and unnamed != key:

@@ -16,6 +16,8 @@ from typing import Any
 from zlib import crc32
 
 import psycopg
+from psycopg import abc
+from psycopg.adapt import Transformer
 from psycopg.pq import TransactionStatus
 from psycopg.pq.abc import PGresult
 
@@ -42,6 +44,8 @@ class PostgresTransaction(PostgresRecords, SqlTransaction, TransactionBlock):
         self._connection: Connection | None = None
         self._waiting: list[Statement] = []
         """What goes out before the next statement, or with it."""
+        self._driver: abc.Transformer | None = None
+        """Adapts the parameters of the user's statements."""
         self._used = False
         self._cancelled = False
         self._retired = False
@@ -170,12 +174,21 @@ class PostgresTransaction(PostgresRecords, SqlTransaction, TransactionBlock):
         return await self._run_many(QUERIES[name], rows) if rows else 0
 
     async def _run_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
-        return sum(answer.command_tuples or 0 for answer in await self._exchange(theirs(sql, rows)))
+        return sum(answer.command_tuples or 0 for answer in await self._exchange(self._theirs(sql, rows)))
 
     def _later(self, name: str, *values: Any) -> None:
         """One of ours that nobody waits for."""
         self._live()
         self._waiting.append(ours(QUERIES[name], values))
+
+    def _theirs(self, sql: str, rows: Sequence[Sequence[Any]]) -> Statement:
+        if self._driver is None:
+            self._driver = Transformer(self._live())
+        return theirs(self._driver, sql, rows)
+
+    def _given(self, sql: str, parameters: Sequence[Any]) -> Statement:
+        """A statement of the user."""
+        return self._theirs(to_percent(sql, bool(parameters)), [parameters])
 
     # --- savepoints ---
 
@@ -196,7 +209,7 @@ class PostgresTransaction(PostgresRecords, SqlTransaction, TransactionBlock):
     # --- the user's statements ---
 
     async def execute(self, sql: str, parameters: Sequence[Any] = ()) -> int:
-        return (await self._run(_given(sql, parameters)))[1]
+        return (await self._run(self._given(sql, parameters)))[1]
 
     async def executemany(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
         statement = to_percent(sql, True)
@@ -207,14 +220,14 @@ class PostgresTransaction(PostgresRecords, SqlTransaction, TransactionBlock):
         return rows[0] if rows else None
 
     async def fetchall(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        return (await self._run(_given(sql, parameters)))[0]
+        return (await self._run(self._given(sql, parameters)))[0]
 
     def write(self, sql: str, parameters: Sequence[Any] = ()) -> None:
         self._live()
-        statement = _given(sql, parameters)
+        statement = self._given(sql, parameters)
         last = self._waiting[-1] if self._waiting else _BEGIN
-        if last.sql == statement.sql and not last.dumped:
-            last.rows.append(parameters)
+        if last.sql == statement.sql and not last.is_ours:
+            last.rows.extend(statement.rows)
         else:
             self._waiting.append(statement)
 
@@ -317,11 +330,6 @@ class PostgresTransaction(PostgresRecords, SqlTransaction, TransactionBlock):
         if not await self._read("any_parked", (node,)):
             return []
         return [self._parked(row) for row in await self._read("parked_with", (node, list(message_ids), list(keys)))]
-
-
-def _given(sql: str, parameters: Sequence[Any]) -> Statement:
-    """A statement of the user."""
-    return theirs(to_percent(sql, bool(parameters)), [parameters])
 
 
 _ENDED = (

@@ -1,6 +1,7 @@
 """Cases of the store suite: transactions, savepoints, and the user's statements."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from faregate.errors import ConfigurationError, FaregateError, TransactionMisused
@@ -234,6 +235,37 @@ async def a_savepoint_can_be_remade_again_and_again(subject: StoreSubject) -> No
                 await tx.roll_back_to_savepoint()
             await tx.release_savepoint()
     assert await goods(store) == ["try 0", "try 2", "try 4"]
+
+
+@case
+async def a_statement_that_cannot_be_sent_takes_nothing_with_it_of_what_came_before(subject: StoreSubject) -> None:
+    store, insert = await prepared(subject), "insert into goods (name) values (?)"
+
+    async def write(sql: str, row: tuple[Any, ...]) -> None:
+        tx.write(sql, row)
+        await tx.flush()
+
+    async def run_many(sql: str, row: tuple[Any, ...]) -> None:
+        await tx.executemany(sql, [row])
+
+    async with store.transaction() as tx:
+        statements: list[Callable[..., Awaitable[Any]]] = [tx.execute, tx.fetchall, run_many, write]
+        for number, run in enumerate(statements):
+            await tx.savepoint()
+            await tx.execute(insert, (f"kept {number}",))
+            await tx.release_savepoint()
+            await tx.savepoint()
+            try:
+                await run(insert, (object(),))
+            except FaregateError as exc:
+                raise AssertionError(f"the user's own error was translated to {exc!r}") from exc
+            except Exception:
+                pass
+            else:
+                raise AssertionError("a parameter that is a plain object raised nothing")
+            await tx.roll_back_to_savepoint()
+            await tx.release_savepoint()
+    assert await goods(store) == [f"kept {number}" for number in range(4)]
 
 
 @case
