@@ -64,8 +64,7 @@ async def make(path: Path, messages: int, is_settled: range, *, snapshot: bool =
     transport = await opened(path)
     await publish(transport, messages)
     [number] = [queue.number for queue in transport.journal.topology.queues if not queue.is_dead_letter_queue]
-    for offset in is_settled:
-        transport.journal.settle(Record(offset, number, HANDLED, 1, 0, 0.0))
+    transport.journal.settle([Record(offset, number, HANDLED, 1, 0, 0.0) for offset in is_settled])
     await transport.journal.barrier()
     await transport.journal.close(None)
     if snapshot:
