@@ -14,7 +14,7 @@ def snippets(page: Path) -> list[str]:
     return SNIPPET.findall(page.read_text())
 
 
-SPARK = pytest.mark.services
+SPARK = (pytest.mark.services, pytest.mark.full)
 """For pages whose snippets take the session that is there: the one that all tests share."""
 
 

@@ -145,6 +145,7 @@ def test_without_java_it_says_so_and_plain_sql_makes_the_audit(tmp_path: Path) -
     assert "the audit, by plain SQL" in ended.stdout
 
 
+@pytest.mark.full
 @pytest.mark.services
 @pytest.mark.usefixtures("java")
 def test_spark_makes_the_audit_and_finds_a_planted_double() -> None:

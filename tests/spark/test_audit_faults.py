@@ -157,6 +157,7 @@ def test_a_node_that_lost_everything_is_found(spark: SparkSession, office: Offic
     assert REPLAYED in accounts
 
 
+@pytest.mark.full
 @pytest.mark.services
 def test_what_retention_removed_is_no_finding(spark: SparkSession, tmp_path: Path) -> None:
     office = Office(tmp_path)

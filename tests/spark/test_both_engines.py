@@ -1157,6 +1157,7 @@ def test_one_bad_row_of_many_does_not_hold_the_others(spark: "SparkSession", tmp
     assert (outcomes["handled"], outcomes["dead"]) == (4, 4)
 
 
+@pytest.mark.full
 def test_a_store_that_cannot_be_reached_fails_the_batch_and_the_next_run_goes_on(
     spark: "SparkSession", tmp_path: Path
 ) -> None:

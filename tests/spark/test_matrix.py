@@ -45,6 +45,7 @@ def test_the_driver_dies_after_the_handlers_commit_before_the_commit_log(the_sho
     the_shop.check(8)
 
 
+@pytest.mark.full
 def test_an_older_checkpoint_restored_with_other_partitions(the_shop: Shop) -> None:
     the_shop.place(4)
     the_shop.run_to_end()
@@ -74,6 +75,7 @@ def test_a_lost_checkpoint_and_a_restart_from_the_earliest(the_shop: Shop) -> No
     the_shop.check(8)
 
 
+@pytest.mark.full
 def test_a_lost_checkpoint_after_the_ledger_forgot_what_was_handled(the_shop: Shop) -> None:
     """Nothing below the low-water mark is read again, so nothing has to be recognised."""
     the_shop.place(6)

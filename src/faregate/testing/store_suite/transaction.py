@@ -91,11 +91,12 @@ async def a_block_that_is_cancelled_is_rolled_back_and_the_store_goes_on(subject
     working.cancel()
     await asyncio.gather(working, return_exceptions=True)
     assert working.cancelled(), "a block kept its cancellation for itself"
-    there = await what_is_there(store, handled, dead)
-    assert not any(there), f"ledger, business data, outbox, identity, dead letter: {there}"
-    async with asyncio.timeout(5), store.transaction() as after:
-        await do_everything(after, handled, dead)
-    assert all(await what_is_there(store, handled, dead)), "the store does not go on"
+    async with asyncio.timeout(5):
+        there = await what_is_there(store, handled, dead)
+        assert not any(there), f"ledger, business data, outbox, identity, dead letter: {there}"
+        async with store.transaction() as after:
+            await do_everything(after, handled, dead)
+        assert all(await what_is_there(store, handled, dead)), "the store does not go on"
 
 
 @case
