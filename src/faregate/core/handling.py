@@ -12,6 +12,8 @@ Rules kept here:
 - A commit whose outcome is unknown is tried again; the look-up then finds out what it was.
 - Giving up is a commit too: the dead letter is in the store before the delivery is settled.
 - Without a store there is no transaction: handlers run again after a crash, and what they send keeps its ids.
+
+Longer than most files: these are the steps of one walk, and each relies on the state that the others leave behind.
 """
 
 import asyncio
