@@ -37,9 +37,9 @@ def units(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     made: list[tuple[int, bool]] = []
     plain = UnitOfWork.__init__
 
-    def noted(self: UnitOfWork, store: Any, works: Any, *rest: Any, savepoints: bool = True) -> None:
+    def noted(self: UnitOfWork, home: Any, works: Any, savepoints: bool) -> None:
         made.append((len(works), savepoints))
-        plain(self, store, works, *rest, savepoints=savepoints)
+        plain(self, home, works, savepoints)
 
     monkeypatch.setattr(UnitOfWork, "__init__", noted)
     return made

@@ -64,7 +64,7 @@ class Context:
         """It is used after its end."""
         unit = self._work.unit
         if unit is not None:
-            unit.left_behind(self)
+            unit.home.left_behind(self)
         raise TryEnded(
             f"ctx was used after the try of {self} had ended: nothing of that happens. Await everything that the "
             "handler starts before it returns or raises (asyncio.TaskGroup does so, asyncio.gather does not)"
@@ -172,13 +172,13 @@ class Context:
         if self._ended:
             self._refuse()
         work, unit = self._work, self._work.unit
-        if unit is None or unit.store is None:
+        if unit is None or unit.home.store is None:
             raise ConfigurationError(
                 f"node {work.node!r} has no store, so there is no ctx.db: give the bus one, "
                 "fg.Bus(…, store='sqlite:./shop.db')"
             )
         # Which of the two depends on who asks: another thread, and that has no running event loop.
-        if get_ident() != unit.thread:
+        if get_ident() != unit.home.thread:
             if asyncio._get_running_loop() is None:
                 return BlockingDatabase(self, work)
             raise WrongEventLoop(

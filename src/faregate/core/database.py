@@ -114,8 +114,8 @@ class BlockingDatabase:
         unit = self._work.unit
         if self._ctx._ended or unit is None:
             self._ctx._refuse()
-        end_if_forked(unit.generation)  # a forked child has no running loop, and looks like a thread
-        return asyncio.run_coroutine_threadsafe(start(*args), unit.loop).result()
+        end_if_forked(unit.home.generation)  # a forked child has no running loop, and looks like a thread
+        return asyncio.run_coroutine_threadsafe(start(*args), unit.home.loop).result()
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> int:
         return self._wait(self._database.execute, sql, parameters)

@@ -64,7 +64,7 @@ class HandlerRun:
                     detach(ctx)
                     if work.interrupt is None or isinstance(exc, asyncio.CancelledError):
                         raise
-                end_if_forked(unit.generation)
+                end_if_forked(unit.home.generation)
                 if work.interrupt is None:
                     break
                 if work.interrupt is not NeedsTransaction:

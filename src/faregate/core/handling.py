@@ -38,7 +38,7 @@ from faregate.core.pipeline import is_retried
 from faregate.core.reading import Reader
 from faregate.core.sender import Sender
 from faregate.core.states import DECIDED, RUNNING, UNDECIDED
-from faregate.core.unit import TRANSACTION_LOST, TransactionEnded, UnitOfWork
+from faregate.core.unit import TRANSACTION_LOST, Home, TransactionEnded, UnitOfWork
 from faregate.core.verdict import failure_of, first_line
 from faregate.core.work import Spoiled, Work
 from faregate.errors import CommitUnknown, Expired, Permanent, StaleLock
@@ -124,9 +124,9 @@ class Handling:
         self._sends = False
         """Whether the handlers of the last transaction sent anything. Only then they wait while others are not sent."""
         self._units: set[UnitOfWork] = set()
-        """The transactions at work; they share the event loop."""
-        self._loop: asyncio.AbstractEventLoop | None = None
-        """That one. It is asked for once: on Python 3.11 asking is a system call."""
+        """The transactions at work."""
+        self._home: Home | None = None
+        """What they share. Made once: on Python 3.11 it is a system call to ask for the event loop."""
         self._savepoints = store is None or not store.store.dear_savepoints
         """Whether each message of a batch has one in any case."""
 
@@ -321,7 +321,7 @@ class Handling:
                     work.move("released")
                     await self.give_back(work.delivery, begun=work.tries > 0)
                 return again
-            unit = self._unit(works, savepoints=self._savepoints or spoiled)
+            unit = UnitOfWork(self._home or self._settle_in(), works, self._savepoints or spoiled)
             self._units.add(unit)
             try:
                 if self._store is None:
@@ -337,11 +337,10 @@ class Handling:
                 works = await self._what_is_left(works, again, alone=unit.alone, spoiled=spoiled)
         return again
 
-    def _unit(self, works: list[Work], *, savepoints: bool) -> UnitOfWork:
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
+    def _settle_in(self) -> Home:
         store = None if self._store is None else self._store.store
-        return UnitOfWork(store, works, self._mark, self._reader.left_behind, self._loop, savepoints=savepoints)
+        self._home = Home(store, self._mark, self._reader.left_behind)
+        return self._home
 
     async def _what_is_left(
         self, works: list[Work], again: list[Delivery], *, alone: bool, spoiled: bool
@@ -415,11 +414,11 @@ class Handling:
             """Whether the same message is at hand as when we looked before."""
             nonlocal timer
             if before is not None and before is unit.current and not unit.is_used and not self.stopped:
-                unit.parting = unit.loop.create_task(self._part(unit, works, before))
+                unit.parting = unit.home.loop.create_task(self._part(unit, works, before))
             else:
-                timer = unit.loop.call_later(self._feed.batch_seconds, look, unit.current)
+                timer = unit.home.loop.call_later(self._feed.batch_seconds, look, unit.current)
 
-        timer = unit.loop.call_later(self._feed.batch_seconds, look, None)
+        timer = unit.home.loop.call_later(self._feed.batch_seconds, look, None)
         try:
             await self._run_handlers(unit, works)
         finally:

@@ -62,28 +62,31 @@ class TransactionEnded(TransactionMisused):
         )
 
 
+class Home:
+    """What all units of work of one handling have in common. Made on the event loop that they run on."""
+
+    __slots__ = ("enter", "generation", "left_behind", "loop", "store", "thread")
+
+    def __init__(self, store: Store | None, enter: Enter, left_behind: Callable[[Context], None]) -> None:
+        """`left_behind` is told when the context of a try is used after its end."""
+        self.store = store
+        self.enter = enter
+        self.left_behind = left_behind
+        self.loop, self.thread = asyncio.get_running_loop(), get_ident()
+        self.generation = generation()
+
+
 class UnitOfWork:
     """The messages of one transaction. `current` is the one whose handler runs."""
 
     __slots__ = (
-        "_enter_all", "_savepoints", "_turn", "_user", "_waiting", "_waiting_bytes", "_writers", "alone", "cancelling",
-        "current", "generation", "left_behind", "loop", "parting", "shared", "store", "thread", "transaction",
-        "waited", "works",
+        "_savepoints", "_turn", "_user", "_waiting", "_waiting_bytes", "_writers", "alone", "cancelling", "current",
+        "home", "parting", "shared", "transaction", "waited", "works",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        store: Store | None,
-        works: Sequence[Work],
-        enter: Enter,
-        left_behind: Callable[[Context], None],
-        loop: asyncio.AbstractEventLoop,
-        *,
-        savepoints: bool = True,
-    ) -> None:
-        """`left_behind` is told when the context of a try is used after its end."""
+    def __init__(self, home: Home, works: Sequence[Work], savepoints: bool) -> None:
         alone = len(works) == 1
-        self.store = store
+        self.home = home
         self.works = works
         self.transaction: Transaction | None = None
         self.current: Work | None = None
@@ -93,8 +96,6 @@ class UnitOfWork:
         self.shared = not (savepoints or alone)
         """Whether what one message breaks is broken for all of them."""
         self._savepoints = savepoints and not alone
-        self._enter_all = enter
-        self.left_behind = left_behind
         self._user: tuple[Context, asyncio.Task[Any] | None] | None = None
         """Whose statement is at hand."""
         self._turn: asyncio.Semaphore | None = None
@@ -105,12 +106,10 @@ class UnitOfWork:
         """How many writes wait, and about how much that is."""
         self.parting: asyncio.Task[None] | None = None
         """Commits those that left. Until then nothing else opens: it could wait for what the other holds, for ever."""
-        self.loop, self.thread = loop, get_ident()
-        task = asyncio.current_task(loop)
+        task = asyncio.current_task(home.loop)
         assert task is not None
         self.cancelling = task.cancelling
         """Whether somebody has cancelled the lane."""
-        self.generation = generation()
         for work in works:
             work.unit = self
 
@@ -124,7 +123,7 @@ class UnitOfWork:
 
     def part(self, staying: Sequence[Work], works: Sequence[Work]) -> UnitOfWork:
         """A unit of these, which takes the transaction along; those that stay will open another."""
-        apart = UnitOfWork(self.store, works, self._enter_all, self.left_behind, self.loop, savepoints=not self.shared)
+        apart = UnitOfWork(self.home, works, savepoints=not self.shared)
         apart.transaction, self.transaction = self.transaction, None
         apart._writers, self._writers = self._writers, []
         self.works = staying
@@ -135,10 +134,10 @@ class UnitOfWork:
 
     async def run(self, work: Work, ctx: Context, statement: str | None, sql: str, parameters: Any) -> Any:
         """One statement of a message; None just opens the transaction for it."""
-        end_if_forked(self.generation)
+        end_if_forked(self.home.generation)
         if self._user is not None or self._turn is not None:
             await self._take_turn()
-        task = asyncio.current_task(self.loop)
+        task = asyncio.current_task(self.home.loop)
         self._user = ctx, task
         try:
             if work.sending is not None and work.sending is not task:
@@ -168,7 +167,7 @@ class UnitOfWork:
 
     def write(self, work: Work, write: Write) -> bool:
         """Take a statement that nobody waits for; whether so many wait that they had better be sent."""
-        end_if_forked(self.generation)
+        end_if_forked(self.home.generation)
         if not work.writes:
             work.writes = []
         work.writes.append(write)
@@ -252,15 +251,15 @@ class UnitOfWork:
     async def open(self) -> Transaction:
         """The transaction, with the marks of all its messages that are still in the running."""
         if self.transaction is None:
-            assert self.store is not None
+            assert self.home.store is not None
             started = perf_counter()
             if self.parting is not None:
                 await asyncio.wait([self.parting])
-            transaction = self.store.transaction()
+            transaction = self.home.store.transaction()
             await transaction.begin()
             self.waited += perf_counter() - started
             try:
-                await self._enter_all(transaction, self.works)
+                await self.home.enter(transaction, self.works)
             except BaseException:
                 await transaction.roll_back()
                 raise
@@ -271,7 +270,7 @@ class UnitOfWork:
 
     async def undo(self, work: Work, exc: BaseException | None = None) -> None:
         """Roll a failed try back: alone everything, among others to its savepoint. `exc` is what it failed with."""
-        end_if_forked(self.generation)
+        end_if_forked(self.home.generation)
         await self.still(cancel=True)
         work.stop_sending()
         work.writes, work.wrote, work.refused = (), False, None
@@ -290,7 +289,7 @@ class UnitOfWork:
 
     async def leave(self, work: Work) -> None:
         """A message succeeded: what it wrote stays, if the rest goes well."""
-        end_if_forked(self.generation)
+        end_if_forked(self.home.generation)
         if self._user is not None:
             await self.still(cancel=False)
         if work.sending is not None:
@@ -355,7 +354,7 @@ class UnitOfWork:
 
     async def abandon(self) -> None:
         """Roll everything back."""
-        end_if_forked(self.generation)
+        end_if_forked(self.home.generation)
         await self.still(cancel=True)
         self._writers = []
         for work in self.works:
