@@ -1,6 +1,7 @@
 """Handlers and their outputs: every shape of handler, effects, context, routing."""
 
 import dataclasses
+import gc
 import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 import pytest
 
 import faregate as fg
+from faregate.core.unit import UnitOfWork
+from faregate.core.work import Work
 
 
 class OrderPlaced(fg.Event):
@@ -451,3 +454,34 @@ async def test_plain_functions_get_as_many_threads_as_there_are_lanes() -> None:
         await bus.publish_many([OrderPlaced(order_id=str(number)) for number in range(lanes)], node="shop")
         await bus.idle(timeout=60)
         assert bus.outcomes()["handled"] == lanes
+
+
+@pytest.mark.parametrize("between", [False, True], ids=["bare", "in a middleware"])
+@pytest.mark.parametrize("store", [None, "memory:"], ids=["no store", "store"])
+async def test_a_message_that_is_done_is_gone_without_the_garbage_collector(store: str | None, between: bool) -> None:
+    shop, billing = fg.Node("shop"), fg.Node("billing")
+
+    @billing.on(OrderPlaced, source="shop")
+    async def bill(order: OrderPlaced, ctx: fg.Context) -> Any:
+        if store is not None:
+            await ctx.db.fetchone("select 1")
+        return Noted(text=order.order_id)
+
+    async def middleware(ctx: fg.Context, call_next: Any) -> None:
+        if store is not None:
+            await ctx.db.fetchone("select 1")
+        await call_next()
+
+    if between:
+        billing.use(middleware)
+    async with fg.Bus("memory:", nodes=[shop, billing], store=store) as bus:
+        gc.collect()
+        gc.disable()
+        try:
+            await bus.publish_many([OrderPlaced(order_id=str(n)) for n in range(20)], node="shop")
+            await bus.idle()
+            left = [type(each) for each in gc.get_objects() if type(each) in (fg.Context, Work, UnitOfWork)]
+        finally:
+            gc.enable()
+        assert bus.outcomes()["handled"] == 20
+    assert left == []

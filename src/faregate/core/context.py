@@ -32,7 +32,6 @@ class Context:
     _outcome: Settled | None = None
     _sealed: list[Envelope] | None = None
     """The envelopes of all that goes out, once they are recorded."""
-    _database: Database | None = None
 
     def __init__(self, work: Work, message: Any) -> None:
         self._work = work
@@ -42,14 +41,19 @@ class Context:
         """The try at hand; before the handler runs, how many tries there were."""
         self._outputs: list[Outgoing] | None = None
         """What was recorded through this context; `_sent` is all that goes out."""
+        self._completed = False
+        """Whether the handler ran and succeeded; else a middleware did not call it."""
         self._try: Context | None = None
-        """The try of the handler that counts: the last one, if it succeeded."""
+        """The try of the handler that counts, where it has a context of its own. It is never this one: what refers to
+        itself stays, with its message, until the garbage collector comes."""
         self._trying: Context | None = None
         """The try at hand, while there is one."""
         self._detached = False
         """Whether the middlewares returned while the handler was running."""
         self._ended = False
         """Whether the try that it was made for is over."""
+        self._database: Database | None = None
+        """Made when it is asked for, and gone when this ends: each refers to the other."""
         self._resources: tuple[Any, ...] = ()
         """What the node provides to this message, in the order in which the pipeline was compiled."""
 
@@ -70,15 +74,10 @@ class Context:
             "handler starts before it returns or raises (asyncio.TaskGroup does so, asyncio.gather does not)"
         )
 
-    @property
-    def _completed(self) -> bool:
-        """Whether the handler ran and succeeded; else a middleware did not call it."""
-        return self._try is not None
-
     def _sent(self) -> Sequence[Outgoing]:
         """What the handler's last try sends, behind what middlewares do."""
         own, tried = self._outputs, self._try
-        if tried is None or tried is self or not tried._outputs:
+        if tried is None or not tried._outputs:
             return own or ()
         return [*own, *tried._outputs] if own else tried._outputs
 

@@ -71,7 +71,8 @@ class HandlerRun:
                     raise work.interrupt
                 work.interrupt = None  # a middleware's; the tries see to the handler's own
                 await work.undo()
-                ctx._attempt, ctx._resources, ctx._outputs, ctx._try = tried, (), None, None
+                ctx._attempt, ctx._resources, ctx._outputs = tried, (), None
+                ctx._completed, ctx._try = False, None
                 await work.enter(ctx)
             if unit.cancelling():
                 work.handler_failed = True
@@ -79,7 +80,7 @@ class HandlerRun:
                 work.handler_failed = False
             if faults.hook is not None:
                 await faults.hook("bus.after-handler")
-            if ctx._try is not None and ctx._sent():
+            if ctx._completed and ctx._sent():
                 if self._outgoing is None:
                     work.sent = self._sender.seal_outputs(ctx, self._handler)
                 else:
@@ -118,7 +119,7 @@ class HandlerRun:
                 raise
             await self._undo(unit, work, failure)
         finally:
-            ctx._ended = True
+            ctx._ended, ctx._database = True, None
             unit.current = None
         return work.state != "failed"
 

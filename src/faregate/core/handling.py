@@ -408,23 +408,21 @@ class Handling:
         """Run the handlers. The others do not wait for one that takes its time, where there are lanes to go on in."""
         if self.put_back is None:
             return await self._run_handlers(unit, works)
-        timer: asyncio.TimerHandle
-
-        def look(before: Work | None) -> None:
-            """Whether the same message is at hand as when we looked before."""
-            nonlocal timer
-            if before is not None and before is unit.current and not unit.is_used and not self.stopped:
-                unit.parting = unit.home.loop.create_task(self._part(unit, works, before))
-            else:
-                timer = unit.home.loop.call_later(self._feed.batch_seconds, look, unit.current)
-
-        timer = unit.home.loop.call_later(self._feed.batch_seconds, look, None)
+        self._watch(unit, works, None)
         try:
             await self._run_handlers(unit, works)
         finally:
-            timer.cancel()
+            unit.watch.cancel()
             if unit.parting is not None:
                 await finish(unit.parting)
+
+    def _watch(self, unit: UnitOfWork, works: list[Work], before: Work | None) -> None:
+        """Look again and again whether the same message is at hand as when we looked `before`."""
+        loop = unit.home.loop
+        if before is not None and before is unit.current and not unit.is_used and not self.stopped:
+            unit.parting = loop.create_task(self._part(unit, works, before))
+        else:
+            unit.watch = loop.call_later(self._feed.batch_seconds, self._watch, unit, works, unit.current)
 
     async def _part(self, unit: UnitOfWork, works: list[Work], at_hand: Work) -> None:
         """The handler at hand takes its time. It goes on by itself, with what failed; what is decided is committed and

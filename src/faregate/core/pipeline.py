@@ -104,9 +104,9 @@ def _core(call: Call, collect: Collect, retry: Retry, clock: Clock, *, shared: b
         work = ctx._work
         # What a middleware wrote is undone with a failed try; then all of it has to run again, not the handler alone.
         wrote = work.entered or bool(work.writes)
-        if ctx._try is not None:  # an earlier run of the handler, which no longer counts
+        if ctx._completed:  # an earlier run of the handler, which no longer counts
             await work.undo()
-            ctx._try = None
+            ctx._completed, ctx._try = False, None
         if ctx._trying is not None:
             raise PipelineMisused(
                 f"a middleware called call_next again while the handler of {ctx} was still running: await each call "
@@ -133,7 +133,7 @@ def _core(call: Call, collect: Collect, retry: Retry, clock: Clock, *, shared: b
                 except BaseException as exc:
                     error = exc
                 finally:
-                    own._ended = True
+                    own._ended, own._database = True, None
                 if ctx._detached:
                     own._refuse()
                 if work.interrupt is NeedsTransaction:
@@ -142,7 +142,7 @@ def _core(call: Call, collect: Collect, retry: Retry, clock: Clock, *, shared: b
                 elif work.interrupt is not None:
                     raise work.interrupt from error
                 elif error is None:
-                    ctx._try = own
+                    ctx._completed, ctx._try = True, None if own is ctx else own
                     return
                 else:
                     failure = failure_of(error)

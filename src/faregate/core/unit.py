@@ -81,8 +81,10 @@ class UnitOfWork:
 
     __slots__ = (
         "_savepoints", "_turn", "_user", "_waiting", "_waiting_bytes", "_writers", "alone", "cancelling", "current",
-        "home", "parting", "shared", "transaction", "waited", "works",
+        "home", "parting", "shared", "transaction", "waited", "watch", "works",
     )  # fmt: skip
+    watch: asyncio.TimerHandle
+    """Looks whether the message at hand takes its time, in a batch."""
 
     def __init__(self, home: Home, works: Sequence[Work], savepoints: bool) -> None:
         alone = len(works) == 1

@@ -52,7 +52,7 @@ class Ledger(Dedup):
 
     async def commit(self, transaction: Transaction, works: Sequence[Work]) -> None:
         await self._check_floor(transaction, works)
-        skipped = [work for work in works if work.ctx is not None and work.ctx._try is None]
+        skipped = [work for work in works if work.ctx is not None and not work.ctx._completed]
         if skipped:
             await self.unmark(transaction, skipped)
             rows = [work.row._replace(outcome="skipped") for work in skipped if work.row is not None]
