@@ -221,10 +221,11 @@ class Handling:
     async def _handle_many(self, deliveries: list[Delivery]) -> list[Delivery]:
         # One that was delivered before may be what kills us, so it comes alone.
         again = [] if self._serial else [delivery for delivery in deliveries if delivery.redelivered]
-        begun = [delivery for delivery in deliveries if self._failing and self._failing.pop(delivery, None) is not None]
-        known = {*again, *begun}
-        begun += self._start_all([delivery for delivery in deliveries if delivery not in known])
-        works = self._works(begun)
+        failing = self._failing
+        begun = [each for each in deliveries if failing.pop(each, None) is not None] if failing else []
+        if known := {*again, *begun}:
+            deliveries = [delivery for delivery in deliveries if delivery not in known]
+        works = self._works(begun + self._start_all(deliveries))
         if self._serial:
             for group in _groups(works, copies=self._store is not None):
                 again += await self._see_through(group)
@@ -324,10 +325,12 @@ class Handling:
             unit = UnitOfWork(self._home or self._settle_in(), works, self._savepoints or spoiled)
             self._units.add(unit)
             try:
-                if self._store is None:
-                    await self._run_without_store(unit, works)
-                else:
+                if self._store is not None:
                     spoiled = await self._run_with_store(unit, works)
+                else:
+                    await (self._run_handlers if unit.alone else self._run_without_store)(unit, works)
+                    if self._sends:
+                        await self._outlet.record(None, self._node, [work for work in works if work.state == "done"])
             finally:
                 self._units.discard(unit)
                 unit.works = ()  # no cycles: what is done goes at once, without the garbage collector
@@ -389,15 +392,13 @@ class Handling:
         return False
 
     async def _run_without_store(self, unit: UnitOfWork, works: list[Work]) -> None:
-        """What handlers did cannot be undone: those that have ended go out whatever becomes of the others, and before
-        long."""
+        """What handlers did cannot be undone: those that have ended go out whatever becomes of the others of a batch,
+        and before long."""
         try:
-            await (self._run_handlers if unit.alone else self._run_watched)(unit, works)
+            await self._run_watched(unit, works)
         except asyncio.CancelledError:  # and only then, or what is on its way would go out twice
             await finish(self._hand_on([work for work in works if work.state == "done"]))
             raise
-        if self._sends:
-            await self._outlet.record(None, self._node, [work for work in works if work.state == "done"])
 
     async def _hand_on(self, done: list[Work]) -> None:
         """Publish what those sent, and settle them."""
@@ -573,7 +574,7 @@ class Handling:
     async def _settle_all(self, works: list[Work]) -> None:
         """It is decided: tell the transport. What they send is on its way already."""
         if len(works) > 1 and isinstance(works[0].delivery, Together) and not self._finishes and faults.hook is None:
-            self._settle_together(works[0].delivery, [work for work in works if work.state == "done"])
+            works = self._settle_together(works[0].delivery, works)
         for work in works:
             if work.state == "duplicate":
                 work.dedup.doubt(work)
@@ -602,9 +603,9 @@ class Handling:
             if self._business_key is not None:
                 self._business_key.forget(work)
 
-    def _settle_together(self, first: Together, done: list[Work]) -> None:
-        """The same, all at once, for those whose settling is all that is left."""
-        plain = [work for work in done if work.attempt_id is None and work.business_key is None]
+    def _settle_together(self, first: Together, works: list[Work]) -> list[Work]:
+        """The same, all at once, for those whose settling is all that is left. Returns the others."""
+        plain = [each for each in works if each.state == "done" and each.attempt_id is each.business_key is None]
         outcomes = [_outcome(work) for work in plain]
         found = first.settle_all([work.delivery for work in plain], outcomes)
         for work, outcome, stale in zip(plain, outcomes, found, strict=True):
@@ -615,6 +616,7 @@ class Handling:
             else:
                 work.move("lost")
                 self._endings.lost(stale)
+        return [] if len(plain) == len(works) else [work for work in works if work.state in DECIDED]
 
     async def _conclude(self, work: Work) -> None:
         """Before a duplicate, or one that has a token, is settled."""
@@ -684,11 +686,9 @@ class Handling:
 
 
 def _outcome(work: Work) -> Outcome:
-    if work.state == "folded":
-        return "dead"
-    if work.state != "done":
-        return "duplicate"
-    return "handled" if work.ctx is not None and work.ctx._completed else "skipped"
+    if work.state == "done":
+        return "handled" if work.ctx is not None and work.ctx._completed else "skipped"
+    return "dead" if work.state == "folded" else "duplicate"
 
 
 def _start_again(works: list[Work]) -> None:
