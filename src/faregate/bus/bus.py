@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from threading import get_ident
 from types import TracebackType
 from typing import Any, NamedTuple, Self, Unpack
 
@@ -25,7 +26,7 @@ from faregate.errors import ConfigurationError, IdleTimeout, WrongEventLoop, che
 from faregate.message import Envelope, known
 from faregate.node.key import Key
 from faregate.node.node import Node
-from faregate.node.outgoing import Options, Outgoing, as_command, publish
+from faregate.node.outgoing import Options, Outgoing, as_command, as_event
 from faregate.node.policy import check_count
 from faregate.node.sources import publishers, with_sources
 from faregate.node.subscription import Subscription
@@ -195,7 +196,8 @@ class Bus:
         """Open the transport, declare every subscription, then begin to consume."""
         if self._state != "new":
             raise ConfigurationError(f"this bus is {self._state}; make a new one to start again")
-        self._loop = self._alarms.loop = asyncio.get_running_loop()
+        self._loop, self._thread = asyncio.get_running_loop(), get_ident()
+        self._alarms.loop = self._loop
         await self._open()
         try:
             await self._stores.start()
@@ -318,12 +320,12 @@ class Bus:
         `node` is needed where the bus has several and not just one of them is known to publish this event: by its
         `publishes=`, or as the `source=` of a subscription.
         """
-        outgoing = publish(event, **options)
+        outgoing = as_event(event, options)
         return await self._sender(node, (outgoing,)).publish(outgoing)
 
     async def publish_many(self, events: Iterable[Any], *, node: str | Node | None = None) -> list[str]:
         """Publish events, or `fg.publish(…)` and `fg.send(…)` with their options, together: all or none."""
-        outgoing = [publish(event) for event in events]
+        outgoing = [as_event(event, {}) for event in events]
         return await self._sender(node, outgoing).publish_many(outgoing)
 
     async def send(
@@ -355,7 +357,7 @@ class Bus:
         transport's spool. Returns the publication id once it is durable there."""
         if not isinstance(self._transport, SpoolTransport):
             raise ConfigurationError(f"{self.url} has no spool: start the bus and publish")
-        outgoing = publish(message, **options) if to is None else as_command(message, to, options)
+        outgoing = as_event(message, options) if to is None else as_command(message, to, options)
         return await self._named_sender(node, (outgoing,)).publish(outgoing, through=self._transport.spool)
 
     def _sender(self, node: str | Node | None, outgoing: Sequence[Outgoing]) -> Sender:
@@ -365,9 +367,10 @@ class Bus:
     def _named_sender(self, node: str | Node | None, outgoing: Sequence[Outgoing]) -> Sender:
         if node is not None:
             name = node.name if isinstance(node, Node) else node
-            if name not in self._senders:
+            sender = self._senders.get(name)
+            if sender is None:
                 raise ConfigurationError(f"there is no node {name!r} on this bus; its nodes are: {self._names()}")
-            return self._senders[name]
+            return sender
         if len(self._senders) == 1:
             return next(iter(self._senders.values()))
         able = set(self._senders)
@@ -517,7 +520,8 @@ class Bus:
 
     def _check_loop(self) -> None:
         """Nothing here is made for two threads: a publish from another one would be taken and wake nobody."""
-        if self._loop is not None and asyncio._get_running_loop() is not self._loop:
+        # To ask for the running loop is a system call on Python 3.11; a thread has one of them at a time.
+        if self._loop is not None and not (self._thread == get_ident() and self._loop.is_running()):
             raise WrongEventLoop(
                 "this bus runs on another event loop (another thread's, or an asyncio.run of its own). Hand the call "
                 "over to it: asyncio.run_coroutine_threadsafe(bus.publish(…), loop).result(), where loop is "

@@ -22,7 +22,7 @@ from faregate.codec import BodyWriter, Codec, find_codec
 from faregate.core.sealing import Sealer
 from faregate.errors import ConfigurationError
 from faregate.node.node import Node
-from faregate.node.outgoing import Options, Outgoing, as_command, node_name, publish
+from faregate.node.outgoing import Options, Outgoing, as_command, as_event, node_name
 from faregate.ports.schemes import open_insertion
 from faregate.ports.store import FROM_OUTSIDE
 
@@ -91,7 +91,7 @@ class _OutboxWriter(ABC, Generic[R]):
 
     def publish(self, event: Any, *, node: str | Node | None = None, **options: Unpack[Options]) -> R:
         """Record an event in the open transaction; returns its publication id. It is sent after the commit."""
-        return self._put(publish(event, **options), node)
+        return self._put(as_event(event, options), node)
 
     def send(
         self,

@@ -12,7 +12,7 @@ from faregate.core.database import BlockingDatabase, Database
 from faregate.core.handler_database import HandlerDatabase
 from faregate.errors import ConfigurationError, TryEnded, WrongEventLoop
 from faregate.message import Envelope
-from faregate.node.outgoing import NOTHING_TO_AWAIT, NothingToAwait, Options, Outgoing, as_command, publish
+from faregate.node.outgoing import NOTHING_TO_AWAIT, NothingToAwait, Options, Outgoing, as_command, as_event
 from faregate.plain import plain
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ class Context:
 
     def publish(self, event: Any, **options: Unpack[Options]) -> NothingToAwait:
         """Record an event to be published when the handler has succeeded."""
-        self._send(publish(event, **options))
+        self._send(as_event(event, options))
         return NOTHING_TO_AWAIT
 
     def send(self, command: Any, *, to: str | Node | None = None, **options: Unpack[Options]) -> NothingToAwait:

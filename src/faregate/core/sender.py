@@ -61,24 +61,13 @@ class Sender(Sealer):
         `through` is what takes the envelope instead of the transport's own publish.
         """
         envelope = self.seal_root(outgoing, self._clock.time())
+        through = through or self._publish_roots
         if self._chain is None:
-            await self._publish_root(envelope, through)
+            await _hand_over((envelope,), through)
         else:
             out = OutgoingContext(envelope, outgoing.message, None)
-            await self._chain(out, partial(self._publish_root, envelope, through))
+            await self._chain(out, partial(_hand_over, (envelope,), through))
         return envelope.publication_id
-
-    async def _publish_root(self, envelope: Envelope, through: Publish | None) -> None:
-        if faults.hook is not None:
-            await faults.hook("bus.before-publish")
-        if through is not None:
-            await through((envelope,))
-        elif self._recipient_lists is None:
-            await self._transport.publish((envelope,))
-        else:
-            await self._publish_roots(self._recipient_lists, (envelope,))
-        if faults.hook is not None:
-            await faults.hook("bus.after-publish")
 
     async def publish_many(self, outgoing: Sequence[Outgoing]) -> list[str]:
         """Publish roots together: all or none."""
@@ -93,10 +82,8 @@ class Sender(Sealer):
         return [envelope.publication_id for envelope in sealed]
 
     async def _publish_all(self, envelopes: list[Envelope]) -> Mapping[str, Exception]:
-        if self._recipient_lists is None:
-            await self._hand_over(envelopes)
-        elif envelopes:
-            await self._publish_roots(self._recipient_lists, envelopes)
+        if envelopes:
+            await _hand_over(envelopes, self._publish_roots)
         return {}
 
     def seal_outputs(self, ctx: Context, handler: str) -> list[Envelope]:
@@ -162,7 +149,11 @@ class Sender(Sealer):
         except Undecodable:
             return None
 
-    async def _publish_roots(self, recipient_lists: RecipientLists, envelopes: Sequence[Envelope]) -> None:
+    def _publish_roots(self, envelopes: Sequence[Envelope]) -> Awaitable[None]:
+        lists = self._recipient_lists
+        return self._transport.publish(envelopes) if lists is None else self._publish_listed(lists, envelopes)
+
+    async def _publish_listed(self, recipient_lists: RecipientLists, envelopes: Sequence[Envelope]) -> None:
         """Publish where some recipients may want tokens: then through the outbox, which makes them."""
         lists = await recipient_lists.resolve(envelopes)
         if not any("tokens" in recipients.modes.values() for recipients in lists.values()):
@@ -179,7 +170,8 @@ class Sender(Sealer):
         """Publish what a handler sends. An output that no queue takes becomes a dead letter of its own."""
         errors: dict[str, Exception] = {}
         try:
-            await self._hand_over(envelopes)
+            if envelopes:
+                await _hand_over(envelopes, self._transport.publish)
         except Unroutable:
             for envelope in envelopes:
                 try:
@@ -191,14 +183,17 @@ class Sender(Sealer):
                     self._alarms.sound("unroutable", self._node, envelope.publication_id, str(exc))
         return errors
 
-    async def _hand_over(self, envelopes: list[Envelope]) -> None:
-        if not envelopes:
-            return
-        if faults.hook is not None:
-            await faults.hook("bus.before-publish")
-        await self._transport.publish(envelopes)
-        if faults.hook is not None:
-            await faults.hook("bus.after-publish")
+
+def _hand_over(envelopes: Sequence[Envelope], publish: Publish) -> Awaitable[None]:
+    return publish(envelopes) if faults.hook is None else _hand_over_between_faults(envelopes, publish)
+
+
+async def _hand_over_between_faults(envelopes: Sequence[Envelope], publish: Publish) -> None:
+    assert faults.hook is not None
+    await faults.hook("bus.before-publish")
+    await publish(envelopes)
+    if faults.hook is not None:
+        await faults.hook("bus.after-publish")
 
 
 def message_classes(nodes: Iterable[Node]) -> dict[tuple[Kind, str], type]:

@@ -62,6 +62,11 @@ def publish(event: Any, **options: Unpack[Options]) -> Outgoing:
 
     What `fg.publish` or `fg.send` made is taken as it is.
     """
+    return as_event(event, options)
+
+
+def as_event(event: Any, options: Options) -> Outgoing:
+    """The same, for `publish` methods that take the options by name themselves."""
     if isinstance(event, Outgoing):
         return _as_it_is(event, options)
     message_type = describe(type(event), "event")

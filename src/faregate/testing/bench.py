@@ -16,7 +16,7 @@ from faregate.codec import BodyReader
 from faregate.errors import ConfigurationError, FaregateError, Unroutable
 from faregate.message import Envelope, known
 from faregate.node.node import Node
-from faregate.node.outgoing import Options, Outgoing, publish
+from faregate.node.outgoing import Options, Outgoing, as_event
 from faregate.node.sources import open_events, publishers
 from faregate.ports.clock import Clock
 from faregate.ports.dead_letter import DeadLetter, DeadStatus
@@ -87,7 +87,7 @@ class Bench:
 
     async def publish(self, event: Any, *, node: str | Node | None = None, **options: Unpack[Options]) -> str:
         """Publish as the node that is known to publish this type, or as the first one, unless told otherwise."""
-        outgoing = publish(event, **options)
+        outgoing = as_event(event, options)
         if node is None and not self.bus._publishers.get(outgoing.message_type.wire):
             node = self._nodes[0]
         return await self.bus.publish(outgoing, node=node)
