@@ -112,6 +112,7 @@ class Lanes:
     async def _lane(self) -> None:
         lane = asyncio.current_task()
         assert lane is not None
+        loop = lane.get_loop()
         runs = 0
         while not self.closing:
             while self._ready and not self.closing:
@@ -136,7 +137,7 @@ class Lanes:
                     await asyncio.sleep(0)
             if self.closing:
                 return
-            idle = asyncio.get_running_loop().create_future()
+            idle = loop.create_future()
             self._idle.append(idle)
             await idle
 

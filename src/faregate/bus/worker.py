@@ -171,23 +171,24 @@ class Worker:
             if not self._lanes.closing:
                 log.warning("%s was cancelled from outside; its message is delivered again", self.subscription)
                 await self._put_off(deliveries)
-                await self._give_back_if_stopped([])
+                if self._handling.stopped:
+                    await self._give_back_fetched([])
             raise
         except Exception:
             log.critical("%s: an error that nobody foresaw; the lane goes on", self.subscription, exc_info=True)
             await self._put_off(deliveries)
         finally:
-            self._held.difference_update(delivery for delivery in deliveries if delivery not in again)
+            self._held.difference_update(set(deliveries).difference(again) if again else deliveries)
             self._lanes.batch = self._handling.batch
-        return [] if await self._give_back_if_stopped(again) else again
+        if not self._handling.stopped:
+            return again
+        await self._give_back_fetched(again)
+        return []
 
-    async def _give_back_if_stopped(self, again: list[Delivery]) -> bool:
-        """Where nothing more may begin, all that was fetched goes back to its place."""
-        stopped = self._handling.stopped
-        if stopped:
-            self._handling.put_off = False
-            await self._give_back([*again, *self._lanes.take_back()])
-        return stopped
+    async def _give_back_fetched(self, again: list[Delivery]) -> None:
+        """Nothing more may begin: all that was fetched goes back to its place."""
+        self._handling.put_off = False
+        await self._give_back([*again, *self._lanes.take_back()])
 
     async def _put_off(self, deliveries: list[Delivery]) -> None:
         """Have those come again that are not settled yet; no try of theirs is used up."""
