@@ -50,7 +50,7 @@ from faregate.node.subscription import Subscription
 from faregate.ports import faults
 from faregate.ports.cancellation import finish
 from faregate.ports.clock import Clock
-from faregate.ports.queue import Delivery, Outcome, Together
+from faregate.ports.queue import Delivery, Outcome, Together, is_together
 from faregate.ports.store import Transaction
 
 log = logging.getLogger("faregate.bus")
@@ -245,7 +245,7 @@ class Handling:
 
     def _start_all(self, deliveries: list[Delivery]) -> list[Delivery]:
         """Tries begin; without those that are someone else's by now."""
-        if not deliveries or not isinstance(first := deliveries[0], Together):
+        if not deliveries or not is_together(first := deliveries[0]):
             return [delivery for delivery in deliveries if self._start(delivery)]
         found = first.start_all(deliveries)
         for stale in filter(None, found):
@@ -573,7 +573,7 @@ class Handling:
 
     async def _settle_all(self, works: list[Work]) -> None:
         """It is decided: tell the transport. What they send is on its way already."""
-        if len(works) > 1 and isinstance(works[0].delivery, Together) and not self._finishes and faults.hook is None:
+        if len(works) > 1 and is_together(works[0].delivery) and not self._finishes and faults.hook is None:
             works = self._settle_together(works[0].delivery, works)
         for work in works:
             if work.state == "duplicate":

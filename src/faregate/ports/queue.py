@@ -11,7 +11,8 @@ suite, and where it has methods a protocol here. The bus supplies what is missin
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from functools import lru_cache
+from typing import Any, Literal, Protocol, TypeGuard, get_args, runtime_checkable
 
 from faregate.errors import StaleLock, Unroutable
 from faregate.message import Envelope, Kind
@@ -178,6 +179,14 @@ class Together(Protocol):
     def start_all(self, deliveries: Sequence[Any]) -> list[StaleLock | None]: ...
 
     def settle_all(self, deliveries: Sequence[Any], outcomes: Sequence[Outcome]) -> list[StaleLock | None]: ...
+
+
+def is_together(delivery: Held) -> TypeGuard[Together]:
+    """The same as `isinstance`, which on Python 3.11 looks at all methods anew every time, for 4 µs."""
+    return _is_together(type(delivery))
+
+
+_is_together = lru_cache(64)(lambda cls: issubclass(cls, Together))
 
 
 class Consumer(Protocol):
