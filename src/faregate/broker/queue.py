@@ -204,7 +204,8 @@ class Queue:
             self._recorder.holds(entry.envelope)
         self._entries[entry.position] = entry
         if entry.letter is None:
-            self._read_key(entry)
+            if self._key_of is not None:
+                self._read_key(entry, self._key_of)
             if entry.envelope.expires_at is not None or self._expires is not None:
                 self._watch_expiry(entry)
 
@@ -213,22 +214,19 @@ class Queue:
 
     def _admit_in_order(self, entry: Entry) -> None:
         """Like `_admit`, but not before those that are earlier and still in the backlog."""
-        front = self._backlog.first_position
+        front = None if self._recorder is None else self._backlog.first_position
         if front is not None and front < entry.position:
             entry.state = WITHHELD
             heappush(self._late, (entry.position, entry))
         else:
             self._admit(entry)
 
-    def _read_key(self, entry: Entry) -> None:
+    def _read_key(self, entry: Entry, key_of: Callable[[Envelope], str | None]) -> None:
         """What has no readable key holds nobody up; its handler will see what is wrong with it."""
-        if self._key_of is not None:
-            try:
-                entry.key = self._key_of(entry.envelope)
-            except Exception:
-                log.exception(
-                    "%s: the key of %s cannot be read; it is delivered without order", self.name, entry.envelope
-                )
+        try:
+            entry.key = key_of(entry.envelope)
+        except Exception:
+            log.exception("%s: the key of %s cannot be read; it is delivered without order", self.name, entry.envelope)
 
     def _refill(self) -> bool:
         """Bring the next waiting entries from the journal into memory; whether there were any."""
