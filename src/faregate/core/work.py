@@ -6,7 +6,6 @@ import asyncio
 import weakref
 from collections.abc import Coroutine, Sequence
 from contextvars import ContextVar
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from faregate.core.states import TABLE, Event, State, after
@@ -76,8 +75,18 @@ def let_go() -> None:
         _held.set(None)
 
 
+class _MessageId:
+    """Found when it is asked for. `functools.cached_property` would take a lock for it, on Python 3.11."""
+
+    def __get__(self, work: Work, owner: type[Work]) -> str:
+        work.message_id = found = message_id_of(work.envelope, work.node)
+        return found
+
+
 class Work:
     # One is made for every message: what is read again and again is set, the rest are defaults of the class.
+    message_id: str = _MessageId()  # type: ignore[assignment]
+    """What the node knows it by."""
     dedup: Dedup
     """How copies of it are recognised."""
     row: LedgerRow | None = None
@@ -137,11 +146,6 @@ class Work:
         """What its handler wrote in this try and is not sent yet."""
         self.sent: Sequence[Envelope] = ()
         """What its handler sends, sealed."""
-
-    @cached_property
-    def message_id(self) -> str:
-        """What the node knows it by."""
-        return message_id_of(self.envelope, self.node)
 
     def move(self, event: Event) -> None:
         """What has become of it: see `states.py`."""
