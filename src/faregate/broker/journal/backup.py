@@ -18,7 +18,7 @@ from pathlib import Path
 from faregate.broker.journal.disk import PRIVATE_FILE, RealDisk
 from faregate.broker.journal.findings import Inspection, Progress
 from faregate.broker.journal.high_water import HighWater, pack
-from faregate.broker.journal.layout import SETTLED_SUFFIX, Layout, check_meta
+from faregate.broker.journal.layout import Layout, check_meta
 from faregate.broker.journal.lock import lock_holder
 from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.scan import sound_mark
@@ -79,7 +79,7 @@ def _check_target(source: Path, target: Path) -> bool:
 
 def _take_away(layout: Layout, was_there: bool) -> None:
     """Remove what the copy has made, and nothing else."""
-    for folder in (layout.segments, layout.settled, layout.spool, layout.readers):
+    for folder in layout.folders:
         shutil.rmtree(folder, ignore_errors=True)
     for path in (layout.meta, layout.high_water, layout.snapshot, layout.topology):
         path.unlink(missing_ok=True)
@@ -99,7 +99,7 @@ class Copy:
         self._total = 0
 
     def run(self) -> None:
-        for folder in (self._to.root, self._to.segments, self._to.settled, self._to.spool, self._to.readers):
+        for folder in (self._to.root, *self._to.folders):
             self._disk.make_folder(folder)
         folders = (self._from.segments, self._from.settled, self._from.spool)
         self._total = sum(self._size(folder / name) for folder in folders for name in self._disk.list(folder))
@@ -107,22 +107,19 @@ class Copy:
         for path in waiting(self._from, self._disk):
             self._file(path, self._to.spool / path.name)
         self._between("readers")
-        for name in self._disk.list(self._from.readers):
-            if name.endswith(".json") and not name.startswith("."):
-                self._file(self._from.readers / name, self._to.readers / name)
+        for path in self._from.files(self._from.readers, self._disk):
+            self._file(path, self._to.readers / path.name)
         self._between("snapshot")
         self._file(self._from.snapshot, self._to.snapshot)
         self._between("settled")
-        for name in self._disk.list(self._from.settled):
-            if name.endswith(SETTLED_SUFFIX) and not name.startswith("."):
-                path = self._from.settled / name
-                self._file(path, self._to.settled / name, self._size(path) // RECORD_BYTES * RECORD_BYTES)
+        for path in self._from.files(self._from.settled, self._disk):
+            self._file(path, self._to.settled / path.name, self._size(path) // RECORD_BYTES * RECORD_BYTES)
         self._between("segments")
         mark = self._segments()
         self._between("topology")
         self._file(self._from.topology, self._to.topology)
         self._disk.replace(self._to.high_water, pack(mark))
-        for folder in (self._to.segments, self._to.settled, self._to.spool, self._to.readers, self._to.root):
+        for folder in (*self._to.folders, self._to.root):
             _sync_folder(folder)
 
     def finish(self) -> None:

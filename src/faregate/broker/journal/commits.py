@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import msgspec
 
 from faregate.broker.journal.disk import RealDisk
-from faregate.broker.journal.layout import Layout, read_json
+from faregate.broker.journal.layout import Layout, find_json
 from faregate.broker.journal.staging import collect_garbage, move_into_spool
 from faregate.errors import BatchDiffers, FaregateError
 from faregate.ports.log import Staged
@@ -70,10 +70,7 @@ class SinkCommits:
         self._disk.replace(self._path, msgspec.json.encode(record))
 
     def _read(self) -> SinkRecord:
-        if self._path.name not in self._disk.list(self._folder):
-            return SinkRecord(self._query)
-        found: SinkRecord = read_json(self._path, self._disk, SinkRecord)
-        return found
+        return find_json(self._path, self._disk, SinkRecord) or SinkRecord(self._query)
 
 
 def commit_staged(layout: Layout, origin: str, number: int, staged: Sequence[Staged], *, once: bool) -> None:

@@ -14,9 +14,8 @@ quarantine/              what `repair`, or the intake of the spool, took out
 
 import os
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -25,6 +24,7 @@ from faregate.broker.journal.frame import VERSION
 from faregate.errors import JournalCorrupt, JournalNotFound, JournalTooNew, NotAJournal
 from faregate.ports.topology import Topology
 
+T = TypeVar("T")
 SEGMENT_SUFFIX, SETTLED_SUFFIX, BATCH_SUFFIX = ".seg", ".log", ".batch"
 
 
@@ -36,49 +36,26 @@ class Meta(msgspec.Struct):
     id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
 class Layout:
-    root: Path
-
-    @property
-    def meta(self) -> Path:
-        return self.root / "journal.json"
-
-    @property
-    def lock(self) -> Path:
-        return self.root / "lock"
-
-    @property
-    def high_water(self) -> Path:
-        return self.root / "high-water"
-
-    @property
-    def topology(self) -> Path:
-        return self.root / "topology.json"
-
-    @property
-    def snapshot(self) -> Path:
-        return self.root / "snapshot.json"
-
-    @property
-    def segments(self) -> Path:
-        return self.root / "segments"
-
-    @property
-    def settled(self) -> Path:
-        return self.root / "settled"
-
-    @property
-    def spool(self) -> Path:
-        return self.root / "spool"
-
-    @property
-    def readers(self) -> Path:
-        return self.root / "readers"
-
-    @property
-    def quarantine(self) -> Path:
-        return self.root / "quarantine"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.meta = root / "journal.json"
+        self.lock = root / "lock"
+        self.high_water = root / "high-water"
+        self.topology = root / "topology.json"
+        self.snapshot = root / "snapshot.json"
+        self.segments = root / "segments"
+        self.settled = root / "settled"
+        self.spool = root / "spool"
+        self.readers = root / "readers"
+        self.quarantine = root / "quarantine"
+        self.folders = {
+            self.segments: SEGMENT_SUFFIX,
+            self.settled: SETTLED_SUFFIX,
+            self.spool: BATCH_SUFFIX,
+            self.readers: ".json",
+        }
+        """What every journal has, with the suffix of the files in it."""
 
     def segment(self, base: int) -> Path:
         return self.segments / f"{base:020d}{SEGMENT_SUFFIX}"
@@ -102,31 +79,34 @@ class Layout:
             place, number = f"{name}.{number}", number + 1
         return self.quarantine / place
 
+    def files(self, folder: Path, disk: Disk) -> list[Path]:
+        """The journal's own files in one of its folders, by name. One that starts with a dot is in the making."""
+        return [path for path in _visible(folder, disk) if path.name.endswith(self.folders[folder])]
+
     def foreign_files(self, disk: Disk) -> list[Path]:
         """Files that nothing here has put there."""
-        ours = {
-            self.segments: (SEGMENT_SUFFIX,),
-            self.settled: (SETTLED_SUFFIX,),
-            self.spool: (BATCH_SUFFIX,),
-            self.readers: (".json",),
-        }
         return [
-            folder / name
-            for folder, suffixes in ours.items()
-            for name in disk.list(folder)
-            if not name.endswith(suffixes) and not name.startswith(".")
+            path
+            for folder, suffix in self.folders.items()
+            for path in _visible(folder, disk)
+            if not path.name.endswith(suffix)
         ]
+
+
+def _visible(folder: Path, disk: Disk) -> list[Path]:
+    return [folder / name for name in disk.list(folder) if not name.startswith(".")]
 
 
 def prepare(layout: Layout, disk: Disk) -> Meta:
     """Make the folders of a journal, or check that what is there is one that this version can read."""
     disk.make_folder(layout.root)
     names = [name for name in disk.list(layout.root) if name != layout.lock.name and not name.startswith(".")]
-    if layout.meta.name not in names and set(names) - {layout.topology.name, "segments", "settled", "spool", "readers"}:
+    begun = {layout.topology.name, *(folder.name for folder in layout.folders)}
+    if layout.meta.name not in names and set(names) - begun:
         raise NotAJournal(
             f"{layout.root} has files but no {layout.meta.name}, so it is not a journal: choose an empty folder"
         )
-    for folder in (layout.segments, layout.settled, layout.spool, layout.readers):
+    for folder in layout.folders:
         disk.make_folder(folder)
     if layout.meta.name not in names:
         write_json(layout.topology, disk, Topology())
@@ -138,7 +118,7 @@ def check_meta(layout: Layout, disk: Disk) -> Meta:
     """What journal.json says, once it is clear that this version can read the journal."""
     if layout.meta.name not in disk.list(layout.root):
         raise JournalNotFound(f"there is no journal in {layout.root}: no {layout.meta.name} there")
-    meta: Meta = read_json(layout.meta, disk, Meta)
+    meta = read_json(layout.meta, disk, Meta)
     if meta.format != Meta().format:
         raise NotAJournal(f"{layout.meta} is of something else: its format is {meta.format!r}")
     if meta.version > VERSION:
@@ -149,19 +129,26 @@ def check_meta(layout: Layout, disk: Disk) -> Meta:
     return meta
 
 
-def read_json(path: Path, disk: Disk, type: Any) -> Any:
-    if path.name not in disk.list(path.parent):
+def read_json(path: Path, disk: Disk, type: type[T]) -> T:
+    """Raises `JournalCorrupt`."""
+    found = find_json(path, disk, type)
+    if found is None:
         raise JournalCorrupt(f"{path} is missing: restore it from a backup")
+    return found
+
+
+def find_json(path: Path, disk: Disk, type: type[T]) -> T | None:
+    """None when there is no such file."""
+    if path.name not in disk.list(path.parent):
+        return None
+    hint = "restore it from a backup, or see 'faregate journal repair'"
     try:
         found = msgspec.json.decode(disk.read(path), type=type)
     except msgspec.MsgspecError as exc:
-        raise JournalCorrupt(
-            f"{path} cannot be read: {exc}; restore it from a backup, or see 'faregate journal repair'"
-        ) from exc
-    if getattr(found, "checksum", "") and found.checksum != _checksum(found):
-        raise JournalCorrupt(
-            f"{path} is damaged: its checksum is wrong; restore it from a backup, or see 'faregate journal repair'"
-        )
+        raise JournalCorrupt(f"{path} cannot be read: {exc}; {hint}") from exc
+    checksum = getattr(found, "checksum", "")
+    if checksum and checksum != _checksum(found):
+        raise JournalCorrupt(f"{path} is damaged: its checksum is wrong; {hint}")
     return found
 
 

@@ -90,8 +90,7 @@ class JournalReader:
         return mark.offset
 
     def topology(self) -> Topology:
-        found: Topology = read_json(self.layout.topology, self._disk, Topology)
-        return found
+        return read_json(self.layout.topology, self._disk, Topology)
 
     # --- messages ------------------------------------------------------------------------------------------
 
@@ -212,8 +211,8 @@ class JournalReader:
 
     def reader_offsets(self) -> list[ReaderOffset]:
         """The named readers; retention keeps what they have not read."""
-        names = [name for name in self._disk.list(self.layout.readers) if name.endswith(".json") and name[0] != "."]
-        return [read_json(self.layout.readers / name, self._disk, ReaderOffset) for name in names]
+        paths = self.layout.files(self.layout.readers, self._disk)
+        return [read_json(path, self._disk, ReaderOffset) for path in paths]
 
     def save_reader_offset(self, name: str, offset: int) -> None:
         """Remember how far a named reader has come; never moves it back."""

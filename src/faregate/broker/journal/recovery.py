@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from faregate.broker.journal import dead_letters, settled
 from faregate.broker.journal.disk import Disk
-from faregate.broker.journal.layout import Layout, read_json
+from faregate.broker.journal.layout import Layout, find_json
 from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.snapshot import Returning, Snapshot
 from faregate.errors import JournalCorrupt
@@ -131,9 +131,7 @@ class _Waiting:
 
 def recover(layout: Layout, disk: Disk, reader: JournalReader, topology: Topology) -> dict[int, Found]:
     """By queue number, what waits."""
-    snapshot = Snapshot()
-    if layout.snapshot.name in disk.list(layout.root):
-        snapshot = read_json(layout.snapshot, disk, Snapshot)
+    snapshot = find_json(layout.snapshot, disk, Snapshot) or Snapshot()
     bases = layout.segment_bases(disk)
     offset = snapshot.offset
     waiting = {

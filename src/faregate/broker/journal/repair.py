@@ -18,7 +18,7 @@ from faregate.broker.journal.disk import PRIVATE_FILE, RealDisk, RealFile
 from faregate.broker.journal.findings import Inspection, Progress
 from faregate.broker.journal.frame import NO_BATCH
 from faregate.broker.journal.high_water import pack, read_high_water
-from faregate.broker.journal.layout import Layout, Meta, check_meta, read_json, write_json
+from faregate.broker.journal.layout import Layout, Meta, check_meta, find_json, write_json
 from faregate.broker.journal.lock import WriterLock
 from faregate.broker.journal.scan import Damage, Scan, is_record, sound_mark, walk
 from faregate.broker.journal.segment import Segment, new_header, types_of
@@ -114,9 +114,7 @@ def _clean_side_log(layout: Layout, path: Path) -> None:
     """Without its damaged records. What the snapshot has counted of it shrinks with it."""
     data = memoryview(RealDisk().view(path))
     base = int(path.stem)
-    snapshot: Snapshot | None = None
-    if layout.snapshot.exists():
-        snapshot = read_json(layout.snapshot, RealDisk(), Snapshot)
+    snapshot = find_json(layout.snapshot, RealDisk(), Snapshot)
     counted = snapshot.settled.get(base, 0) if snapshot is not None else 0
     new, file = _new_file(path)
     size = kept_of_counted = 0

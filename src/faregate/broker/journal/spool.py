@@ -67,8 +67,7 @@ def spool(layout: Layout, disk: Disk, envelopes: Sequence[Envelope], name: str |
 
 def waiting(layout: Layout, disk: Disk) -> list[Path]:
     """The batches to be appended, oldest first."""
-    names = disk.list(layout.spool)
-    return [layout.spool / name for name in names if name.endswith(BATCH_SUFFIX) and not name.startswith(".")]
+    return layout.files(layout.spool, disk)
 
 
 def batch_id(path: Path) -> bytes:

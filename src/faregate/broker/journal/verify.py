@@ -16,7 +16,7 @@ from faregate.broker.journal.disk import Disk, RealDisk
 from faregate.broker.journal.findings import Act, Finding, Inspection, Progress, Step, offsets
 from faregate.broker.journal.frame import SEGMENT_BYTES, TRAILER_BYTES
 from faregate.broker.journal.high_water import HighWater, read_high_water
-from faregate.broker.journal.layout import SETTLED_SUFFIX, Layout, check_meta, read_json
+from faregate.broker.journal.layout import Layout, check_meta, find_json, read_json
 from faregate.broker.journal.lock import lock_holder
 from faregate.broker.journal.scan import Scan, damage_in_batch, is_record
 from faregate.broker.journal.settled import RECORD_BYTES
@@ -151,12 +151,9 @@ class Inspector:
             self._step("move journal.json to quarantine and write a new one, with a new id", ("new-meta",))
 
     def _look_at_readers(self) -> None:
-        for name in self._disk.list(self._layout.readers):
-            path = self._layout.readers / name
-            if not name.endswith(".json") or name.startswith("."):
-                continue
+        for path in self._layout.files(self._layout.readers, self._disk):
             try:
-                kept: ReaderOffset = read_json(path, self._disk, ReaderOffset)
+                kept = read_json(path, self._disk, ReaderOffset)
             except FileNotFoundError:
                 continue
             except JournalCorrupt as exc:
@@ -187,15 +184,12 @@ class Inspector:
 
     def _read_snapshot(self) -> Snapshot | None:
         path = self._layout.snapshot
-        if path.name not in self._disk.list(self._layout.root):
-            return None
         try:
-            found: Snapshot = read_json(path, self._disk, Snapshot)
+            return find_json(path, self._disk, Snapshot)
         except JournalCorrupt as exc:
             self._problem(path, None, f"cannot be read: {exc.__cause__}")
             self._set_aside(path, ": what waits is found from the side logs")
             return None
-        return found
 
     def _check_snapshot(self, snapshot: Snapshot | None) -> None:
         if snapshot is None:
@@ -242,17 +236,15 @@ class Inspector:
     def _look_at_topology(self) -> None:
         path = self._layout.topology
         hint = "restore it from a backup, repair cannot make it again"
-        topology = Topology()
-        missing = path.name not in self._disk.list(self._layout.root)
-        if not missing:
-            try:
-                topology = read_json(path, self._disk, Topology)
-            except JournalCorrupt as exc:
-                self._problem(path, None, f"cannot be read: {exc.__cause__}; {hint}")
-                return
+        try:
+            found = find_json(path, self._disk, Topology)
+        except JournalCorrupt as exc:
+            self._problem(path, None, f"cannot be read: {exc.__cause__}; {hint}")
+            return
+        topology = found or Topology()
         queues = {queue.number for queue in topology.queues}
         topics = {topic.number for topic in topology.topics}
-        if missing and (self._queues or set(self._topics) - {-1}):
+        if found is None and (self._queues or set(self._topics) - {-1}):
             self._problem(path, None, f"is missing, so nothing in the log has a queue; {hint}")
             return
         if len(queues) < len(topology.queues) or len({queue.name for queue in topology.queues}) < len(queues):
@@ -267,10 +259,7 @@ class Inspector:
     # --- side logs --------------------------------------------------------------------------------------
 
     def _look_at_side_logs(self) -> None:
-        for name in self._disk.list(self._layout.settled):
-            path = self._layout.settled / name
-            if not name.endswith(SETTLED_SUFFIX) or name.startswith("."):
-                continue
+        for path in self._layout.files(self._layout.settled, self._disk):
             try:
                 data = self._disk.view(path)
             except FileNotFoundError:

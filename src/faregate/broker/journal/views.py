@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from faregate.broker.journal.journal import Journal
-from faregate.broker.journal.layout import read_json, write_json
+from faregate.broker.journal.layout import find_json, write_json
 from faregate.broker.journal.recovery import Found, Single, Stretch
 from faregate.broker.journal.settled import Record
 from faregate.broker.journal.snapshot import QueueSnapshot, Snapshot
@@ -106,9 +106,9 @@ class ClosedJournal:
     def _fill(self, number: int, start: int) -> None:
         """A snapshot from the time of the log view knows of nothing in the queue."""
         layout, disk = self._journal.layout, self._journal.disk
-        if layout.snapshot.name not in disk.list(layout.root):
+        snapshot = find_json(layout.snapshot, disk, Snapshot)
+        if snapshot is None:
             return
-        snapshot = read_json(layout.snapshot, disk, Snapshot)
         runs = [(start, snapshot.offset - 1)] if start < snapshot.offset else []
         snapshot.queues = {**snapshot.queues, number: QueueSnapshot(runs)}
         write_json(layout.snapshot, disk, snapshot)
