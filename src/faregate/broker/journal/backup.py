@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from faregate.broker.journal.disk import PRIVATE_FILE, RealDisk
+from faregate.broker.journal.disk import PRIVATE_FILE, RealDisk, size_of, sync_path
 from faregate.broker.journal.findings import Inspection, Progress
 from faregate.broker.journal.high_water import HighWater, pack
 from faregate.broker.journal.layout import Layout, check_meta
@@ -101,8 +101,7 @@ class Copy:
     def run(self) -> None:
         for folder in (self._to.root, *self._to.folders):
             self._disk.make_folder(folder)
-        folders = (self._from.segments, self._from.settled, self._from.spool)
-        self._total = sum(self._size(folder / name) for folder in folders for name in self._disk.list(folder))
+        self._total = self._from.bytes(self._disk)
         self._between("spool")
         for path in waiting(self._from, self._disk):
             self._file(path, self._to.spool / path.name)
@@ -113,14 +112,14 @@ class Copy:
         self._file(self._from.snapshot, self._to.snapshot)
         self._between("settled")
         for path in self._from.files(self._from.settled, self._disk):
-            self._file(path, self._to.settled / path.name, self._size(path) // RECORD_BYTES * RECORD_BYTES)
+            self._file(path, self._to.settled / path.name, size_of(path, self._disk) // RECORD_BYTES * RECORD_BYTES)
         self._between("segments")
         mark = self._segments()
         self._between("topology")
         self._file(self._from.topology, self._to.topology)
         self._disk.replace(self._to.high_water, pack(mark))
         for folder in (*self._to.folders, self._to.root):
-            _sync_folder(folder)
+            sync_path(folder)
 
     def finish(self) -> None:
         """From now on it is a journal."""
@@ -158,12 +157,6 @@ class Copy:
             return sound_mark(self._from, self._disk)
         return JournalReader(self._from.root).high_water(), False
 
-    def _size(self, path: Path) -> int:
-        try:
-            return self._disk.size(path)
-        except FileNotFoundError:
-            return 0
-
     def _file(self, path: Path, target: Path, size: int | None = None) -> bool:
         """Copy a file, or its first bytes, synced; False when it is not there (any more), or is no plain file."""
         try:
@@ -186,11 +179,3 @@ class Copy:
             copy.flush()
             os.fsync(copy.fileno())
         return True
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -87,7 +87,7 @@ class RealDisk:
             path.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
             with _opened(path) as descriptor:
                 give_to_owner(descriptor, path.parent)
-            self._sync_folder(path.parent)
+            sync_path(path.parent)
 
     def list(self, path: Path) -> list[str]:
         try:
@@ -108,7 +108,7 @@ class RealDisk:
             if size:
                 os.posix_fallocate(descriptor, 0, size)
             os.fsync(descriptor)
-            self._sync_folder(path.parent)
+            sync_path(path.parent)
         except OSError:
             os.close(descriptor)
             with contextlib.suppress(OSError):
@@ -146,27 +146,42 @@ class RealDisk:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
-        self._sync_folder(path.parent)
+        sync_path(path.parent)
 
     def rename(self, path: Path, target: Path) -> None:
         path.rename(target)
-        self._sync_folder(target.parent)
+        sync_path(target.parent)
         if path.parent != target.parent:
-            self._sync_folder(path.parent)
+            sync_path(path.parent)
 
     def remove(self, path: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
-            self._sync_folder(path.parent)
+            sync_path(path.parent)
 
-    def _sync_folder(self, path: Path) -> None:
-        with _opened(path) as descriptor:
-            os.fsync(descriptor)
+
+def size_of(path: Path, disk: Disk) -> int:
+    """Nothing, when it is not there (any more)."""
+    try:
+        return disk.size(path)
+    except FileNotFoundError:
+        return 0
+
+
+def is_full(error: OSError) -> bool:
+    """Whether the disk has no room, or none for this user."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def sync_path(path: Path) -> None:
+    """Make the bytes of a file durable, or the entries of a folder."""
+    with _opened(path) as descriptor:
+        os.fsync(descriptor)
 
 
 @contextlib.contextmanager
-def _opened(folder: Path) -> Iterator[int]:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _opened(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield descriptor
     finally:

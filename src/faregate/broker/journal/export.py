@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from faregate.broker.journal.disk import PRIVATE_FILE
+from faregate.broker.journal.disk import PRIVATE_FILE, sync_path
 from faregate.broker.journal.reader import JournalReader
 from faregate.columns import SCHEMA
 from faregate.errors import ConfigurationError
@@ -76,11 +76,7 @@ def export_parquet(
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_path(target.parent)
     return Exported(rows, groups, size, first, max(first, last))
 
 

@@ -12,7 +12,6 @@ lines because both sides share the same few fields, and which of them may touch 
 
 import asyncio
 import contextlib
-import errno
 import logging
 import threading
 from bisect import bisect_right
@@ -22,7 +21,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from faregate.broker.journal import settled
-from faregate.broker.journal.disk import Disk, File, RealDisk
+from faregate.broker.journal.disk import Disk, File, RealDisk, is_full
 from faregate.broker.journal.items import Append, AppendDeadLetter, Call, Done, Item, SnapshotPoint, resolve, weight
 from faregate.broker.journal.layout import Layout, prepare, write_json
 from faregate.broker.journal.lock import WriterLock
@@ -84,7 +83,7 @@ class Journal:
             self.topology = self.reader.topology()
         except OSError as exc:
             self._release_lock()
-            if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            if is_full(exc):
                 raise JournalFull(f"the disk of {path} has no room to open a journal: make room, try again") from exc
             raise JournalFailed(f"the journal {path} cannot be opened: {exc}") from exc
         except BaseException:
@@ -305,7 +304,7 @@ class Journal:
             write_json(self.layout.topology, self._disk, changed)
         except OSError as exc:
             path = self.layout.topology
-            if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            if is_full(exc):
                 raise JournalFull(f"the disk has no room to write {path}: make room, try again") from exc
             self.fail(exc)
             raise self.failure or JournalFailed(f"{path} cannot be written: {exc}") from exc

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from faregate.broker.journal.disk import Disk
+from faregate.broker.journal.disk import Disk, size_of
 from faregate.broker.journal.frame import VERSION
 from faregate.errors import JournalCorrupt, JournalNotFound, JournalTooNew, NotAJournal
 from faregate.ports.topology import Topology
@@ -70,6 +70,11 @@ class Layout:
             for stem, suffix in map(os.path.splitext, disk.list(self.segments))
             if suffix == SEGMENT_SUFFIX and len(stem) == 20 and stem.isdecimal()
         )
+
+    def bytes(self, disk: Disk) -> int:
+        """Of the segments, the side logs and the spool, as far as they stay while they are looked at."""
+        folders = (self.segments, self.settled, self.spool)
+        return sum(size_of(folder / name, disk) for folder in folders for name in disk.list(folder))
 
     def place_in_quarantine(self, name: str, disk: Disk) -> Path:
         """A free name there: what was set aside earlier stays."""

@@ -8,7 +8,6 @@ Rules kept here:
 - Opening truncates a torn tail only if nothing behind it, and no high-water mark, shows that it was confirmed.
 """
 
-import errno
 import logging
 import os
 import time
@@ -18,7 +17,7 @@ from typing import Any
 
 from faregate.broker.journal import dead_letters
 from faregate.broker.journal import frame as frames
-from faregate.broker.journal.disk import Disk
+from faregate.broker.journal.disk import Disk, is_full
 from faregate.broker.journal.frame import FRAME_BYTES, NO_BATCH, SEGMENT_BYTES, TRAILER_BYTES, Footer
 from faregate.broker.journal.high_water import HighWater, pack, read_high_water
 from faregate.broker.journal.layout import Layout
@@ -105,7 +104,7 @@ class Log:
         try:
             self._current().write(body, types, base=self.next_offset, **marks, **more)
         except OSError as exc:
-            if exc.errno in (errno.ENOSPC, errno.EDQUOT) and not part:
+            if is_full(exc) and not part:
                 raise self._full(exc) from exc
             raise self.fail("writing", exc) from exc
         self.commit += 1
@@ -177,7 +176,7 @@ class Log:
         try:
             file = self._disk.create(path, size)
         except OSError as exc:
-            if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            if is_full(exc):
                 raise self._full(exc) from exc
             raise self.fail("making a segment of", exc) from exc
         segment = Segment(new_header(self.next_offset, self.commit, moment), file, size)

@@ -14,20 +14,18 @@ from pathlib import Path
 import msgspec
 
 from faregate.broker.journal import frame as frames
-from faregate.broker.journal.disk import PRIVATE_FILE, RealDisk, RealFile
+from faregate.broker.journal.disk import PRIVATE_FILE, RealDisk, sync_path
 from faregate.broker.journal.findings import Inspection, Progress
 from faregate.broker.journal.frame import NO_BATCH
 from faregate.broker.journal.high_water import pack, read_high_water
 from faregate.broker.journal.layout import Layout, Meta, check_meta, find_json, write_json
 from faregate.broker.journal.lock import WriterLock
 from faregate.broker.journal.scan import Damage, Scan, is_record, sound_mark, walk
-from faregate.broker.journal.segment import Segment, new_header, types_of
+from faregate.broker.journal.segment import Memory, Segment, new_header, types_of
 from faregate.broker.journal.settled import RECORD_BYTES
 from faregate.broker.journal.snapshot import Snapshot
 from faregate.broker.journal.verify import Inspector
 from faregate.errors import JournalCorrupt
-
-_CHUNK = 1 << 20
 
 
 def repair(root: Path, *, act: bool, progress: Progress | None = None) -> tuple[Inspection, Inspection | None]:
@@ -55,8 +53,8 @@ def _set_aside(layout: Layout, path: Path) -> None:
     RealDisk().rename(path, layout.place_in_quarantine(path.name, RealDisk()))
 
 
-def _replace(layout: Layout, new: Path, path: Path) -> None:
-    """Put a new file in the place of one that goes to quarantine; at no moment is there none."""
+def _replace(layout: Layout, path: Path, data: bytes) -> None:
+    """Give a file new content; the old one goes to quarantine. At no moment is there none."""
     if path.exists():
         kept = layout.place_in_quarantine(path.name, RealDisk())
         try:
@@ -64,32 +62,13 @@ def _replace(layout: Layout, new: Path, path: Path) -> None:
         except OSError:
             shutil.copyfile(path, kept)
             kept.chmod(PRIVATE_FILE)
-            _sync(kept)
-        _sync(kept.parent)
-    RealDisk().rename(new, path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _new_file(path: Path) -> tuple[Path, RealFile]:
-    """A file beside that path, to take its place; what an interrupted repair left there is overwritten."""
-    new = path.with_name(f".{path.name}.repaired")
-    descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE)
-    return new, RealFile(descriptor)
+            sync_path(kept)
+        sync_path(kept.parent)
+    RealDisk().replace(path, data)
 
 
 def _new_meta(layout: Layout) -> None:
-    new, file = _new_file(layout.meta)
-    file.write(0, [msgspec.json.encode(Meta(id=os.urandom(8).hex()))])
-    file.sync()
-    file.close()
-    _replace(layout, new, layout.meta)
+    _replace(layout, layout.meta, msgspec.json.encode(Meta(id=os.urandom(8).hex())))
 
 
 def _write_mark(layout: Layout) -> None:
@@ -116,23 +95,16 @@ def _clean_side_log(layout: Layout, path: Path) -> None:
     base = int(path.stem)
     snapshot = find_json(layout.snapshot, RealDisk(), Snapshot)
     counted = snapshot.settled.get(base, 0) if snapshot is not None else 0
-    new, file = _new_file(path)
-    size = kept_of_counted = 0
-    for start in range(0, len(data), _CHUNK):
-        chunk = data[start : start + _CHUNK]
-        sound = [
-            bytes(chunk[at : at + RECORD_BYTES]) for at in range(0, len(chunk), RECORD_BYTES) if is_record(chunk, at)
-        ]
-        kept_of_counted += sum(
-            RECORD_BYTES for at in range(0, len(chunk), RECORD_BYTES) if start + at < counted and is_record(chunk, at)
-        )
-        size += file.write(size, [b"".join(sound)])
-    file.sync()
-    file.close()
+    kept = bytearray()
+    kept_of_counted = 0
+    for at_byte in range(0, len(data), RECORD_BYTES):
+        if is_record(data, at_byte):
+            kept += data[at_byte : at_byte + RECORD_BYTES]
+            kept_of_counted += RECORD_BYTES if at_byte < counted else 0
     if snapshot is not None and kept_of_counted < counted:
         snapshot.settled[base] = kept_of_counted
         write_json(layout.snapshot, RealDisk(), snapshot)
-    _replace(layout, new, path)
+    _replace(layout, path, bytes(kept))
 
 
 def _write_segment(layout: Layout, base: int, end: int, lost: list[tuple[int, int]], stop: int) -> None:
@@ -145,7 +117,7 @@ def _write_segment(layout: Layout, base: int, end: int, lost: list[tuple[int, in
     header = frames.read_segment_header(data)
     scan = Scan(base, data, header, len(data))
     old = scan.footer
-    new, file = _new_file(path)
+    file = Memory()
     segment = Segment(new_header(base, scan.header.commit, scan.header.time), file)
     segment.start()
     commit, end_so_far = scan.header.commit, base
@@ -176,9 +148,7 @@ def _write_segment(layout: Layout, base: int, end: int, lost: list[tuple[int, in
         footer.compacted = True  # nothing is damaged, and yet offsets are missing: it was compacted
     footer.lost = sorted({*lost, *scan.lost_before})
     segment.seal(footer)
-    file.sync()
-    file.close()
-    _replace(layout, new, path)
+    _replace(layout, path, bytes(file.data))
 
 
 _ACTS: dict[str, Callable[..., None]] = {

@@ -12,7 +12,7 @@ from typing import Any
 
 from faregate.broker.journal import frame as frames
 from faregate.broker.journal import settled
-from faregate.broker.journal.disk import Disk, RealDisk
+from faregate.broker.journal.disk import Disk, RealDisk, size_of
 from faregate.broker.journal.findings import Act, Finding, Inspection, Progress, Step, offsets
 from faregate.broker.journal.frame import SEGMENT_BYTES, TRAILER_BYTES
 from faregate.broker.journal.high_water import HighWater, read_high_water
@@ -72,7 +72,7 @@ class Inspector:
 
     def run(self) -> Inspection:
         self._look_at_meta()
-        self._total = self._bytes()
+        self._total = self._layout.bytes(self._disk)
         self._look_at_readers()
         self._look_at_spool()
         snapshot = self._read_snapshot()
@@ -128,16 +128,6 @@ class Inspector:
     def _done(self, size: int) -> None:
         self._found.checked["bytes"] += size
         self._progress(self._found.checked["bytes"], max(self._total, self._found.checked["bytes"]))
-
-    def _bytes(self) -> int:
-        folders = (self._layout.segments, self._layout.settled, self._layout.spool)
-        return sum(self._size(folder / name) for folder in folders for name in self._disk.list(folder))
-
-    def _size(self, path: Path) -> int:
-        try:
-            return self._disk.size(path)
-        except FileNotFoundError:
-            return 0
 
     # --- small files ------------------------------------------------------------------------------------
 
@@ -204,8 +194,9 @@ class Inspector:
                 wrong = f"has stretches of queue {number} that are not in order"
         for base, size in snapshot.settled.items():
             path = self._layout.settled_log(base)
-            if path.name in self._disk.list(self._layout.settled) and self._size(path) < size:
-                wrong = f"counts {size} bytes of {self._name(path)}, which has {self._size(path)}"
+            has = size_of(path, self._disk)
+            if path.name in self._disk.list(self._layout.settled) and has < size:
+                wrong = f"counts {size} bytes of {self._name(path)}, which has {has}"
         if wrong:
             self._problem(self._layout.snapshot, None, wrong)
             self._set_aside(self._layout.snapshot, ": what waits is found from the side logs")
