@@ -49,7 +49,7 @@ WRITES = (
 def in_child(bus):
     journal = bus.transport.journal
     try:
-        journal.add_dead_letter_queue("of-the-child")
+        journal.change_topology(lambda topology: topology.add_dead_letter_queue("of-the-child"))
     except fg.JournalFailed as exc:
         print(exc, flush=True)
     journal.release()

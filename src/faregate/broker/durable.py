@@ -11,7 +11,7 @@ from pathlib import Path
 
 from faregate.broker.broker import Broker, unsent
 from faregate.broker.entry import Entry
-from faregate.broker.journal.items import Append, SnapshotPoint, resolve
+from faregate.broker.journal.items import Append, AppendDeadLetter, SnapshotPoint, resolve
 from faregate.broker.journal.journal import Journal
 from faregate.broker.journal.recovery import Found, Single
 from faregate.broker.journal.settled import Row
@@ -89,7 +89,7 @@ class DurableBroker(Broker):
                 f"{binding.node!r} out of this bus, or bring it back with "
                 f"'faregate spark handover MODULE:BUS {binding.node} --to queue'"
             )
-        self._journal.bind(binding)
+        self._journal.change_topology(lambda topology: topology.add(binding))
         queue = super().bind(binding, consumed=consumed)
         self._adopt(queue, timed=binding.expires is not None)
         self._adopt(self.queue(dead_letter_queue(binding.node)))
@@ -174,7 +174,7 @@ class DurableBroker(Broker):
             # By its queues: what is current now need not be what was when the route was found.
             queues = [self._numbers[queue.name] for queue in route.queues]
             if route.partial:
-                self._journal.add_partial(*topic, queues)
+                self._journal.change_topology(lambda topology: topology.add_partial(*topic, queues))
             topology = self._journal.topology
             record = topology.leading(*topic, queues, partial=route.partial) or topology.topic(*topic)
             if record is None:
@@ -218,7 +218,7 @@ class DurableBroker(Broker):
         """Hand them in; the future is done when they are durable."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
-            self._journal.append(Append(envelopes, routes, self._topics_of(envelopes, routes), waiter))
+            self._journal.hand_in(Append(envelopes, routes, self._topics_of(envelopes, routes), waiter))
         except FaregateError:
             self._forget(envelopes, routes)
             raise
@@ -296,7 +296,7 @@ class DurableBroker(Broker):
                     fresh.append(envelope)
                     routes.append(route)
             if fresh:
-                self._journal.append(Append(fresh, routes, self._topics_of(fresh, routes), batch=path))
+                self._journal.hand_in(Append(fresh, routes, self._topics_of(fresh, routes), batch=path))
             else:
                 self._journal.discard(path)
                 self.in_flight.land()
@@ -340,7 +340,7 @@ class DurableBroker(Broker):
         """It is in flight until its dead letter is durable; when the disk has no room, until it has."""
         name = dead_letter_queue(letter.node)
         if name not in self._queues:
-            self._journal.add_dead_letter_queue(letter.node)
+            self._journal.change_topology(lambda topology: topology.add_dead_letter_queue(letter.node))
             self._adopt(self._make(name))
         self.in_flight.count += 1
 
@@ -359,7 +359,7 @@ class DurableBroker(Broker):
             self.in_flight.land()
 
         try:
-            self._journal.append_dead_letter(letter, committed)
+            self._journal.hand_in(AppendDeadLetter(letter, committed))
         except FaregateError:
             self.in_flight.land()
             if waiter is not None:

@@ -42,37 +42,29 @@ class Append(msgspec.Struct, gc=False, eq=False):
         self.size = sum([len(envelope.body) for envelope in self.envelopes])
 
 
-class AppendDeadLetter:
-    __slots__ = ("done", "letter", "size")
+class AppendDeadLetter(msgspec.Struct, eq=False):
+    letter: DeadLetter
+    done: Done
 
-    def __init__(self, letter: DeadLetter, done: Done) -> None:
-        self.size = len(letter.envelope.body)
-        self.letter = letter
-        self.done = done
-
-
-class SnapshotPoint:
-    """Stands between settlements: how far the side logs were written when it was passed."""
-
-    __slots__ = ("sizes",)
-
-    def __init__(self) -> None:
-        self.sizes: dict[int, int] | None = None
+    @property
+    def size(self) -> int:
+        return len(self.letter.envelope.body)
 
 
-class Call:
+class SnapshotPoint(msgspec.Struct, eq=False):
+    """Stands between settlements."""
+
+    sizes: dict[int, int] | None = None
+    """How far the side logs were written when it was passed."""
+
+
+class Call(msgspec.Struct, eq=False):
     """Something else to be done in the commit thread."""
 
-    __slots__ = ("done", "function")
-
-    def __init__(self, function: Callable[[], None], done: Done) -> None:
-        self.function = function
-        self.done = done
+    function: Callable[[], None]
+    done: Done
+    size: int = 0
 
 
 Item = Append | AppendDeadLetter | Call
-
-
-def weight(item: Item) -> int:
-    """How many bytes an item adds to a group, roughly."""
-    return 0 if isinstance(item, Call) else item.size
+"""Each has a `size`: how many bytes it adds to a group, roughly."""

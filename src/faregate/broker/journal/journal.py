@@ -6,8 +6,8 @@ Rules kept here:
 - A message is marked dead only after its dead letter is synced.
 - After a failed write or sync nothing is confirmed any more; the failure is told to everyone who waits.
 
-Everything public is called from the event loop; what starts with `_in_thread` runs in the commit thread. It is over 600
-lines because both sides share the same few fields, and which of them may touch what must be seen in one place.
+Everything public is called from the event loop; what starts with `_in_thread` runs in the commit thread. Both are in
+this one file because they share a few fields, and which of them may touch what must be seen in one place.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from queue import Empty, SimpleQueue
 
 from faregate.broker.journal import settled
 from faregate.broker.journal.disk import Disk, File, RealDisk, is_full
-from faregate.broker.journal.items import Append, AppendDeadLetter, Call, Done, Item, SnapshotPoint, resolve, weight
+from faregate.broker.journal.items import Append, AppendDeadLetter, Call, Item, SnapshotPoint, resolve
 from faregate.broker.journal.layout import Layout, prepare, write_json
 from faregate.broker.journal.lock import WriterLock
 from faregate.broker.journal.log import MOST_BYTES, MOST_ROWS, SEGMENT_SIZE, Log, now_us
@@ -43,12 +43,12 @@ from faregate.errors import (
     Unwritable,
 )
 from faregate.ids import PublicationKey
-from faregate.message import Envelope, Kind
-from faregate.ports.dead_letter import DeadLetter
-from faregate.ports.queue import Binding
-from faregate.ports.topology import Topology, View
+from faregate.ports.topology import Topology
 
 log = logging.getLogger("faregate.journal")
+
+_Results = dict[Item, tuple[Sequence[int], BaseException | None]]
+_Told = tuple[Item, Sequence[int], BaseException | None]
 
 _OPEN_SIDE_LOGS = 16
 _SETTLE_SECONDS = 0.005
@@ -194,30 +194,26 @@ class Journal:
             self._room.append(room)
             await room
 
-    def append(self, item: Append) -> None:
-        """Append messages as one; `on_appended` is told when they are durable, in the order of handing in."""
-        self._hand_in(item)
-
-    def append_dead_letter(self, letter: DeadLetter, done: Done) -> None:
-        """Write a dead letter; whoever is told that it is durable may mark the message as dead."""
-        self._hand_in(AppendDeadLetter(letter, done))
-
     async def call(self, function: Callable[[], None]) -> None:
         """Run something in the commit thread, behind what was handed in."""
         done = asyncio.get_running_loop().create_future()
-        self._hand_in(Call(function, lambda _, error: resolve(done, error)))
+        self.hand_in(Call(function, lambda _, error: resolve(done, error)))
         await done
 
     async def barrier(self) -> None:
         """Return once everything handed in so far is durable."""
         await self.call(lambda: None)
 
-    def _hand_in(self, item: Item) -> None:
+    def hand_in(self, item: Item) -> None:
+        """Give something to the commit thread.
+
+        Who handed it in is told when it is durable, in the order of handing in; publications through `on_appended`.
+        """
         if self.failure is not None:
             raise self.failure
         if self._closed:
             raise ConfigurationError(f"the journal {self.layout.root} is closed")
-        self._pending_bytes += weight(item)
+        self._pending_bytes += item.size
         if not self._handed_in and self._loop is not None:
             self._loop.call_soon(self._pass_on)
         self._handed_in.append(item)
@@ -264,10 +260,6 @@ class Journal:
 
         await self.call(write)
 
-    def bind(self, binding: Binding) -> None:
-        """Make the binding's queues and topic part of the journal before anything refers to them."""
-        self._change_topology(lambda topology: topology.add(binding))
-
     def unbind(self, name: str) -> None:
         """Lead no topic to that queue any more. Raises `QueueNotFound`."""
         queue = self.topology.queue(name)
@@ -275,26 +267,17 @@ class Journal:
             bound = sorted(each.name for each in self.topology.queues if not each.is_dead_letter_queue)
             names = ", ".join(bound) or "none"
             raise QueueNotFound(f"there is no bound queue {name!r} in {self.layout.root}; there are: {names}")
-        self._change_topology(lambda topology: topology.remove(queue))
+        self.change_topology(lambda topology: topology.remove(queue))
 
     @property
     def disk(self) -> Disk:
         return self._disk
 
-    def hand_over(self, queue: str, view: View, offset: int, history: int = 0) -> None:
-        """Let a subscription be consumed through this view from that offset on; see `views.py`."""
-        self._change_topology(lambda topology: bool(topology.hand_over(queue, view, offset, history)))
+    def change_topology(self, change: Callable[[Topology], object]) -> None:
+        """Durable before anything refers to it. What could not be written is not there, and may be tried again.
 
-    def add_partial(self, kind: Kind, address: str | None, type: str, queues: Sequence[int]) -> None:
-        """Let publications that name their recipients go to these queues of a topic."""
-        self._change_topology(lambda topology: topology.add_partial(kind, address, type, queues))
-
-    def add_dead_letter_queue(self, node: str) -> None:
-        """A node that only publishes has dead letters, too."""
-        self._change_topology(lambda topology: topology.add_dead_letter_queue(node))
-
-    def _change_topology(self, change: Callable[[Topology], bool]) -> None:
-        """Durable before anything refers to it. What could not be written is not there, and may be tried again."""
+        `change` says whether it changed anything.
+        """
         changed = self.topology.copy()
         if not change(changed):
             return
@@ -327,9 +310,13 @@ class Journal:
         if self.failure is None:
             self.failure = JournalFailed(f"the journal in {self.layout.root} cannot go on: {error}")
             log.critical("%s", self.failure)
-            if self._on_failure is not None:
-                tell, self._on_failure = self._on_failure, None
-                tell(self.failure)
+            self._tell_failure()
+
+    def _tell_failure(self) -> None:
+        """Once."""
+        if self.failure is not None and self._on_failure is not None:
+            tell, self._on_failure = self._on_failure, None
+            tell(self.failure)
 
     def spooled(self) -> list[tuple[Path, Spooled]]:
         """Batches from other processes that are not in the log yet."""
@@ -343,7 +330,7 @@ class Journal:
             if isinstance(error, OSError):
                 self.intake.put_off(path, error)
 
-        self._hand_in(Call(lambda: self._disk.remove(path), removed))
+        self.hand_in(Call(lambda: self._disk.remove(path), removed))
 
     async def retain(self, snapshot: Snapshot) -> None:
         """Remove what retention no longer keeps, as far as the snapshot knows what waits."""
@@ -383,7 +370,7 @@ class Journal:
 
     def _in_thread_gather(self, group: list[Item]) -> tuple[list[Item], bool]:
         """What is there now, up to what fits a frame; whether the end was reached."""
-        size = sum(map(weight, group))
+        size = sum([item.size for item in group])
         while len(group) < MOST_ROWS and size < MOST_BYTES:
             try:
                 more = self._items.get_nowait()
@@ -392,52 +379,36 @@ class Journal:
             if more is None:
                 return group, True
             group += more
-            size += sum(map(weight, more))
+            size += sum([item.size for item in more])
         return group, False
 
-    def _in_thread_commit(self, group: list[Item]) -> list[tuple[Item, Sequence[int], BaseException | None]]:
+    def _in_thread_commit(self, group: list[Item]) -> list[_Told]:
         """Write and sync a group; what to tell whom. A batch of the spool is a unit of its own."""
         plain = [item for item in group if isinstance(item, Append) and item.batch is None]
         spooled = [item for item in group if isinstance(item, Append) and item.batch is not None]
         dead = [item for item in group if isinstance(item, AppendDeadLetter)]
-        results: dict[Item, tuple[Sequence[int], BaseException | None]] = {}
+        written: list[Item] = [*plain, *spooled, *dead]
+        results: _Results = {}
+        """In the order of offsets, so that queues are filled in it."""
         try:
-            self._in_thread_append(plain, results)
-            for item in spooled:
-                assert item.batch is not None
-                try:
-                    offsets = self._in_thread_write(item.envelopes, item.topics, batch_id(item.batch))
-                except (Unwritable, MessageTooLarge) as exc:
-                    results[item] = ((), exc)
-                else:
-                    results[item] = (offsets, None)
-            if dead:
-                offsets = self._log.append_dead_letters([item.letter for item in dead])
-                self._note_segment()
-                results.update((item, ([offset], None)) for item, offset in zip(dead, offsets, strict=True))
+            try:
+                for unit in (plain, *([item] for item in spooled)):
+                    self._in_thread_append(unit, results)
+                self._in_thread_append_dead_letters(dead, results)
+            except JournalFull as exc:  # what was written before counts once it is synced
+                results.update((item, ((), exc)) for item in written if item not in results)
             if any(error is None for _, error in results.values()):
                 self._log.sync()
-            for item in spooled:
-                assert item.batch is not None
-                if results[item][1] is None:
-                    self._in_thread_remove(item.batch)
-        except (JournalFull, JournalFailed) as exc:
-            handed_in: list[Item] = [*plain, *spooled, *dead]
-            for refused in handed_in:
-                if refused not in results or isinstance(exc, JournalFailed):
-                    results[refused] = ([], exc)
-            if isinstance(exc, JournalFailed):
-                self.failure = exc
-            elif any(error is None for _, error in results.values()):
-                self._in_thread_sync_rest(results)
+        except JournalFailed as exc:
+            self.failure = exc
+            results.update((item, ((), exc)) for item in written)
+        for item in spooled:
+            if item.batch is not None and results[item][1] is None:
+                self._in_thread_remove(item.batch)
         self._flush_side_logs()
-        # In the order of offsets, so that queues are filled in it; then whoever waits behind all of them.
-        written: list[Item] = [*plain, *spooled, *dead]
-        told: list[tuple[Item, Sequence[int], BaseException | None]] = []
-        for each in written:
-            offsets, error = results[each]
-            told.append((each, offsets, error))
-        told += [(each, (), self._in_thread_call(each)) for each in group if isinstance(each, Call)]
+        told: list[_Told] = [(item, offsets, error) for item, (offsets, error) in results.items()]
+        # Then whoever waits behind all of them.
+        told += [(item, (), self._in_thread_call(item)) for item in group if isinstance(item, Call)]
         return told
 
     def _in_thread_remove(self, batch: Path) -> None:
@@ -445,52 +416,40 @@ class Journal:
         with contextlib.suppress(OSError):
             self._disk.remove(batch)
 
-    def _in_thread_append(
-        self, plain: list[Append], results: dict[Item, tuple[Sequence[int], BaseException | None]]
-    ) -> None:
-        """Many publishes become one frame."""
-        if not plain:
+    def _in_thread_append(self, items: Sequence[Append], results: _Results) -> None:
+        """Many publishes become one frame. If one of them spoils it, each has one of its own."""
+        if not items:
             return
-        if len(plain) == 1:
-            try:
-                results[plain[0]] = (self._in_thread_write(plain[0].envelopes, plain[0].topics, None), None)
-            except (Unwritable, MessageTooLarge) as exc:
-                results[plain[0]] = ((), exc)
-            return
-        envelopes = [envelope for item in plain for envelope in item.envelopes]
-        topics = [topic for item in plain for topic in item.topics]
+        envelopes = [envelope for item in items for envelope in item.envelopes]
+        topics = [topic for item in items for topic in item.topics]
+        batch = items[0].batch
         try:
-            offsets = self._in_thread_write(envelopes, topics, None)
-        except (Unwritable, MessageTooLarge):
-            for item in plain:  # one of them spoils the frame: each has one of its own
-                self._in_thread_append([item], results)
+            offsets = self._log.append(envelopes, topics, batch=None if batch is None else batch_id(batch))
+        except (Unwritable, MessageTooLarge) as exc:
+            if len(items) == 1:
+                results[items[0]] = ((), exc)
+            else:
+                for item in items:
+                    self._in_thread_append([item], results)
             return
+        self._note_segment()
         start = 0
-        for item in plain:
+        for item in items:
             stop = start + len(item.envelopes)
             results[item] = (offsets[start:stop], None)
             start = stop
 
-    def _in_thread_write(
-        self, envelopes: Sequence[Envelope], topics: Sequence[int], mark: bytes | None
-    ) -> Sequence[int]:
-        offsets = self._log.append(envelopes, topics, batch=mark)
-        self._note_segment()
-        return offsets
+    def _in_thread_append_dead_letters(self, dead: Sequence[AppendDeadLetter], results: _Results) -> None:
+        if dead:
+            offsets = self._log.append_dead_letters([item.letter for item in dead])
+            self._note_segment()
+            results.update((item, ([offset], None)) for item, offset in zip(dead, offsets, strict=True))
 
     def _note_segment(self) -> None:
         """A new segment has a side log of its own."""
         base = self._log.segment_base
         if base is not None and base != self._bases[-1]:
             self._bases.append(base)
-
-    def _in_thread_sync_rest(self, results: dict[Item, tuple[Sequence[int], BaseException | None]]) -> None:
-        """Part of a group was written before the disk was full: that part counts once it is synced."""
-        try:
-            self._log.sync()
-        except JournalFailed as exc:
-            self.failure = exc
-            results.update((item, ([], exc)) for item in results)
 
     def _in_thread_call(self, item: Call) -> BaseException | None:
         if self.failure is not None:
@@ -501,16 +460,16 @@ class Journal:
             return exc
         return None
 
-    def _tell(self, results: list[tuple[Item, Sequence[int], BaseException | None]]) -> None:
+    def _tell(self, results: list[_Told]) -> None:
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(self._told, results)
         except RuntimeError:
             log.debug("the event loop is closed; what was committed stays committed")
 
-    def _told(self, results: list[tuple[Item, Sequence[int], BaseException | None]]) -> None:
+    def _told(self, results: list[_Told]) -> None:
         for item, offsets, error in results:
-            self._pending_bytes -= weight(item)
+            self._pending_bytes -= item.size
             if not isinstance(item, Append):
                 item.done(offsets, error)
                 continue
@@ -521,9 +480,7 @@ class Journal:
             room = self._room.popleft()
             if not room.done():
                 room.set_result(None)
-        if self.failure is not None and self._on_failure is not None:
-            tell, self._on_failure = self._on_failure, None
-            tell(self.failure)
+        self._tell_failure()
 
     # --- side logs ----------------------------------------------------------------------------------------
 

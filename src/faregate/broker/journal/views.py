@@ -68,12 +68,12 @@ class ClosedJournal:
     def take_log(self, binding: Binding) -> Reading:
         """Let this subscription read the log from now on."""
         wanted = self.log_reading(binding.queue)
-        self._journal.bind(binding)
+        self.bind(binding)
         return self._hand_over(binding.queue, "log", wanted.offset, wanted.history)
 
     def bind(self, binding: Binding) -> None:
         """Keep what is new of a subscription."""
-        self._journal.bind(binding)
+        self._journal.change_topology(lambda topology: topology.add(binding))
 
     def take_queue(self, binding: Binding, start: int, done: Outcomes, parked: Iterable[Waits] = ()) -> Reading:
         """Let this subscription read its queue again, which then holds what is not done from `start` on."""
@@ -114,7 +114,7 @@ class ClosedJournal:
         write_json(layout.snapshot, disk, snapshot)
 
     def _hand_over(self, queue: str, view: View, offset: int, history: int) -> Reading:
-        self._journal.hand_over(queue, view, offset, history)
+        self._journal.change_topology(lambda topology: topology.hand_over(queue, view, offset, history))
         return self.reading(queue)
 
 
