@@ -70,6 +70,20 @@ def sound_frame(data: Any, at_byte: int, segment_id: int | None, limit: int) -> 
     return (frame, content) if count == frame.rows else None
 
 
+def walk_batch(data: Any) -> Iterator[tuple[Frame, Any] | Damage]:
+    """The parts of a spooled batch with what is in them, up to the damage where it is not whole."""
+    at_byte = previous = part = 0
+    parts = 1
+    while part < parts:
+        found = sound_frame(data, at_byte, 0, len(data))
+        if found is None or found[0].kind == frames.FOOTER or (found[0].part, found[0].previous) != (part, previous):
+            yield Damage(at_byte, len(data), True)
+            return
+        yield found
+        frame = found[0]
+        at_byte, previous, parts, part = frame.end, frame.crc, frame.parts, part + 1
+
+
 def _next_sound(data: Any, start: int, segment_id: int | None, limit: int, commit: int) -> tuple[Frame, Any] | None:
     at_byte = data.find(frames.FRAME_MAGIC, start, limit)
     while at_byte >= 0:
@@ -187,18 +201,6 @@ class Scan:
 
 def is_record(data: memoryview, at_byte: int) -> bool:
     return any(True for _ in settled.unpack(data[at_byte : at_byte + RECORD_BYTES]))
-
-
-def damage_in_batch(data: Any) -> int | None:
-    """Where a spooled batch is not whole."""
-    at_byte = previous = part = 0
-    parts = 1
-    while part < parts:
-        found = sound_frame(data, at_byte, 0, len(data))
-        if found is None or found[0].part != part or found[0].previous != previous:
-            return at_byte
-        at_byte, previous, parts, part = found[0].end, found[0].crc, found[0].parts, part + 1
-    return None
 
 
 def sound_mark(layout: Layout, disk: Disk) -> tuple[HighWater, bool]:

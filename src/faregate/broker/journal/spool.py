@@ -16,16 +16,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 import pyarrow as pa
 
-from faregate.broker.journal import dead_letters
 from faregate.broker.journal import frame as frames
 from faregate.broker.journal.disk import Disk
-from faregate.broker.journal.frame import FRAME_BYTES
 from faregate.broker.journal.layout import BATCH_SUFFIX, Layout
+from faregate.broker.journal.scan import Damage, walk_batch
 from faregate.broker.journal.segment import batch_frames
-from faregate.columns import read_batch, to_envelopes, write_envelopes
+from faregate.columns import to_envelopes, write_envelopes
 from faregate.errors import JournalCorrupt, MessageTooLarge, Permanent
 from faregate.message import Envelope
 from faregate.ports.dead_letter import DeadLetter
@@ -81,24 +79,19 @@ def read_spooled(path: Path, disk: Disk) -> Spooled:
         raise OSError(errno.EINVAL, "it is no plain file, but a folder, a link or a pipe")
     if disk.size(path) > LARGEST_BATCH:
         raise JournalCorrupt(f"{path} is not a batch: it has more than {LARGEST_BATCH} bytes")
-    data = disk.read(path)
-    found = Spooled([], [])
-    at_byte = previous = part = 0
-    parts = 1
-    while part < parts:
-        frame = frames.read_header(data, at_byte, 0) if len(data) >= at_byte + FRAME_BYTES else None
-        if frame is None or frame.part != part or frame.previous != previous or not frames.is_sound(data, frame):
-            raise JournalCorrupt(f"{path} is not a whole batch: it is damaged at byte {at_byte}")
-        body = frames.body_of(data, frame)
-        try:
+    spooled = Spooled([], [])
+    try:
+        for found in walk_batch(disk.read(path)):
+            if isinstance(found, Damage):
+                raise JournalCorrupt(f"{path} is not a whole batch: it is damaged at byte {found.at_byte}")
+            frame, content = found
             if frame.kind == frames.DEAD_LETTERS:
-                found.dead_letters.extend(dead_letters.decode(body))
+                spooled.dead_letters.extend(content)
             else:
-                found.envelopes.extend(to_envelopes(read_batch(body)))
-        except (pa.ArrowException, msgspec.MsgspecError, ValueError, TypeError, LookupError) as exc:
-            raise JournalCorrupt(f"{path} is not a batch: its part {part} cannot be read: {exc!r}") from exc
-        at_byte, previous, parts, part = frame.end, frame.crc, frame.parts, part + 1
-    return found
+                spooled.envelopes.extend(to_envelopes(content))
+    except (pa.ArrowException, ValueError, TypeError, LookupError) as exc:
+        raise JournalCorrupt(f"{path} is not a batch: what is in it cannot be read: {exc!r}") from exc
+    return spooled
 
 
 class Intake:

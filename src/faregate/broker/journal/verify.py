@@ -18,7 +18,7 @@ from faregate.broker.journal.frame import SEGMENT_BYTES, TRAILER_BYTES
 from faregate.broker.journal.high_water import HighWater, read_high_water
 from faregate.broker.journal.layout import Layout, check_meta, find_json, read_json
 from faregate.broker.journal.lock import lock_holder
-from faregate.broker.journal.scan import Scan, damage_in_batch, is_record
+from faregate.broker.journal.scan import Damage, Scan, is_record, walk_batch
 from faregate.broker.journal.settled import RECORD_BYTES
 from faregate.broker.journal.snapshot import Snapshot
 from faregate.broker.journal.spool import waiting
@@ -165,7 +165,7 @@ class Inspector:
             except PermissionError as exc:
                 self._problem(path, None, f"cannot be read ({exc.strerror}); let the user who runs the bus read it")
                 continue
-            damaged = damage_in_batch(data)
+            damaged = next((each.at_byte for each in walk_batch(data) if isinstance(each, Damage)), None)
             self._found.checked["batches"] += 1
             self._done(len(data))
             if damaged is not None:
