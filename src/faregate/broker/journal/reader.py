@@ -20,7 +20,7 @@ from faregate.broker.journal.disk import Disk, RealDisk
 from faregate.broker.journal.frame import SEGMENT_BYTES, Footer, SegmentHeader
 from faregate.broker.journal.high_water import HighWater, read_high_water
 from faregate.broker.journal.layout import Layout, check_meta, read_json
-from faregate.columns import SCHEMA, read_batch, to_envelopes
+from faregate.columns import read_batch, to_envelopes
 from faregate.errors import JournalCorrupt, OffsetGone
 from faregate.message import Envelope, check_name
 from faregate.ports.log import ReaderOffset
@@ -102,25 +102,24 @@ class JournalReader:
         mark = self.high_water()
         stop = mark.offset if end is None else min(end, mark.offset)
         self._check_start(start, stop)
-        for base, view in self._segments(start, stop, mark):
-            for frame in self._frames(base, view, mark, start):
-                if frame.kind != frames.MESSAGES or frame.base >= stop:
-                    continue
-                batch = self._batch(base, view, frame)
+        for frame, batch in self._stored(start, stop, mark):
+            if frame.base < start or frame.base + frame.rows > stop:
                 offsets = batch.column("offset")
-                if frame.base < start or frame.base + frame.rows > stop:
-                    batch = batch.filter(pc.and_(pc.greater_equal(offsets, start), pc.less(offsets, stop)))
-                step = rows or max(1, batch.num_rows)
-                for first in range(0, batch.num_rows, step):
-                    yield batch.slice(first, step)
+                batch = batch.filter(pc.and_(pc.greater_equal(offsets, start), pc.less(offsets, stop)))
+            step = rows or max(1, batch.num_rows)
+            for first in range(0, batch.num_rows, step):
+                yield batch.slice(first, step)
 
     def stored(self, start: int) -> Iterator[Any]:
         """All that is stored from an offset on, also what retention kept only because it still waits."""
         mark = self.high_water()
-        for base, view in self._segments(start, mark.offset, mark):
+        return (batch for _, batch in self._stored(start, mark.offset, mark))
+
+    def _stored(self, start: int, stop: int, mark: HighWater) -> Iterator[tuple[frames.Frame, Any]]:
+        for base, view in self._segments(start, stop, mark):
             for frame in self._frames(base, view, mark, start):
-                if frame.kind == frames.MESSAGES and frame.rows:
-                    yield self._batch(base, view, frame)
+                if frame.kind == frames.MESSAGES and frame.rows and frame.base < stop:
+                    yield frame, self._batch(base, view, frame)
 
     def envelopes(self, start: int = 0, end: int | None = None) -> Iterator[tuple[int, Envelope]]:
         """(offset, envelope) of the messages from `start` up to `end`."""
@@ -131,9 +130,8 @@ class JournalReader:
         """(offset, envelope) from `start` on, waiting for what is not there yet, for ever."""
         while True:
             stop = self.latest()
-            for batch in self.batches(start, stop):
-                for offset, envelope in zip(batch.column("offset").to_pylist(), to_envelopes(batch), strict=True):
-                    yield offset, envelope
+            for found in self.envelopes(start, stop):
+                yield found
             start = max(start, stop)
             await asyncio.sleep(poll)
 
@@ -184,9 +182,7 @@ class JournalReader:
         mark = self.high_water()
         view = self._view(base, mark)
         for frame in self._frames(base, view, mark, 0):
-            if not frames.is_sound(view.data, frame):
-                raise self._damaged(base, frame.at_byte)
-            yield frame, frames.body_of(view.data, frame)
+            yield frame, self._body(base, view, frame)
 
     def forget(self, base: int) -> None:
         """The segment was rewritten: look at it anew."""
@@ -203,9 +199,7 @@ class JournalReader:
                 continue
             for frame in self._frames(base, view, mark, start):
                 if frame.kind == frames.DEAD_LETTERS:
-                    if not frames.is_sound(view.data, frame):
-                        raise self._damaged(base, frame.at_byte)
-                    yield frame, frames.body_of(view.data, frame)
+                    yield frame, self._body(base, view, frame)
 
     # --- named readers -------------------------------------------------------------------------------------
 
@@ -301,18 +295,19 @@ class JournalReader:
         key = (base, frame.at_byte)
         batch = self._batches.get(key)
         if batch is None:
-            if not frames.is_sound(view.data, frame):
-                raise self._damaged(base, frame.at_byte)
-            batch = self._batches[key] = read_batch(frames.body_of(view.data, frame))
+            batch = self._batches[key] = read_batch(self._body(base, view, frame))
             if len(self._batches) > _KEPT_BATCHES:
                 self._batches.popitem(last=False)
         return batch
+
+    def _body(self, base: int, view: SegmentView, frame: frames.Frame) -> memoryview:
+        """Checked."""
+        if not frames.is_sound(view.data, frame):
+            raise self._damaged(base, frame.at_byte)
+        return frames.body_of(view.data, frame)
 
     def _damaged(self, base: int, at_byte: int) -> JournalCorrupt:
         return JournalCorrupt(
             f"{self.layout.segment(base)} is damaged at byte {at_byte}: run 'faregate journal verify' to see what "
             "is lost, 'faregate journal repair' to set it aside"
         )
-
-
-__all__ = ["SCHEMA", "JournalReader", "ReaderOffset"]
