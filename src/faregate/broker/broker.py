@@ -86,8 +86,8 @@ class Broker:
                 self._make(dead_letter_queue(binding.node))
         return self._queues[binding.queue]
 
-    def _make(self, name: str, **properties: object) -> Queue:
-        queue = self._queues[name] = Queue(
+    def _make(self, name: str, kind: type[Queue] = Queue, **properties: object) -> Queue:
+        queue = self._queues[name] = kind(
             name,
             clock=self._clock,
             schedule=self._schedule,

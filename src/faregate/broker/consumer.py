@@ -17,20 +17,6 @@ if TYPE_CHECKING:
 class QueueConsumer:
     """Gets at most as many deliveries as it has credit. Made by `Queue.attach`."""
 
-    __slots__ = (
-        "_drained",
-        "credit",
-        "deliver",
-        "exclusive",
-        "line",
-        "out",
-        "paused",
-        "queue",
-        "selector",
-        "single_active",
-        "window",
-    )
-
     def __init__(
         self,
         queue: Queue,

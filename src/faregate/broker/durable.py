@@ -17,7 +17,6 @@ from faregate.broker.journal.recovery import Found, Single
 from faregate.broker.journal.settled import Row
 from faregate.broker.journal.snapshot import QueueSnapshot, Returning, Snapshot
 from faregate.broker.journal.spool import Spooled
-from faregate.broker.log_view import LogView
 from faregate.broker.queue import Queue
 from faregate.broker.topics import Route
 from faregate.errors import FaregateError, JournalFull, Unroutable, ViewTaken
@@ -41,6 +40,16 @@ _WRITE_AGAIN_SECONDS = 1.0
 def _place(letter: DeadLetter) -> tuple[str, str, str]:
     """What tells a dead letter from others."""
     return letter.node, letter.queue, letter.envelope.publication_id
+
+
+class LogView(Queue):
+    """Of a subscription that reads the log: a recipient like any other, but what goes to it stays in the log."""
+
+    def enqueue(self, envelope: Envelope, letter: DeadLetter | None = None, offset: int = -1) -> None:
+        """It is in the log."""
+
+    def enqueue_stored(self, envelopes: Sequence[Envelope], offsets: Sequence[int]) -> None:
+        """They are in the log."""
 
 
 class DurableBroker(Broker):
@@ -109,38 +118,21 @@ class DurableBroker(Broker):
         self._begun = True
         topology = self._journal.topology
         for record in topology.queues:
-            if record.name not in self._queues:
-                if record.is_dead_letter_queue or record.kind is None or record.type is None:
-                    self._adopt(self._make(record.name))
-                else:
-                    known = Binding(record.node, record.type, record.kind, record.source)
-                    bound = topology.is_bound(record)
-                    if topology.reading(record.name).view == "log":
-                        self._read_from_log(known, bound)
-                        continue
-                    queue = super().bind(known, consumed=False) if bound else self._declare(known, consumed=False)
-                    self._adopt(queue)
-                    log.info("%s is not consumed here; %d messages wait in it", queue.name, len(queue))
+            if record.name in self._queues:
+                continue
+            if record.kind is None or record.type is None:  # of dead letters
+                self._adopt(self._make(record.name))
+                continue
+            known = Binding(record.node, record.type, record.kind, record.source)
+            bound = topology.is_bound(record)
+            queue = super().bind(known, consumed=False) if bound else self._declare(known, consumed=False)
+            self._adopt(queue)
+            log.info("%s is not consumed here; %d messages wait in it", queue.name, len(queue))
 
-    def _read_from_log(self, binding: Binding, bound: bool) -> None:
-        """It is a recipient like any other; what goes to it stays in the log, where it is read from."""
-        queue = LogView(
-            binding.queue,
-            clock=self._clock,
-            schedule=self._schedule,
-            make_dead_letter=self._make_dead_letter,
-            recorder=self,
-        )
-        self._queues[binding.queue] = queue
-        self._bindings[binding.queue] = binding
-        if dead_letter_queue(binding.node) not in self._queues:
-            self._adopt(self._make(dead_letter_queue(binding.node)))
-        if bound:
-            self.topics.add(binding, queue)
-        self._adopt(queue)
-
-    def _make(self, name: str, **properties: object) -> Queue:
-        return super()._make(name, **properties, recorder=self)
+    def _make(self, name: str, kind: type[Queue] = Queue, **properties: object) -> Queue:
+        if self._journal.topology.reading(name).view == "log":
+            kind = LogView
+        return super()._make(name, kind, **properties, recorder=self)
 
     def _adopt(self, queue: Queue, *, timed: bool = False) -> None:
         """Give a queue its number and what the journal holds for it."""

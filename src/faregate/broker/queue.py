@@ -425,16 +425,19 @@ class Queue:
         elif self.has_expired(entry):
             self._abandon(entry, "expired", "expired while it was being handled, and came back")
         elif delay > 0:
-            entry.state = SCHEDULED
-            entry.redelivering = True
-            self._redelivering += 1
-            entry.wake = self._schedule.after(delay, self._due, entry)
+            self._wait_for_redelivery(entry, delay)
             if self._recorder is not None:
                 self._recorder.waits(self, entry, self._clock.time() + delay)
             if not self._strict:
                 self._pass_key_on(entry)
         else:
             self._expose(entry)
+
+    def _wait_for_redelivery(self, entry: Entry, delay: float) -> None:
+        entry.state = SCHEDULED
+        entry.redelivering = True
+        self._redelivering += 1
+        entry.wake = self._schedule.after(delay, self._due, entry)
 
     def _archive(self, entry: Entry) -> None:
         """One that nobody holds is done."""
@@ -551,12 +554,7 @@ class Queue:
         if self._consumers and self._consumers[0].single_active != single_active:
             raise ConfigurationError(f"{self.name} has consumers that are not all single-active; choose one mode")
         consumer = QueueConsumer(
-            self,
-            deliver,
-            window=window,
-            selector=selector,
-            exclusive=exclusive,
-            single_active=single_active,
+            self, deliver, window=window, selector=selector, exclusive=exclusive, single_active=single_active
         )
         if consumer.line is not None:
             for entry in self._entries.values():
@@ -705,19 +703,12 @@ class Queue:
             self._abandon(entry, "max-deliveries", f"delivered {entry.tries} times without being settled")
         elif found.due is None:
             self._insert(entry)
-        else:
-            self._wait_again(entry, found.due)
-
-    def _wait_again(self, entry: Entry, due: float) -> None:
-        """It waited for redelivery when the journal was closed, and goes on waiting, holding its key if strict."""
-        self._keep(entry)
-        self._in_flight.count += 1
-        entry.state = SCHEDULED
-        entry.redelivering = True
-        self._redelivering += 1
-        if entry.key is not None and self._strict:
-            self._holders.setdefault(entry.key, entry)
-        entry.wake = self._schedule.after(self._seconds_until(due), self._due, entry)
+        else:  # it goes on waiting for redelivery, holding its key if strict
+            self._keep(entry)
+            self._in_flight.count += 1
+            if entry.key is not None and self._strict:
+                self._holders.setdefault(entry.key, entry)
+            self._wait_for_redelivery(entry, self._seconds_until(found.due))
 
     def close(self) -> None:
         """Detach everybody, stop all timers and forget the entries: cycles through them are never collected."""
