@@ -9,14 +9,18 @@ Progress = Callable[[int, int], None]
 """Told now and then how many bytes of how many are done."""
 
 
+Offsets = tuple[int, int]
+"""The first and the last of a stretch."""
+
+
 class Finding(NamedTuple):
     """One thing that is not as it should be."""
 
     path: Path
     at_byte: int | None
     what: str
-    lost: tuple[int, int] | None = None
-    """The first and the last offset of the messages that are lost by it."""
+    lost: Offsets | None = None
+    """Of the messages that are lost by it."""
     is_content: bool = False
     """Whether the bytes are as they were written, and what they say is wrong: no repair can help, nor a copy harm."""
 

@@ -13,10 +13,10 @@ from typing import Any
 from faregate.broker.journal import frame as frames
 from faregate.broker.journal import settled
 from faregate.broker.journal.disk import Disk, RealDisk, size_of
-from faregate.broker.journal.findings import Act, Finding, Inspection, Progress, Step, offsets
+from faregate.broker.journal.findings import Act, Finding, Inspection, Offsets, Progress, Step, offsets
 from faregate.broker.journal.frame import SEGMENT_BYTES, TRAILER_BYTES
 from faregate.broker.journal.high_water import HighWater, read_high_water
-from faregate.broker.journal.layout import Layout, check_meta, find_json, read_json
+from faregate.broker.journal.layout import Layout, T, check_meta, find_json
 from faregate.broker.journal.lock import lock_holder
 from faregate.broker.journal.scan import Damage, Scan, is_record, walk_batch
 from faregate.broker.journal.settled import RECORD_BYTES
@@ -28,6 +28,7 @@ from faregate.ports.topology import Topology
 
 _MOST_FINDINGS = 1000
 _FARTHEST = 1 << 62
+_NO_SNAPSHOT = ": what waits is found from the side logs"
 
 
 def inspect(
@@ -75,7 +76,7 @@ class Inspector:
         self._total = self._layout.bytes(self._disk)
         self._look_at_readers()
         self._look_at_spool()
-        snapshot = self._read_snapshot()
+        snapshot = self._read(self._layout.snapshot, Snapshot, _NO_SNAPSHOT)
         self._look_at_side_logs()
         mark = self._read_mark()
         self._look_at_segments(mark)
@@ -93,25 +94,17 @@ class Inspector:
         """Last, so that they crowd out no damage."""
         for path, at_byte, offset in self._altered:
             what = f"has another body at offset {offset} than the one that its digest was made of"
-            self._problem(path, at_byte, what, is_content=True)
+            self._add(self._found.problems, Finding(path, at_byte, what, is_content=True))
 
-    def _problem(
-        self,
-        path: Path,
-        at_byte: int | None,
-        what: str,
-        lost: tuple[int, int] | None = None,
-        *,
-        is_content: bool = False,
-    ) -> None:
-        if len(self._found.problems) < _MOST_FINDINGS:
-            self._found.problems.append(Finding(path, at_byte, what, lost, is_content))
-        else:
-            self._found.more += 1
+    def _problem(self, path: Path, at_byte: int | None, what: str, lost: Offsets | None = None) -> None:
+        self._add(self._found.problems, Finding(path, at_byte, what, lost))
 
     def _note(self, path: Path, at_byte: int | None, what: str) -> None:
-        if len(self._found.notes) < _MOST_FINDINGS:
-            self._found.notes.append(Finding(path, at_byte, what))
+        self._add(self._found.notes, Finding(path, at_byte, what))
+
+    def _add(self, findings: list[Finding], finding: Finding) -> None:
+        if len(findings) < _MOST_FINDINGS:
+            findings.append(finding)
         else:
             self._found.more += 1
 
@@ -140,17 +133,22 @@ class Inspector:
             self._problem(self._layout.meta, None, f"cannot be read: {exc.__cause__}")
             self._step("move journal.json to quarantine and write a new one, with a new id", ("new-meta",))
 
+    def _read(self, path: Path, type: type[T], without: str) -> T | None:
+        """None for a file that is not there, or cannot be read: then it is set aside."""
+        try:
+            return find_json(path, self._disk, type)
+        except FileNotFoundError:
+            return None
+        except JournalCorrupt as exc:
+            self._problem(path, None, f"cannot be read: {exc.__cause__}")
+            self._set_aside(path, without)
+            return None
+
     def _look_at_readers(self) -> None:
         for path in self._layout.files(self._layout.readers, self._disk):
-            try:
-                kept = read_json(path, self._disk, ReaderOffset)
-            except FileNotFoundError:
-                continue
-            except JournalCorrupt as exc:
-                self._problem(path, None, f"cannot be read: {exc.__cause__}")
-                self._set_aside(path, ": that reader starts anew")
-                continue
-            self._witnesses.append((kept.offset, path, None, "is the offset of a reader that is farther"))
+            kept = self._read(path, ReaderOffset, ": that reader starts anew")
+            if kept is not None:
+                self._witnesses.append((kept.offset, path, None, "is the offset of a reader that is farther"))
 
     def _look_at_spool(self) -> None:
         for path in waiting(self._layout, self._disk):
@@ -172,15 +170,6 @@ class Inspector:
                 self._problem(path, damaged, "is not a whole batch")
                 self._set_aside(path)
 
-    def _read_snapshot(self) -> Snapshot | None:
-        path = self._layout.snapshot
-        try:
-            return find_json(path, self._disk, Snapshot)
-        except JournalCorrupt as exc:
-            self._problem(path, None, f"cannot be read: {exc.__cause__}")
-            self._set_aside(path, ": what waits is found from the side logs")
-            return None
-
     def _check_snapshot(self, snapshot: Snapshot | None) -> None:
         if snapshot is None:
             return
@@ -199,7 +188,7 @@ class Inspector:
                 wrong = f"counts {size} bytes of {self._name(path)}, which has {has}"
         if wrong:
             self._problem(self._layout.snapshot, None, wrong)
-            self._set_aside(self._layout.snapshot, ": what waits is found from the side logs")
+            self._set_aside(self._layout.snapshot, _NO_SNAPSHOT)
             return
         bases = self._layout.segment_bases(self._disk)
         first = min((queue.runs[0][0] for queue in snapshot.queues.values() if queue.runs), default=_FARTHEST)
@@ -330,16 +319,13 @@ class Inspector:
         return max(mark.offset, expected + 1)
 
     def _missing(self, start: int, stop: int) -> None:
-        path = self._layout.segment(start)
-        self._problem(path, None, "is missing", (start, stop - 1))
+        self._problem(self._layout.segment(start), None, "is missing", (start, stop - 1))
         self._fill(start, stop)
 
     def _fill(self, start: int, stop: int) -> None:
         lost = [(start, stop - 1)]
-        self._step(
-            f"put an empty segment in the place of {offsets(start, stop - 1)}",
-            ("write-segment", start, stop, lost, 0),
-        )
+        what = f"put an empty segment in the place of {offsets(start, stop - 1)}"
+        self._step(what, ("write-segment", start, stop, lost, 0))
 
     def _look_at_segment(
         self, base: int, data: Any, following: int | None, mark: HighWater | None
@@ -392,7 +378,7 @@ class Inspector:
         return self._look_at_tail(path, scan, wrong, confirmed, len(data)), scan
 
     def _look_at_tail(
-        self, path: Path, scan: Scan, wrong: list[tuple[int, str, tuple[int, int] | None]], confirmed: int, size: int
+        self, path: Path, scan: Scan, wrong: list[tuple[int, str, Offsets | None]], confirmed: int, size: int
     ) -> int:
         """The last segment, which has no footer yet."""
         for at_byte, what, lost in wrong:
