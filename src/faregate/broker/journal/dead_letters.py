@@ -9,6 +9,8 @@ from faregate.ports.dead_letter import DeadLetter
 
 
 class _Stored(msgspec.Struct):
+    """What `DeadLetter.of` is told."""
+
     node: str
     queue: str
     reason: str
@@ -28,16 +30,5 @@ def encode(letters: Iterable[DeadLetter]) -> bytes:
 
 def decode(body: bytes | memoryview) -> list[DeadLetter]:
     """Raises `msgspec.MsgspecError`."""
-    return [
-        DeadLetter.of(
-            each.node,
-            each.envelope,
-            each.reason,
-            each.error,
-            each.at,
-            queue=each.queue,
-            tries=each.tries,
-            redeliveries=each.redeliveries,
-        )
-        for each in msgspec.msgpack.decode(body, type=list[_Stored])
-    ]
+    stored = msgspec.msgpack.decode(body, type=list[_Stored])
+    return [DeadLetter.of(**msgspec.structs.asdict(each)) for each in stored]

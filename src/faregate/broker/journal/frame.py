@@ -33,7 +33,7 @@ LONGEST_BODY = 1 << 30
 
 
 class Frame(NamedTuple):
-    """A frame's header, and where it stands in its segment."""
+    """Where a frame stands in its segment, and its header, field by field."""
 
     at_byte: int
     kind: int
@@ -130,14 +130,13 @@ def read_header(data: Any, at_byte: int, segment_id: int | None = None) -> Frame
     """The header at a byte, unless no frame of this segment can stand there. The body is not checked."""
     if at_byte + FRAME_BYTES > len(data):
         return None
-    magic, version, kind, length, crc, previous, rows, commit, base, time, own_id, batch, part, parts, since = (
-        _FRAME.unpack_from(data, at_byte)
-    )
-    if magic != FRAME_MAGIC or version != VERSION or kind not in KIND_NAMES or length > LONGEST_BODY:
+    magic, version, *fields = _FRAME.unpack_from(data, at_byte)
+    frame = Frame(at_byte, *fields)
+    if magic != FRAME_MAGIC or version != VERSION or frame.kind not in KIND_NAMES or frame.length > LONGEST_BODY:
         return None
-    if (segment_id is not None and own_id != segment_id) or at_byte + FRAME_BYTES + padded(length) > len(data):
+    if (segment_id is not None and frame.segment_id != segment_id) or frame.end > len(data):
         return None
-    return Frame(at_byte, kind, length, crc, previous, rows, commit, base, time, own_id, batch, part, parts, since)
+    return frame
 
 
 def body_of(data: Any, frame: Frame) -> memoryview:

@@ -112,8 +112,10 @@ class Log:
 
     def sync(self) -> None:
         """Make everything written durable, then move the high-water mark."""
-        if self._segment is None and self._failure is None:
-            return  # sealed, and nothing written since
+        if self._segment is not None or self._failure is not None:  # else sealed, and nothing written since
+            self._sync()
+
+    def _sync(self) -> None:
         segment = self._current()
         try:
             segment.file.sync()
@@ -155,24 +157,25 @@ class Log:
         return self.time
 
     def _make_room(self, size: int, moment: int) -> None:
+        size += FRAME_BYTES + TRAILER_BYTES  # of the footer
         if self._segment is None and self._failure is None:
             # The last one was sealed and the disk had no room for the next.
-            self._start_segment(max(self._segment_size, size + SEGMENT_BYTES + FRAME_BYTES + TRAILER_BYTES), moment)
+            self._start_segment(moment, size)
         segment = self._current()
-        if segment.at_byte + size + FRAME_BYTES + TRAILER_BYTES <= segment.size:
+        if segment.at_byte + size <= segment.size:
             return
         if segment.messages or segment.dead_letters:
             self.seal()
-            self._start_segment(max(self._segment_size, size + SEGMENT_BYTES + FRAME_BYTES + TRAILER_BYTES), moment)
+            self._start_segment(moment, size)
             return
         try:
-            segment.size = segment.at_byte + size + FRAME_BYTES + TRAILER_BYTES
+            segment.size = segment.at_byte + size
             segment.file.truncate(segment.size)
         except OSError as exc:
             raise self.fail("growing a segment of", exc) from exc
 
-    def _start_segment(self, size: int, moment: int) -> None:
-        path = self._layout.segment(self.next_offset)
+    def _start_segment(self, moment: int, room: int = 0) -> None:
+        path, size = self._layout.segment(self.next_offset), max(self._segment_size, SEGMENT_BYTES + room)
         try:
             file = self._disk.create(path, size)
         except OSError as exc:
@@ -232,13 +235,8 @@ class Log:
                 raise self._gap(expected, bases[-1])
             self._reopen(bases[-1], mark)
         else:
-            self._start_segment(self._segment_size, self._next_time())
-        segment = self._current()
-        try:
-            segment.file.sync()
-        except OSError as exc:
-            raise self.fail("syncing", exc) from exc
-        self._move_mark(segment)
+            self._start_segment(self._next_time())
+        self._sync()
 
     def _gap(self, expected: int, found: int) -> JournalCorrupt:
         return JournalCorrupt(
@@ -273,7 +271,7 @@ class Log:
         if footer is not None:
             self.next_offset, self.commit, self.time = footer.end, footer.last_commit, footer.last_time
             self.batches.update(map(bytes.fromhex, footer.batches))
-            self._start_segment(self._segment_size, self._next_time())
+            self._start_segment(self._next_time())
             return
         segment = Segment(header, self._disk.open(path), len(data))
         kept = self._scan(segment, data)
@@ -334,7 +332,7 @@ class Log:
             raise self._corrupt(path, 0, "its header cannot be read but there are frames in it")
         self.next_offset = base
         self._disk.remove(path)
-        self._start_segment(self._segment_size, self._next_time())
+        self._start_segment(self._next_time())
 
 
 def _pieces(envelopes: Sequence[Envelope]) -> list[tuple[int, int]]:
