@@ -6,7 +6,7 @@ What a queue cannot hold in memory waits in the journal; see `Backlog`.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import repeat
+from itertools import compress, repeat
 from pathlib import Path
 
 from faregate.broker.broker import Broker, unsent
@@ -186,25 +186,20 @@ class DurableBroker(Broker):
             if self._journal.is_behind:
                 await self._journal.wait_for_room()
             routes = self.routes(envelopes)
-            fresh, fresh_routes = envelopes, routes
-            known: list[tuple[Envelope, bool]] = []
-            add = self.recent.add
+            add, knows = self.recent.add, self.recent.knows
             added = [add(envelope, route.partial) for envelope, route in zip(envelopes, routes, strict=True)]
-            if not all(added):
-                fresh = [envelope for envelope, new in zip(envelopes, added, strict=True) if new]
-                fresh_routes = [route for route, new in zip(routes, added, strict=True) if new]
-                known = [
-                    (envelope, route.partial)
-                    for envelope, route, new in zip(envelopes, routes, added, strict=True)
-                    if not new
-                ]
-            if fresh:
-                await self._commit(fresh, fresh_routes)
-            elif known:
-                await self._journal.barrier()
-            if not known:
+            if all(added):
+                await self._commit(envelopes, routes)
                 return
-            envelopes = [envelope for envelope, partial in known if not self.recent.knows(envelope, partial)]
+            if any(added):
+                await self._commit(list(compress(envelopes, added)), list(compress(routes, added)))
+            else:
+                await self._journal.barrier()
+            envelopes = [
+                envelope
+                for envelope, route, new in zip(envelopes, routes, added, strict=True)
+                if not new and not knows(envelope, route.partial)
+            ]
 
     def _commit(self, envelopes: Sequence[Envelope], routes: Sequence[Route]) -> "asyncio.Future[None]":
         """Hand them in; the future is done when they are durable."""

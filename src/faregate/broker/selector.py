@@ -16,7 +16,7 @@ where one is needed, makes a test unknown; unknown is not a match, and NOT unkno
 
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from faregate.errors import InvalidSelector
@@ -238,21 +238,11 @@ def _negate(test: Test) -> Test:
     return negated
 
 
-def _all(results: Any) -> bool | None:
-    outcome: bool | None = True
-    for result in results:
-        if result is False:
-            return False
-        if result is None:
-            outcome = None
-    return outcome
+def _all(results: Iterable[bool | None]) -> bool | None:
+    found = set(results)
+    return False if False in found else None if None in found else True
 
 
-def _any(results: Any) -> bool | None:
-    outcome: bool | None = False
-    for result in results:
-        if result is True:
-            return True
-        if result is None:
-            outcome = None
-    return outcome
+def _any(results: Iterable[bool | None]) -> bool | None:
+    found = set(results)
+    return True if True in found else None if None in found else False
