@@ -367,7 +367,7 @@ class RemovesBatchesEarly(RemembersNoPublications):
     def _in_thread_commit(self, group: list[Item]) -> list[tuple[Item, Sequence[int], BaseException | None]]:
         for item in group:
             if isinstance(item, Append) and item.batch is not None:
-                self._disk.remove(item.batch)
+                self.disk.remove(item.batch)
         return super()._in_thread_commit(group)
 
 

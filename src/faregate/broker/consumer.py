@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from faregate.broker.entry import AVAILABLE, EntryLine
+from faregate.broker.in_flight import InFlight
 from faregate.broker.selector import Selector
 
 if TYPE_CHECKING:
@@ -37,9 +37,8 @@ class QueueConsumer:
         self.single_active = single_active
         self.credit = 0
         self.paused = False
-        self.out = 0
-        """How many deliveries it has that have not ended."""
-        self._drained: list[asyncio.Future[None]] = []
+        self.held = InFlight()
+        """Its deliveries that have not ended."""
 
     def grant(self, credit: int) -> None:
         """Allow that many more deliveries."""
@@ -57,22 +56,14 @@ class QueueConsumer:
 
     def ended(self, count: int) -> None:
         """So many of its deliveries have ended."""
-        self.out -= count
         if self.window:
             self.credit += count
             self.queue.signal()
-        if self._drained and not self.out:
-            for drained in self._drained:
-                if not drained.done():
-                    drained.set_result(None)
-            self._drained.clear()
+        self.held.land(count)
 
     async def drain(self) -> None:
         self.paused = True
-        if self.out:
-            drained = asyncio.get_running_loop().create_future()
-            self._drained.append(drained)
-            await drained
+        await self.held.landed()
 
     async def close(self) -> None:
         self.queue.detach(self)

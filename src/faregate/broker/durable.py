@@ -138,10 +138,10 @@ class DurableBroker(Broker):
         """Give a queue its number and what the journal holds for it."""
         if queue.name in self._numbers:
             return
-        for record in self._journal.topology.queues:
-            if record.name == queue.name:
-                self._numbers[queue.name] = record.number
-                self._fill(queue, self._found.pop(record.number, Found()), timed)
+        record = self._journal.topology.queue(queue.name)
+        if record is not None:
+            self._numbers[queue.name] = record.number
+            self._fill(queue, self._found.pop(record.number, Found()), timed)
 
     def _fill(self, queue: Queue, found: Found, timed: bool) -> None:
         for piece in found.pieces:

@@ -322,7 +322,7 @@ class Queue:
         entry.lock = lock
         entry.lock_until = now + self.lock_seconds
         entry.consumer = consumer
-        consumer.out += 1
+        consumer.held.count += 1
         self._acquired[lock] = entry
         if self._lock_timer is None:
             self._lock_timer = self._clock.call_later(self.lock_seconds, self._check_locks)

@@ -69,17 +69,18 @@ class Journal:
     ) -> None:
         self.layout = Layout(Path(path))
         self.failure: JournalFailed | None = None
-        self._disk = disk or RealDisk()
+        self.disk = disk or RealDisk()
         self._retention = retention or Retention()
         self._on_failure = on_failure
         self._clock = clock
         self.on_appended: Callable[[Append, Sequence[int], BaseException | None], None] = _unheard
         self._lock = self._take_lock() if disk is None else None
         try:
-            self.meta = prepare(self.layout, self._disk)
-            self._warn_of_foreign_files()
-            self._log = Log(self.layout, self._disk, segment_size=segment_size, clock=clock)
-            self.reader = JournalReader(self.layout.root, self._disk)
+            self.meta = prepare(self.layout, self.disk)
+            for found in self.layout.foreign_files(self.disk):
+                log.warning("%s does not belong to the journal and is left alone", found)
+            self._log = Log(self.layout, self.disk, segment_size=segment_size, clock=clock)
+            self.reader = JournalReader(self.layout.root, self.disk)
             self.topology = self.reader.topology()
         except OSError as exc:
             self._release_lock()
@@ -97,8 +98,8 @@ class Journal:
         self._closed = False
         self._side_lock = threading.Lock()
         self._side_logs: dict[int, tuple[File, int]] = {}
-        self._bases = self.layout.segment_bases(self._disk)
-        self.intake = Intake(self.layout, self._disk, self._log.batches.__contains__, on_unreadable or log_unreadable)
+        self._bases = self.layout.segment_bases(self.disk)
+        self.intake = Intake(self.layout, self.disk, self._log.batches.__contains__, on_unreadable or log_unreadable)
         self._pending_bytes = 0
         self._room: deque[asyncio.Future[None]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -132,10 +133,6 @@ class Journal:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
-
-    def _warn_of_foreign_files(self) -> None:
-        for path in self.layout.foreign_files(self._disk):
-            log.warning("%s does not belong to the journal and is left alone", path)
 
     def start(self) -> None:
         """Start the commit thread; from now on the event loop is told what was committed."""
@@ -256,7 +253,7 @@ class Journal:
                 return
             self._sync_side_logs()
             snapshot.settled = point.sizes
-            write_json(self.layout.snapshot, self._disk, snapshot)
+            write_json(self.layout.snapshot, self.disk, snapshot)
 
         await self.call(write)
 
@@ -269,10 +266,6 @@ class Journal:
             raise QueueNotFound(f"there is no bound queue {name!r} in {self.layout.root}; there are: {names}")
         self.change_topology(lambda topology: topology.remove(queue))
 
-    @property
-    def disk(self) -> Disk:
-        return self._disk
-
     def change_topology(self, change: Callable[[Topology], object]) -> None:
         """Durable before anything refers to it. What could not be written is not there, and may be tried again.
 
@@ -284,7 +277,7 @@ class Journal:
         if self.failure is not None:
             raise self.failure
         try:
-            write_json(self.layout.topology, self._disk, changed)
+            write_json(self.layout.topology, self.disk, changed)
         except OSError as exc:
             path = self.layout.topology
             if is_full(exc):
@@ -295,7 +288,7 @@ class Journal:
 
     def recover(self) -> dict[int, Found]:
         """What waits in each queue."""
-        return recover(self.layout, self._disk, self.reader, self.topology)
+        return recover(self.layout, self.disk, self.reader, self.topology)
 
     def recent_publications(self, most: int) -> Iterator[tuple[PublicationKey, bytes | None]]:
         """Key and body digest of the last messages."""
@@ -330,23 +323,23 @@ class Journal:
             if isinstance(error, OSError):
                 self.intake.put_off(path, error)
 
-        self.hand_in(Call(lambda: self._disk.remove(path), removed))
+        self.hand_in(Call(lambda: self.disk.remove(path), removed))
 
     async def retain(self, snapshot: Snapshot) -> None:
         """Remove what retention no longer keeps, as far as the snapshot knows what waits."""
-        reader = JournalReader(self.layout.root, self._disk)
+        reader = JournalReader(self.layout.root, self.disk)
         runs = sorted(run for queue in snapshot.queues.values() for run in queue.runs)
         await self.call(lambda: self._in_thread_retain(reader, runs, snapshot.offset))
 
     def _in_thread_retain(self, reader: JournalReader, runs: list[tuple[int, int]], upto: int) -> None:
         now = max(self._log.time, self._clock())
-        for base in apply_retention(self.layout, self._disk, reader, self._retention, runs, now, upto):
+        for base in apply_retention(self.layout, self.disk, reader, self._retention, runs, now, upto):
             with self._side_lock:
                 side = self._side_logs.pop(base, None)
             if side is not None:
                 side[0].close()
-            self._disk.remove(self.layout.settled_log(base))
-        self._bases = self.layout.segment_bases(self._disk)
+            self.disk.remove(self.layout.settled_log(base))
+        self._bases = self.layout.segment_bases(self.disk)
 
     # --- the commit thread --------------------------------------------------------------------------------
 
@@ -414,7 +407,7 @@ class Journal:
     def _in_thread_remove(self, batch: Path) -> None:
         """It is in the log, so the file may go later: the next look at the spool tries again, and tells."""
         with contextlib.suppress(OSError):
-            self._disk.remove(batch)
+            self.disk.remove(batch)
 
     def _in_thread_append(self, items: Sequence[Append], results: _Results) -> None:
         """Many publishes become one frame. If one of them spoils it, each has one of its own."""
@@ -527,8 +520,8 @@ class Journal:
                 oldest = next(iter(self._side_logs))
                 self._side_logs.pop(oldest)[0].close()
             path = self.layout.settled_log(base)
-            file = self._disk.open(path)
-            self._side_logs[base] = (file, self._disk.size(path) // settled.RECORD_BYTES * settled.RECORD_BYTES)
+            file = self.disk.open(path)
+            self._side_logs[base] = (file, self.disk.size(path) // settled.RECORD_BYTES * settled.RECORD_BYTES)
         return self._side_logs[base]
 
     def _sync_side_logs(self) -> None:
@@ -537,10 +530,10 @@ class Journal:
                 file.sync()
 
     def _side_log_sizes(self) -> dict[int, int]:
-        names = self._disk.list(self.layout.settled)
+        names = self.disk.list(self.layout.settled)
         bases = [base for base in self._bases if self.layout.settled_log(base).name in names]
         whole = settled.RECORD_BYTES
-        return {base: self._disk.size(self.layout.settled_log(base)) // whole * whole for base in bases}
+        return {base: self.disk.size(self.layout.settled_log(base)) // whole * whole for base in bases}
 
 
 def _unheard(item: Append, offsets: Sequence[int], error: BaseException | None) -> None:
