@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 import faregate as fg
-from faregate.broker.journal import Journal, JournalReader
+from faregate.broker.journal import JournalReader
 from faregate.broker.journal import frame as frames
 from faregate.broker.journal import settled as side_logs
 from faregate.broker.journal.disk import RealDisk, RealFile
+from faregate.broker.journal.journal import Journal
 from faregate.broker.journal.layout import Layout, prepare
 from faregate.broker.journal.log import Log
 from faregate.broker.journal.settled import Record
@@ -157,7 +158,7 @@ async def test_a_second_writer_in_the_same_process_is_refused_and_the_first_goes
 async def test_a_second_writer_in_another_process_is_refused(tmp_path: Path) -> None:
     script = f"""
 import sys
-from faregate.broker.journal import Journal
+from faregate.broker.journal.journal import Journal
 from faregate.errors import JournalLocked
 try:
     Journal({str(tmp_path)!r})

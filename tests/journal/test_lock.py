@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import faregate as fg
-from faregate.broker.journal import Journal, JournalReader
+from faregate.broker.journal import JournalReader
+from faregate.broker.journal.journal import Journal
 from faregate.broker.journal.lock import WriterLock, lock_holder
 from faregate.broker.journal.repair import repair
 

@@ -15,9 +15,9 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from faregate.broker.durable import RESIDENT_BYTES, DurableBroker
-from faregate.broker.journal import Journal, JournalReader
+from faregate.broker.journal import JournalReader
 from faregate.broker.journal.disk import RealDisk
-from faregate.broker.journal.journal import log_unreadable
+from faregate.broker.journal.journal import Journal, log_unreadable
 from faregate.broker.journal.log import SEGMENT_SIZE
 from faregate.broker.journal.retention import Retention
 from faregate.broker.journal.spool import spool
