@@ -322,6 +322,7 @@ class DurableBroker(Broker):
         [dead] = self._records(queue, [entry], [OUTCOMES["dead"]], self._clock.time())
         self._undurable.add((dead[1], dead[0]))
         self._write_letter(self._describe(queue, entry, reason, error), dead, None)
+        self._count_settled(1)
 
     def _write_letter(self, letter: DeadLetter, dead: Row | None, waiter: "asyncio.Future[None] | None") -> None:
         """It is in flight until its dead letter is durable; when the disk has no room, until it has."""
@@ -371,9 +372,6 @@ class DurableBroker(Broker):
         codes = [OUTCOMES[outcome] for outcome in outcomes]
         self._journal.settle(self._records(queue, entries, codes, self._clock.time()))
         self._count_settled(len(entries))
-
-    def dead_lettered(self) -> None:
-        self._count_settled(1)  # it is marked as dead when its dead letter is durable
 
     def _count_settled(self, count: int) -> None:
         self._settled += count

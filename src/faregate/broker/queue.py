@@ -497,8 +497,6 @@ class Queue:
     def _move_to_dead_letters(self, entry: Entry, reason: str, error: str) -> None:
         self._make_dead_letter(self, entry, reason, error)
         self.settled["dead"] += 1
-        if self._recorder is not None:
-            self._recorder.dead_lettered()
         self._archive(entry)
 
     # --- time ---------------------------------------------------------------------------------------------

@@ -22,9 +22,6 @@ class Recorder(Protocol):
     def ended(self, queue: Queue, entries: Sequence[Entry], outcomes: Sequence[Outcome]) -> None:
         """These are settled, each with its outcome."""
 
-    def dead_lettered(self) -> None:
-        """One has ended whose dead letter was handed in."""
-
     def waits(self, queue: Queue, entry: Entry, due: float) -> None:
         """It comes back at this time, with the counts it has now."""
 

@@ -10,11 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from faregate.broker.journal import dead_letters
+from faregate.broker.journal import dead_letters, settled
 from faregate.broker.journal.commits import commit_staged
 from faregate.broker.journal.high_water import HighWater
 from faregate.broker.journal.reader import JournalReader
-from faregate.broker.journal.settled import RECORD_BYTES
 from faregate.broker.journal.spool import read_spooled, spool, waiting
 from faregate.broker.journal.staging import batch_folder, remove, stage, staged_path
 from faregate.broker.journal.views import ClosedJournal
@@ -63,7 +62,7 @@ class JournalLog(JournalReader):
         for base in bases:
             side = self.layout.settled_log(base)
             if side.name in sizes:
-                sizes[side.name] = self._disk.size(side) // RECORD_BYTES * RECORD_BYTES
+                sizes[side.name] = settled.whole(self._disk.size(side))
         first, latest = max(self.earliest(), start or 0), self.latest()
         stop = latest if end is None else min(end, latest)
         return [

@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from faregate.broker.journal import settled
 from faregate.broker.journal.disk import PRIVATE_FILE, RealDisk, size_of, sync_path
 from faregate.broker.journal.findings import Inspection, Progress
 from faregate.broker.journal.high_water import HighWater, pack
@@ -22,7 +23,6 @@ from faregate.broker.journal.layout import Layout, check_meta
 from faregate.broker.journal.lock import lock_holder
 from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.scan import sound_mark
-from faregate.broker.journal.settled import RECORD_BYTES
 from faregate.broker.journal.spool import waiting
 from faregate.broker.journal.verify import inspect
 from faregate.errors import ConfigurationError, JournalCorrupt, Transient
@@ -112,7 +112,7 @@ class Copy:
         self._file(self._from.snapshot, self._to.snapshot)
         self._between("settled")
         for path in self._from.files(self._from.settled, self._disk):
-            self._file(path, self._to.settled / path.name, size_of(path, self._disk) // RECORD_BYTES * RECORD_BYTES)
+            self._file(path, self._to.settled / path.name, settled.whole(size_of(path, self._disk)))
         self._between("segments")
         mark = self._segments()
         self._between("topology")

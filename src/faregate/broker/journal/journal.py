@@ -21,7 +21,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from faregate.broker.journal import settled
-from faregate.broker.journal.disk import Disk, File, RealDisk, is_full
+from faregate.broker.journal.disk import Disk, File, RealDisk, is_full, size_of
 from faregate.broker.journal.items import Append, AppendDeadLetter, Call, Item, SnapshotPoint, resolve
 from faregate.broker.journal.layout import Layout, prepare, write_json
 from faregate.broker.journal.lock import WriterLock
@@ -158,7 +158,9 @@ class Journal:
     def release(self) -> None:
         """Let go of files and lock, whatever happened before."""
         try:
-            self._flush_side_logs(sync=True)
+            self._flush_side_logs()
+            if self.failure is None:
+                self._sync_side_logs()
         except OSError as exc:
             log.warning("the side logs of %s are not synced: %s", self.layout.root, exc)
         finally:
@@ -477,7 +479,7 @@ class Journal:
 
     # --- side logs ----------------------------------------------------------------------------------------
 
-    def _flush_side_logs(self, sync: bool = False) -> None:
+    def _flush_side_logs(self) -> None:
         with self._side_lock:
             records: list[Row] = []
             while self._settlements:
@@ -490,8 +492,6 @@ class Journal:
                 records = []
                 item.sizes = self._side_log_sizes()
             self._write_records(records)
-        if sync and self.failure is None:
-            self._sync_side_logs()
 
     def _write_records(self, records: list[Row]) -> bool:
         """Write what was settled. What the disk refuses is kept for the next time: losing it only delivers again."""
@@ -521,7 +521,7 @@ class Journal:
                 self._side_logs.pop(oldest)[0].close()
             path = self.layout.settled_log(base)
             file = self.disk.open(path)
-            self._side_logs[base] = (file, self.disk.size(path) // settled.RECORD_BYTES * settled.RECORD_BYTES)
+            self._side_logs[base] = (file, settled.whole(self.disk.size(path)))
         return self._side_logs[base]
 
     def _sync_side_logs(self) -> None:
@@ -530,10 +530,8 @@ class Journal:
                 file.sync()
 
     def _side_log_sizes(self) -> dict[int, int]:
-        names = self.disk.list(self.layout.settled)
-        bases = [base for base in self._bases if self.layout.settled_log(base).name in names]
-        whole = settled.RECORD_BYTES
-        return {base: self.disk.size(self.layout.settled_log(base)) // whole * whole for base in bases}
+        sizes = {base: size_of(self.layout.settled_log(base), self.disk) for base in self._bases}
+        return {base: settled.whole(size) for base, size in sizes.items() if size}
 
 
 def _unheard(item: Append, offsets: Sequence[int], error: BaseException | None) -> None:

@@ -38,6 +38,11 @@ def pack(record: Row) -> bytes:
     return plain + _CRC.pack(zlib.crc32(plain))
 
 
+def whole(size: int) -> int:
+    """How many bytes of a side log are whole records; the last one may be torn."""
+    return size // RECORD_BYTES * RECORD_BYTES
+
+
 def unpack(data: Any, start: int = 0) -> Iterator[Record]:
     """The sound records; a damaged one is passed over, since losing one only delivers again."""
     view = memoryview(data)

@@ -244,7 +244,7 @@ class Inspector:
                 data = self._disk.view(path)
             except FileNotFoundError:
                 continue
-            whole = len(data) // RECORD_BYTES * RECORD_BYTES
+            whole = settled.whole(len(data))
             count = farthest = 0
             for record in settled.unpack(memoryview(data)[:whole]):
                 count += 1
