@@ -11,7 +11,7 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 PRIVATE_FILE = 0o600
 PRIVATE_FOLDER = 0o700
@@ -133,20 +133,8 @@ class RealDisk:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def replace(self, path: Path, data: bytes) -> None:
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                give_to_owner(descriptor, path.parent)
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.rename(path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise
-        sync_path(path.parent)
+        with replacing(path) as file:
+            file.write(data)
 
     def rename(self, path: Path, target: Path) -> None:
         path.rename(target)
@@ -158,6 +146,25 @@ class RealDisk:
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
             sync_path(path.parent)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new file that is in its place once it is written and synced; if that fails, nothing is left of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            give_to_owner(descriptor, path.parent)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    sync_path(path.parent)
 
 
 def size_of(path: Path, disk: Disk) -> int:

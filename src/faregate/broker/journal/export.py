@@ -3,7 +3,6 @@
 The file is there as a whole or not at all: it is written beside its place, synced, and renamed.
 """
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from faregate.broker.journal.disk import PRIVATE_FILE, sync_path
+from faregate.broker.journal.disk import replacing
 from faregate.broker.journal.reader import JournalReader
 from faregate.columns import SCHEMA
 from faregate.errors import ConfigurationError
@@ -57,27 +56,14 @@ def export_parquet(
     schema = SCHEMA.with_metadata(
         {"faregate.journal": reader.meta.id, "faregate.start": str(first), "faregate.end": str(max(first, last))}
     )
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.new")
     rows = groups = 0
-    try:
-        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE)
-        with os.fdopen(descriptor, "wb") as file:
-            with parquet.ParquetWriter(file, schema, compression="zstd") as writer:
-                for group in _groups(
-                    _progressing(reader.batches(first, max(first, last)), first, last, progress), types
-                ):
-                    writer.write_table(group.replace_schema_metadata(schema.metadata), row_group_size=group.num_rows)
-                    rows += group.num_rows
-                    groups += 1
-            file.flush()
-            os.fsync(file.fileno())
-        size = temporary.stat().st_size
-        temporary.rename(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_path(target.parent)
-    return Exported(rows, groups, size, first, max(first, last))
+    batches = _progressing(reader.batches(first, max(first, last)), first, last, progress)
+    with replacing(target) as file, parquet.ParquetWriter(file, schema, compression="zstd") as writer:
+        for group in _groups(batches, types):
+            writer.write_table(group.replace_schema_metadata(schema.metadata), row_group_size=group.num_rows)
+            rows += group.num_rows
+            groups += 1
+    return Exported(rows, groups, target.stat().st_size, first, max(first, last))
 
 
 def of_types(batch: Any, types: Sequence[str]) -> Any:

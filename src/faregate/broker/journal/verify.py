@@ -65,7 +65,7 @@ class Inspector:
         self._topics: dict[int, tuple[Path, int]] = {}
         self._queues: dict[int, tuple[Path, int]] = {}
         """Topic and queue numbers that are referred to, and where."""
-        self._witnesses: list[tuple[int, Path, int | None, str]] = []
+        self._witnesses: list[tuple[int, Path, str]] = []
         """The offset behind what was seen, and who has seen it."""
         self._altered: list[tuple[Path, int, int]] = []
         self._clean: list[Step] = []
@@ -148,7 +148,7 @@ class Inspector:
         for path in self._layout.files(self._layout.readers, self._disk):
             kept = self._read(path, ReaderOffset, ": that reader starts anew")
             if kept is not None:
-                self._witnesses.append((kept.offset, path, None, "is the offset of a reader that is farther"))
+                self._witnesses.append((kept.offset, path, "is the offset of a reader that is farther"))
 
     def _look_at_spool(self) -> None:
         for path in waiting(self._layout, self._disk):
@@ -202,7 +202,7 @@ class Inspector:
         for _ in range(100 if self._live else 1):  # it may be just being written
             mark = read_high_water(path, self._disk)
             if mark is not None:
-                self._witnesses.append((mark.offset, path, None, "confirms more"))
+                self._witnesses.append((mark.offset, path, "confirms more"))
                 return mark
         if path.name in self._disk.list(self._layout.root):
             self._problem(path, None, "cannot be read, so nobody knows how much was confirmed")
@@ -254,7 +254,7 @@ class Inspector:
             self._found.checked["settlements"] += count
             self._done(len(data))
             if count:
-                self._witnesses.append((farthest + 1, path, None, "settles more"))
+                self._witnesses.append((farthest + 1, path, "settles more"))
             if count * RECORD_BYTES < whole:
                 self._look_at_damaged_records(path, memoryview(data)[:whole])
             if whole < len(data) and not self._live:
@@ -398,10 +398,11 @@ class Inspector:
     def _end_at(self, end: int, last: tuple[int, Scan] | None, nothing_left: bool) -> None:
         """Nothing may have seen an offset behind the end. If something has, the offsets up to there were given."""
         given = end
-        for seen, path, at_byte, what in sorted(self._witnesses, key=lambda witness: -witness[0]):
+        for seen, path, what in sorted(self._witnesses, key=lambda witness: -witness[0]):
             if end < seen < _FARTHEST:
                 lost = (end, seen - 1) if seen > given else None
                 given = max(given, seen)
+                at_byte: int | None = None
                 told = f"{what} than the log has: it goes to offset {seen - 1}, and the log ends at offset {end}"
                 if last is not None and path == self._layout.high_water:
                     path, at_byte = self._layout.segment(last[0]), last[1].whole
