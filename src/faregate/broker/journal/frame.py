@@ -150,17 +150,15 @@ def is_sound(data: Any, frame: Frame) -> bool:
     return crc32(bytes(header), body_of(data, frame)) == frame.crc
 
 
-def scan(data: Any, header: SegmentHeader, start: int = SEGMENT_BYTES) -> Iterator[Frame]:
-    """The sound frames from a frame's first byte on, chained to each other; ends where the chain does."""
-    previous: int | None = 0 if start == SEGMENT_BYTES else None
-    at_byte = start
+def scan(data: Any, header: SegmentHeader) -> Iterator[Frame]:
+    """The sound frames of a segment, chained to each other; ends where the chain does."""
+    previous, at_byte = 0, SEGMENT_BYTES
     while True:
         frame = read_header(data, at_byte, header.segment_id)
-        if frame is None or (previous is not None and frame.previous != previous) or not is_sound(data, frame):
+        if frame is None or frame.previous != previous or not is_sound(data, frame):
             return
         yield frame
-        previous = frame.crc
-        at_byte = frame.end
+        previous, at_byte = frame.crc, frame.end
 
 
 _ZEROS = bytes(1 << 16)

@@ -305,12 +305,10 @@ class Log:
                 segment.count(counted, rows)
                 self.next_offset = counted.base + counted.rows
                 self.commit, self.time = counted.commit, max(self.time, counted.time)
-                if counted.batch != NO_BATCH:
-                    segment.batches.add(counted.batch)
-                    self.batches.add(counted.batch)
             unfinished.clear()
         if unfinished:
             self.commit = unfinished[-1].commit
+        self.batches |= segment.batches
         return end
 
     def _cut_tail(self, segment: Segment, data: Any) -> None:

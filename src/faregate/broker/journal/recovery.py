@@ -18,11 +18,11 @@ from faregate.broker.journal import dead_letters, settled
 from faregate.broker.journal.disk import Disk
 from faregate.broker.journal.layout import Layout, find_json
 from faregate.broker.journal.reader import JournalReader
-from faregate.broker.journal.snapshot import Returning, Snapshot
+from faregate.broker.journal.snapshot import QueueSnapshot, Returning, Snapshot
 from faregate.errors import JournalCorrupt
 from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.log import REDELIVER, STARTED
-from faregate.ports.topology import FROM_THE_BEGINNING, Reading, Topology
+from faregate.ports.topology import Reading, Topology
 
 _END = 1 << 62
 _MANY_RUNS = 4
@@ -95,16 +95,16 @@ class Found:
 class _Waiting:
     """Which offsets of one queue wait: inside the runs, not ended since, with what is known of their tries."""
 
-    def __init__(self, runs: list[tuple[int, int]], offset: int, reading: Reading = FROM_THE_BEGINNING) -> None:
+    def __init__(self, kept: QueueSnapshot, offset: int, reading: Reading) -> None:
         """A queue that was handed over holds nothing from before; while its subscription reads the log, nothing."""
-        ends = [*((first, last + 1) for first, last in runs), (offset, _END)]
+        ends = [*((first, last + 1) for first, last in kept.runs), (offset, _END)]
         begin = _END if reading.view == "log" else reading.offset
-        kept = [(max(start, begin), end) for start, end in ends if end > begin] or [(_END, _END)]
-        self._starts = [start for start, _ in kept]
-        self._ends = [end for _, end in kept]
+        runs = [(max(start, begin), end) for start, end in ends if end > begin] or [(_END, _END)]
+        self._starts = [start for start, _ in runs]
+        self._ends = [end for _, end in runs]
         self.start = self._starts[0]
         self.ended: set[int] = set()
-        self.past: dict[int, Returning] = {}
+        self.past = {entry.offset: entry for entry in kept.returning}
         self._sorted_past: list[int] = []
         self._sorted_ended: list[int] = []
 
@@ -133,18 +133,10 @@ def recover(layout: Layout, disk: Disk, reader: JournalReader, topology: Topolog
     """By queue number, what waits."""
     snapshot = find_json(layout.snapshot, disk, Snapshot) or Snapshot()
     bases = layout.segment_bases(disk)
-    offset = snapshot.offset
-    waiting = {
-        queue.number: _Waiting(
-            snapshot.queues[queue.number].runs if queue.number in snapshot.queues else [],
-            offset,
-            topology.reading(queue.name),
-        )
-        for queue in topology.queues
-    }
-    for number, kept in snapshot.queues.items():
-        if number in waiting:
-            waiting[number].past = {entry.offset: entry for entry in kept.returning}
+    waiting: dict[int, _Waiting] = {}
+    for queue in topology.queues:
+        kept = snapshot.queues.get(queue.number, QueueSnapshot([]))
+        waiting[queue.number] = _Waiting(kept, snapshot.offset, topology.reading(queue.name))
     _apply_side_logs(layout, disk, bases, snapshot, waiting)
     for one in waiting.values():
         one.sort()
@@ -176,10 +168,9 @@ def _apply_side_logs(
             one = waiting.get(record.queue)
             if one is None:
                 continue  # a queue that is gone: nothing waits there
-            if record.outcome == STARTED:
-                one.past[record.offset] = Returning(record.offset, record.tries, record.redeliveries, None)
-            elif record.outcome == REDELIVER:
-                one.past[record.offset] = Returning(record.offset, record.tries, record.redeliveries, record.time)
+            if record.outcome in (STARTED, REDELIVER):
+                due = record.time if record.outcome == REDELIVER else None
+                one.past[record.offset] = Returning(record.offset, record.tries, record.redeliveries, due)
             else:
                 one.ended.add(record.offset)
 

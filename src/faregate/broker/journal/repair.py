@@ -16,7 +16,6 @@ import msgspec
 from faregate.broker.journal import frame as frames
 from faregate.broker.journal.disk import PRIVATE_FILE, RealDisk, sync_path
 from faregate.broker.journal.findings import Inspection, Progress
-from faregate.broker.journal.frame import NO_BATCH
 from faregate.broker.journal.high_water import pack, read_high_water
 from faregate.broker.journal.layout import Layout, Meta, check_meta, find_json, write_json
 from faregate.broker.journal.lock import WriterLock
@@ -127,17 +126,8 @@ def _write_segment(layout: Layout, base: int, end: int, lost: list[tuple[int, in
         frame, content = found
         if stop and frame.at_byte >= stop:
             break
-        segment.write(
-            frames.body_of(data, frame),
-            types_of(content) if frame.kind == frames.MESSAGES else {},
-            kind=frame.kind,
-            rows=frame.rows,
-            commit=frame.commit,
-            base=frame.base,
-            time=frame.time,
-        )
-        if frame.batch != NO_BATCH:
-            segment.batches.add(frame.batch)
+        types = types_of(content) if frame.kind == frames.MESSAGES else {}
+        segment.copy(frame, frames.body_of(data, frame), types)
         commit, end_so_far = max(commit, frame.commit), max(end_so_far, frame.base + frame.rows)
     footer = segment.footer(max(end, end_so_far), commit)
     if old is not None:

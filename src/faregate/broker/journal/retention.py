@@ -80,15 +80,13 @@ def compact(
     segment = Segment(new_header(base, footer.last_commit, footer.first_time), file)
     segment.start()
     for frame, body in reader.segment_frames(base):
-        rows = frame.rows
-        first = frame.base
         if frame.kind == frames.MESSAGES:
             kept = _still_waiting(body, waiting)
             if kept is None:
                 continue
-            rows, first = kept.num_rows, kept.column("offset")[0].as_py()
+            frame = frame._replace(rows=kept.num_rows, base=kept.column("offset")[0].as_py())
             body = write_batch(kept)
-        segment.write(body, {}, kind=frame.kind, rows=rows, commit=frame.commit, base=first, time=frame.time)
+        segment.copy(frame, body, {})
     told = {"messages": segment.messages, "bytes": segment.at_byte, "index": segment.index[:1], "types": {}}
     size = segment.seal(msgspec.structs.replace(footer, **told, compacted=True))
     disk.replace(layout.segment(base), bytes(file.data))

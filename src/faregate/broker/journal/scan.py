@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from faregate.broker.journal import dead_letters, settled
 from faregate.broker.journal import frame as frames
 from faregate.broker.journal.disk import Disk
-from faregate.broker.journal.frame import NO_BATCH, SEGMENT_BYTES, TRAILER_BYTES, Footer, Frame, SegmentHeader
+from faregate.broker.journal.frame import SEGMENT_BYTES, TRAILER_BYTES, Footer, Frame, SegmentHeader
 from faregate.broker.journal.high_water import HighWater
 from faregate.broker.journal.layout import Layout
 from faregate.broker.journal.segment import Memory, Segment
@@ -174,8 +174,6 @@ class Scan:
                 self.topics.setdefault(topic, frame.at_byte)
         self.commit, self.time = max(self.commit, frame.commit), max(self.time, frame.time)
         self.segment.count(frame, content)
-        if frame.batch != NO_BATCH:
-            self.segment.batches.add(frame.batch)
         if frame.part + 1 >= frame.parts:
             self.whole, self.whole_end = frame.end, self.end
 

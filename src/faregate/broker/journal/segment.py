@@ -14,7 +14,7 @@ import msgspec
 
 from faregate.broker.journal import frame as frames
 from faregate.broker.journal.disk import File
-from faregate.broker.journal.frame import SEGMENT_BYTES, Footer, Frame, SegmentHeader
+from faregate.broker.journal.frame import NO_BATCH, SEGMENT_BYTES, Footer, Frame, SegmentHeader
 from faregate.errors import MessageTooLarge
 
 _INDEX_EVERY = 256 * 1024
@@ -72,11 +72,19 @@ class Segment:
         end = self.at_byte + self.file.write(self.at_byte, (header, body, padding))
         self._move_on(kind, rows, types, base, time, crc, end)
 
+    def copy(self, frame: Frame, body: Any, types: Mapping[str, int]) -> None:
+        """Write a frame of another segment here; what was a part of a batch is whole by itself."""
+        self.write(body, types, kind=frame.kind, rows=frame.rows, base=frame.base, time=frame.time, commit=frame.commit)
+        if frame.batch != NO_BATCH:
+            self.batches.add(frame.batch)
+
     def count(self, frame: Frame, batch: Any) -> None:
         """Take a frame that is there already into the numbers that the footer will hold."""
         self.at_byte = frame.at_byte
         types = types_of(batch) if frame.kind == frames.MESSAGES else {}
         self._move_on(frame.kind, frame.rows, types, frame.base, frame.time, frame.crc, frame.end)
+        if frame.batch != NO_BATCH:
+            self.batches.add(frame.batch)
 
     def _move_on(
         self, kind: int, rows: int, types: Mapping[str, int], base: int, time: int, crc: int, end: int
