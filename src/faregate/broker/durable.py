@@ -144,11 +144,12 @@ class DurableBroker(Broker):
             self._fill(queue, self._found.pop(record.number, Found()), timed)
 
     def _fill(self, queue: Queue, found: Found, timed: bool) -> None:
+        load = self._journal.reader.load
         for piece in found.pieces:
             if isinstance(piece, Single):
-                queue.restore_entry(piece.position, self.load([piece.entry.offset])[0], piece.entry)
+                queue.restore_entry(piece.position, load([piece.entry.offset])[0], piece.entry)
             elif timed:
-                for position, offset, envelope in zip(*piece, self.load(list(piece.offsets)), strict=True):
+                for position, offset, envelope in zip(*piece, load(list(piece.offsets)), strict=True):
                     queue.restore_entry(position, envelope, Returning(offset, 0, 0, None))
             else:
                 queue.restore(piece.positions, piece.offsets)
@@ -390,7 +391,11 @@ class DurableBroker(Broker):
         ]
 
     def load(self, offsets: list[int]) -> list[Envelope]:
-        return self._journal.reader.load(offsets)
+        try:
+            return self._journal.reader.load(offsets)
+        except (FaregateError, OSError) as exc:
+            self._journal.fail(exc)
+            return []
 
     def has_room(self) -> bool:
         return self._resident < self._resident_limit
@@ -425,9 +430,6 @@ class DurableBroker(Broker):
             await self._journal.retain(snapshot)
         except (OSError, FaregateError) as exc:
             log.warning("no snapshot and no retention this time: %s", exc)
-
-    def unreadable(self, error: Exception) -> None:
-        self._journal.fail(error)
 
     def close(self) -> None:
         """Everybody gives back what he holds; then what waits is remembered, before the timers are gone."""

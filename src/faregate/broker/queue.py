@@ -30,7 +30,7 @@ from faregate.broker.journal.snapshot import QueueSnapshot, Returning
 from faregate.broker.recorder import Recorder
 from faregate.broker.schedule import Schedule, ScheduledCall
 from faregate.broker.selector import Selector
-from faregate.errors import ConfigurationError, ConsumerRefused, FaregateError, StaleLock
+from faregate.errors import ConfigurationError, ConsumerRefused, StaleLock
 from faregate.message import Envelope, too_late_at
 from faregate.ports.clock import Clock, Timer
 from faregate.ports.dead_letter import DeadLetter
@@ -237,10 +237,8 @@ class Queue:
         if here >= _MOST_RESIDENT or (here >= _LOADED_AT_ONCE and not self._recorder.has_room()):
             return False
         positions, offsets = self._backlog.first(_LOADED_AT_ONCE)
-        try:
-            envelopes = self._recorder.load(offsets)
-        except (FaregateError, OSError) as exc:
-            self._recorder.unreadable(exc)
+        envelopes = self._recorder.load(offsets)
+        if not envelopes:
             return False
         self._backlog.drop(len(offsets))
         for position, envelope, offset in zip(positions, envelopes, offsets, strict=True):

@@ -26,10 +26,7 @@ class Recorder(Protocol):
         """It comes back at this time, with the counts it has now."""
 
     def load(self, offsets: list[int]) -> list[Envelope]:
-        """The envelopes at these offsets, in order. Raises a `FaregateError` when they cannot be read."""
-
-    def unreadable(self, error: Exception) -> None:
-        """What waits cannot be read: this must not go unheard."""
+        """The envelopes at these offsets, in order. Nothing when they cannot be read: the recorder says so."""
 
     def has_room(self) -> bool:
         """Whether memory has room for another waiting envelope."""
