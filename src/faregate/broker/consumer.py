@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from faregate.broker.entry import AVAILABLE, EntryLine
@@ -14,31 +15,26 @@ if TYPE_CHECKING:
     from faregate.broker.queue import Queue
 
 
+@dataclass(eq=False)
 class QueueConsumer:
     """Gets at most as many deliveries as it has credit. Made by `Queue.attach`."""
 
-    def __init__(
-        self,
-        queue: Queue,
-        deliver: Callable[[BrokerDelivery], None],
-        *,
-        window: bool,
-        selector: Selector | None,
-        exclusive: bool,
-        single_active: bool,
-    ) -> None:
-        self.queue = queue
-        self.deliver = deliver
-        self.window = window
-        self.selector = selector
-        self.line = None if selector is None else EntryLine(AVAILABLE, fresh_turn=1)
-        """A selector's own line of entries that it has not examined yet in their present availability."""
-        self.exclusive = exclusive
-        self.single_active = single_active
-        self.credit = 0
-        self.paused = False
-        self.held = InFlight()
-        """Its deliveries that have not ended."""
+    queue: Queue
+    deliver: Callable[[BrokerDelivery], None]
+    window: bool
+    selector: Selector | None
+    exclusive: bool
+    single_active: bool
+    credit: int = 0
+    paused: bool = False
+    held: InFlight = field(default_factory=InFlight)
+    """Its deliveries that have not ended."""
+    line: EntryLine | None = None
+    """A selector's own line of entries that it has not examined yet in their present availability."""
+
+    def __post_init__(self) -> None:
+        if self.selector is not None:
+            self.line = EntryLine(AVAILABLE, fresh_turn=1)
 
     def grant(self, credit: int) -> None:
         """Allow that many more deliveries."""

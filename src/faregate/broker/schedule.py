@@ -10,6 +10,7 @@ One heap and at most one clock timer for all of them.
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -24,21 +25,17 @@ _ROUNDING = 1e-6
 """Times that differ by less are the same: a difference of wall times is no more exact."""
 
 
+@dataclass(slots=True, eq=False)
 class ScheduledCall:
     """A callback at a time; `cancel` on the schedule makes it silent."""
 
-    __slots__ = ("argument", "callback", "order", "wall", "when")
-
-    def __init__(
-        self, when: float, wall: float | None, order: int, callback: Callable[[Any], None], argument: Any
-    ) -> None:
-        self.when = when
-        """On the monotonic clock; of a wall time as far as one can tell now."""
-        self.wall = wall
-        """The wall time it waits for; None when it waits for a duration."""
-        self.order = order
-        self.callback: Callable[[Any], None] | None = callback
-        self.argument = argument
+    when: float
+    """On the monotonic clock; of a wall time as far as one can tell now."""
+    wall: float | None
+    """The wall time it waits for; None when it waits for a duration."""
+    order: int
+    callback: Callable[[Any], None] | None
+    argument: Any
 
     def __lt__(self, other: "ScheduledCall") -> bool:
         return (self.when, self.order) < (other.when, other.order)
