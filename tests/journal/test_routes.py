@@ -61,7 +61,7 @@ async def test_each_outcome_has_its_code_in_the_side_log() -> None:
         for outcome in outcomes:
             await (await it.take(outcome)).settle(outcome)
         await it.settled()
-        records = [*settled.unpack(it.disk.view(Layout(ROOT).settled_log(0)))]
+        records = [*filter(None, settled.walk(it.disk.view(Layout(ROOT).settled_log(0))))]
         assert [(record.offset, record.outcome) for record in records] == [(0, 1), (1, 2), (2, 3), (3, 6)]
         assert [OUTCOME_NAMES[record.outcome] for record in records] == list(outcomes)
 
@@ -74,7 +74,7 @@ async def test_a_dead_message_is_marked_once_and_after_its_dead_letter() -> None
         assert not [*it.journal._settlements], "it was marked before its dead letter is durable"
         await it.settled()
         await it.settled()
-        records = [*settled.unpack(it.disk.view(Layout(ROOT).settled_log(0)))]
+        records = [*filter(None, settled.walk(it.disk.view(Layout(ROOT).settled_log(0))))]
         assert [record.outcome for record in records] == [DEAD]
 
 

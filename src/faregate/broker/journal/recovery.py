@@ -164,10 +164,10 @@ def _apply_side_logs(
         path = layout.settled_log(base)
         if path.name not in names:
             continue
-        for record in settled.unpack(disk.view(path), snapshot.settled.get(base, 0)):
-            one = waiting.get(record.queue)
-            if one is None:
-                continue  # a queue that is gone: nothing waits there
+        for record in settled.walk(disk.view(path), snapshot.settled.get(base, 0)):
+            one = None if record is None else waiting.get(record.queue)
+            if record is None or one is None:
+                continue  # damaged, which only delivers again; or of a queue that is gone
             if record.outcome in (STARTED, REDELIVER):
                 due = record.time if record.outcome == REDELIVER else None
                 one.past[record.offset] = Returning(record.offset, record.tries, record.redeliveries, due)

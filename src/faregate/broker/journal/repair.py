@@ -14,14 +14,14 @@ from pathlib import Path
 import msgspec
 
 from faregate.broker.journal import frame as frames
+from faregate.broker.journal import settled
 from faregate.broker.journal.disk import PRIVATE_FILE, RealDisk, sync_path
 from faregate.broker.journal.findings import Inspection, Progress
 from faregate.broker.journal.high_water import pack, read_high_water
 from faregate.broker.journal.layout import Layout, Meta, check_meta, find_json, write_json
 from faregate.broker.journal.lock import WriterLock
-from faregate.broker.journal.scan import Damage, Scan, is_record, sound_mark, walk
+from faregate.broker.journal.scan import Damage, Scan, sound_mark, walk
 from faregate.broker.journal.segment import Memory, Segment, new_header, types_of
-from faregate.broker.journal.settled import RECORD_BYTES
 from faregate.broker.journal.snapshot import Snapshot
 from faregate.broker.journal.verify import Inspector
 from faregate.errors import JournalCorrupt
@@ -95,11 +95,11 @@ def _clean_side_log(layout: Layout, path: Path) -> None:
     snapshot = find_json(layout.snapshot, RealDisk(), Snapshot)
     counted = snapshot.settled.get(base, 0) if snapshot is not None else 0
     kept = bytearray()
-    kept_of_counted = 0
-    for at_byte in range(0, len(data), RECORD_BYTES):
-        if is_record(data, at_byte):
-            kept += data[at_byte : at_byte + RECORD_BYTES]
-            kept_of_counted += RECORD_BYTES if at_byte < counted else 0
+    kept_of_counted, size = 0, settled.RECORD_BYTES
+    for at_byte, record in zip(range(0, len(data), size), settled.walk(data), strict=False):
+        if record is not None:
+            kept += data[at_byte : at_byte + size]
+            kept_of_counted += size if at_byte < counted else 0
     if snapshot is not None and kept_of_counted < counted:
         snapshot.settled[base] = kept_of_counted
         write_json(layout.snapshot, RealDisk(), snapshot)

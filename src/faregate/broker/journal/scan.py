@@ -12,14 +12,13 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from faregate.broker.journal import dead_letters, settled
+from faregate.broker.journal import dead_letters
 from faregate.broker.journal import frame as frames
 from faregate.broker.journal.disk import Disk
 from faregate.broker.journal.frame import SEGMENT_BYTES, TRAILER_BYTES, Footer, Frame, SegmentHeader
 from faregate.broker.journal.high_water import HighWater
 from faregate.broker.journal.layout import Layout
 from faregate.broker.journal.segment import Memory, Segment
-from faregate.broker.journal.settled import RECORD_BYTES
 from faregate.columns import altered_offsets, read_batch
 
 _CHUNK = 1 << 20
@@ -195,10 +194,6 @@ class Scan:
             yield "its footer names spooled batches that are not in it"
         if footer.bytes + frames.FRAME_BYTES + TRAILER_BYTES > size:
             yield "its footer is cut off"
-
-
-def is_record(data: memoryview, at_byte: int) -> bool:
-    return any(True for _ in settled.unpack(data[at_byte : at_byte + RECORD_BYTES]))
 
 
 def sound_mark(layout: Layout, disk: Disk) -> tuple[HighWater, bool]:

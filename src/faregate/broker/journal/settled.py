@@ -43,12 +43,11 @@ def whole(size: int) -> int:
     return size // RECORD_BYTES * RECORD_BYTES
 
 
-def unpack(data: Any, start: int = 0) -> Iterator[Record]:
-    """The sound records; a damaged one is passed over, since losing one only delivers again."""
+def walk(data: Any, start: int = 0) -> Iterator[Record | None]:
+    """The whole records, None for a damaged one."""
     view = memoryview(data)
     for position in range(start, len(view) - RECORD_BYTES + 1, RECORD_BYTES):
         plain = view[position : position + _RECORD.size]
-        if zlib.crc32(plain) == _CRC.unpack_from(view, position + _RECORD.size)[0]:
-            record = Record(*_RECORD.unpack(plain))
-            if record.outcome in OUTCOME_NAMES:
-                yield record
+        sound = zlib.crc32(plain) == _CRC.unpack_from(view, position + _RECORD.size)[0]
+        record = Record(*_RECORD.unpack(plain)) if sound else None
+        yield record if record is not None and record.outcome in OUTCOME_NAMES else None

@@ -18,7 +18,7 @@ from faregate.broker.journal.frame import SEGMENT_BYTES, TRAILER_BYTES
 from faregate.broker.journal.high_water import HighWater, read_high_water
 from faregate.broker.journal.layout import Layout, T, check_meta, find_json
 from faregate.broker.journal.lock import lock_holder
-from faregate.broker.journal.scan import Damage, Scan, is_record, walk_batch
+from faregate.broker.journal.scan import Damage, Scan, walk_batch
 from faregate.broker.journal.settled import RECORD_BYTES
 from faregate.broker.journal.snapshot import Snapshot
 from faregate.broker.journal.spool import waiting
@@ -246,35 +246,29 @@ class Inspector:
                 continue
             whole = settled.whole(len(data))
             count = farthest = 0
-            for record in settled.unpack(memoryview(data)[:whole]):
-                count += 1
-                if record.offset > farthest:
-                    farthest = record.offset
+            start: int | None = None
+            damaged = False
+            for at_byte, record in zip(range(0, whole, RECORD_BYTES), settled.walk(data), strict=True):
+                if record is None:
+                    start = at_byte if start is None else start
+                    continue
+                count, farthest = count + 1, max(farthest, record.offset)
                 self._queues.setdefault(record.queue, (path, 0))
+                if start is not None:
+                    lost = f"{(at_byte - start) // RECORD_BYTES} damaged record(s)"
+                    self._problem(path, start, f"has {lost}: their messages may be delivered again")
+                    start, damaged = None, True
             self._found.checked["settlements"] += count
             self._done(len(data))
             if count:
                 self._witnesses.append((farthest + 1, path, "settles more"))
-            if count * RECORD_BYTES < whole:
-                self._look_at_damaged_records(path, memoryview(data)[:whole])
+            if start is not None and not self._live:
+                self._note(path, start, "ends with torn records; their messages are delivered again")
+            if damaged and not self._live:
+                what = f"rewrite {self._name(path)} without its damaged records; the original goes to quarantine"
+                self._clean.append(Step(what, ("clean-side-log", path)))
             if whole < len(data) and not self._live:
                 self._note(path, whole, "ends with a torn record; its message is delivered again")
-
-    def _look_at_damaged_records(self, path: Path, data: memoryview) -> None:
-        start: int | None = None
-        for at_byte in range(0, len(data) + RECORD_BYTES, RECORD_BYTES):
-            if is_record(data, at_byte):
-                if start is not None:
-                    count = (at_byte - start) // RECORD_BYTES
-                    self._problem(path, start, f"has {count} damaged record(s): their messages may be delivered again")
-                start = None
-            elif start is None:
-                start = at_byte
-        if start is not None and not self._live and start < len(data):
-            self._note(path, start, "ends with torn records; their messages are delivered again")
-        if any(finding.path == path for finding in self._found.problems) and not self._live:
-            what = f"rewrite {self._name(path)} without its damaged records; the original goes to quarantine"
-            self._clean.append(Step(what, ("clean-side-log", path)))
 
     # --- segments ---------------------------------------------------------------------------------------
 
