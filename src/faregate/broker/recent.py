@@ -22,7 +22,6 @@ class RecentPublications:
     def __init__(self, window: int = DUPLICATE_WINDOW) -> None:
         self.window = window
         self.duplicates = 0
-        self.disagreements = 0
         self.on_disagreement: Callable[[Envelope], None] | None = None
         self._known: OrderedDict[PublicationKey, bytes | None] = OrderedDict()
         """The oldest first. A plain dict would look for it past all that went before."""
@@ -54,7 +53,6 @@ class RecentPublications:
             self._known.popitem(last=False)
 
     def _disagree(self, envelope: Envelope) -> None:
-        self.disagreements += 1
         log.error(
             "publication %s came again with another body: the first one counts. Two runs of a handler "
             "disagree, or one idempotency key stands for two things",

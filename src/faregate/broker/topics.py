@@ -1,4 +1,4 @@
-"""Topics: which queues a publication goes to. Changes are versioned.
+"""Topics: which queues a publication goes to.
 
 A publication that names its recipients goes to their queues only, by a partial route of its topic.
 """
@@ -30,7 +30,6 @@ NOWHERE = Route((), (), -1)
 
 class Topics:
     def __init__(self) -> None:
-        self.version = 0
         self._routes: dict[Topic, Route] = {}
         self._partial: dict[tuple[Topic, tuple[str, ...]], Route] = {}
         """By topic and recipients; a queue is made once, so these stay right whatever is bound and unbound."""
@@ -43,7 +42,6 @@ class Topics:
         if queue not in route.queues:
             queues, recipients = (*route.queues, queue), (*route.recipients, binding.node)
             self._routes[topic] = Route(queues, recipients, next(self._numbers))
-            self.version += 1
 
     def remove(self, binding: Binding, queue: Queue) -> None:
         """Lead the binding's topic to its queue no longer."""
@@ -56,7 +54,6 @@ class Topics:
                 self._routes[topic] = Route(queues, recipients, next(self._numbers))
             else:
                 del self._routes[topic]
-            self.version += 1
 
     def route(self, envelope: Envelope) -> Route:
         address = envelope.source if envelope.kind == "event" else envelope.destination
