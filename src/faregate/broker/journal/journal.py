@@ -98,7 +98,6 @@ class Journal:
         self._closed = False
         self._side_lock = threading.Lock()
         self._side_logs: dict[int, tuple[File, int]] = {}
-        self._bases = self.layout.segment_bases(self.disk)
         self.intake = Intake(self.layout, self.disk, self._log.batches.__contains__, on_unreadable or log_unreadable)
         self._pending_bytes = 0
         self._room: deque[asyncio.Future[None]] = deque()
@@ -184,7 +183,7 @@ class Journal:
     @property
     def segments(self) -> int:
         """A number that grows when a new segment is started."""
-        return self._bases[-1]
+        return self._log.bases[-1]
 
     async def wait_for_room(self) -> None:
         """Backpressure: return once the commit thread is not too far behind."""
@@ -341,7 +340,7 @@ class Journal:
             if side is not None:
                 side[0].close()
             self.disk.remove(self.layout.settled_log(base))
-        self._bases = self.layout.segment_bases(self.disk)
+        self._log.bases = self.layout.segment_bases(self.disk)
 
     # --- the commit thread --------------------------------------------------------------------------------
 
@@ -427,7 +426,6 @@ class Journal:
                 for item in items:
                     self._in_thread_append([item], results)
             return
-        self._note_segment()
         start = 0
         for item in items:
             stop = start + len(item.envelopes)
@@ -437,14 +435,7 @@ class Journal:
     def _in_thread_append_dead_letters(self, dead: Sequence[AppendDeadLetter], results: _Results) -> None:
         if dead:
             offsets = self._log.append_dead_letters([item.letter for item in dead])
-            self._note_segment()
             results.update((item, ([offset], None)) for item, offset in zip(dead, offsets, strict=True))
-
-    def _note_segment(self) -> None:
-        """A new segment has a side log of its own."""
-        base = self._log.segment_base
-        if base is not None and base != self._bases[-1]:
-            self._bases.append(base)
 
     def _in_thread_call(self, item: Call) -> BaseException | None:
         if self.failure is not None:
@@ -497,7 +488,7 @@ class Journal:
         """Write what was settled. What the disk refuses is kept for the next time: losing it only delivers again."""
         if self.failure is not None:
             return False
-        bases = self._bases
+        bases = self._log.bases
         by_base: dict[int, list[Row]] = {}
         for record in records:
             base = bases[-1] if record[0] >= bases[-1] else bases[max(0, bisect_right(bases, record[0]) - 1)]
@@ -530,7 +521,7 @@ class Journal:
                 file.sync()
 
     def _side_log_sizes(self) -> dict[int, int]:
-        sizes = {base: size_of(self.layout.settled_log(base), self.disk) for base in self._bases}
+        sizes = {base: size_of(self.layout.settled_log(base), self.disk) for base in self._log.bases}
         return {base: settled.whole(size) for base, size in sizes.items() if size}
 
 

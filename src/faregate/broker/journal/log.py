@@ -57,6 +57,8 @@ class Log:
         self.time = 0
         self.batches: set[bytes] = set()
         """Spooled batches that are in the log; they must not be appended again."""
+        self.bases: list[int] = []
+        """The first offsets of the segments there are."""
         self.truncated = 0
         """How many bytes of a torn tail opening took away."""
         self._recover()
@@ -189,6 +191,7 @@ class Log:
         except OSError as exc:
             raise self.fail("writing", exc) from exc
         self._segment = segment
+        self.bases.append(self.next_offset)
 
     def seal(self) -> None:
         """End the current segment with its footer; it never changes again."""
@@ -203,11 +206,6 @@ class Log:
         self._move_mark(segment)
         self._segment = None
         self._unsynced = 0
-
-    @property
-    def segment_base(self) -> int | None:
-        """The segment that is written to; None between two."""
-        return None if self._segment is None else self._segment.header.base
 
     def close(self) -> None:
         if self._segment is not None:
@@ -236,6 +234,7 @@ class Log:
             self._reopen(bases[-1], mark)
         else:
             self._start_segment(self._next_time())
+        self.bases = self._layout.segment_bases(self._disk)
         self._sync()
 
     def _gap(self, expected: int, found: int) -> JournalCorrupt:
