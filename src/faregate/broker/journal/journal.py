@@ -388,7 +388,9 @@ class Journal:
             try:
                 for unit in (plain, *([item] for item in spooled)):
                     self._in_thread_append(unit, results)
-                self._in_thread_append_dead_letters(dead, results)
+                if dead:
+                    offsets = self._log.append_dead_letters([item.letter for item in dead])
+                    results.update((item, ([offset], None)) for item, offset in zip(dead, offsets, strict=True))
             except JournalFull as exc:  # what was written before counts once it is synced
                 results.update((item, ((), exc)) for item in written if item not in results)
             if any(error is None for _, error in results.values()):
@@ -398,17 +400,14 @@ class Journal:
             results.update((item, ((), exc)) for item in written)
         for item in spooled:
             if item.batch is not None and results[item][1] is None:
-                self._in_thread_remove(item.batch)
+                # In the log, so the file may go later: the next look at the spool tries again, and tells.
+                with contextlib.suppress(OSError):
+                    self.disk.remove(item.batch)
         self._flush_side_logs()
-        told: list[_Told] = [(item, offsets, error) for item, (offsets, error) in results.items()]
+        told: list[_Told] = [(item, *result) for item, result in results.items()]
         # Then whoever waits behind all of them.
         told += [(item, (), self._in_thread_call(item)) for item in group if isinstance(item, Call)]
         return told
-
-    def _in_thread_remove(self, batch: Path) -> None:
-        """It is in the log, so the file may go later: the next look at the spool tries again, and tells."""
-        with contextlib.suppress(OSError):
-            self.disk.remove(batch)
 
     def _in_thread_append(self, items: Sequence[Append], results: _Results) -> None:
         """Many publishes become one frame. If one of them spoils it, each has one of its own."""
@@ -431,11 +430,6 @@ class Journal:
             stop = start + len(item.envelopes)
             results[item] = (offsets[start:stop], None)
             start = stop
-
-    def _in_thread_append_dead_letters(self, dead: Sequence[AppendDeadLetter], results: _Results) -> None:
-        if dead:
-            offsets = self._log.append_dead_letters([item.letter for item in dead])
-            results.update((item, ([offset], None)) for item, offset in zip(dead, offsets, strict=True))
 
     def _in_thread_call(self, item: Call) -> BaseException | None:
         if self.failure is not None:
