@@ -222,30 +222,23 @@ class Log:
                 f"{self._layout.segment(mark.segment)} is missing, and messages in it were confirmed: restore it, or "
                 "run 'faregate journal repair'"
             )
-        expected = None
-        for base in bases[:-1]:
-            footer = self._read_sealed(base, expected)
-            expected = footer.end
-            self.batches.update(map(bytes.fromhex, footer.batches))
-            self.commit, self.time = footer.last_commit, footer.last_time
+        expected = bases[0] if bases else 0
+        for base in bases:
+            if base != expected:
+                raise JournalCorrupt(
+                    f"{self._layout.segment(expected)} is missing: the next segment there is starts at offset {base}. "
+                    "Restore it, or run 'faregate journal repair'"
+                )
+            if base != bases[-1]:
+                expected = self._read_sealed(base).end
         if bases:
-            if expected is not None and bases[-1] != expected:
-                raise self._gap(expected, bases[-1])
             self._reopen(bases[-1], mark)
         else:
             self._start_segment(self._next_time())
         self.bases = self._layout.segment_bases(self._disk)
         self._sync()
 
-    def _gap(self, expected: int, found: int) -> JournalCorrupt:
-        return JournalCorrupt(
-            f"{self._layout.segment(expected)} is missing: the next segment there is starts at offset {found}. Restore "
-            "it, or run 'faregate journal repair'"
-        )
-
-    def _read_sealed(self, base: int, expected: int | None) -> Footer:
-        if expected is not None and base != expected:
-            raise self._gap(expected, base)
+    def _read_sealed(self, base: int) -> Footer:
         path = self._layout.segment(base)
         data = self._disk.view(path)
         header = frames.read_segment_header(data)
@@ -255,7 +248,13 @@ class Log:
                 f"{path} is damaged at its {'end' if header else 'start'} (its "
                 f"{'footer' if header else 'header'} cannot be read): run 'faregate journal verify' to see what is lost"
             )
+        self._take_over(footer)
         return footer
+
+    def _take_over(self, footer: Footer) -> None:
+        """The log goes on behind this segment."""
+        self.next_offset, self.commit, self.time = footer.end, footer.last_commit, footer.last_time
+        self.batches.update(map(bytes.fromhex, footer.batches))
 
     def _reopen(self, base: int, mark: HighWater | None) -> None:
         path = self._layout.segment(base)
@@ -268,8 +267,7 @@ class Log:
         self.commit, self.time = max(self.commit, header.commit), max(self.time, header.time)
         footer = frames.read_footer(data, header)
         if footer is not None:
-            self.next_offset, self.commit, self.time = footer.end, footer.last_commit, footer.last_time
-            self.batches.update(map(bytes.fromhex, footer.batches))
+            self._take_over(footer)
             self._start_segment(self._next_time())
             return
         segment = Segment(header, self._disk.open(path), len(data))
