@@ -80,9 +80,10 @@ class ClosedJournal:
         record = self.record(binding.queue)
         assert record is not None, binding.queue
         start = max(start, self._journal.reader.earliest())
-        for offsets in self._own(record, start, done):
+        for rows in self._rows(record, start):
+            outcomes = done(list(zip(rows.column("offset").to_pylist(), to_envelopes(rows), strict=True)))
             self._journal.settle_now(
-                [Record(offset, record.number, OUTCOMES[outcome], 1, 0, 0.0) for offset, outcome in offsets.items()]
+                [Record(offset, record.number, OUTCOMES[outcome], 1, 0, 0.0) for offset, outcome in outcomes.items()]
             )
         for one in parked:
             waits = Record(one.offset, record.number, REDELIVER, one.redeliveries, one.redeliveries, one.due)
@@ -90,16 +91,11 @@ class ClosedJournal:
         self._fill(record.number, start)
         return self._hand_over(binding.queue, "queue", start, 0)
 
-    def _own(self, record: QueueRecord, start: int, done: Outcomes) -> Iterable[dict[int, str]]:
-        """What is done of this queue's messages from `start` on."""
-        for rows in self._rows(record, start):
-            yield done(list(zip(rows.column("offset").to_pylist(), to_envelopes(rows), strict=True)))
-
     def _rows(self, record: QueueRecord, start: int) -> Iterable[Any]:
         """This queue's messages from `start` on."""
         leading = {topic.number for topic in self._journal.topology.topics if record.number in topic.queues}
         for batch in self._journal.reader.batches(start):
-            rows = batch.filter(pc.is_in(batch.column("topic"), value_set=_numbers(leading)))
+            rows = batch.filter(pc.is_in(batch.column("topic"), value_set=pa.array(sorted(leading), pa.int32())))
             if rows.num_rows:
                 yield rows
 
@@ -120,7 +116,3 @@ class ClosedJournal:
 
 def _offsets(piece: Stretch | Single) -> Sequence[int]:
     return [piece.entry.offset] if isinstance(piece, Single) else piece.offsets
-
-
-def _numbers(values: Iterable[int]) -> object:
-    return pa.array(sorted(values), pa.int32())
