@@ -46,6 +46,10 @@ class Single(NamedTuple):
     position: int
     entry: Returning
 
+    @property
+    def offsets(self) -> Sequence[int]:
+        return [self.entry.offset]
+
 
 @dataclass
 class Found:
@@ -88,8 +92,7 @@ class Found:
         self.pieces.append(Stretch(positions, offsets))
 
     def count(self) -> int:
-        lengths = (1 if isinstance(piece, Single) else len(piece.offsets) for piece in self.pieces)
-        return len(self.dead_letters) + sum(lengths)
+        return len(self.dead_letters) + sum(len(piece.offsets) for piece in self.pieces)
 
 
 class _Waiting:

@@ -9,7 +9,7 @@ Rules kept here:
   asks (the ledger knows) and settled, so the queue holds what is left, in the order of the log.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from faregate.broker.journal.journal import Journal
 from faregate.broker.journal.layout import find_json, write_json
-from faregate.broker.journal.recovery import Found, Single, Stretch
+from faregate.broker.journal.recovery import Found
 from faregate.broker.journal.settled import Record
 from faregate.broker.journal.snapshot import QueueSnapshot, Snapshot
 from faregate.columns import to_envelopes
@@ -49,7 +49,7 @@ class ClosedJournal:
         """The offsets that wait in a queue; for one that was never bound, none."""
         record = self.record(queue)
         found = Found() if record is None else self._journal.recover().get(record.number, Found())
-        return sorted(offset for piece in found.pieces for offset in _offsets(piece))
+        return sorted(offset for piece in found.pieces for offset in piece.offsets)
 
     def count(self, queue: str, start: int) -> int:
         """How many messages of the log are for that queue, from `start` on, or from where its view began."""
@@ -112,7 +112,3 @@ class ClosedJournal:
     def _hand_over(self, queue: str, view: View, offset: int, history: int) -> Reading:
         self._journal.change_topology(lambda topology: topology.hand_over(queue, view, offset, history))
         return self.reading(queue)
-
-
-def _offsets(piece: Stretch | Single) -> Sequence[int]:
-    return [piece.entry.offset] if isinstance(piece, Single) else piece.offsets
