@@ -182,15 +182,21 @@ def later_frame(data: Any, header: SegmentHeader, at_byte: int, commit: int) -> 
     Frames between two syncs may reach the disk in any order: a frame whose missing predecessors, back to `commit`,
     were all written since the same sync as itself shows nothing.
     """
-    view = bytes(memoryview(data)[at_byte : written_end(data, at_byte)])
+    for frame in search(data, at_byte, written_end(data, at_byte), header.segment_id):
+        if frame.commit - commit - 1 > frame.since and is_sound(data, frame):
+            return frame
+    return None
+
+
+def search(data: Any, start: int, stop: int, segment_id: int | None) -> Iterator[Frame]:
+    """Whatever looks like the header of a frame. The bodies are not checked."""
+    view = bytes(memoryview(data)[start:stop])
     found = view.find(FRAME_MAGIC)
     while found >= 0:
-        if not (at_byte + found) % 8:
-            frame = read_header(data, at_byte + found, header.segment_id)
-            if frame is not None and frame.commit - commit - 1 > frame.since and is_sound(data, frame):
-                return frame
+        frame = None if (start + found) % 8 else read_header(data, start + found, segment_id)
+        if frame is not None:
+            yield frame
         found = view.find(FRAME_MAGIC, found + 1)
-    return None
 
 
 def pack_segment_header(header: SegmentHeader) -> bytes:

@@ -321,9 +321,8 @@ class Log:
     def _replace_headless(self, base: int, data: Any, mark: HighWater | None) -> None:
         """A segment whose header never reached the disk holds nothing that was confirmed, unless the mark says so."""
         path = self._layout.segment(base)
-        if (mark is not None and mark.segment == base and mark.at_byte > SEGMENT_BYTES) or (
-            bytes(memoryview(data)).find(frames.FRAME_MAGIC) >= 0
-        ):
+        confirmed = mark is not None and mark.segment == base and mark.at_byte > SEGMENT_BYTES
+        if confirmed or frames.FRAME_MAGIC in bytes(memoryview(data)):
             raise self._corrupt(path, 0, "its header cannot be read but there are frames in it")
         self.next_offset = base
         self._disk.remove(path)

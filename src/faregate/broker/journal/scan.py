@@ -84,12 +84,10 @@ def walk_batch(data: Any) -> Iterator[tuple[Frame, Any] | Damage]:
 
 
 def _next_sound(data: Any, start: int, segment_id: int | None, limit: int, commit: int) -> tuple[Frame, Any] | None:
-    at_byte = data.find(frames.FRAME_MAGIC, start, limit)
-    while at_byte >= 0:
-        found = sound_frame(data, at_byte, segment_id, limit) if at_byte % 8 == 0 else None
-        if found is not None and (found[0].commit > commit or found[0].kind == frames.FOOTER):
+    for frame in frames.search(data, start, limit, segment_id):
+        found = sound_frame(data, frame.at_byte, segment_id, limit)
+        if found is not None and (frame.commit > commit or frame.kind == frames.FOOTER):
             return found
-        at_byte = data.find(frames.FRAME_MAGIC, at_byte + 1, limit)
     return None
 
 
