@@ -146,14 +146,15 @@ def find_json(path: Path, disk: Disk, type: type[T]) -> T | None:
     """None when there is no such file."""
     if path.name not in disk.list(path.parent):
         return None
-    hint = "restore it from a backup, or see 'faregate journal repair'"
     try:
         found = msgspec.json.decode(disk.read(path), type=type)
-    except msgspec.MsgspecError as exc:
-        raise JournalCorrupt(f"{path} cannot be read: {exc}; {hint}") from exc
-    checksum = getattr(found, "checksum", "")
-    if checksum and checksum != _checksum(found):
-        raise JournalCorrupt(f"{path} is damaged: its checksum is wrong; {hint}")
+        checksum = getattr(found, "checksum", "")
+        if checksum and checksum != _checksum(found):
+            raise ValueError("its checksum is wrong")
+    except (msgspec.MsgspecError, ValueError) as exc:
+        raise JournalCorrupt(
+            f"{path} cannot be read: {exc}; restore it from a backup, or see 'faregate journal repair'"
+        ) from exc
     return found
 
 
