@@ -108,12 +108,11 @@ class _Waiting:
         self.start = self._starts[0]
         self.ended: set[int] = set()
         self.past = {entry.offset: entry for entry in kept.returning}
-        self._sorted_past: list[int] = []
-        self._sorted_ended: list[int] = []
+        self._known: list[int] = []
 
     def sort(self) -> None:
-        self._sorted_past = sorted(self.past)
-        self._sorted_ended = sorted(self.ended)
+        """Nothing more becomes known."""
+        self._known = sorted([*self.past, *self.ended])
 
     def within(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
         """The parts of [first, stop) that lie in runs."""
@@ -126,10 +125,7 @@ class _Waiting:
 
     def untouched(self, first: int, stop: int) -> bool:
         """Whether nothing is known about any single offset in [first, stop)."""
-        ended, past = self._sorted_ended, self._sorted_past
-        return bisect_left(ended, first) == bisect_left(ended, stop) and bisect_left(past, first) == bisect_left(
-            past, stop
-        )
+        return bisect_left(self._known, first) == bisect_left(self._known, stop)
 
 
 def recover(layout: Layout, disk: Disk, reader: JournalReader, topology: Topology) -> dict[int, Found]:
