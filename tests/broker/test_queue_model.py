@@ -436,7 +436,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
             assert taker.real.credit == taker.credit
             held = [item for item in self.model.acquisitions if item.holder is taker]
             out = [entry.position for entry in self.queue._acquired.values() if entry.consumer is taker.real]
-            assert out == [item.position for item in held] and taker.real.out == len(held)
+            assert out == [item.position for item in held] and taker.real.held.count == len(held)
             if taker.credit and not taker.paused:
                 assert self.model.first_for(taker) is None, "something deliverable was left"
 
