@@ -107,7 +107,7 @@ def test_loading_an_offset_that_is_not_there_is_an_error_and_no_endless_loop(tmp
     with pytest.raises(JournalCorrupt, match="offset 1 is not in"):
         JournalReader(tmp_path).load([1])
     log.seal()
-    log._start_segment(64 * 1024, log.time)
+    log._start_segment(log.time)
     append(log, "b")
     with pytest.raises(JournalCorrupt, match="offset 1 is not in"):
         JournalReader(tmp_path).load([1])
