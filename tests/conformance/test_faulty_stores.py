@@ -391,7 +391,7 @@ class LocksEachOtherOverUnsortedBatches(Faulty):
             return await super().record(node, rows)
 
 
-# --- outbox and identities ---
+# --- outbox and business keys ---
 
 
 @breaks("outgoing_messages_come_back_in_order_and_as_they_were")
@@ -441,11 +441,11 @@ class ForgetsWhatWasSentBefore(Faulty):
             return await super().record(node, [row._replace(sent=0, sent_ids=None) for row in rows])
 
 
-@breaks("a_business_key_is_claimed_once_per_handler")
-class ClaimsABusinessKeyAgain(Faulty):
+@breaks("a_business_key_is_taken_once_per_handler")
+class TakesABusinessKeyAgain(Faulty):
     class tx(SqliteTransaction):
-        async def identify(self, node: str, handler: str, database_id: str, at: float) -> bool:
-            await super().identify(node, handler, database_id, at)
+        async def take_business_key(self, node: str, handler: str, key: str, at: float) -> bool:
+            await super().take_business_key(node, handler, key, at)
             return True
 
 

@@ -427,7 +427,7 @@ def test_loose_order_lets_others_pass_what_is_parked_and_serial_order_does_not(p
 
 
 @pytest.mark.parametrize("handler", ["fact", "eager", "lazy"])
-def test_a_business_identity_is_handled_once(played: Played, handler: str) -> None:
+def test_a_business_key_is_handled_once(played: Played, handler: str) -> None:
     handled = played.spark.handled(handler)
     assert {key: len(numbers) for key, numbers in handled.items()} == {"x": 1, "y": 1}
 

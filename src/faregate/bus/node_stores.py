@@ -220,7 +220,7 @@ def _check_needs(nodes: Iterable[Node], stores: Mapping[str, Store]) -> None:
             continue
         needs = ["schema="] if node.schema is not None else []
         for subscription in node.subscriptions.values():
-            if subscription.identity is not None:
+            if subscription.business_key is not None:
                 needs.append(f"identity= of {subscription}")
             if subscription.dedup == "tokens":
                 needs.append(f"dedup='tokens' of {subscription}")

@@ -107,9 +107,9 @@ class Handling:
             self._dedup = Ledger(node.name, alarms, clock, young) if recognises else self._dedup
             # Whatever the mode is by now: if the sender made a token, it has to go, even if the message is unreadable.
             self._tokens = store.claims or Tokens(store)
-            if subscription.identity is not None:
+            if subscription.business_key is not None:
                 self._business_key = BusinessKey(
-                    store, node.name, subscription.name, subscription.identity, subscription.claim
+                    store, node.name, subscription.name, subscription.business_key, subscription.claim
                 )
         self._last_resort = LastResort(
             subscription, self._endings, feed, store, self._business_key, self.redeliver, clock

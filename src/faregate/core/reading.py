@@ -22,7 +22,7 @@ class Reader:
         self._leaves_behind = False
         """Whether that alarm has sounded."""
         self._read = BodyReader(subscription.message_type.cls, limit=body_limit).read
-        told = [subscription.key if subscription.by_key else None, subscription.identity]
+        told = [subscription.key if subscription.by_key else None, subscription.business_key]
         self._told = [key for key in told if key is not None and key.function is not None]
         """Keys that functions tell; a function may fail."""
 

@@ -124,7 +124,7 @@ class Node:
                 retry=retry or Retry(0),
                 redeliver=redeliver or Redeliver(),
                 dedup=dedup,
-                identity=business_key,
+                business_key=business_key,
                 claim=claim or "transaction",
                 expires=seconds,
             )

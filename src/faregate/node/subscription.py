@@ -31,7 +31,7 @@ class Subscription:
     retry: Retry
     redeliver: Redeliver
     dedup: Dedup
-    identity: Key | None
+    business_key: Key | None
     claim: Claim
     expires: float | None
 

@@ -24,8 +24,8 @@ class BusinessKey:
         self._handler = handler
         self._key = key
         self._claim = claim
-        self._claimed: set[str] = set()
-        """Messages under way whose eager claim is theirs: they may come to `admit` again."""
+        self._ours: set[str] = set()
+        """Messages under way that took their key before the handler: they may come to `admit` again."""
 
     async def admit(self, work: Work) -> None:
         """Before the handler: a message whose key is taken is a duplicate. One without a key is always new."""
@@ -35,15 +35,15 @@ class BusinessKey:
         if self._claim != "eager":
             if self._claim == "transaction":
                 work.business_key = key  # and the transaction sees to it that nobody else was faster
-            taken = await self._shared.store.has_identity(self._node, self._handler, key)
-        elif work.message_id in self._claimed:
+            taken = await self._shared.store.has_business_key(self._node, self._handler, key)
+        elif work.message_id in self._ours:
             taken = False
         else:
             taken = not await self._shared.commit(
-                lambda transaction: transaction.identify(self._node, self._handler, key, work.at)
+                lambda transaction: transaction.take_business_key(self._node, self._handler, key, work.at)
             )
             if not taken:
-                self._claimed.add(work.message_id)
+                self._ours.add(work.message_id)
         if taken:
             work.move("known")
             work.key_taken = True
@@ -52,7 +52,7 @@ class BusinessKey:
         """First in the transaction: whoever finds the key taken is a duplicate."""
         for work in works:
             key = work.business_key
-            if key is not None and not await transaction.identify(self._node, self._handler, key, work.at):
+            if key is not None and not await transaction.take_business_key(self._node, self._handler, key, work.at):
                 work.move("known")
                 work.key_taken = True
 
@@ -61,18 +61,18 @@ class BusinessKey:
         for work in works:
             key = self._of(work) if self._claim == "lazy" else None
             if key is not None:
-                await transaction.identify(self._node, self._handler, key, work.at)
+                await transaction.take_business_key(self._node, self._handler, key, work.at)
 
     async def fail(self, work: Work) -> None:
         """The handler failed: the key is free again, if it was ours."""
-        key = self._of(work) if work.message_id in self._claimed else None
+        key = self._of(work) if work.message_id in self._ours else None
         if key is not None:
-            await self._shared.commit(lambda transaction: transaction.unidentify(self._node, self._handler, key))
-            self._claimed.discard(work.message_id)
+            await self._shared.commit(lambda transaction: transaction.free_business_key(self._node, self._handler, key))
+            self._ours.discard(work.message_id)
 
     def forget(self, work: Work) -> None:
         """It is settled."""
-        self._claimed.discard(work.message_id)
+        self._ours.discard(work.message_id)
 
     def _of(self, work: Work) -> str | None:
         assert work.ctx is not None

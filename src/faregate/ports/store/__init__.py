@@ -1,4 +1,4 @@
-"""The store port: a node's own database, with business data, ledger, outbox, identities and dead letters in one
+"""The store port: a node's own database, with business data, ledger, outbox, business keys and dead letters in one
 transaction.
 
 Rules every adapter keeps (and `faregate.testing.store_suite` checks):

@@ -65,11 +65,11 @@ class LedgerTransaction(Protocol):
     async def floor(self, node: str) -> float | None:
         """As `Store.floor`, as this transaction sees it."""
 
-    async def identify(self, node: str, handler: str, identity: str, at: float) -> bool:
-        """Claim a business key for a handler; False when it is taken."""
+    async def take_business_key(self, node: str, handler: str, key: str, at: float) -> bool:
+        """Keep that a handler has taken a business key; False when it was taken before."""
 
-    async def unidentify(self, node: str, handler: str, identity: str) -> None:
-        """Give a business key back."""
+    async def free_business_key(self, node: str, handler: str, key: str) -> None:
+        """The handler failed: the business key may be taken again."""
 
 
 class LedgerStore(Protocol):
@@ -78,12 +78,12 @@ class LedgerStore(Protocol):
     async def known(self, node: str, message_ids: Sequence[str]) -> dict[str, Known]:
         """Those of the ids that were handled or are dead (open, replayed or discarded)."""
 
-    async def has_identity(self, node: str, handler: str, identity: str) -> bool: ...
+    async def has_business_key(self, node: str, handler: str, key: str) -> bool: ...
     async def floor(self, node: str) -> float | None:
         """Ledger rows before this time were removed; None when none ever were."""
 
     async def evict(self, node: str, before: float, limit: int) -> int:
         """Remove up to `limit` ledger rows older than `before` whose outputs are dispatched; how many it were.
 
-        If any went, the same commit raises the floor to `before`, and never lowers it. Identities as old go too.
+        If any went, the same commit raises the floor to `before`, and never lowers it. Business keys as old go too.
         """

@@ -83,7 +83,7 @@ class StoreReader(Protocol):
     def query(self, sql: str, limit: int | None = None) -> Iterator[list[tuple[Any, ...]]]:
         """The rows of a query of the user's, on business data."""
 
-    def nodes(self, table: Literal["ledger", "identities"]) -> set[str]:
+    def nodes(self, table: Literal["ledger", "business_keys"]) -> set[str]:
         """The nodes that have a row there; what it costs does not depend on how many rows there are."""
 
     def floors(self) -> dict[str, float]:

@@ -64,9 +64,9 @@ def audit(
     loose = [each.number for each in plan.queues if each.name in unordered or each.node in unordered]
     messages = _grouped(spark, plan, databases, queries, at_rest)
     floor = floors(databases)
-    by_identity = nodes_in(databases, "identities")
+    with_business_keys = nodes_in(databases, "business_keys")
     for _ in range(_TRIES):
-        rows = _classed(messages, plan, databases, queries, floor, by_identity, loose, at_rest)
+        rows = _classed(messages, plan, databases, queries, floor, with_business_keys, loose, at_rest)
         judged = judge(_counted(rows), plan, databases, at_rest)
         raised = floors(databases)
         if raised == floor or judged.ok:
@@ -189,7 +189,7 @@ def _classed(
     databases: Sequence[JobStore],
     queries: Sequence[seen.Effects],
     floor: dict[str, float],
-    by_identity: set[str],
+    with_business_keys: set[str],
     loose: Sequence[int],
     at_rest: bool,
 ) -> DataFrame:
@@ -206,7 +206,7 @@ def _classed(
     forgotten = F.col("appended") < remembered
     excused = F.col("token") | ~node.isin(*stored) | forgotten
     # A business key that was seen before is a duplicate that leaves nothing in the ledger.
-    repeated = excused | node.isin(*(index for index, name in enumerate(plan.nodes) if name in by_identity))
+    repeated = excused | node.isin(*(index for index, name in enumerate(plan.nodes) if name in with_business_keys))
     passed = F.col("passed_n") > 0
     settled = (F.col("handled_n") + F.col("duplicate_n") > 0) | passed
     ended = (F.col("handled_n") + F.col("duplicate_n") > 0) | (passed & (F.col("parked_n") == 0) & letter.isNull())

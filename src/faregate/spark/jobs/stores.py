@@ -73,7 +73,7 @@ def floors(databases: Sequence[JobStore]) -> dict[str, float]:
     return {node: floor for database, node, floor in found if database.holds(node)}
 
 
-def nodes_in(databases: Sequence[JobStore], table: Literal["ledger", "identities"]) -> set[str]:
+def nodes_in(databases: Sequence[JobStore], table: Literal["ledger", "business_keys"]) -> set[str]:
     """The nodes that have a row."""
     return {node for each in databases for node in each.reader.nodes(table) if each.holds(node)}
 

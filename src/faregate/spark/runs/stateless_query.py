@@ -26,7 +26,7 @@ def check_stateless(node: Node) -> None:
     """Raises `ConfigurationError` for a node that cannot do without a store."""
     needs = ["schema="] if node.schema is not None else []
     for subscription in node.subscriptions.values():
-        needs += [f"identity= of {subscription}"] if subscription.identity is not None else []
+        needs += [f"identity= of {subscription}"] if subscription.business_key is not None else []
         needs += [f"dedup='tokens' of {subscription}"] if subscription.dedup == "tokens" else []
     if needs:
         raise ConfigurationError(f"node {node.name!r} needs a store for {', '.join(needs)}: run(…, store=…)")

@@ -12,15 +12,15 @@ select node, floor from faregate_floor order by node;
 -- The positions that belong to no handler.
 select node, key, position from faregate_positions where handler = '';
 
--- name: identify
--- Claim a business key unless it is taken.
+-- name: take_business_key
+-- Take a business key unless it is taken.
 insert into faregate_identities (node, handler, identity, claimed_at) values (?, ?, ?, ?) on conflict do nothing;
 
--- name: unidentify
--- Give a business key back.
+-- name: free_business_key
+-- A business key may be taken again.
 delete from faregate_identities where node = ? and handler = ? and identity = ?;
 
--- name: has_identity
+-- name: has_business_key
 -- Whether a business key is taken.
 select 1 from faregate_identities where node = ? and handler = ? and identity = ?;
 
@@ -134,7 +134,7 @@ with recursive n(node) as (
 )
 select node from n where node is not null;
 
--- name: identities_nodes
+-- name: business_keys_nodes
 -- The same for business keys.
 with recursive n(node) as (
     select min(node) from faregate_identities

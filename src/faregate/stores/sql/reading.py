@@ -62,7 +62,7 @@ class SqlReader:
         sql = sql.strip().rstrip(";")
         return self._stream(sql if limit is None else f"select * from ({sql}) as given limit {int(limit)}")
 
-    def nodes(self, table: Literal["ledger", "identities"]) -> set[str]:
+    def nodes(self, table: Literal["ledger", "business_keys"]) -> set[str]:
         return {node for (node,) in self._all(f"{table}_nodes")}
 
     def floors(self) -> dict[str, float]:

@@ -58,11 +58,11 @@ class SqlTransaction(SqlRecords):
 
     # --- business keys ---
 
-    async def identify(self, node: str, handler: str, identity: str, at: float) -> bool:
-        return await self._change("identify", (node, handler, identity, at)) == 1
+    async def take_business_key(self, node: str, handler: str, key: str, at: float) -> bool:
+        return await self._change("take_business_key", (node, handler, key, at)) == 1
 
-    async def unidentify(self, node: str, handler: str, identity: str) -> None:
-        await self._change("unidentify", (node, handler, identity))
+    async def free_business_key(self, node: str, handler: str, key: str) -> None:
+        await self._change("free_business_key", (node, handler, key))
 
     # --- dead letters ---
 
@@ -118,8 +118,8 @@ class SqlTransaction(SqlRecords):
 class SqlStore(SqlRecords):
     """Reads see what is committed; each change is a commit of its own."""
 
-    async def has_identity(self, node: str, handler: str, identity: str) -> bool:
-        return bool(await self._read("has_identity", (node, handler, identity)))
+    async def has_business_key(self, node: str, handler: str, key: str) -> bool:
+        return bool(await self._read("has_business_key", (node, handler, key)))
 
     async def dead(self, which: DeadFilter, limit: int = 1000) -> list[DeadLetter]:
         values = {name: getattr(which, name) for name in DeadFilter.__struct_fields__}

@@ -127,11 +127,11 @@ delete from faregate_ledger where seq in (
     order by seq limit :limit
 );
 
--- name: young_identity
+-- name: young_business_key
 -- The same for business keys: the rowid of the one that has so many young ones before it.
 select rowid from faregate_identities not indexed where claimed_at >= ? order by rowid limit 1 offset ?;
 
--- name: evict_identities
+-- name: evict_business_keys
 -- Remove business keys up to a rowid that are as old.
 delete from faregate_identities where rowid in (
     select rowid from faregate_identities not indexed

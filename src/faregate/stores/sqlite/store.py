@@ -71,7 +71,7 @@ class SqliteStore(SqliteFile, SqlStore):
                 values = {"node": node, "before": before, "limit": limit, "last": last}
                 return connection.execute(QUERIES[evict], values).rowcount
 
-            gone, keys_gone = remove("young_row", "evict"), remove("young_identity", "evict_identities")
+            gone, keys_gone = remove("young_row", "evict"), remove("young_business_key", "evict_business_keys")
             if gone or keys_gone:
                 connection.execute(QUERIES["raise_floor"], (node, before))
             return gone

@@ -108,18 +108,18 @@ async def overlapping_batches_in_any_order_do_not_lock_each_other(subject: Store
 
 
 @case
-async def a_business_key_is_claimed_once_per_handler(subject: StoreSubject) -> None:
+async def a_business_key_is_taken_once_per_handler(subject: StoreSubject) -> None:
     store = subject.store
     async with store.transaction() as tx:
-        assert await tx.identify("billing", "bill", "order-17", 1.0)
-        assert not await tx.identify("billing", "bill", "order-17", 2.0), "claimed twice"
-        assert await tx.identify("billing", "remind", "order-17", 1.0), "another handler"
-        assert await tx.identify("shipping", "bill", "order-17", 1.0), "another node"
+        assert await tx.take_business_key("billing", "bill", "order-17", 1.0)
+        assert not await tx.take_business_key("billing", "bill", "order-17", 2.0), "taken twice"
+        assert await tx.take_business_key("billing", "remind", "order-17", 1.0), "another handler"
+        assert await tx.take_business_key("shipping", "bill", "order-17", 1.0), "another node"
     async with store.transaction() as tx:
-        assert not await tx.identify("billing", "bill", "order-17", 3.0), "claimed twice, in two transactions"
-        await tx.unidentify("billing", "remind", "order-17")
-    assert await store.has_identity("billing", "bill", "order-17")
-    assert not await store.has_identity("billing", "remind", "order-17"), "it was given back"
+        assert not await tx.take_business_key("billing", "bill", "order-17", 3.0), "taken twice, in two transactions"
+        await tx.free_business_key("billing", "remind", "order-17")
+    assert await store.has_business_key("billing", "bill", "order-17")
+    assert not await store.has_business_key("billing", "remind", "order-17"), "it was freed"
 
 
 # --- retention ----------------------------------------------------------------------------------------
@@ -175,10 +175,10 @@ async def business_keys_are_evicted_with_the_ledger(subject: StoreSubject) -> No
     store, [first] = subject.store, ids(1)
     async with store.transaction() as tx:
         await tx.record("billing", [ledger(first, at=1.0)])
-        for identity, at in (("old", 1.0), ("new", 20.0)):
-            await tx.identify("billing", "bill", identity, at)
-        await tx.identify("shipping", "bill", "old", 1.0)
+        for key, at in (("old", 1.0), ("new", 20.0)):
+            await tx.take_business_key("billing", "bill", key, at)
+        await tx.take_business_key("shipping", "bill", "old", 1.0)
     await store.evict("billing", 10.0, 100)
-    assert not await store.has_identity("billing", "bill", "old")
-    assert await store.has_identity("billing", "bill", "new")
-    assert await store.has_identity("shipping", "bill", "old")
+    assert not await store.has_business_key("billing", "bill", "old")
+    assert await store.has_business_key("billing", "bill", "new")
+    assert await store.has_business_key("shipping", "bill", "old")

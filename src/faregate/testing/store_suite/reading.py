@@ -112,7 +112,7 @@ async def a_reader_tells_floors_low_water_marks_and_what_there_is(subject: Store
     store, [old, young] = subject.store, ids(2)
     async with store.transaction() as tx:
         await tx.record("billing", [ledger(old, at=1.0), ledger(young, at=9.0)])
-        await tx.identify("stock", "count", "x", 1.0)
+        await tx.take_business_key("stock", "count", "x", 1.0)
         await tx.advance("billing", "", {"mark": 4})
         await tx.advance("billing", "bill@1", {"key": 5})
         await tx.send([outgoing("billing", young)])
@@ -120,7 +120,7 @@ async def a_reader_tells_floors_low_water_marks_and_what_there_is(subject: Store
     reader = reader_of(subject)
     assert reader.floors() == {"billing": 5.0}
     assert reader.low_water() == {("billing", "mark"): 4}, "a handler's position is none"
-    assert (reader.nodes("ledger"), reader.nodes("identities")) == ({"billing"}, {"stock"})
+    assert (reader.nodes("ledger"), reader.nodes("business_keys")) == ({"billing"}, {"stock"})
     found = reader.describe()
     assert (found.version, found.known, found.floors) == (reader.version(), reader.version(), {"billing": 5.0})
     assert found.oldest is not None and found.oldest.message_id == young

@@ -28,7 +28,7 @@ async def do_everything(tx: Transaction, handled: str, dead: str) -> None:
     assert await tx.record("billing", [ledger(handled)]) == {}
     await tx.execute("insert into goods (name) values (?)", ("ticket",))
     await tx.send([outgoing("billing", handled)])
-    assert await tx.identify("billing", "bill", "order-17", 5.0)
+    assert await tx.take_business_key("billing", "bill", "order-17", 5.0)
     await tx.add_dead(letter("billing", dead))
 
 
@@ -38,7 +38,7 @@ async def what_is_there(store: Store, handled: str, dead: str) -> list[bool]:
         handled in known,
         await goods(store) == ["ticket"],
         len(await store.undispatched(10)) == 1,
-        await store.has_identity("billing", "bill", "order-17"),
+        await store.has_business_key("billing", "bill", "order-17"),
         dead in known,
     ]
 
@@ -52,7 +52,7 @@ async def everything_in_a_transaction_is_committed_together(subject: StoreSubjec
     async with store.transaction() as tx:
         await do_everything(tx, handled, dead)
     there = await what_is_there(store, handled, dead)
-    assert all(there), f"ledger, business data, outbox, identity, dead letter: {there}"
+    assert all(there), f"ledger, business data, outbox, business key, dead letter: {there}"
 
 
 @case
@@ -61,7 +61,7 @@ async def a_transaction_that_is_rolled_back_leaves_nothing(subject: StoreSubject
     async with aborted(store) as tx:
         await do_everything(tx, handled, dead)
     there = await what_is_there(store, handled, dead)
-    assert not any(there), f"ledger, business data, outbox, identity, dead letter: {there}"
+    assert not any(there), f"ledger, business data, outbox, business key, dead letter: {there}"
 
 
 @case
@@ -73,7 +73,7 @@ async def a_block_that_raises_is_rolled_back_and_its_error_is_passed_on(subject:
             raise LookupError("the block fails")
     assert not tx.is_open, "a block that failed left its transaction open"
     there = await what_is_there(store, handled, dead)
-    assert not any(there), f"ledger, business data, outbox, identity, dead letter: {there}"
+    assert not any(there), f"ledger, business data, outbox, business key, dead letter: {there}"
 
 
 @case
@@ -93,7 +93,7 @@ async def a_block_that_is_cancelled_is_rolled_back_and_the_store_goes_on(subject
     assert working.cancelled(), "a block kept its cancellation for itself"
     async with asyncio.timeout(5):
         there = await what_is_there(store, handled, dead)
-        assert not any(there), f"ledger, business data, outbox, identity, dead letter: {there}"
+        assert not any(there), f"ledger, business data, outbox, business key, dead letter: {there}"
         async with store.transaction() as after:
             await do_everything(after, handled, dead)
         assert all(await what_is_there(store, handled, dead)), "the store does not go on"
@@ -106,7 +106,7 @@ async def what_is_not_committed_is_not_read(subject: StoreSubject) -> None:
         await do_everything(tx, handled, dead)
         assert await store.known("billing", [handled, dead]) == {}, "an open transaction's ledger row was read"
         assert await store.undispatched(10) == [], "an open transaction's outbox row was read"
-        assert not await store.has_identity("billing", "bill", "order-17"), "an open transaction's identity was read"
+        assert not await store.has_business_key("billing", "bill", "order-17"), "an open transaction's key was read"
     assert set(await store.known("billing", [handled, dead])) == {handled, dead}
 
 

@@ -1,4 +1,4 @@
-"""Business identity (exactly-once.md, Business identity; seed 004, the idempotent consumer).
+"""Business keys (exactly-once.md, Business identity; seed 004, the idempotent consumer).
 
 An upstream system that replays its inputs sends the same business facts with new message ids: `identity=` names the
 field that tells them apart, and the key is inserted in the transaction of the effect.
@@ -74,7 +74,7 @@ NAMES = ["in the transaction", "eager", "lazy"]
 
 
 @pytest.mark.parametrize("options", CLAIMS, ids=NAMES)
-async def test_two_messages_with_one_identity_have_one_effect(options: dict[str, Any]) -> None:
+async def test_two_messages_with_one_business_key_have_one_effect(options: dict[str, Any]) -> None:
     world = World()
     async with fg.testing.bench(ledger_node(world, **options)) as bench:
         first = await bench.publish(Deposit(deposit_no="d1", amount=100))
@@ -92,7 +92,7 @@ async def test_two_messages_with_one_identity_have_one_effect(options: dict[str,
     assert world.runs == ["d1", "d2"]
 
 
-async def test_without_an_identity_they_are_two_messages() -> None:
+async def test_without_a_business_key_they_are_two_messages() -> None:
     world = World()
     async with fg.testing.bench(ledger_node(world, identity=None)) as bench:
         await bench.publish(Deposit(deposit_no="d1"))
@@ -118,7 +118,7 @@ async def test_a_try_that_fails_does_not_make_the_next_try_a_duplicate(options: 
 
 
 @pytest.mark.parametrize("options", CLAIMS, ids=NAMES)
-async def test_the_identity_is_free_again_when_its_message_was_given_up_on(options: dict[str, Any]) -> None:
+async def test_the_business_key_is_free_again_when_its_message_is_a_dead_letter(options: dict[str, Any]) -> None:
     world = World()
     world.failures = [fg.Permanent]
     async with fg.testing.bench(ledger_node(world, **options)) as bench:
@@ -138,7 +138,7 @@ async def test_the_identity_is_free_again_when_its_message_was_given_up_on(optio
 
 
 @pytest.mark.parametrize("options", CLAIMS, ids=NAMES)
-async def test_an_identity_is_remembered_over_a_restart(options: dict[str, Any], tmp_path: Path) -> None:
+async def test_a_business_key_is_remembered_over_a_restart(options: dict[str, Any], tmp_path: Path) -> None:
     world = World()
     for _ in range(2):
         nodes = [fg.Node("bank"), ledger_node(world, **options)]
@@ -151,7 +151,7 @@ async def test_an_identity_is_remembered_over_a_restart(options: dict[str, Any],
     assert world.booked == [("accounts a", 100)]
 
 
-async def test_an_identity_belongs_to_its_node_also_in_a_shared_store(tmp_path: Path) -> None:
+async def test_a_business_key_belongs_to_its_node_also_in_a_shared_store(tmp_path: Path) -> None:
     world = World()
     nodes = [fg.Node("bank"), ledger_node(world, "east"), ledger_node(world, "west")]
     async with fg.Bus("memory:", nodes=nodes, store=f"sqlite:{tmp_path}/s.db") as bus:
@@ -161,7 +161,7 @@ async def test_an_identity_belongs_to_its_node_also_in_a_shared_store(tmp_path: 
         assert bus.outcomes().get("duplicate", 0) == 0
 
 
-async def test_an_identity_belongs_to_its_subscription() -> None:
+async def test_a_business_key_belongs_to_its_subscription() -> None:
     # Reading: deposit 1 and withdrawal 1 of one node are two things.
     world = World()
     node = ledger_node(world)
