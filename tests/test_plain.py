@@ -76,7 +76,7 @@ async def test_a_key_or_an_error_text_forges_no_line_of_the_log(lines: io.String
         [letter] = await bus.dead_letters()
         check(str(letter))
     check(lines.getvalue())
-    assert "is given up after all its tries" in lines.getvalue()
+    assert "is a dead letter (after all its tries)" in lines.getvalue()
 
 
 def test_the_text_of_an_exception_forges_no_line_of_a_traceback(lines: io.StringIO) -> None:

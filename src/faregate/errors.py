@@ -2,7 +2,7 @@
 
 - `ConfigurationError`: fix the code or the configuration; found at declaration wherever that is possible.
 - `Transient`: try again later; the failure policy of a subscription does that by itself.
-- `Permanent`: give up; a handler that raises one makes a dead letter of its message at once.
+- `Permanent`: not to be tried again; a handler that raises one makes a dead letter of its message at once.
 - `OutcomeUnknown`: it may or may not have happened; repeat with the same identity.
 - Anything else (a damaged journal, a batch that differs): look into it; docs/errors.md says how.
 
@@ -166,7 +166,7 @@ class IdleTimeout(Transient, TimeoutError):
     """`bus.idle(timeout=…)` ran out while messages were still in flight."""
 
 
-# --- give up ----------------------------------------------------------------------------------------------
+# --- not again --------------------------------------------------------------------------------------------
 
 
 class Permanent(FaregateError):

@@ -156,7 +156,7 @@ async def test_a_stale_delivery_that_starts_does_not_use_up_a_try_of_the_new_hol
 
 async def test_an_entry_that_keeps_coming_back_is_given_up_with_the_reason() -> None:
     told = []
-    rig = Rig(max_deliveries=2, lock_seconds=5, on_abandoned=lambda delivery, reason, text: told.append(reason))
+    rig = Rig(max_deliveries=2, lock_seconds=5, on_dead_letter=lambda delivery, reason, text: told.append(reason))
     rig.put("killer", "next")
     inbox = rig.inbox(credit=1)
     for _ in range(2):

@@ -58,7 +58,7 @@ class CoreOnly:
         await self._behind.close()
 
     async def bind(self, binding: Binding) -> None:
-        plain = replace(binding, key_of=None, serial=False, expires=None, max_deliveries=NEVER, on_abandoned=None)
+        plain = replace(binding, key_of=None, serial=False, expires=None, max_deliveries=NEVER, on_dead_letter=None)
         await self._behind.bind(plain)
 
     async def unbind(self, queue: str) -> None:

@@ -337,7 +337,7 @@ async def test_a_message_that_waits_for_its_later_try_holds_all_behind_it_in_a_s
 
 
 @pytest.mark.parametrize("store", [None, "memory:"])
-async def test_a_serial_subscription_goes_on_when_the_message_it_waits_for_is_given_up(store: str | None) -> None:
+async def test_a_serial_subscription_goes_on_when_the_message_it_waits_for_is_a_dead_letter(store: str | None) -> None:
     it, clock = Serially(failures=1_000, retry=None), fg.testing.FakeClock()
     async with it.bus("memory:", store, clock) as bus:
         await bus.publish_many([Step(key="x", number=number) for number in range(3)], node="feeder")

@@ -66,7 +66,7 @@ def test_the_same_idempotency_key_gives_the_same_publication() -> None:
     assert len(ids) == 1
 
 
-def test_a_message_that_is_given_up_makes_the_status_one_and_says_why() -> None:
+def test_a_dead_letter_makes_the_status_one_and_says_why() -> None:
     shown = faregate("publish", SHOP, "OrderPlaced", ORDER.replace("40", "-1"))
     assert shown.returncode == 1
     assert "dead letter at billing (permanent): Permanent: order 17 has the impossible total -1" in shown.stdout

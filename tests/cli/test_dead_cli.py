@@ -68,7 +68,7 @@ class Place:
         return done.stderr
 
     async def die(self, *names: str) -> list[str]:
-        """Have jobs given up on; their message ids, which have nothing in common."""
+        """Make dead letters of jobs; their message ids, which have nothing in common."""
         node = fg.Node("worker")
 
         @node.on(Job, retry=None, redeliver=None)

@@ -70,7 +70,7 @@ def test_a_mistake_is_told_by_the_real_command(tmp_path: Path) -> None:
 # --- info ---------------------------------------------------------------------------------------------------------
 
 
-async def test_info_counts_messages_queues_and_what_was_given_up(tmp_path: Path) -> None:
+async def test_info_counts_messages_queues_and_dead_letters(tmp_path: Path) -> None:
     await run_shop(tmp_path / "j")
     told = journal("info", tmp_path / "j", "--json").json
     assert told["types"] == {"OrderPlaced": 31, "charge-card": 30}

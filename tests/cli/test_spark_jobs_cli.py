@@ -27,7 +27,7 @@ from tests.spark.rig import spooled
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """Thirty orders: billing skips 7 and gives up on 3."""
+    """Thirty orders: billing skips 7 and makes dead letters of 3."""
     world = World(tmp_path_factory.mktemp("shop"))
     world.run(*(order(n) for n in range(30)))
     return world

@@ -224,8 +224,8 @@ async def test_an_after_middleware_sees_every_outcome() -> None:
 
 
 @pytest.mark.parametrize("store", [None, "memory:"])
-async def test_whatever_is_given_up_sounds_an_alarm_and_reaches_the_after_middlewares(store: str | None) -> None:
-    """A message that fails, one that cannot be read, and one that the broker gives up on before anybody sees it."""
+async def test_every_dead_letter_sounds_an_alarm_and_reaches_the_after_middlewares(store: str | None) -> None:
+    """A message that fails, one that cannot be read, and one that the broker takes out before anybody sees it."""
     seen: list[tuple[Any, str | None, str]] = []
     alarms: list[fg.Alarm] = []
     billing = fg.Node("billing")
@@ -259,7 +259,7 @@ async def test_whatever_is_given_up_sounds_an_alarm_and_reaches_the_after_middle
     assert [(alarm.kind, alarm.node, alarm.message_id) for alarm in alarms] == [
         ("dead-letter", "billing", message_id(publication, "billing")) for publication in (failing, unreadable, late)
     ]
-    assert "is given up after all its tries by bill at billing" in alarms[0].text
+    assert "is a dead letter (after all its tries) of bill at billing" in alarms[0].text
 
 
 async def test_a_failing_after_middleware_cannot_undo_a_settled_message() -> None:

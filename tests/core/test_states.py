@@ -39,8 +39,8 @@ def test_only_what_is_decided_is_settled() -> None:
     assert {state for state, ways in TABLE.items() if "settled" in ways} == DECIDED
 
 
-def test_only_what_failed_is_given_up() -> None:
-    assert [state for state, ways in TABLE.items() if "given up" in ways] == ["failed"]
+def test_only_what_failed_becomes_a_dead_letter() -> None:
+    assert [state for state, ways in TABLE.items() if "dead-lettered" in ways] == ["failed"]
 
 
 def test_what_was_handled_before_never_runs() -> None:

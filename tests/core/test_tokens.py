@@ -164,8 +164,8 @@ async def test_a_failed_try_neither_leaks_nor_doubles(place: Place) -> None:
     place.assert_nothing_is_left()
 
 
-async def test_giving_up_releases_the_token(place: Place) -> None:
-    # Reading: "tokens and payloads are released" together with the message that was given up on.
+async def test_a_dead_letter_releases_the_token(place: Place) -> None:
+    # Reading: "tokens and payloads are released" together with the message that became a dead letter.
     world = World()
     world.failures = [fg.Permanent]
     async with place.bus(shop_nodes(world)) as bus:
@@ -405,7 +405,7 @@ async def test_a_wrong_url_for_the_tokens_is_refused() -> None:
 
 
 @pytest.mark.parametrize("form", ["ledger", "tokens", "tokens elsewhere"])
-async def test_what_the_broker_gave_up_on_is_a_dead_letter_when_the_bus_is_idle_and_its_token_is_gone(
+async def test_a_dead_letter_of_the_broker_is_in_the_store_when_the_bus_is_idle_and_its_token_is_gone(
     form: str, tmp_path: Path
 ) -> None:
     asking, answering = fg.Node("asking"), fg.Node("answering")

@@ -4,7 +4,7 @@
                             `--Tell---> second
 
 Every handler keeps the message id in a table without a unique constraint, so that a second run is seen. Every sixth
-Passed fails once in memory, every sixth needs a redelivery, and some are given up on: each after it has written and
+Passed fails once in memory, every sixth needs a redelivery, and some become dead letters: each after it has written and
 sent something, none of which may stay. Ids are deterministic, so `expected` knows every one of them beforehand.
 """
 

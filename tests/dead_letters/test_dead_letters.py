@@ -1,4 +1,4 @@
-"""Dead letters: what is given up on is listed, replayed or discarded, and never doubled."""
+"""Dead letters are listed, replayed or discarded, and never doubled."""
 
 import asyncio
 import importlib.util
@@ -30,7 +30,7 @@ from tests.dead_letters.rig import (
 # --- the table --------------------------------------------------------------------------------------------
 
 
-async def test_what_is_given_up_on_is_listed_with_all_a_person_needs(place: Place) -> None:
+async def test_a_dead_letter_is_listed_with_all_a_person_needs(place: Place) -> None:
     world = World()
     async with place.bus(world) as bus:
         root = await bus.send(Job(name="bad"), to="worker", node="boss", headers={"tenant": "acme"})
@@ -57,7 +57,7 @@ async def test_dead_letters_are_there_again_after_a_restart(place: Place) -> Non
     assert world.names() == ["bad"]
 
 
-async def test_giving_up_writes_no_ledger_row(place: Place) -> None:
+async def test_a_dead_letter_writes_no_ledger_row(place: Place) -> None:
     world = World()
     await die(place, world, "bad", "good")
     # Reading: the table is called faregate_ledger and has one row per handled message.
@@ -315,7 +315,7 @@ async def test_an_unroutable_output_can_be_replayed_when_its_recipient_is_there(
 # --- discarding -------------------------------------------------------------------------------------------
 
 
-async def test_a_discarded_message_is_not_given_up_on_any_more_and_its_copies_do_not_run(place: Place) -> None:
+async def test_a_discarded_message_is_no_dead_letter_again_and_its_copies_do_not_run(place: Place) -> None:
     world = World()
     [message_id] = await die(place, world, "bad", key="k")
     ok("discard", place.store, message_id)

@@ -75,7 +75,7 @@ async def test_a_bus_lists_replays_and_resolves(rig: Rig) -> None:
     assert rig.runs == ["a", "a"]
 
 
-async def test_only_the_node_that_gave_up_gets_the_replay_of_an_event(rig: Rig) -> None:
+async def test_only_the_node_of_the_dead_letter_gets_the_replay_of_an_event(rig: Rig) -> None:
     async with fg.testing.bench(rig.worker, rig.listener) as bench:
         await bench.publish(Told(name="a"))
         await bench.settle()

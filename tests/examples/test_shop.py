@@ -63,7 +63,7 @@ async def test_a_double_would_show(tmp_path: Path) -> None:
             assert connection.execute(f"select count(*) from {table}").fetchone() == (2,), table
 
 
-async def test_an_impossible_order_is_given_up_and_charges_nobody() -> None:
+async def test_an_impossible_order_is_a_dead_letter_and_charges_nobody() -> None:
     async with fg.testing.bench(app.billing, app.payments) as bench:
         await bench.publish(order(1, total=-1))
         await bench.settle()

@@ -370,7 +370,7 @@ def _is_behind(patch: MonkeyPatch, mutant: Any) -> None:
 
 
 def a_dead_letter_stays_parked_until_it_is_settled(patch: MonkeyPatch) -> None:
-    patch.setattr(LogFeed, "give_up", _nothing)
+    patch.setattr(LogFeed, "dead_letter", _nothing)
 
 
 def nobody_waits_for_what_is_parked(patch: MonkeyPatch) -> None:

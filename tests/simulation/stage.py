@@ -89,7 +89,7 @@ class Stage:
         return found
 
     def ended(self) -> set[tuple[str, str]]:
-        """What was handled or given up on, as (node, message id). What is replayed has still to come to an end."""
+        """What was handled or is a dead letter, as (node, message id). What is replayed has still to come to an end."""
         handled = self.query("select node, message_id from effects")
         dead = [letter for letter in self.dead_letters() if letter.status != "replayed"]
         return {*handled, *((letter.node, letter.message_id) for letter in dead)}  # type: ignore[arg-type]

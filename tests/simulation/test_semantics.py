@@ -100,7 +100,7 @@ def test_undecodable_message_leaves_nothing(mode: Mode, limit: int) -> None:
 @limits
 @in_every_mode
 def test_flaky_message_is_either_handled_or_dead(mode: Mode, limit: int) -> None:
-    """One copy is given up on while another one succeeds."""
+    """One copy becomes a dead letter while another one succeeds."""
 
     def begin(world: World) -> None:
         world.runs.script = lambda node, run, name: Permanent("never") if (node, run) == ("a", 1) else None

@@ -47,7 +47,7 @@ class Office(World):
         self.stores = dict.fromkeys(("shop", "accounts", "desk", "tags"), self.store)
         self.segment_size = SEGMENT_SIZE
         self.is_open = False
-        """Whether the order that was given up on may pass."""
+        """Whether the order that became a dead letter may pass."""
 
     def bus(self) -> fg.Bus:
         shop, glance = fg.Node("shop"), fg.Node("glance")

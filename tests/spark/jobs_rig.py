@@ -1,7 +1,7 @@
 """A shop that has run: a journal and a store with handled, skipped, dead, duplicate and delayed messages.
 
-300 orders go to billing (ordered by customer) and to stock. Billing skips 6 of them (7, 57, …) and gives up on 8 (3,
-43, …). Ten orders came twice under one id (20 to 29). `delayed` orders wait for an hour.
+300 orders go to billing (ordered by customer) and to stock. Billing skips 6 of them (7, 57, …); 8 are dead letters
+(3, 43, …). Ten orders came twice under one id (20 to 29). `delayed` orders wait for an hour.
 
 Two nodes are for Spark's workers to import: `shelf`, of which each subscription remembers in another way, and `glance`,
 which has no store.
@@ -56,7 +56,7 @@ class Tagged(fg.Event):
 shelf = fg.Node("shelf", schema="create table if not exists shelved(message_id text, number integer)")
 glance = fg.Node("glance")
 BAD, LATER = 1, 2
-"""The numbers of those that are given up on, and that wait for an hour."""
+"""The numbers of the dead letters, and that wait for an hour."""
 
 
 @shelf.on(Stored, source="shop", key="customer", retry=None, redeliver=fg.Redeliver(3600))

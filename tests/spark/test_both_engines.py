@@ -1,5 +1,5 @@
 """Handlers on Spark (spark.md). A handler is written once and runs on either engine, so most of these tests give
-the same input to a bus and to Spark, and compare what is in the store, what was given up and what was sent."""
+the same input to a bus and to Spark, and compare what is in the store, the dead letters and what was sent."""
 
 import asyncio
 import contextlib
@@ -338,7 +338,7 @@ def everything(log: Path) -> list[Letter]:
         (Step(key="b", number=0, tries=1), {}),  # the second try helps
         (Step(key="b", number=1, permanent=True), logged),
         (Step(key="b", number=2), {}),
-        (Step(key="c", number=0, fails=9), {}),  # given up after its redeliveries
+        (Step(key="c", number=0, fails=9), {}),  # a dead letter after its redeliveries
         (Step(key="c", number=1), {}),
         (Step(key="a", number=2), {}),
         (Step(key="a", number=3, fails=2), {}),
@@ -401,7 +401,7 @@ def test_both_engines_send_the_same_publications_and_each_once(played: Played) -
     assert mine == theirs
 
 
-def test_both_engines_give_up_on_the_same_messages_for_the_same_reasons(played: Played) -> None:
+def test_both_engines_make_the_same_dead_letters_for_the_same_reasons(played: Played) -> None:
     assert played.spark.dead() == played.bus.dead()
     assert Counter((row[1], row[2]) for row in played.spark.dead()) == {
         ("Step", "permanent"): 1,
@@ -754,7 +754,7 @@ def test_a_handler_sees_and_sends_the_same_on_either_engine(spark: "SparkSession
         async with place.bus(compress_above=100) as bus:
             await put(bus, letters)
 
-    async def given_up(place: Place, *nodes: fg.Node) -> list[tuple[Any, ...]]:
+    async def dead_letters(place: Place, *nodes: fg.Node) -> list[tuple[Any, ...]]:
         async with place.bus(*nodes, store=store) as bus:
             return sorted((p.node, p.reason, p.envelope.publication_id, p.tries) for p in await bus.poisoned("probe"))
 
@@ -780,8 +780,8 @@ def test_a_handler_sees_and_sends_the_same_on_either_engine(spark: "SparkSession
         assert dead[0] == dead[1]
         assert len(dead[0]) == 3
     else:
-        gone = asyncio.run(given_up(on_spark))
-        assert gone == asyncio.run(given_up(on_bus, probe))
+        gone = asyncio.run(dead_letters(on_spark))
+        assert gone == asyncio.run(dead_letters(on_bus, probe))
         assert len(gone) == 3
 
 
@@ -963,7 +963,7 @@ def test_without_a_store_outputs_go_out_once_in_order_under_the_ids_of_the_bus(
         letters += keyed([(Step(key="k0", number=21, tries=1), {}), (Step(key="k1", number=22, fails=9), {})], "g")
     on_bus, on_spark = Place(tmp_path / "bus"), Place(tmp_path / "spark")
 
-    async def given_up(place: Place, *nodes: fg.Node) -> list[tuple[Any, ...]]:
+    async def dead_letters(place: Place, *nodes: fg.Node) -> list[tuple[Any, ...]]:
         async with place.bus(*nodes, store=False) as bus:
             found = await bus.poisoned(node.name)
             return sorted(
@@ -975,8 +975,8 @@ def test_without_a_store_outputs_go_out_once_in_order_under_the_ids_of_the_bus(
     on_spark.publish(letters)
     outcomes = on_spark.run(spark, node, store=False)
     assert on_spark.sent() == on_bus.sent()
-    gone = asyncio.run(given_up(on_spark))
-    assert gone == asyncio.run(given_up(on_bus, node))
+    gone = asyncio.run(dead_letters(on_spark))
+    assert gone == asyncio.run(dead_letters(on_bus, node))
     assert Counter(row[1] for row in gone) == (
         {"permanent": 1, "undecodable": 1, "unroutable": 1, "failed": 1}
         if node is mirror
@@ -994,7 +994,7 @@ def test_without_a_store_outputs_go_out_once_in_order_under_the_ids_of_the_bus(
     on_spark.run(spark, node, store=False)
     on_spark.publish([])
     assert on_spark.sent() == before, "the journal recognises the ids, also of another query"
-    assert len(asyncio.run(given_up(on_spark))) >= len(gone)
+    assert len(asyncio.run(dead_letters(on_spark))) >= len(gone)
 
 
 @pytest.mark.full

@@ -93,7 +93,7 @@ def test_how_far_spark_has_read_is_known_from_its_marks(world: World) -> None:
 
 
 @pytest.mark.services
-def test_rates_know_what_spark_gave_up_on(spark: SparkSession, world: World) -> None:
+def test_rates_know_the_dead_letters_of_spark(spark: SparkSession, world: World) -> None:
     rows = fg.spark.rates(spark, journal=world.journal, store=world.store, window="1d").collect()
     ended = {(each["node"], each["type"]): (each["handled"], each["dead"]) for each in rows}
     assert ended == {("glance", "Noted"): (0, 1), ("shelf", "Stored"): (4, 2)}

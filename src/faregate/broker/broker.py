@@ -79,7 +79,7 @@ class Broker:
                 lock_seconds=binding.lock_seconds,
                 max_deliveries=binding.max_deliveries,
                 expires=binding.expires,
-                on_abandoned=binding.on_abandoned,
+                on_dead_letter=binding.on_dead_letter,
             )
             self._bindings[binding.queue] = binding
             if dead_letter_queue(binding.node) not in self._queues:

@@ -72,7 +72,7 @@ class Queue:
         lock_seconds: float = 60.0,
         max_deliveries: int | None = None,
         expires: float | None = None,
-        on_abandoned: Callable[[BrokerDelivery, str, str], None] | None = None,
+        on_dead_letter: Callable[[BrokerDelivery, str, str], None] | None = None,
         recorder: Recorder | None = None,
     ) -> None:
         self.name = name
@@ -89,7 +89,7 @@ class Queue:
         """How many entries wait for redelivery; in a serial queue nothing goes out meanwhile."""
         self._max_deliveries = max_deliveries
         self._expires = expires
-        self._on_abandoned = on_abandoned
+        self._on_dead_letter = on_dead_letter
         self._recorder = recorder
         self._backlog = Backlog()
         self._backlog_watch: ScheduledCall | None = None
@@ -489,8 +489,8 @@ class Queue:
         """The queue itself makes a dead letter of an entry that nobody holds."""
         log.warning("%s: %s is a dead letter (%s): %s", self.name, entry.envelope, reason, error)
         self._move_to_dead_letters(entry, reason, error)
-        if self._on_abandoned is not None:
-            self._on_abandoned(BrokerDelivery(self, entry, entry.delivered), reason, error)
+        if self._on_dead_letter is not None:
+            self._on_dead_letter(BrokerDelivery(self, entry, entry.delivered), reason, error)
 
     def _move_to_dead_letters(self, entry: Entry, reason: str, error: str) -> None:
         self._make_dead_letter(self, entry, reason, error)

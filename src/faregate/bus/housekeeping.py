@@ -85,7 +85,7 @@ class Housekeeper:
         self._timer = self._clock.call_later(self._period, self._evict_soon)
 
     async def _consume_dead_letters(self) -> None:
-        on_delivery = cast(Callable[[Held], None], self.bury)
+        on_delivery = cast(Callable[[Held], None], self.keep_dead)
         try:
             self._consumer = await self._transport.consume(dead_letter_queue(self._node), on_delivery, prefetch=100)
         except QueueNotFound:
@@ -112,7 +112,7 @@ class Housekeeper:
 
     # --- dead letters of the transport -----------------------------------------------------------------------
 
-    def bury(self, delivery: Delivery) -> None:
+    def keep_dead(self, delivery: Delivery) -> None:
         """Put it among the dead letters, then settle it."""
         self._background(self._drain(delivery), f"puts {delivery.envelope} among the dead letters")
 

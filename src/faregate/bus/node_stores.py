@@ -86,8 +86,8 @@ class NodeStores:
 
     def waiting(self, node: str) -> Waiting:
         if node not in self._waiting:
-            bury = self._housekeepers[node].bury
-            self._waiting[node] = Waiting(node, self._of[node].store, self._clock, bury)
+            keep_dead = self._housekeepers[node].keep_dead
+            self._waiting[node] = Waiting(node, self._of[node].store, self._clock, keep_dead)
         return self._waiting[node]
 
     def hand_in(self) -> None:

@@ -106,7 +106,7 @@ class Supplied:
         await self._waiting.put_off(self._held, self.redeliveries, delay, redeliveries)
 
     async def dead_letter(self, reason: str, error: str) -> None:
-        raise AssertionError(f"{self.envelope}: with a store, giving up is a commit there ({reason}: {error})")
+        raise AssertionError(f"{self.envelope}: a dead letter belongs in the store ({reason}: {error})")
 
 
 class ParkedHold:
@@ -138,11 +138,11 @@ class ParkedHold:
 class Waiting:
     """The messages of one node that wait in its store."""
 
-    def __init__(self, node: str, store: Store, clock: Clock, bury: Callable[[Delivery], None]) -> None:
+    def __init__(self, node: str, store: Store, clock: Clock, keep_dead: Callable[[Delivery], None]) -> None:
         self._node = node
         self._store = store
         self.clock = clock
-        self._bury = bury
+        self._keep_dead = keep_dead
         self._entrances: dict[tuple[str, str | None], Entrance] = {}
         self._out: set[str] = set()
         """Message ids of what is handed in."""
@@ -206,17 +206,17 @@ class Waiting:
     def _take(self, entrance: Entrance, held: Held, redeliveries: int = 0, *, is_due: bool = False) -> None:
         envelope, now = held.envelope, self.clock.time()
         if held.tries >= entrance.binding.max_deliveries:
-            self._give_up(entrance, held, "max-deliveries", f"it was started {held.tries} times and never ended")
+            self._dead_letter(entrance, held, "max-deliveries", f"it was started {held.tries} times and never ended")
         elif not is_due and envelope.deliver_at is not None and envelope.deliver_at > now:
             self._background(self.put_off(held, 0, envelope.deliver_at - now, 0))
         else:
             entrance.take(Supplied(held, self, redeliveries, too_late_at(envelope, entrance.binding.expires, now)))
 
-    def _give_up(self, entrance: Entrance, held: Held, reason: str, error: str) -> None:
+    def _dead_letter(self, entrance: Entrance, held: Held, reason: str, error: str) -> None:
         dead = Supplied(held, self)
         message_id = message_id_of(held.envelope, self._node)
         dead.letter = dead_letter(self._node, message_id, dead, reason, error, self.clock.time())
-        self._bury(dead)
+        self._keep_dead(dead)
         entrance.tell_dead(dead, reason, error)
 
     async def put_off(self, held: Held, before: int, delay: float, redeliveries: int) -> None:

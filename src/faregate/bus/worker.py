@@ -38,7 +38,7 @@ class Worker:
         self.subscription = handling.subscription
         binding = self.subscription.binding(body_limit)
         remembers = binding.remembers if handling.has_store else "nothing"
-        self.binding = replace(binding, remembers=remembers, on_abandoned=self._abandoned)
+        self.binding = replace(binding, remembers=remembers, on_dead_letter=self._tell_dead)
         self.outcomes = handling.outcomes
         self._handling = handling
         self._transport = transport
@@ -47,7 +47,7 @@ class Worker:
         # Deliveries of a transport that lacks nothing are whole already.
         self._on_delivery = cast(Callable[[Held], None], self._take)
         if waiting is not None:
-            entrance = Entrance(self.binding, self._take, self._abandoned, lambda: self.paused)
+            entrance = Entrance(self.binding, self._take, self._tell_dead, lambda: self.paused)
             self._on_delivery = waiting.add(entrance)
         self._lanes = Lanes(
             self.subscription.order.lanes, self._work, by_key=isinstance(self.subscription.order, ByKey)
@@ -56,13 +56,13 @@ class Worker:
         self._consumer: Consumer | None = None
         self._held: set[Delivery] = set()
         self._telling: set[asyncio.Task[None]] = set()
-        """Messages that the transport gave up on, while somebody is told of them."""
+        """Dead letters that the transport made, while somebody is told of them."""
         self._renewal: Timer | None = None
         self._resumption: Timer | None = None
 
     @property
     def busy(self) -> int:
-        """How many lanes are at work, and messages that were given up are told of."""
+        """How many lanes are at work, and how many dead letters are told of."""
         return self._lanes.busy + len(self._telling)
 
     def occupations(self) -> Iterator[Occupation]:
@@ -204,8 +204,8 @@ class Worker:
         self._held.difference_update(ended)
         self._lanes.put_back(unbegun, ended)
 
-    def _abandoned(self, delivery: Delivery, reason: str, error: str) -> None:
-        told = asyncio.create_task(self._handling.abandoned(delivery, reason, error))
+    def _tell_dead(self, delivery: Delivery, reason: str, error: str) -> None:
+        told = asyncio.create_task(self._handling.tell_dead(delivery, reason, error))
         self._telling.add(told)
         told.add_done_callback(self._telling.discard)
 

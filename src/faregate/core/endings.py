@@ -37,17 +37,17 @@ class Endings:
     def failed(self, what: object, verdict: Verdict, exc: BaseException) -> None:
         """Somebody may wonder why it comes again."""
         if verdict.delay is None:
-            return  # `gave_up` tells, once that is certain
+            return  # `dead_lettered` tells, once that is certain
         if verdict.counted:
             log.warning("%s failed and is delivered again in %g s: %s", what, verdict.delay, first_line(exc))
         else:
             log.info("%s is delivered again in %g s, as asked: %s", what, verdict.delay, first_line(exc))
 
-    def gave_up(self, delivery: Delivery, reason: str, text: str) -> None:
-        """It is a dead letter now: somebody has to learn of that."""
-        tries = "after all its tries" if reason == "failed" else f"({reason})"
+    def dead_lettered(self, delivery: Delivery, reason: str, text: str) -> None:
+        """Somebody has to learn of it."""
+        why = "after all its tries" if reason == "failed" else reason
         message_id = message_id_of(delivery.envelope, self._node)
-        told = f"{delivery.envelope} is given up {tries} by {self._subscription}: {text}"
+        told = f"{delivery.envelope} is a dead letter ({why}) of {self._subscription}: {text}"
         self._alarms.sound("dead-letter", self._node, message_id, told)
 
     def lost(self, exc: BaseException) -> None:

@@ -24,7 +24,7 @@ class Feed(Protocol):
     async def record(self, transaction: Transaction, works: Sequence[Work]) -> None:
         """With the commit of these: how far they were handled."""
 
-    async def give_up(self, transaction: Transaction, work: Work) -> None:
+    async def dead_letter(self, transaction: Transaction, work: Work) -> None:
         """First in the commit that makes it a dead letter."""
 
     def judge(self, delivery: Delivery, exc: BaseException, delays: tuple[float, ...]) -> Verdict:
@@ -40,7 +40,7 @@ class QueueFeed:
     async def record(self, transaction: Transaction, works: Sequence[Work]) -> None:
         """The queue is told afterwards, by settling."""
 
-    async def give_up(self, transaction: Transaction, work: Work) -> None:
+    async def dead_letter(self, transaction: Transaction, work: Work) -> None:
         """The same."""
 
     def judge(self, delivery: Delivery, exc: BaseException, delays: tuple[float, ...]) -> Verdict:

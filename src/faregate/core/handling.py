@@ -185,7 +185,7 @@ class Handling:
         [work] = self._works([delivery])
         if work.state == "new":
             work.fail(exc)
-        await self._give_up(work)
+        await self._out_of_tries(work)
 
     async def give_back(self, delivery: Delivery, *, begun: bool = False) -> None:
         """It goes back to its place."""
@@ -200,13 +200,13 @@ class Handling:
         await delivery.redeliver(delay, counted=counted)
         self.put_off = self._serial
 
-    def abandoned(self, delivery: Delivery, reason: str, error: str) -> Coroutine[Any, Any, None]:
-        """Somebody else gave up on a message, so no handler sees it: it expired, or its deliveries are used up.
+    def tell_dead(self, delivery: Delivery, reason: str, error: str) -> Coroutine[Any, Any, None]:
+        """The transport made a dead letter of it, and no handler sees it: it expired, or its deliveries are used up.
 
         It is counted and told of at once; what is returned runs the `after` middlewares.
         """
         self.outcomes["dead"] += 1
-        self._endings.gave_up(delivery, reason, error)
+        self._endings.dead_lettered(delivery, reason, error)
         ctx = None
         if self._endings.has_after:
             try:
@@ -353,7 +353,7 @@ class Handling:
             if work.state != "failed":
                 continue
             if not self._has_tries_left(work):
-                await self._give_up(work)
+                await self._out_of_tries(work)
             elif self._serial or alone:
                 if work.handler_failed:
                     await self._clock.sleep(self.subscription.retry.wait(work.tries))
@@ -650,7 +650,7 @@ class Handling:
                     work.handler_failed = True
                     work.tries = max(work.tries + 1, work.ctx._attempt if work.ctx is not None else 0)
 
-    async def _give_up(self, work: Work) -> None:
+    async def _out_of_tries(self, work: Work) -> None:
         """Its tries here are used up."""
         if await self._last_resort.end(work):
             return

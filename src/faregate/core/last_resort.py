@@ -1,9 +1,8 @@
 """What becomes of a message whose tries here are used up: again later, or a dead letter.
 
 Rules kept here:
-- Giving up is a commit: the dead letter is in the store before the delivery is settled. Without a store the transport
-  keeps it.
-- Nothing is given up that another copy of was handled meanwhile.
+- A dead letter is in the store before its delivery is settled. Without a store the transport keeps it.
+- A message whose other copy was handled meanwhile is a duplicate, and no dead letter.
 - While the store is away the message is put off, and no try of it is used up.
 """
 
@@ -67,9 +66,9 @@ class LastResort:
             if verdict.delay is not None:
                 await self._redeliver(work.delivery, verdict.delay, counted=verdict.counted)
                 work.move("put off")
-            elif (end := await self._give_up(work, verdict.reason)) == "dead":
-                work.move("given up")
-                self._endings.gave_up(work.delivery, verdict.reason, first_line(error))
+            elif (end := await self._dead_letter(work, verdict.reason)) == "dead":
+                work.move("dead-lettered")
+                self._endings.dead_lettered(work.delivery, verdict.reason, first_line(error))
                 outcome = "dead"
             elif end == "later":
                 await self.put_off(work)
@@ -102,8 +101,8 @@ class LastResort:
         else:
             work.move("put off")
 
-    async def _give_up(self, work: Work, reason: str) -> Literal["dead", "handled", "later"]:
-        """Make it a dead letter. `handled`: another copy has come to an end meanwhile, so there is nothing to give up.
+    async def _dead_letter(self, work: Work, reason: str) -> Literal["dead", "handled", "later"]:
+        """Make it a dead letter. `handled`: another copy has come to an end meanwhile.
         `later`: the store does not take it now, so the decision has to wait."""
         assert work.error is not None
         error = describe_error(work.error)
@@ -115,7 +114,7 @@ class LastResort:
         certain = isinstance(work.error, UnknownToken | TransactionEnded)
         try:
             async with self._store.store.transaction() as transaction:
-                await self._feed.give_up(transaction, work)
+                await self._feed.dead_letter(transaction, work)
                 if not certain and not await work.dedup.is_unhandled(transaction, work):
                     return "handled"
                 await transaction.add_dead(letter)
@@ -124,6 +123,6 @@ class LastResort:
         except TRANSACTION_LOST as exc:
             log.warning("the dead letter of %s cannot be written now: %s", letter, exc)
             return "later"
-        await work.dedup.gave_up(work)
+        await work.dedup.dead_lettered(work)
         await work.delivery.settle("dead")
         return "dead"

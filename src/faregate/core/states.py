@@ -4,7 +4,7 @@
      |--known--------> duplicate -------|
      |--resumed------> resumed ---------+--settled--> settled
      |--folded-------> folded ----------'
-     `--failed-------> failed --again--> again (runs alone, as a new one), --put off--> waiting, --given up--> dead
+     `--failed-------> failed --again--> again (runs alone, as a new one), --put off--> waiting, --dead-lettered--> dead
                          `--known--> duplicate: another copy was handled meanwhile
 
 What has not run when its batch ends is new, and runs `again` in the next; or it is `released`, when nothing may begin.
@@ -20,7 +20,7 @@ State = Literal[
     "new", "done", "duplicate", "resumed", "folded", "failed", "settled", "again", "waiting", "dead", "released", "lost"
 ]
 Event = Literal[
-    "succeeded", "known", "resumed", "folded", "failed", "undone", "settled", "again", "put off", "given up",
+    "succeeded", "known", "resumed", "folded", "failed", "undone", "settled", "again", "put off", "dead-lettered",
     "released", "lost",
 ]  # fmt: skip
 
@@ -55,7 +55,7 @@ TABLE: dict[State, Mapping[Event, State]] = {
         "again": "again",
         "known": "duplicate",
         "put off": "waiting",
-        "given up": "dead",
+        "dead-lettered": "dead",
         "released": "released",
         "lost": "lost",
     },

@@ -1,4 +1,4 @@
-"""What becomes of a message whose tries in memory are used up: again later, or given up on."""
+"""What becomes of a message whose tries in memory are used up: again later, or a dead letter."""
 
 import asyncio
 import traceback
@@ -14,11 +14,11 @@ _UNKNOWN_SECONDS = 10.0
 
 class Verdict(NamedTuple):
     delay: float | None
-    """Seconds until it is delivered again; None: it is given up on."""
+    """Seconds until it is delivered again; None: it becomes a dead letter."""
     counted: bool = True
     """Whether that uses up a redelivery."""
     reason: str = "failed"
-    """Why it is given up on."""
+    """Why it becomes a dead letter."""
 
 
 def judge(exc: BaseException, redeliveries: int, delays: tuple[float, ...]) -> Verdict:
@@ -26,7 +26,7 @@ def judge(exc: BaseException, redeliveries: int, delays: tuple[float, ...]) -> V
         return Verdict(None, reason=exc.reason)
     if isinstance(exc, ConfigurationError):
         return Verdict(None, reason="permanent")
-    if isinstance(exc, CommitUnknown):  # it may be handled: what became of it must be known before it is given up on
+    if isinstance(exc, CommitUnknown):  # it may be handled: that must be known before it becomes a dead letter
         return Verdict(_UNKNOWN_SECONDS, counted=False)
     asked = exc.seconds if isinstance(exc, RetryAfter) else getattr(exc, "retry_after", None)
     if isinstance(asked, int | float) and 0 <= asked < float("inf"):

@@ -96,7 +96,7 @@ class Binding:
     remembers: Remembers | None = None
     """How the consumer tells what it has handled; None where that is not said. A durable transport keeps what it was
     told: an audit asks it what must be in the ledger."""
-    on_abandoned: Callable[["Delivery", str, str], None] | None = None
+    on_dead_letter: Callable[["Delivery", str, str], None] | None = None
     """Told, from the event loop, when the transport itself makes a dead letter: the message expired, or its deliveries
     are used up. The delivery has ended; with it come the reason and a text."""
 

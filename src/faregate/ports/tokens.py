@@ -75,7 +75,7 @@ class TokenStore(Protocol):
         """Delete the token if this claim holds it. Deleting twice is fine."""
 
     async def discard(self, attempt_ids: Sequence[str]) -> None:
-        """Delete tokens that no signal carries, or that an operator gave up; whoever may have claimed them."""
+        """Delete tokens that no signal carries, or whose message was discarded, whoever may have claimed them."""
 
     async def count(self) -> int:
         """How many tokens there are."""

@@ -4,7 +4,7 @@ A role of the core. Each version works on the messages that are its own (`Work.d
 
     admit -> [ in the transaction: mark -> take, before a message's first statement -> commit, sent ] -> release
                                           `-- failed --> unmark
-             [ giving up, in a transaction of its own: is_unhandled ] -> gave_up
+             [ a dead letter, in a transaction of its own: is_unhandled ] -> dead_lettered
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,10 +48,10 @@ class Dedup:
         """It is decided and not settled yet: what was kept to decide it may go, in the right order."""
 
     async def is_unhandled(self, transaction: Transaction, work: Work) -> bool:
-        """Giving up: whether no copy was handled; with tokens, none can be from this transaction's commit on."""
+        """In the commit of its dead letter: whether no copy was handled. With tokens, none can be after this commit."""
         return True
 
-    async def gave_up(self, work: Work) -> None:
+    async def dead_lettered(self, work: Work) -> None:
         """Its dead letter is committed."""
 
     async def was_committed(self, work: Work, known: Mapping[str, Known]) -> bool:

@@ -77,7 +77,7 @@ class Claims(Dedup):
                 if not inserted:
                     continue
             elif record.state == "DONE" and record.attempt_id != attempt_id and await self._is_dead(work.message_id):
-                # It was given up, and whoever did so died before the token was gone. This is its replay.
+                # It is a dead letter whose writer died before the token was gone. This is its replay.
                 await self.drop(work.message_id, record.attempt_id)
                 continue
             else:
@@ -117,7 +117,7 @@ class Claims(Dedup):
 
     async def release(self, work: Work) -> None:
         if work.state == "folded" or work.in_ledger or work.key_taken:
-            await self.gave_up(work)
+            await self.dead_lettered(work)
         elif work.state in ("done", "resumed"):
             await self.finish(work)
 
@@ -137,7 +137,7 @@ class Claims(Dedup):
         if faults.hook is not None:
             await faults.hook("tokens.forgotten")
 
-    async def gave_up(self, work: Work) -> None:
+    async def dead_lettered(self, work: Work) -> None:
         assert work.attempt_id is not None
         await self.drop(work.message_id, work.attempt_id)
 

@@ -28,7 +28,7 @@ class Owner(Protocol):
 
     def released(self, delivery: "LogDelivery") -> bool: ...
 
-    def give_up(self, delivery: "LogDelivery", reason: str, error: str) -> None: ...
+    def dead_letter(self, delivery: "LogDelivery", reason: str, error: str) -> None: ...
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -83,4 +83,4 @@ class LogDelivery:
         await self.owner.park(self, delay, counted)
 
     async def dead_letter(self, reason: str, error: str) -> None:
-        self.owner.give_up(self, reason, error)
+        self.owner.dead_letter(self, reason, error)

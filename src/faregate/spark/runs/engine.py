@@ -292,8 +292,8 @@ class Engine:
                 await transaction.unpark(self.node.name, {self._message_id(delivery): delivery.position})
         self._end(outcome)
 
-    def give_up(self, delivery: LogDelivery, reason: str, error: str) -> None:
-        raise AssertionError(f"{delivery.envelope}: with a store, giving up is a commit there ({reason}: {error})")
+    def dead_letter(self, delivery: LogDelivery, reason: str, error: str) -> None:
+        raise AssertionError(f"{delivery.envelope}: a dead letter belongs in the store ({reason}: {error})")
 
     def _message_id(self, delivery: LogDelivery) -> str:
         return message_id_of(delivery.envelope, self.node.name)

@@ -60,7 +60,7 @@ class LogFeed:
         if parked:
             await transaction.unpark(self._node, parked)
 
-    async def give_up(self, transaction: Transaction, work: Work) -> None:
+    async def dead_letter(self, transaction: Transaction, work: Work) -> None:
         """Were it parked any longer, a replay of its dead letter would be left to what is parked. Another attempt at
         the same task may have parked it, whatever this delivery says."""
         delivery = _delivery(work)

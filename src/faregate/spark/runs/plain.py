@@ -6,7 +6,7 @@ outputs are those of the pipeline, field by field.
 
 Rules kept here:
 - Only what is usual comes this way: bodies of one known encoding, nothing scheduled or expiring, every one with its id.
-- A message that fails is left to the pipeline, which makes the other tries and gives it up.
+- A message that fails is left to the pipeline, which makes the other tries, or a dead letter.
 - A result that is not simply an event is collected and sealed as everywhere.
 """
 

@@ -3,11 +3,11 @@
     journal -> (ordered: work rows, shuffled by bucket) -> decode, handle, encode -> staged files -> one commit
 
 Rules kept here:
-- What a batch publishes, and whom it gives up on, is committed once by (query, batch), under ids that every run of it
+- What a batch publishes, and its dead letters, are committed once by (query, batch), under ids that every run of it
   makes the same. The input is read once by Spark's checkpoint. Nothing else is kept, so nothing else can go wrong.
-- There is nowhere to park: the tries in memory are all there are, and then a message is given up on, into the dead
-  letters of the journal. One that asks for time (`RetryAfter`, `Unavailable`, a later delivery) fails the query, which
-  names it; and so do very many, because that is an outage and no matter of messages.
+- There is nowhere to park: the tries in memory are all there are, and then a message is a dead letter in the journal. One
+  that asks for time (`RetryAfter`, `Unavailable`, a later delivery) fails the query, which names it. So do very many
+  dead letters: that is an outage, and no matter of messages.
 """
 
 import asyncio
@@ -197,7 +197,7 @@ class Task:
             "store has nowhere to keep it so long: start the run again later, or give the node a store"
         )
 
-    def give_up(self, delivery: LogDelivery, reason: str, error: str) -> None:
+    def dead_letter(self, delivery: LogDelivery, reason: str, error: str) -> None:
         """Into the dead letters of the journal. Very many whose handlers failed for good are an outage."""
         failed = reason != Expired.reason
         if failed and self._failed >= MOST_DEAD:

@@ -70,7 +70,7 @@ def _discard(run: str) -> None:
     try:
         loop.run_until_complete(asyncio.wait_for(engine.close(), _CLOSE_SECONDS))
     except (Exception, asyncio.CancelledError):
-        pass  # it is given up on because it failed
+        pass  # it is discarded because it failed
     finally:
         left = asyncio.all_tasks(loop)
         for task in left:
