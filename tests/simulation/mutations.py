@@ -314,13 +314,13 @@ def positions_advanced_before_the_handlers(patch: MonkeyPatch) -> None:
     """In a commit of their own. Whoever made it knows that these are new."""
     work, own = Engine._work, set[Any]()
 
-    async def mutant(self: Any, line: Any, taken: Any) -> Any:
+    async def mutant(self: Any, run: Any, taken: Any) -> Any:
         async with self.store.transaction() as transaction:
             await transaction.lock_buckets("a", [each.bucket for each in taken])
             own.update(set(taken) - await self._behind(transaction, taken))
-            reached = {each.line: each.position for each in taken if each.line is not None}
-            await transaction.advance("a", line.feed.positions, reached)
-        return await work(self, line, taken)
+            reached = {each.order_key: each.position for each in taken if each.order_key is not None}
+            await transaction.advance("a", run.feed.positions, reached)
+        return await work(self, run, taken)
 
     _is_behind(patch, lambda delivery, last: delivery not in own and is_behind(delivery, last))
     patch.setattr(Engine, "_work", mutant)
@@ -330,10 +330,10 @@ def positions_advanced_after_the_commit(patch: MonkeyPatch) -> None:
     ended = Engine.ended
 
     async def mutant(self: Any, delivery: Any, outcome: str) -> None:
-        if delivery.line is not None:
+        if delivery.order_key is not None:
             async with self.store.transaction() as transaction:
                 await transaction.lock_buckets("a", [delivery.bucket])
-                await transaction.advance("a", self.lines[0].feed.positions, {delivery.line: delivery.position})
+                await transaction.advance("a", self.runs[0].feed.positions, {delivery.order_key: delivery.position})
         await ended(self, delivery, outcome)
 
     patch.setattr(LogFeed, "record", _nothing)
@@ -355,7 +355,7 @@ def a_parked_message_stays_parked_when_it_is_handled(patch: MonkeyPatch) -> None
 
 def a_parked_message_is_behind_like_any_other(patch: MonkeyPatch) -> None:
     def mutant(delivery: Any, last: Any) -> bool:
-        return bool(delivery.line is not None and delivery.position <= last.get(delivery.line, -1))
+        return bool(delivery.order_key is not None and delivery.position <= last.get(delivery.order_key, -1))
 
     _is_behind(patch, mutant)
 

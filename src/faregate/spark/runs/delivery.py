@@ -36,8 +36,8 @@ class LogDelivery:
     owner: Owner
     position: int
     bucket: int
-    line: str | None
-    """What it is in order with: its key, or "" where all of a subscription are one line; None: nothing."""
+    order_key: str | None
+    """What it is in order with: its key, or "" for all messages of a serial subscription; None: nothing."""
     key: str | None
     envelope: Envelope
     until: float | None

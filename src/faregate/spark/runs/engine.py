@@ -72,9 +72,9 @@ class SubscriptionRun:
 
     def behind(self, delivery: LogDelivery) -> float | None:
         """When what it must wait for is due; None when it may run."""
-        if not self.strict or delivery.line is None:
+        if not self.strict or delivery.order_key is None:
             return None
-        found = self.blocked.get(delivery.line)
+        found = self.blocked.get(delivery.order_key)
         return None if found is None or found[0] >= delivery.position else found[1]
 
 
@@ -93,8 +93,8 @@ class Engine:
         self.shared = NodeStore(self.store, OutboxOnly(), alarms, self._tokens)
         writer = BodyWriter(find_codec(spec.codec), limit=spec.body_limit)
         self.sender = Sender(self.node, transport, writer, self.clock, shared_keys([self.node]), alarms)
-        self.lines = [SubscriptionRun(self, each) for each in self.node.subscriptions.values()]
-        self._line_of: dict[LogDelivery, SubscriptionRun] = {}
+        self.runs = [SubscriptionRun(self, each) for each in self.node.subscriptions.values()]
+        self._run_of: dict[LogDelivery, SubscriptionRun] = {}
         self._counts: Counter[str] = Counter()
         self._left = 0
         self._waiting: list[tuple[LogDelivery, Parked]] = []
@@ -127,22 +127,22 @@ class Engine:
     async def _run_chunk(self, rows: list[Sequence[Any]]) -> None:
         if not rows:
             return
-        self._line_of = {}
+        self._run_of = {}
         self._waiting = []
         for position, bucket, number, key, envelope, at, redeliveries, parked in rows:
-            line, message = self.lines[number], unpack(envelope)
-            until = too_late_at(message, line.subscription.expires, at)
-            own_key = key if line.subscription.by_key else None
+            run, message = self.runs[number], unpack(envelope)
+            until = too_late_at(message, run.subscription.expires, at)
+            own_key = key if run.subscription.by_key else None
             delivery = LogDelivery(self, position, bucket, key, own_key, message, until, redeliveries, parked)
-            self._line_of[delivery] = line
+            self._run_of[delivery] = run
         ready = await self._sort_out()
         self._left = len(ready)
         if not ready:
             return
         self._over = asyncio.get_running_loop().create_future()
-        lanes = {line: self._lanes(line) for line in self.lines}
+        lanes = {run: self._lanes(run) for run in self.runs}
         for delivery in ready:
-            lanes[self._line_of[delivery]].submit(delivery)
+            lanes[self._run_of[delivery]].submit(delivery)
         try:
             await self._over
         finally:
@@ -151,32 +151,32 @@ class Engine:
         if self._waiting:
             await self._commit_parked(self._waiting)
 
-    def _lanes(self, line: SubscriptionRun) -> Lanes:
-        async def run(taken: list[Delivery]) -> list[Delivery]:
+    def _lanes(self, run: SubscriptionRun) -> Lanes:
+        async def work(taken: list[Delivery]) -> list[Delivery]:
             try:
-                again = await self._work(line, taken)
+                again = await self._work(run, taken)
             except BaseException as exc:
                 self._fail(exc)
                 raise
-            lanes.batch = line.handling.batch
-            line.handling.put_off = False
+            lanes.batch = run.handling.batch
+            run.handling.put_off = False
             return again
 
-        lanes = Lanes(line.subscription.order.lanes, run, by_key=line.subscription.by_key)
-        lanes.batch = line.handling.batch
+        lanes = Lanes(run.subscription.order.lanes, work, by_key=run.subscription.by_key)
+        lanes.batch = run.handling.batch
         return lanes
 
-    async def _work(self, line: SubscriptionRun, taken: list[Delivery]) -> list[Delivery]:
+    async def _work(self, run: SubscriptionRun, taken: list[Delivery]) -> list[Delivery]:
         free: list[Delivery] = []
         for delivery in taken:
             assert isinstance(delivery, LogDelivery)
             if delivery.expired or not self.released(delivery):  # what has expired waits for nothing
                 free.append(delivery)
-        return await line.handling.handle(free) if free else []
+        return await run.handling.handle(free) if free else []
 
     def released(self, delivery: LogDelivery) -> bool:
         """Park it, if it has to wait for one that is parked; whether it does."""
-        due = self._line_of[delivery].behind(delivery)
+        due = self._run_of[delivery].behind(delivery)
         if due is None:
             return False
         self._waiting.append((delivery, self._parked(delivery, due, delivery.redeliveries)))
@@ -200,23 +200,23 @@ class Engine:
 
     async def _sort_out(self) -> list[LogDelivery]:
         """Those that run now, in order; the others are parked when this returns."""
-        message_ids = {delivery: self._message_id(delivery) for delivery in self._line_of}
-        here = {message_ids[delivery] for delivery in self._line_of if delivery.parked}
-        keys = [delivery.line for delivery, line in self._line_of.items() if line.strict and delivery.line is not None]
+        message_ids = {delivery: self._message_id(delivery) for delivery in self._run_of}
+        here = {message_ids[delivery] for delivery in self._run_of if delivery.parked}
+        keys = [one.order_key for one, run in self._run_of.items() if run.strict and one.order_key is not None]
         async with self.store.transaction() as transaction:
             known = await transaction.parked_with(self.node.name, list(message_ids.values()), keys)
             await transaction.roll_back()  # it only read
         parked = {each.message_id for each in known}
-        for line in self.lines:
-            line.blocked.clear()
+        for run in self.runs:
+            run.blocked.clear()
         for each in known:
-            waited_for = self._line_for(each)
+            waited_for = self._run_for(each)
             if waited_for is not None and each.key is not None and each.message_id not in here:
                 self._block(waited_for, each.key, each.position, each.due)
         ready: list[LogDelivery] = []
         scheduled: list[tuple[LogDelivery, Parked]] = []
         now = self.clock.time()
-        for delivery in self._line_of:
+        for delivery in self._run_of:
             if not delivery.parked and message_ids[delivery] in parked:
                 self._counts["parked"] += 1
             elif not delivery.parked and (delivery.envelope.deliver_at or 0.0) > now:
@@ -229,37 +229,37 @@ class Engine:
             await self._commit_parked(scheduled)
         return ready
 
-    def _line_for(self, parked: Parked) -> SubscriptionRun | None:
+    def _run_for(self, parked: Parked) -> SubscriptionRun | None:
         envelope = parked.envelope
         source = envelope.source if envelope.kind == "event" else None
-        found = (each for each in self.lines if each.subscription.message_type.wire == envelope.type)
+        found = (each for each in self.runs if each.subscription.message_type.wire == envelope.type)
         return next((each for each in found if each.subscription.source == source), None)
 
     @staticmethod
-    def _block(line: SubscriptionRun, key: str, position: int, due: float) -> None:
-        known = line.blocked.get(key)
+    def _block(run: SubscriptionRun, key: str, position: int, due: float) -> None:
+        known = run.blocked.get(key)
         if known is None or position < known[0]:
-            line.blocked[key] = (position, due)
+            run.blocked[key] = (position, due)
 
     # --- after: parked or done ---------------------------------------------------------------------------------
 
     async def park(self, delivery: LogDelivery, delay: float, counted: bool) -> None:
         redeliveries = delivery.redeliveries + (1 if counted else 0)
         due = self.clock.time() + delay
-        line = self._line_of[delivery]
         await self._commit_parked([(delivery, self._parked(delivery, due, redeliveries))])
-        if delivery.line is not None:
-            self._block(line, delivery.line, delivery.position, due)
+        if delivery.order_key is not None:
+            self._block(self._run_of[delivery], delivery.order_key, delivery.position, due)
         self._end("redelivered")
 
     def _parked(self, delivery: LogDelivery, due: float, redeliveries: int, *, waited_for: bool = True) -> Parked:
-        key = delivery.line if waited_for else None
+        key = delivery.order_key if waited_for else None
         return Parked(self._message_id(delivery), due, redeliveries, key, delivery.position, delivery.envelope)
 
     async def _commit_parked(self, found: list[tuple[LogDelivery, Parked]]) -> None:
         """Park them, but for those that another attempt of this task has dealt with meanwhile."""
         async with self.store.transaction() as transaction:
-            await transaction.lock_buckets(self.node.name, [each.bucket for each, _ in found if each.line is not None])
+            buckets = [each.bucket for each, _ in found if each.order_key is not None]
+            await transaction.lock_buckets(self.node.name, buckets)
             behind = await self._behind(transaction, [delivery for delivery, _ in found])
             replays = {parked.message_id: bool(delivery.envelope.replay) for delivery, parked in found}
             settled = await self._decided(transaction, replays)
@@ -279,10 +279,10 @@ class Engine:
     async def _behind(self, transaction: Any, deliveries: list[LogDelivery]) -> set[LogDelivery]:
         """Those that the positions of their keys say were dealt with."""
         found: set[LogDelivery] = set()
-        for line in self.lines:
-            own = [each for each in deliveries if self._line_of[each] is line]
-            keys = [each.line for each in own if each.line is not None]
-            last = await transaction.positions(self.node.name, line.feed.positions, keys) if keys else {}
+        for run in self.runs:
+            own = [each for each in deliveries if self._run_of[each] is run]
+            keys = [each.order_key for each in own if each.order_key is not None]
+            last = await transaction.positions(self.node.name, run.feed.positions, keys) if keys else {}
             found.update(each for each in own if is_behind(each, last))
         return found
 

@@ -39,9 +39,9 @@ class LogFeed:
         """What the positions of its keys are kept under."""
 
     async def join(self, transaction: Transaction, works: Sequence[Work]) -> None:
-        keyed = {work: delivery for work in works if (delivery := _delivery(work)).line is not None}
+        keyed = {work: delivery for work in works if (delivery := _delivery(work)).order_key is not None}
         await transaction.lock_buckets(self._node, [delivery.bucket for delivery in keyed.values()])
-        keys = [delivery.line for delivery in keyed.values() if delivery.line is not None]
+        keys = [delivery.order_key for delivery in keyed.values() if delivery.order_key is not None]
         last = await transaction.positions(self._node, self.positions, keys) if keys else {}
         for work, delivery in keyed.items():
             if is_behind(delivery, last):
@@ -52,8 +52,8 @@ class LogFeed:
         parked: dict[str, int] = {}
         for work in works:
             delivery = _delivery(work)
-            if delivery.line is not None:
-                positions[delivery.line] = max(delivery.position, positions.get(delivery.line, -1))
+            if delivery.order_key is not None:
+                positions[delivery.order_key] = max(delivery.position, positions.get(delivery.order_key, -1))
             if delivery.parked:
                 parked[work.message_id] = delivery.position
         await transaction.advance(self._node, self.positions, positions)
@@ -64,7 +64,7 @@ class LogFeed:
         """Were it parked any longer, a replay of its dead letter would be left to what is parked. Another attempt at
         the same task may have parked it, whatever this delivery says."""
         delivery = _delivery(work)
-        if delivery.line is not None:
+        if delivery.order_key is not None:
             await transaction.lock_buckets(self._node, [delivery.bucket])
         await transaction.unpark(self._node, {work.message_id: delivery.position})
 
@@ -74,9 +74,9 @@ class LogFeed:
 
 def is_behind(delivery: LogDelivery, last: dict[str, int]) -> bool:
     """Whether the position of its key says that it was dealt with."""
-    if delivery.line is None or delivery.parked or delivery.envelope.replay:
+    if delivery.order_key is None or delivery.parked or delivery.envelope.replay:
         return False
-    return delivery.position <= last.get(delivery.line, -1)
+    return delivery.position <= last.get(delivery.order_key, -1)
 
 
 def _delivery(work: Work) -> LogDelivery:

@@ -126,7 +126,7 @@ def _numbers(count: int) -> Any:
 
 
 def _serial(envelope: Envelope) -> str:
-    """A serial subscription has one line for all."""
+    """All messages of a serial subscription are in one order."""
     return ""
 
 

@@ -5,9 +5,9 @@
 Rules kept here:
 - What a batch publishes, and its dead letters, are committed once by (query, batch), under ids that every run of it
   makes the same. The input is read once by Spark's checkpoint. Nothing else is kept, so nothing else can go wrong.
-- There is nowhere to park: the tries in memory are all there are, and then a message is a dead letter in the journal. One
-  that asks for time (`RetryAfter`, `Unavailable`, a later delivery) fails the query, which names it. So do very many
-  dead letters: that is an outage, and no matter of messages.
+- There is nowhere to park. After the tries in memory a message is a dead letter in the journal. One that asks for time
+  (`RetryAfter`, `Unavailable`, a later delivery) fails the query, which names it. So do very many dead letters: that
+  is an outage, and no matter of messages.
 """
 
 import asyncio
@@ -86,7 +86,7 @@ class Message(NamedTuple):
 
     position: int
     handler: int
-    line: str | None
+    order_key: str | None
     envelope: Envelope
     at: float
 
@@ -176,11 +176,11 @@ class Task:
         return self._pieces(done.batch)
 
     def _delivery(self, message: Message) -> LogDelivery:
-        position, number, line, envelope, at = message
+        position, number, order_key, envelope, at = message
         subscription = self.places.subscriptions[number]
-        key = line if subscription.by_key else None
+        key = order_key if subscription.by_key else None
         until = too_late_at(envelope, subscription.expires, at)
-        return LogDelivery(self, position, 0, line, key, envelope, until, envelope.redeliveries, False)
+        return LogDelivery(self, position, 0, order_key, key, envelope, until, envelope.redeliveries, False)
 
     # --- how deliveries end: `Owner` ---------------------------------------------------------------------------
 
