@@ -496,11 +496,11 @@ class ResolvesNothing(Faulty):
 @breaks("an_operator_changes_only_what_waits_for_a_decision")
 class ReplaysWhatWasDiscarded(Faulty):
     class tx(SqliteTransaction):
-        async def mark_dead(
+        async def set_dead_status(
             self, node: str, message_id: str, status: DeadStatus, *, by: str, at: float
         ) -> DeadLetter | None:
             await self.execute("update faregate_dead set status = 'open' where status = 'discarded'")
-            return await super().mark_dead(node, message_id, status, by=by, at=at)
+            return await super().set_dead_status(node, message_id, status, by=by, at=at)
 
 
 @breaks("dead_letters_are_found_by_what_is_asked_for")
@@ -615,7 +615,7 @@ class RevisesWithoutComparing(Faulty):
 
 @breaks("rows_that_are_marked_as_dispatched_stay_until_they_are_removed")
 class RemovesWhatIsMarked(Faulty):
-    async def mark_dispatched(self, seqs: Sequence[int], at: float) -> None:
+    async def keep_dispatched(self, seqs: Sequence[int], at: float) -> None:
         rows = [(seq,) for seq in seqs]
         await self._write(lambda connection: connection.executemany(QUERIES["dispatched"], rows))
 

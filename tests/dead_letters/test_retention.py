@@ -77,7 +77,7 @@ async def test_what_was_not_handled_stays_while_a_copy_of_it_could_run(store: St
     async with store.transaction() as tx:
         await tx.resolve("billing", [handled.message_id], 20.0)
         for each in (young, old, late):
-            await tx.mark_dead("billing", each.message_id, "discarded", by="ann", at=20.0)
+            await tx.set_dead_status("billing", each.message_id, "discarded", by="ann", at=20.0)
     file = tmp_path / "gone.jsonl"
     assert await prune(store, DeadFilter(status="discarded", before=50.0), file) == (0, 3), "there is no floor yet"
     assert not file.exists()
@@ -98,7 +98,7 @@ async def test_a_letter_that_changes_while_it_is_exported_stays(
 
     async def after_a_decision(store: Store, letters: Any) -> int:
         async with store.transaction() as tx:
-            await tx.mark_dead("billing", added.message_id, "replayed", by="ann", at=30.0)
+            await tx.set_dead_status("billing", added.message_id, "replayed", by="ann", at=30.0)
         return await remove(store, letters)
 
     monkeypatch.setattr(dead_retention, "_remove", after_a_decision)

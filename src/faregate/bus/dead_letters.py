@@ -123,7 +123,7 @@ class DeadLetters:
         async with store.transaction() as transaction:
             for letter in letters:
                 now = self._clock.time()
-                after = await transaction.mark_dead(letter.node, letter.message_id, status, by=by, at=now)
+                after = await transaction.set_dead_status(letter.node, letter.message_id, status, by=by, at=now)
                 if after is not None:
                     changed.append(after)
                 elif not only_decidable:

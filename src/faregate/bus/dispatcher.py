@@ -392,7 +392,7 @@ class Dispatcher(Outbox):
         """Sent rows with attempts that were not chosen stay, marked, until those cannot turn up any more."""
         strays = [row.seq for row in rows if has_strays(row)]
         if strays:
-            await self._store.mark_dispatched(strays, self._clock.time())
+            await self._store.keep_dispatched(strays, self._clock.time())
             for seq in strays:
                 self._sent.pop(seq, None)
             self._held.difference_update(strays)

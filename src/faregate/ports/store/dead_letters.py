@@ -36,7 +36,7 @@ class DeadLetterTransaction(Protocol):
     async def resolve(self, node: str, message_ids: Sequence[str], at: float) -> None:
         """These were handled after all: their dead letters, if there are any, become resolved."""
 
-    async def mark_dead(
+    async def set_dead_status(
         self, node: str, message_id: str, status: DeadStatus, *, by: str, at: float
     ) -> DeadLetter | None:
         """Set the status of a dead letter, for an operator; `replayed` counts `replays` up by one.

@@ -57,11 +57,11 @@ class OutboxStore(Protocol):
     async def outbox_rows_of(self, node: str, message_id: str) -> list[OutboxRow]:
         """The rows that this message caused and that are not dispatched, by `seq`."""
 
-    async def mark_dispatched(self, seqs: Sequence[int], at: float) -> None:
-        """Mark rows as dispatched that must stay until their stray attempts are discarded. Unknown ones are fine."""
+    async def keep_dispatched(self, seqs: Sequence[int], at: float) -> None:
+        """These are dispatched, and stay until their stray attempts are discarded. Unknown ones are fine."""
 
     async def dispatched_rows(self, limit: int) -> list[OutboxRow]:
-        """Rows that are marked as dispatched, by `seq`."""
+        """Rows that are dispatched and stay, by `seq`."""
 
 
 class Insertion(Protocol):

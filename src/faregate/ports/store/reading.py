@@ -90,7 +90,7 @@ class StoreReader(Protocol):
         """By node, up to when ledger rows were removed."""
 
     def low_water(self) -> dict[tuple[str, str], int]:
-        """By node and mark, the positions that are kept for no handler ("")."""
+        """The low-water marks, by node and name: positions that are kept for no handler ("")."""
 
 
 @runtime_checkable

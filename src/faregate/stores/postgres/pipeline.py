@@ -73,27 +73,27 @@ def theirs(driver: abc.Transformer, sql: str, rows: Sequence[Sequence[Any]]) -> 
         raise psycopg.NotSupportedError("COPY does not go together with other statements: use ctx.db.raw for it")
     if not rows[0]:
         return Statement(sql.encode(), [Row()] * len(rows))
-    text, marks = numbered(sql)
-    wrong = next((row for row in rows if len(row) != len(marks)), None)
+    text, names = numbered(sql)
+    wrong = next((row for row in rows if len(row) != len(names)), None)
     if wrong is not None:
-        raise psycopg.ProgrammingError(f"the statement has {len(marks)} parameters, and {len(wrong)} were given")
-    formats = [PyFormat.AUTO] * len(marks)
+        raise psycopg.ProgrammingError(f"the statement has {len(names)} parameters, and {len(wrong)} were given")
+    formats = [PyFormat.AUTO] * len(names)
     return Statement(text, [Row(driver.dump_sequence(row, formats), driver.types, driver.formats) for row in rows])
 
 
 @lru_cache(maxsize=2048)
 def numbered(sql: str) -> tuple[bytes, list[str]]:
     """A statement with `%s` or `%(name)s` for parameters as libpq takes it, and what stands for each."""
-    marks: list[str] = []
+    names: list[str] = []
 
     def number(found: re.Match[str]) -> str:
         if found[0] == "%%":
             return "%"
-        if found[0] == "%s" or found[1] not in marks:
-            marks.append(found[1] or "")
-        return f"${len(marks) if found[0] == '%s' else marks.index(found[1]) + 1}"
+        if found[0] == "%s" or found[1] not in names:
+            names.append(found[1] or "")
+        return f"${len(names) if found[0] == '%s' else names.index(found[1]) + 1}"
 
-    return re.sub(r"%(?:\((\w+)\))?s|%%", number, sql).encode(), marks
+    return re.sub(r"%(?:\((\w+)\))?s|%%", number, sql).encode(), names
 
 
 def array(values: list[Any]) -> str:

@@ -66,8 +66,8 @@ from faregate_outbox
 where dispatched_at is null and (%(nodes)s::text[] is null or node = any(%(nodes)s::text[]))
 order by seq limit %(limit)s;
 
--- name: mark_dispatched
--- Mark outbox rows as dispatched.
+-- name: keep_dispatched
+-- Outbox rows that are dispatched, and stay.
 update faregate_outbox set dispatched_at = %s where seq = any(%s::bigint[]) and dispatched_at is null;
 
 -- name: register_attempts
@@ -99,7 +99,7 @@ returning node, message_id::text, publication_id, type, source, correlation_id, 
 update faregate_dead set status = 'resolved', changed_at = %s
 where node = %s and message_id = any(%s::uuid[]) and status <> 'resolved';
 
--- name: mark_dead
+-- name: set_dead_status
 -- Set the status of a dead letter that waits for a decision.
 update faregate_dead
 set status = %(status)s, replays = replays + (%(status)s::text = 'replayed')::int, changed_by = %(by)s, changed_at = %(at)s

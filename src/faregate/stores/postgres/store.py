@@ -65,5 +65,5 @@ class PostgresStore(PostgresServer, SqlStore):
         added = attempts_text(attempts) or "[]"
         return await self._change("register_attempts", (added, not_after, seq, version)) == 1
 
-    async def mark_dispatched(self, seqs: Sequence[int], at: float) -> None:
-        await self._change("mark_dispatched", (at, list(seqs)))
+    async def keep_dispatched(self, seqs: Sequence[int], at: float) -> None:
+        await self._change("keep_dispatched", (at, list(seqs)))

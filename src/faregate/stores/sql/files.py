@@ -17,9 +17,9 @@ class Migration(NamedTuple):
     sql: str
 
 
-def load_queries(package: str, mark: str = "?") -> dict[str, str]:
-    """The named queries of a backend, and those that all have in common, with the driver's mark for a parameter."""
-    shared = {name: sql.replace("?", mark) for name, sql in _queries(__package__).items()}
+def load_queries(package: str, parameter: str = "?") -> dict[str, str]:
+    """The named queries of a backend and those of `sql`, with what its driver writes for a parameter."""
+    shared = {name: sql.replace("?", parameter) for name, sql in _queries(__package__).items()}
     return {**shared, **_queries(package)}
 
 

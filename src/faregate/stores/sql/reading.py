@@ -69,7 +69,7 @@ class SqlReader:
         return dict(self._all("floors"))
 
     def low_water(self) -> dict[tuple[str, str], int]:
-        return {(node, mark): position for node, mark, position in self._all("low_water")}
+        return {(node, name): position for node, name, position in self._all("low_water")}
 
     def _refused(self, sql: str, exc: Exception) -> ConfigurationError:
         return ConfigurationError(f"{self.url} refuses {' '.join(sql.split())!r}: {' '.join(str(exc).split())}")

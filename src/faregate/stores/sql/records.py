@@ -73,11 +73,11 @@ class SqlTransaction(SqlRecords):
     async def fold(self, node: str, message_id: str) -> None:
         await self._change("fold", (node, self.id_in(message_id)))
 
-    async def mark_dead(
+    async def set_dead_status(
         self, node: str, message_id: str, status: DeadStatus, *, by: str, at: float
     ) -> DeadLetter | None:
         values = {"node": node, "message_id": self.id_in(message_id), "status": status, "by": by, "at": at}
-        rows = await self._read("mark_dead", values)
+        rows = await self._read("set_dead_status", values)
         return dead_letter(rows[0], self.id_out) if rows else None
 
     async def remove_dead(self, letters: Sequence[DeadLetter]) -> int:

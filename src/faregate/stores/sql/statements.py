@@ -2,11 +2,11 @@
 
 Rules kept here:
 - `?` outside of strings, quoted identifiers, comments and dollar quotes is a parameter. `??` is one question mark, in
-  strings too, so that a statement reads the same wherever the mark stands.
-- A statement that begins, ends or marks a transaction is refused, whatever stands in front of it: business data, ledger
-  and outbox are committed together, by the unit of work, or the promise of exactly-once effects is gone.
+  strings too, so that a statement reads the same wherever it stands.
+- A statement that begins or ends a transaction, or makes a savepoint, is refused, whatever stands before it: without
+  one commit for business data, ledger and outbox there are no exactly-once effects.
 
-Both are cached by the statement's text: a handler says the same few statements again and again.
+Both are cached by the text: a handler runs the same few statements again and again.
 """
 
 import re
@@ -21,7 +21,7 @@ _TOKEN = re.compile(
     (?P<comment> --[^\n]* | /\*.*?(?:\*/|\Z) )
   | (?P<quoted> (?<![A-Za-z0-9_$])[eE]'(?:\\.|''|[^'\\])*(?:'|\Z) | '(?:''|[^'])*(?:'|\Z) | "(?:""|[^"])*(?:"|\Z)
               | `[^`]*(?:`|\Z) | (?<![A-Za-z0-9_$])\$(?P<tag>(?:[A-Za-z_]\w*)?)\$.*?(?:\$(?P=tag)\$|\Z) )
-  | (?P<mark> \?\?? )
+  | (?P<question> \?\?? )
   | (?P<percent> % )
   | (?P<end> ; )
     """,
@@ -98,7 +98,7 @@ def to_percent(sql: str, with_parameters: bool) -> str:
     check_statement(sql)
     out = []
     for kind, text in _tokens(sql):
-        if kind == "mark":
+        if kind == "question":
             out.append("?" if text == "??" else "%s" if with_parameters else "?")
         else:
             text = text.replace("??", "?") if kind == "quoted" else text

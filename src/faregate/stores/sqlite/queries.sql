@@ -50,8 +50,8 @@ from faregate_outbox
 where dispatched_at is null and (:nodes is null or node in (select value from json_each(:nodes)))
 order by seq limit :limit;
 
--- name: mark_dispatched
--- Mark an outbox row as dispatched.
+-- name: keep_dispatched
+-- An outbox row that is dispatched, and stays.
 update faregate_outbox set dispatched_at = ? where seq = ? and dispatched_at is null;
 
 -- name: attempts_of
@@ -85,7 +85,7 @@ returning node, message_id, publication_id, type, source, correlation_id, key, q
 update faregate_dead set status = 'resolved', changed_at = ?
 where node = ? and message_id in (/*values*/) and status <> 'resolved';
 
--- name: mark_dead
+-- name: set_dead_status
 -- Set the status of a dead letter that waits for a decision.
 update faregate_dead set status = :status, replays = replays + (:status = 'replayed'), changed_by = :by, changed_at = :at
 where node = :node and message_id = :message_id and status in ('open', 'replayed')

@@ -48,11 +48,11 @@ def _among(name: str, values: Sequence[Any]) -> Iterator[tuple[str, list[Any]]]:
     for start in range(0, len(values), _AT_ONCE):
         some = list(values[start : start + _AT_ONCE])
         some += some[-1:] * ((1 << (len(some) - 1).bit_length()) - len(some))
-        yield _with_marks(name, len(some)), some
+        yield _with_parameters(name, len(some)), some
 
 
 @lru_cache
-def _with_marks(name: str, count: int) -> str:
+def _with_parameters(name: str, count: int) -> str:
     return QUERIES[name].replace("/*values*/", ", ".join("?" * count))
 
 

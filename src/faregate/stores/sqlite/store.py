@@ -81,9 +81,9 @@ class SqliteStore(SqliteFile, SqlStore):
             self._looked_through |= {node}
         return evicted
 
-    async def mark_dispatched(self, seqs: Sequence[int], at: float) -> None:
+    async def keep_dispatched(self, seqs: Sequence[int], at: float) -> None:
         values = [(at, seq) for seq in seqs]
-        await self._write(lambda connection: connection.executemany(QUERIES["mark_dispatched"], values))
+        await self._write(lambda connection: connection.executemany(QUERIES["keep_dispatched"], values))
 
     async def register_attempts(self, seq: int, version: int, attempts: Sequence[str], not_after: float) -> bool:
         def work(connection: sqlite3.Connection) -> bool:

@@ -35,7 +35,7 @@ async def another_failure_folds_into_the_dead_letter(subject: StoreSubject) -> N
     again.envelope = Envelope(publication_id="p", body=b"new")
     async with store.transaction() as tx:
         await tx.add_dead(letter("billing", dead, replays=2))
-        await tx.mark_dead("billing", dead, "replayed", by="operator", at=15.0)
+        await tx.set_dead_status("billing", dead, "replayed", by="operator", at=15.0)
         folded = await tx.add_dead(again)
     assert [folded] == await store.dead(DeadFilter(node="billing")), "what it returned is not what is there"
     assert (folded.copies, folded.status, folded.replays) == (2, "open", 3), f"{folded!r}"
@@ -52,7 +52,7 @@ async def a_discarded_dead_letter_only_counts_its_copies(subject: StoreSubject) 
     store, [dead] = subject.store, ids(1)
     async with store.transaction() as tx:
         await tx.add_dead(letter("billing", dead))
-        await tx.mark_dead("billing", dead, "discarded", by="operator", at=15.0)
+        await tx.set_dead_status("billing", dead, "discarded", by="operator", at=15.0)
         folded = await tx.add_dead(letter("billing", dead, error="new", reason="other", tries=9, last_failed_at=20.0))
     assert (folded.copies, folded.status, folded.error, folded.reason) == (2, "discarded", "ValueError: no", "failed")
     assert (folded.tries, folded.last_failed_at) == (0, 10.0), f"{folded!r}"
@@ -81,18 +81,18 @@ async def an_operator_changes_only_what_waits_for_a_decision(subject: StoreSubje
     store, [dead, unknown] = subject.store, ids(2)
     async with store.transaction() as tx:
         await tx.add_dead(letter("billing", dead))
-        assert await tx.mark_dead("billing", unknown, "discarded", by="operator", at=1.0) is None
+        assert await tx.set_dead_status("billing", unknown, "discarded", by="operator", at=1.0) is None
         for replays in (1, 2):
-            changed = await tx.mark_dead("billing", dead, "replayed", by="operator", at=2.0)
+            changed = await tx.set_dead_status("billing", dead, "replayed", by="operator", at=2.0)
             assert changed is not None and (changed.replays, changed.status) == (replays, "replayed"), f"{changed!r}"
             assert (changed.changed_by, changed.changed_at) == ("operator", 2.0)
-        changed = await tx.mark_dead("billing", dead, "discarded", by="other", at=3.0)
+        changed = await tx.set_dead_status("billing", dead, "discarded", by="other", at=3.0)
         assert changed is not None and (changed.replays, changed.status, changed.changed_by) == (
             2,
             "discarded",
             "other",
         )
-        assert await tx.mark_dead("billing", dead, "replayed", by="operator", at=4.0) is None, "it was discarded"
+        assert await tx.set_dead_status("billing", dead, "replayed", by="operator", at=4.0) is None, "it was discarded"
 
 
 @case
@@ -103,7 +103,7 @@ async def dead_letters_are_found_by_what_is_asked_for(subject: StoreSubject) -> 
         await tx.add_dead(letter("billing", given[1], last_failed_at=30.0, type="Other"))
         await tx.add_dead(letter("billing", given[2], last_failed_at=20.0, reason="expired"))
         await tx.add_dead(letter("shipping", given[3], last_failed_at=10.0))
-        await tx.mark_dead("billing", given[2], "discarded", by="operator", at=50.0)
+        await tx.set_dead_status("billing", given[2], "discarded", by="operator", at=50.0)
 
     async def found(limit: int = 1000, **which: object) -> list[int]:
         letters = await store.dead(DeadFilter(**which), limit)  # type: ignore[arg-type]
@@ -131,7 +131,7 @@ async def a_dead_letter_is_removed_only_as_it_was_read(subject: StoreSubject) ->
     read = {one.message_id: one for one in await store.dead(DeadFilter(node="billing"))}
     async with store.transaction() as tx:
         await tx.fold("billing", given[1])
-        await tx.mark_dead("billing", given[2], "replayed", by="operator", at=20.0)
+        await tx.set_dead_status("billing", given[2], "replayed", by="operator", at=20.0)
         await tx.resolve("billing", [given[3]], 20.0)
     async with store.transaction() as tx:
         assert await tx.remove_dead([]) == 0

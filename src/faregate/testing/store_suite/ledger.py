@@ -162,7 +162,7 @@ async def what_has_outputs_to_dispatch_is_not_evicted(subject: StoreSubject) -> 
         await tx.record("billing", [ledger(message_id, at=1.0) for message_id in given])
         seqs = await tx.send([outgoing("billing", given[0]), outgoing("billing", given[1]), outgoing("billing", None)])
         await tx.send([outgoing("shipping", given[2])])
-    await store.mark_dispatched([seqs[1]], 5.0)
+    await store.keep_dispatched([seqs[1]], 5.0)
     assert await store.evict("billing", 10.0, 100) == 3
     assert set(await store.known("billing", given)) == {given[0]}
     async with store.transaction() as tx:

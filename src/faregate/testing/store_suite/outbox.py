@@ -93,8 +93,8 @@ async def rows_that_are_marked_as_dispatched_stay_until_they_are_removed(subject
     async with store.transaction() as tx:
         seqs = await tx.send([outgoing("billing", cause), outgoing("billing", cause), outgoing("billing", other)])
         await tx.send([outgoing("shipping", cause)])
-    await store.mark_dispatched([seqs[0], 10**6], 5.0)
-    await store.mark_dispatched([seqs[0]], 6.0)
+    await store.keep_dispatched([seqs[0], 10**6], 5.0)
+    await store.keep_dispatched([seqs[0]], 6.0)
     assert seqs[0] not in [row.seq for row in await store.undispatched(10)]
     assert [(row.seq, row.dispatched_at) for row in await store.dispatched_rows(10)] == [(seqs[0], 5.0)]
     assert [row.seq for row in await store.outbox_rows_of("billing", cause)] == [seqs[1]]

@@ -98,7 +98,7 @@ async def a_reader_gives_what_waits_in_the_outbox_and_what_nobody_takes(subject:
         seqs = await tx.send(rows)
         await tx.add_dead(letter("billing", lost.publication_id, publication_id=lost.publication_id, envelope=lost))
         await tx.add_dead(letter("billing", ids(1)[0]))
-    await store.mark_dispatched([seqs[1]], 5.0)
+    await store.keep_dispatched([seqs[1]], 5.0)
     reader = reader_of(subject)
     found = read(reader, "outbox")
     assert [(row["seq"], row["dispatched_at"]) for row in found] == [(seqs[0], None), (seqs[1], 5.0), (seqs[2], None)]
