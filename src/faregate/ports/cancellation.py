@@ -1,4 +1,4 @@
-"""Work that must not be left half done when whoever waits for it is cancelled."""
+"""Work that must not be left half done when its caller is cancelled."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 async def finish(work: Awaitable[T]) -> T:
-    """Do it to the end, also when whoever waits is cancelled meanwhile; the cancellation comes after it."""
+    """Wait until it is done, even when we are cancelled meanwhile; the cancellation is raised after that."""
     running = asyncio.ensure_future(work)
     cancelled = None
     while not running.done():
@@ -21,6 +21,6 @@ async def finish(work: Awaitable[T]) -> T:
         except Exception:
             break
     if cancelled is not None:
-        running.exception()  # it was looked at: the cancellation is what the waiter is told
+        running.exception()  # or asyncio would log that nobody looked at it
         raise cancelled
     return running.result()

@@ -8,7 +8,7 @@ from typing import Protocol
 
 class Timer(Protocol):
     def cancel(self) -> None:
-        """The callback is not called any more. Calling it twice, or after the callback ran, does nothing."""
+        """Do not call the callback any more. Cancelling twice, or after it ran, does nothing."""
 
 
 class Clock(Protocol):

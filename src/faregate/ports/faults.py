@@ -32,4 +32,4 @@ POINTS: dict[str, str] = {
 
 
 class Crash(BaseException):
-    """Raised by a test's hook: as far as the message can tell, the process is gone."""
+    """Raised by a test's hook: for the message it is as if the process had died."""

@@ -48,7 +48,7 @@ class ReaderOffset(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class LogPart:
-    """A part of a log, for one task. Plain values: it travels."""
+    """A part of a log, for one task. Plain values, which another process can be sent."""
 
     base: int
     """Where the stretch begins whose settlements are kept together."""
@@ -57,7 +57,7 @@ class LogPart:
     end: int
     """Behind the last."""
     settled: int = 0
-    """How much was settled when the part was made, as the log counts it. What is settled later is not looked at."""
+    """How much was settled when the part was made, as the log counts it. What is settled later is left out."""
 
 
 class LogTransport(Protocol):
@@ -99,7 +99,7 @@ class LogTransport(Protocol):
         """The named readers. Retention keeps what they have not read."""
 
     def save_reader_offset(self, name: str, offset: int) -> None:
-        """Remember how far a named reader has come; never moves it back. Durable when it returns."""
+        """Keep how far a named reader has come; never moves it back. Durable when it returns."""
 
     def forget_reader(self, name: str) -> None:
         """Retention need not wait for it any more. Unknown names are fine."""
@@ -116,12 +116,12 @@ class Appendable(Protocol):
         """What was appended and is not taken in yet."""
 
     async def take_in(self) -> bool:
-        """See that what was appended can be read; whether it can now. False where another process does it."""
+        """Make what was appended readable. False: another process does that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What one attempt of a task left for the commit. Plain values: it travels."""
+    """What one attempt of a task left for the commit. Plain values, which another process can be sent."""
 
     name: str | None
     """By which the log finds it; None when there was nothing."""
@@ -142,7 +142,7 @@ class Staging(Protocol):
         """In a task. Each call stages for itself, whatever other attempts do. Leaves nothing behind when it fails."""
 
     def commit(self, origin: str, batch: int, staged: Sequence[Staged], *, once: bool) -> None:
-        """What is named, in this order, as one batch, and nothing else of what was staged; durable when it returns.
+        """Append these, in this order, as one batch, and nothing else that was staged; durable when it returns.
 
         `once`: the same (origin, batch) again does nothing. Raises `BatchDiffers` when it was something else before.
         """
@@ -152,7 +152,7 @@ class Staging(Protocol):
 
 
 Outcomes = Callable[[Sequence[tuple[int, Envelope]]], dict[int, str]]
-"""Told messages of a subscription with their offsets; says which are done, and how (`handled`, `dead`, …)."""
+"""Given messages of a subscription with their offsets: which of them are done, and how (`handled`, `dead`, …)."""
 
 
 class Waits(NamedTuple):
@@ -186,7 +186,7 @@ class Handover(Protocol):
         """Let this subscription read its queue again, which then holds what is not done from `start` on."""
 
     def bind(self, binding: Binding) -> None:
-        """Keep what is new of a subscription."""
+        """Add the subscription, or what is new of it."""
 
 
 class Subscribed(Protocol):

@@ -8,7 +8,7 @@ class Occupation(NamedTuple):
     """Something that a part has to do now."""
 
     work: object
-    """Something hashable: equal as long as nothing has moved, another as soon as something has."""
+    """Something hashable, which stays equal as long as there is no progress."""
     node: str
     message_id: str
     """The message at hand; "" where it is not known."""

@@ -94,15 +94,15 @@ class Binding:
     expires: float | None = None
     """Seconds a message may wait, from when it set out, before it is a dead letter as expired."""
     remembers: Remembers | None = None
-    """How the consumer tells what it has handled; None where that is not said. A durable transport keeps what it was
-    told: an audit asks it what must be in the ledger."""
+    """How the consumer knows what it has handled; None: unknown. A durable transport keeps this, so that an audit knows
+    what must be in the ledger."""
     on_dead_letter: Callable[["Delivery", str, str], None] | None = None
-    """Told, from the event loop, when the transport itself makes a dead letter: the message expired, or its deliveries
-    are used up. The delivery has ended; with it come the reason and a text."""
+    """Called from the event loop when the transport itself makes a dead letter, with the ended delivery, the reason and
+    a text: the message expired, or its deliveries are used up."""
 
     @property
     def queue(self) -> str:
-        """Dots never occur in names, so two bindings cannot share a queue by accident."""
+        """Names have no dots, so two bindings cannot share a queue by accident."""
         parts = (self.node, self.type) if self.source is None else (self.node, self.type, self.source)
         return ".".join(parts)
 
@@ -121,7 +121,7 @@ class Held(Protocol):
 
     @property
     def tries(self) -> int:
-        """How often a handler started on it and that counted, this delivery included once it is started."""
+        """How many tries counted, this one included once it is started."""
 
     @property
     def position(self) -> int | None:
@@ -131,7 +131,7 @@ class Held(Protocol):
     def lock_seconds(self) -> float: ...
 
     def start(self) -> None:
-        """The handler starts: this counts as a try. On what has expired none does, and nothing is counted."""
+        """The handler starts: this counts as a try, unless the message has expired."""
 
     def renew(self) -> None:
         """Hold it for another lock period from now on."""
@@ -144,8 +144,8 @@ class Held(Protocol):
 
 
 class Delivery(Held, Protocol):
-    """What a handler's way through the core needs. A transport with "delay", "expire" and "dead letters" hands out
-    these; on others the bus makes them of what is held."""
+    """What the core needs. A transport with "delay", "expire" and "dead letters" hands these out; for any other the bus
+    makes them of `Held`."""
 
     @property
     def key(self) -> str | None:
@@ -172,9 +172,8 @@ class Delivery(Held, Protocol):
 
 @runtime_checkable
 class Together(Protocol):
-    """A delivery that starts and settles others of its queue for less than one after another costs. For each of them it
-    returns what `start` or `settle` would have raised; it says so instead of the others' being left. No promise hangs
-    on it: deliveries without it are started and settled one by one."""
+    """Optional: a delivery that starts or settles several of its queue in one call, which is cheaper. It goes on after
+    an error, and returns for each what `start` or `settle` would have raised."""
 
     def start_all(self, deliveries: Sequence[Any]) -> list[StaleLock | None]: ...
 
@@ -191,7 +190,7 @@ _is_together = lru_cache(64)(lambda cls: issubclass(cls, Together))
 
 class Consumer(Protocol):
     def pause(self) -> None:
-        """No further deliveries until `resume`, from now on; what is out stays out."""
+        """No further deliveries until `resume`; what is out stays out."""
 
     def resume(self) -> None: ...
 
@@ -204,11 +203,11 @@ class SpoolTransport(Protocol):
     """A transport that one process runs and others may publish to, without opening it."""
 
     on_unreadable: Callable[[str, str], None] | None
-    """Told the name of something that others left and that cannot be taken in, and what became of it and what to do.
-    None: it is logged. It may be set at any time."""
+    """Called with the name of a batch that cannot be read, and with what became of it and what to do. None: it is
+    logged. It may be set at any time."""
 
     def begin(self) -> None:
-        """Every queue of this process is bound: what others left for it may come in. More than once does nothing."""
+        """All queues of this process are bound: take in what others left. Calling it again does nothing."""
 
     async def spool(self, envelopes: Sequence[Envelope]) -> None:
         """Leave all of them, as one, for the process that runs the nodes; returns once they are durable.
@@ -222,8 +221,8 @@ class Recognising(Protocol):
     """A repetition has the same publication id, replay number and attempt id, and the same recipients if not all."""
 
     on_disagreement: Callable[[Envelope], None] | None
-    """Told of a repeated publication whose body is not the first one's (which counts): two runs of a handler
-    disagree, or one key stands for two things. None: nobody is told. It may be set at any time."""
+    """Called with a repeated publication whose body differs from the first one's, which counts: two runs of a handler
+    disagree, or one idempotency key was used for two messages. It may be set at any time."""
 
 
 @runtime_checkable

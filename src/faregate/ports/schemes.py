@@ -4,10 +4,9 @@ Rules kept here:
 - A package registers a scheme as an entry point: the group says what it is (`faregate.stores`, …), the name is the
   scheme, the value a class or function that is called as `value(url, clock=clock)` and does no I/O. (A log, in
   `faregate.logs`, has no clock and no `open`: `value(url)` opens it.)
-- Ours are registered in the same way (pyproject.toml). They stand here as well: a checkout, or a zip that Spark's
-  workers were given, has no metadata; nobody waits for a search of all installed packages; and no package can take them
-  over.
-- Adapters load on first use, so that a missing driver hurts nobody who does not ask for it.
+- Ours are registered in the same way (pyproject.toml). They stand here as well: a checkout, or a zip for Spark's
+  workers, has no metadata; searching all installed packages takes time; and no package can replace them.
+- Adapters are imported on first use, so that only their users need the driver.
 - An object with the port's protocol goes wherever a URL goes.
 """
 
@@ -60,8 +59,8 @@ def open_transport(given: str | QueueTransport, clock: Clock) -> QueueTransport:
 
 
 def open_log(given: str | Path, port: Any = LogTransport) -> Any:
-    """The log that a URL or a journal's folder names, open, and with what a protocol of `ports.log` asks of it. What
-    makes it is called with the URL alone. Raises `ConfigurationError`, and what opening it raises."""
+    """The log that a URL or a journal's folder names, open, with all members of `port`. Raises `ConfigurationError`,
+    and what opening it raises."""
     return _fitting(LOGS, port, _factory(LOGS, "journal:" if isinstance(given, Path) else given)(given))
 
 
@@ -107,7 +106,7 @@ def is_known(group: str, scheme: str) -> bool:
 
 
 def known_schemes(group: str) -> str:
-    from importlib.metadata import entry_points  # dear to import, and needed for the schemes of others alone
+    from importlib.metadata import entry_points  # slow to import, and needed only for schemes of other packages
 
     names = sorted({*OWN[group], *entry_points(group=group).names})
     return ", ".join(f"{name}:{_FORMS.get(name, '')}" for name in names)
@@ -177,8 +176,8 @@ def _value(group: str, scheme: str) -> str | None:
 
 
 def hide_password(url: str) -> str:
-    """A URL as errors and logs may show it. What may be a password is hidden, rather too much of it than too little:
-    one with an unquoted "@", "/" or "?" as well, and `password=` and the like, however they are written."""
+    """A URL as errors and logs may show it. Whatever may be a password is hidden, rather too much than too little: also
+    one with an unquoted "@", "/" or "?", and `password=` and the like, however they are written."""
     shown = (_IN_URL if "//" in url else _IN_WORDS).sub(_without_password, url)
     start, slashes, rest = shown.partition("//")
     before, at, after = rest.rpartition("@")

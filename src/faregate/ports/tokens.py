@@ -77,8 +77,7 @@ class TokenStore(Protocol):
     async def discard(self, attempt_ids: Sequence[str]) -> None:
         """Delete tokens that no signal carries, or whose message was discarded, whoever may have claimed them."""
 
-    async def count(self) -> int:
-        """How many tokens there are."""
+    async def count(self) -> int: ...
 
     # --- recipient lists -----------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ class Reading(msgspec.Struct, omit_defaults=True):
     offset: int = 0
     """Where this view began: what lies before is not its business."""
     history: int = 0
-    """Log view: below this offset messages are its own although they do not name its node, as nobody knew it then."""
+    """Log view: messages below this offset are its own though they do not name its node, which was unknown then."""
 
 
 FROM_THE_BEGINNING = Reading()
@@ -53,8 +53,8 @@ class QueueRecord(msgspec.Struct):
 class TopicRecord(msgspec.Struct, omit_defaults=True):
     """A topic and the queues it led to from some moment on.
 
-    The last record of a topic is the current one. A partial one is none of these: it is where publications went that
-    named their recipients, so that a row needs one number to say which queues it is for, whatever was bound since.
+    The last record of a topic is the current one. A partial record is never current. It lists the queues of
+    publications that named their recipients, so that a row of the log needs only the number of its record.
     """
 
     number: int
@@ -63,7 +63,7 @@ class TopicRecord(msgspec.Struct, omit_defaults=True):
     type: str
     queues: list[int]
     partial: bool = False
-    """Left out when false, so that the checksums of files from before it was there still fit."""
+    """Left out when false, so that the checksums of older files still fit."""
 
 
 class Topology(msgspec.Struct):
@@ -73,11 +73,10 @@ class Topology(msgspec.Struct):
     checksum: str = ""
     """CRC-32 of this file's content with an empty checksum, in hexadecimal."""
     readings: dict[str, Reading] | msgspec.UnsetType = msgspec.UNSET
-    """By queue, for those that were handed over at least once. Not written while there are none, so that the checksums
-    of files from before it was there still fit."""
+    """By queue, for those that were handed over at least once. Left out when empty, for the same reason."""
     remembered: dict[str, list[Remembers | Literal["unknown"]]] | msgspec.UnsetType = msgspec.UNSET
-    """By queue, how its consumers have told what they had handled, each way once; `unknown` for the time before this
-    was kept. Not written while nobody has said, for the same reason."""
+    """By queue, how its consumers knew what they had handled, each way once; `unknown` for the time before this was
+    kept. Left out when empty, for the same reason."""
 
     def copy(self) -> "Topology":
         """One that can be changed without changing this one. Records never change."""
@@ -128,7 +127,7 @@ class Topology(msgspec.Struct):
         return True
 
     def remove(self, queue: QueueRecord) -> bool:
-        """Lead its topic to a queue no longer; whether it did."""
+        """Stop leading its topic to a queue; whether it led there."""
         current = self.topic_of(queue)
         if current is None or queue.number not in current.queues:
             return False
@@ -179,7 +178,7 @@ class Topology(msgspec.Struct):
             check_command(envelope, self.nodes("command", envelope.destination, envelope.type))
 
     def ways(self, queue: str) -> tuple[str, ...]:
-        """How a queue's consumers have told what they had handled."""
+        """How a queue's consumers knew what they had handled."""
         remembered = self.remembered
         return ("unknown",) if isinstance(remembered, msgspec.UnsetType) else tuple(remembered.get(queue, ["unknown"]))
 

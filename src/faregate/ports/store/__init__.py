@@ -3,7 +3,8 @@ transaction.
 
 Rules every adapter keeps (and `faregate.testing.store_suite` checks):
 - Everything done through one `Transaction` is committed together or not at all.
-- A ledger row exists once per (node, message id); who comes second is told so, after waiting for the first if need be.
+- A ledger row exists once per (node, message id); a second transaction is told so, and waits if the first
+  is still open.
 - What `commit` confirmed survives the death of this process and, on a durable store, of the machine.
 - Errors of a driver are translated at the edge: `StoreUnavailable` (not reachable), `StoreConflict` (deadlock,
   serialization failure, busy: the same again may work), `CommitUnknown` (the connection broke while committing).
@@ -67,7 +68,7 @@ class Transaction(
 
 class Store(LedgerStore, OutboxStore, DeadLetterStore, ClaimStore, Protocol):
     dear_savepoints: bool
-    """Whether a savepoint costs a round trip, so that batches better do without."""
+    """Whether a savepoint costs a round trip: then batches do without."""
 
     @property
     def url(self) -> str:

@@ -45,7 +45,7 @@ class DeadLetterTransaction(Protocol):
         """
 
     async def remove_dead(self, letters: Sequence[DeadLetter]) -> int:
-        """Remove dead letters for good, but for those that are not as given any more; how many went."""
+        """Remove dead letters for good, except those that have changed since they were read; returns how many."""
 
 
 class DeadLetterStore(Protocol):

@@ -29,7 +29,7 @@ class Sent(NamedTuple):
     message_id: str
     messages: int
     ids: bytes
-    """Their publication ids, 16 bytes each, combined by exclusive or: in any order, and one that is lost is told."""
+    """Their publication ids, 16 bytes each, combined by exclusive or: order does not matter, and a lost one shows."""
 
 
 class Known(NamedTuple):
@@ -48,19 +48,16 @@ class LedgerTransaction(Protocol):
         """As `Store.known`, as this transaction sees it."""
 
     async def record(self, node: str, rows: Sequence[LedgerRow]) -> dict[str, bytes | None]:
-        """Insert ledger rows, in one sorted go; returns the ids that were there already, with their digests.
+        """Insert ledger rows, sorted by id; returns the ids that were there already, with their digests.
 
-        An id may be given once; twice in one call raises ValueError: the second could not be told from the first.
+        Raises ValueError for an id that is given twice: the second could not be told from the first.
         """
 
     async def unrecord(self, node: str, message_ids: Sequence[str]) -> None:
-        """Take ledger rows out again that this transaction put in."""
+        """Remove ledger rows that this transaction inserted."""
 
     async def note_sent(self, node: str, rows: Sequence[Sent]) -> None:
-        """Keep what the handlers of some messages sent, in the ledger rows that this transaction put in.
-
-        A row that nothing is noted in has sent nothing.
-        """
+        """Keep what the handlers of some messages sent, in the ledger rows of this transaction; without it: nothing."""
 
     async def floor(self, node: str) -> float | None:
         """As `Store.floor`, as this transaction sees it."""
@@ -73,7 +70,7 @@ class LedgerTransaction(Protocol):
 
 
 class LedgerStore(Protocol):
-    """Each on its own; reads are of what is committed."""
+    """Each call is a transaction of its own; reads see what is committed."""
 
     async def known(self, node: str, message_ids: Sequence[str]) -> dict[str, Known]:
         """Those of the ids that were handled or are dead (open, replayed or discarded)."""
@@ -83,7 +80,7 @@ class LedgerStore(Protocol):
         """Ledger rows before this time were removed; None when none ever were."""
 
     async def evict(self, node: str, before: float, limit: int) -> int:
-        """Remove up to `limit` ledger rows older than `before` whose outputs are dispatched; how many it were.
+        """Remove up to `limit` ledger rows older than `before` whose outputs are dispatched; returns how many.
 
         If any went, the same commit raises the floor to `before`, and never lowers it. Business keys as old go too.
         """

@@ -35,20 +35,19 @@ class OutboxRow(NamedTuple):
 
 class OutboxTransaction(Protocol):
     async def send(self, rows: Sequence[OutboxRow]) -> list[int]:
-        """Insert outbox rows. The list that it returns has the `seq` of each, growing in the order of the rows; it may
-        be filled only with the commit."""
+        """Insert outbox rows. Returns a list with the `seq` of each, growing in the order of the rows; it may be empty
+        until the commit."""
 
     async def revise(self, rows: Sequence[OutboxRow]) -> set[int]:
-        """Give outbox rows another envelope and other chosen attempts, each if its version is still this one; it then
-        grows by one. They keep their `seq`. Returns those that were changed, after waiting for others.
-        """
+        """Give outbox rows another envelope and other chosen attempts, each if its version is still this one, which
+        then grows by one. They keep their `seq`. Returns the `seq` of those that changed; waits for other writers."""
 
     async def dispatched(self, seqs: Sequence[int]) -> None:
-        """Remove outbox rows whose messages the transport has safe. Unknown ones are fine."""
+        """Remove outbox rows whose messages the transport has confirmed. Unknown ones are fine."""
 
 
 class OutboxStore(Protocol):
-    """Each on its own; reads are of what is committed."""
+    """Each call is a transaction of its own; reads see what is committed."""
 
     async def undispatched(self, limit: int, nodes: Sequence[str] | None = None) -> list[OutboxRow]:
         """Outbox rows that are not dispatched, by `seq`; of these nodes, or of all."""

@@ -27,7 +27,7 @@ class TokenTransaction(Protocol):
         """Create those that are absent and in time by the store's clock; silently not the others."""
 
     async def consume_tokens(self, attempt_ids: Sequence[str]) -> set[str]:
-        """Delete tokens, in a sorted go; returns those that were there."""
+        """Delete tokens, sorted by id; returns those that were there."""
 
     async def finish_claim(self, node: str, message_id: str, claim_id: str) -> bool:
         """NEW becomes DONE; False, and the effects must not be committed, when this claim does not hold it as NEW."""

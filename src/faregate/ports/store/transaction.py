@@ -43,18 +43,18 @@ class DatabaseTransaction(TransactionBlock, Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether the database still has this transaction open: false too when somebody ended it by the back door."""
+        """Whether the database still has this transaction open; false also when a handler ended it through `raw`."""
 
     @property
     def was_closed(self) -> bool:
-        """Whether somebody closed the connection, as opposed to its being lost."""
+        """Whether somebody closed the connection; false when it was lost."""
 
     @property
     def is_broken(self) -> bool:
         """Whether a statement failed and the database refuses everything but rolling back (PostgreSQL)."""
 
     def retire(self) -> None:
-        """Close the connection when this transaction ends: somebody who should not may still hold it."""
+        """Close the connection when this transaction ends: a task of the handler may still hold it."""
 
     # --- savepoints: one level, remade after `release_savepoint` ---
 
@@ -70,8 +70,8 @@ class DatabaseTransaction(TransactionBlock, Protocol):
 
     async def executemany(self, sql: str, rows: Sequence[Sequence[Any]]) -> int: ...
     def write(self, sql: str, parameters: Sequence[Any] = ()) -> None:
-        """Run it, and nobody waits for that. It goes out before whatever follows, the commit too, in order; if it
-        fails, `flush` raises it, or whatever else sends it. The parameters must not change any more."""
+        """Run it without waiting for it. It goes out, in order, before the next statement or the commit; whatever sends
+        it raises its error. The parameters must not be changed afterwards."""
 
     async def flush(self) -> None:
         """Send what `write` took. Raises the error of the first that fails; that and all behind it did not happen."""

@@ -1,12 +1,11 @@
-"""Connections that look at the socket themselves before they leave the wait to the event loop.
+"""Connections that look at the socket themselves before they wait through the event loop.
 
-psycopg goes through the event loop each time, also when the socket is ready. `ReadyConnection` waits through the loop
-only where there is something to wait for.
+psycopg goes through the event loop each time, also when the socket is ready. `ReadyConnection` does so only when it is
+not ready.
 
-An answer of a server nearby is there within a tenth of a millisecond; handing the wait to the event loop and back costs
-as much again. In a process that does nothing else meanwhile (a worker of Spark) waiting in place is the faster way:
-`PollingConnection`. Only for a moment: the answer may wait for a lock that another transaction of this process holds,
-and that one needs the event loop to get on.
+A server nearby answers within a tenth of a millisecond, and the event loop costs as much again. In a process with
+nothing else to do (a worker of Spark) it is faster to wait in place: `PollingConnection`. Only for a moment: the answer
+may wait for a lock of another transaction of this process, which needs the event loop to go on.
 """
 
 import select
@@ -34,7 +33,7 @@ class ReadyConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
         return await super().wait(_in_place(gen, self.pgconn.socket, self.moment), *rest, **named)
 
     def run_in_place(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Do it while the event loop stands still. Everything in it waits for this connection alone."""
+        """Run it to its end while the event loop stands still. It may wait for this connection alone."""
         before, self.moment = self.moment, None
         try:
             work.send(None)
@@ -51,7 +50,7 @@ class PollingConnection(ReadyConnection):
 
 
 def _in_place(gen: Any, socket: int, moment: int | None) -> Generator[Any, Any, Any]:
-    """The same, but that it leaves to others only what is not ready within a moment."""
+    """The driver's own steps; it waits through the event loop only for what is not ready within a moment."""
     poll, state = select.poll(), None
     try:
         wanted = next(gen)

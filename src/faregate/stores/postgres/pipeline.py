@@ -5,11 +5,11 @@ they are handed to libpq one after another, it writes them in pieces of 64 kB, a
 
 Rules kept here:
 - They run in order. Those behind one that failed do not run, and its error is raised.
-- A statement is prepared once for each connection, up to a bound, so that texts that are made up as one goes along do
-  not fill the server's memory; beyond it a text is parsed once for the rows that follow each other. The driver prepares
-  nothing by itself: it would deallocate ours with its own. Who has the driver's connection may do so: until it is back
-  none of them is used, and then those that are still there.
-- A pipeline that does not come to its end, cancelled or broken, takes its connection with it.
+- A statement is prepared once for each connection, up to a bound, so that generated texts do not fill the server's
+  memory. Beyond the bound a text is parsed again each time, once for rows that follow each other.
+- The driver prepares nothing: it would deallocate our statements with its own. A handler that has the driver's
+  connection may do so, too: meanwhile none of ours is used, and afterwards those that are still there.
+- A pipeline that is cancelled or breaks closes its connection.
 """
 
 import re
@@ -67,8 +67,8 @@ def ours(sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> Statement:
 
 
 def theirs(driver: abc.Transformer, sql: str, rows: Sequence[Sequence[Any]]) -> Statement:
-    """One with parameters that the driver adapts; one without is taken as it is. What is wrong with it is raised here:
-    before it is among those that wait, so that nothing of what others left there is lost with it."""
+    """A statement of the user: the driver adapts its parameters; a text without any is sent as it is. Its errors are
+    raised here, before it joins the statements that wait: these must not be lost with it."""
     if _COPIES(sql):
         raise psycopg.NotSupportedError("COPY does not go together with other statements: use ctx.db.raw for it")
     if not rows[0]:
@@ -215,8 +215,8 @@ def _plan(connection: ReadyConnection, statements: Sequence[Statement]) -> list[
 
 
 def _answers(pgconn: PGconn) -> Generator[Any, int, list[PGresult]]:
-    """Everything up to the end of the pipeline. It is read while there is more to write: a server that cannot get rid
-    of its answers takes nothing more."""
+    """All answers of the pipeline. They are read while statements are still written: a server whose answers nobody
+    reads stops reading, too."""
     found: list[PGresult] = []
     more = False
     while True:
@@ -226,7 +226,7 @@ def _answers(pgconn: PGconn) -> Generator[Any, int, list[PGresult]]:
         pgconn.consume_input()
         while not pgconn.is_busy():
             answer = pgconn.get_result()
-            if answer is None:  # the end of one statement's; twice, and there is nothing more yet
+            if answer is None:  # the end of one answer; a second None: no more has come yet
                 if not more:
                     break
                 more = False

@@ -3,10 +3,10 @@
 Rules kept here:
 - Connections come from a pool and are in autocommit: a statement outside of a transaction is a commit of its own, and
   transactions send their BEGIN together with their first statement.
-- A connection that broke never goes back to the pool. When one did, the idle ones are looked at too: after a restart of
+- A connection that broke never goes back to the pool. When one breaks, the idle ones are checked: after a restart of
   the server all of them are gone.
 - A password is in no message: everything said about the server goes by `url`, which has none. A URL that the driver
-  would read otherwise than it was meant is refused: its errors quote what it took for a host or a port.
+  would misread is refused: its errors would quote part of a password as a host or a port.
 """
 
 import re
@@ -121,7 +121,7 @@ class PostgresServer(PostgresRecords):
 
     async def _run(self, name: str, parameters: Any = (), *, changes: bool = False) -> list[tuple[Any, ...]]:
         """The rows of one statement, a transaction of its own; with `changes` a list as long as the rows it changed. A
-        read whose connection was gone is done once more, on another."""
+        read is repeated once, on another connection, when its own was gone."""
         statement, again = ours(QUERIES[name], parameters), not changes
         while True:
             connection = await self.take()
@@ -148,7 +148,7 @@ def _parse(url: str) -> dict[str, Any]:
     try:
         known = conninfo_to_dict(url)
     except psycopg.Error:
-        pass  # its text may quote the password, so it is not even kept as the cause
+        pass  # its text may quote the password, so it is no cause of the error below
     authority, _, path = url.partition("//")[2].partition("/")
     is_misread = authority.count("@") > 1 or "@" in path.partition("?")[0]
     if known is None or is_misread or not re.fullmatch(r"[\d,]*", str(known.get("port") or "")):

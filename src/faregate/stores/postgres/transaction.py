@@ -1,12 +1,12 @@
 """One transaction on one connection to PostgreSQL.
 
 Rules kept here:
-- A round trip is what costs. What has no result that anybody waits for (BEGIN, savepoints, rows of the outbox, what
-  `write` took) waits and goes out in one pipeline (`pipeline.py`), with the next statement of ours or with COMMIT.
-- Whoever asks for the driver's connection finds everything sent, in order.
+- A round trip is what costs. A statement whose result nobody needs (BEGIN, savepoints, outbox rows, `write`) waits, and
+  goes out in one pipeline (`pipeline.py`) with the next one that has a result, or with COMMIT.
+- Before a handler gets the driver's connection, everything that waits is sent, in order.
 - A connection that turns out to be gone at the first statement is replaced once: nothing can have been committed.
-- A statement that was cancelled may or may not have been sent, and BEGIN with it: from then on the transaction takes
-  nothing but being rolled back.
+- A statement that was cancelled may or may not have been sent, and BEGIN with it: from then on the transaction can
+  only be rolled back.
 - A commit of a transaction in which a statement failed would be answered with ROLLBACK and no error: it is refused.
 """
 
@@ -63,7 +63,7 @@ class PostgresTransaction(PostgresRecords, SqlTransaction, TransactionBlock):
         if self._connection is None and not self._cancelled:
             return
         if len(self._waiting) > 1 and self._begins:
-            await self.flush()  # if the connection is gone, one can still know that nothing was committed
+            await self.flush()  # if the connection is gone this shows it, and certainly nothing was committed
         connection = self._live()
         if connection.pgconn.transaction_status == _FAILED and _UNDO not in self._waiting:
             await self.roll_back()
@@ -94,7 +94,7 @@ class PostgresTransaction(PostgresRecords, SqlTransaction, TransactionBlock):
             await finish(self._release(connection))
 
     async def _release(self, connection: Connection) -> None:
-        """Give the connection back without a transaction on it; one that cannot be freed of it is closed."""
+        """Give the connection back without a transaction on it, or close it if that fails."""
         try:
             if not connection.closed and connection.pgconn.transaction_status != _IDLE:
                 await exchange(connection, [_ROLLBACK])
@@ -139,8 +139,8 @@ class PostgresTransaction(PostgresRecords, SqlTransaction, TransactionBlock):
         return connection
 
     async def _exchange(self, *more: Statement) -> list[PGresult]:
-        """Send what waits, and more behind it, on another connection if this one turns out to be gone before anything
-        was done on it. The answers of the last."""
+        """Send what waits, and more behind it; the answers of the last. If the connection turns out to be gone before
+        anything was done on it, another one takes its place."""
         connection = self._live()
         waiting, self._waiting = [*self._waiting, *more], []
         try:
@@ -177,7 +177,7 @@ class PostgresTransaction(PostgresRecords, SqlTransaction, TransactionBlock):
         return sum(answer.command_tuples or 0 for answer in await self._exchange(self._theirs(sql, rows)))
 
     def _later(self, name: str, *values: Any) -> None:
-        """One of ours that nobody waits for."""
+        """A statement of ours whose result nobody needs."""
         self._live()
         self._waiting.append(ours(QUERIES[name], values))
 

@@ -30,7 +30,7 @@ def id_text(value: bytes) -> str:
 
 
 def attempts_text(attempts: Sequence[str]) -> str | None:
-    """Attempt ids as JSON; None when there are none, which is so for nearly all rows."""
+    """Attempt ids as JSON; None when there are none, as in nearly all rows."""
     return _json(tuple(attempts)).decode() if attempts else None
 
 
@@ -55,7 +55,7 @@ def outbox_row(row: Sequence[Any], id_out: Callable[[Any], str]) -> OutboxRow:
 
 
 def are_plain(rows: Sequence[OutboxRow]) -> bool:
-    """Whether nothing is known of any attempts, which is so for nearly all rows."""
+    """Whether none of them has attempts, as nearly always."""
     return all(row[7:] == _PLAIN for row in rows)
 
 
@@ -78,5 +78,5 @@ def dead_letter(row: Sequence[Any], id_out: Callable[[Any], str]) -> DeadLetter:
 
 
 def dead_state(letter: DeadLetter, message_id: Any) -> tuple[Any, ...]:
-    """What changes with everything that becomes of a dead letter, after its node and id."""
+    """Node and id, then the fields of which one changes whenever a dead letter changes."""
     return letter.node, message_id, letter.status, letter.copies, letter.replays, letter.last_failed_at

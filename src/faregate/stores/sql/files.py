@@ -36,7 +36,7 @@ def _queries(package: str) -> dict[str, str]:
 
 
 def load_migrations(package: str) -> list[Migration]:
-    """The migrations of a backend by version, which run from 1 without a gap."""
+    """The migrations of a backend, versions 1, 2, 3, …"""
     found = []
     for file in (files(package) / "migrations").iterdir():
         number, underscore, name = file.name.removesuffix(".sql").partition("_")

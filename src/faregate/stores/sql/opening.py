@@ -1,4 +1,4 @@
-"""Opening a store that may not be there yet: try, say so, try again, and give up with a sentence that helps."""
+"""Opening a store that may not be reachable yet: try several times, then say what to check."""
 
 import asyncio
 import logging

@@ -2,8 +2,8 @@
 
 Rules kept here:
 - There is one writer per file, process and event loop, behind an asyncio lock: all stores of the same file share it. A
-  second inline `BEGIN IMMEDIATE` would freeze the loop for the busy timeout. Other processes are waited for by asking
-  again, with the loop free meanwhile, and given up on with `StoreConflict`.
+  second inline `BEGIN IMMEDIATE` would freeze the loop for the busy timeout. While another process writes, we ask again
+  and again, with the loop free in between, and raise `StoreConflict` in the end.
 - Statements run inline (10 µs); a commit with its fsync runs in a thread of its own, and whoever is cancelled there
   still waits for the outcome. No path leaves the lock held or a transaction open.
 - The reader sees what is committed, also while a transaction is open: write-ahead log on a file. A database in memory
@@ -63,7 +63,7 @@ class SqliteDatabase:
 
     def _open(self) -> None:
         self.writer = self._connect()
-        # While somebody else writes, setting it is refused even when nothing would change.
+        # While another process writes, setting it is refused even when nothing would change.
         if not self._in_memory and self.writer.execute("pragma journal_mode").fetchone()[0] != "wal":
             self.writer.execute("pragma journal_mode = wal")
         self.reader = self._connect()
@@ -107,7 +107,7 @@ class SqliteDatabase:
         return await self.retry(lambda: self.reader.execute(sql, parameters).fetchall())
 
     async def retry(self, work: Callable[[], T]) -> T:
-        """Do it until nobody is in the way; the loop is free between two tries."""
+        """Try it until no other process is in the way; the loop is free between two tries."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.busy_seconds
         tries = 0
@@ -153,7 +153,7 @@ class SqliteDatabase:
                 self._let_reader_go()
                 self.writer.execute("commit")
             else:
-                # Whoever waits may be cancelled: the commit goes on, and the lock is given back when it is over.
+                # We may be cancelled: the commit goes on, and the lock is given back when it is over.
                 loop = asyncio.get_running_loop()
                 await finish(loop.run_in_executor(self._thread, self.writer.execute, "commit"))
         except sqlite3.Error as exc:
@@ -205,7 +205,7 @@ def execute_all(connection: sqlite3.Connection, script: str) -> None:
             connection.execute(statement)
             statement = ""
     if statement:
-        connection.execute(statement)  # a string or a comment is left open: the database has the words for it
+        connection.execute(statement)  # a string or a comment is left open: the database says so
 
 
 async def connect(url: str, database_id: str, path: Path | None, *, busy_seconds: float) -> SqliteDatabase:

@@ -24,7 +24,7 @@ from faregate.stores.sqlite.rows import QUERIES
 from faregate.stores.sqlite.transaction import SqliteTransaction
 
 _YOUNG_ROWS = 10_000
-"""How many rows that are young may lie before one that is old, when old ones are removed."""
+"""After how many young rows the search for old ones ends."""
 _ALL_ROWS = (1 << 63) - 1
 
 
@@ -34,7 +34,7 @@ class SqliteStore(SqliteFile, SqlStore):
     dear_savepoints = False
     insertion = insertion
     _looked_through: frozenset[str] = frozenset()
-    """The nodes all of whose ledger rows were looked at for old ones since this object was made."""
+    """The nodes whose first search for old ledger rows is done."""
 
     def reader(self) -> SqliteReader:
         if self._place.path is None:
@@ -57,10 +57,9 @@ class SqliteStore(SqliteFile, SqlStore):
         return [outbox_row(row, self.id_out) for row in await self._read("undispatched", values)]
 
     async def evict(self, node: str, before: float, limit: int) -> int:
-        """There is no index on the time: rows lie in its order, so the old ones come first, but for a few.
+        """There is no index on the time. Rows are nearly in its order, so the search ends after some young rows.
 
-        So looking ends behind some young rows. A clock that was wrong can leave more of them before the old ones;
-        therefore everything is looked at once for each node, when its bus starts.
+        A clock that was wrong can leave more of them before old ones, so the first search for a node sees all rows.
         """
         thorough = node not in self._looked_through
 

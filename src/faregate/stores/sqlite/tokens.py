@@ -19,7 +19,7 @@ class SqliteTokenStore(SqliteFile, SqlTokenStore):
 
     async def create(self, tokens: Sequence[Token]) -> None:
         def work(connection: sqlite3.Connection) -> None:
-            # The time is looked at when it is our turn to write: waiting for it must not let a late token through.
+            # Ask the clock when it is our turn to write: a token that became too late meanwhile must not be created.
             connection.executemany(QUERIES["create_token"], token_values(tokens, self._clock.time()))
 
         await self._write(work)

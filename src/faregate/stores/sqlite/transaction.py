@@ -1,8 +1,8 @@
 """One transaction on the writing connection of a SQLite database.
 
 Rules kept here:
-- Every statement first looks whether the transaction is still open: SQLite ends it by itself after some errors, and in
-  autocommit the next statement would be committed alone, without its ledger row.
+- Before every statement we check that the transaction is still open: SQLite ends it after some errors, and then the
+  next statement would be committed alone, without its ledger row.
 - The methods are coroutines for the port's sake; between `begin` and `commit` none of them waits.
 """
 
@@ -94,7 +94,7 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
             raise_translated(exc, self._database.url)
 
     def _run_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
-        """How many rows changed. One row takes the shorter way."""
+        """How many rows changed. `execute` is faster for one row."""
         try:
             if len(rows) == 1:
                 return self._live().execute(sql, rows[0]).rowcount
@@ -165,7 +165,7 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
         return {} if inserted == len(values) else self._there_before(values, inserted)
 
     def _there_before(self, values: Sequence[tuple[Any, ...]], inserted: int) -> dict[str, bytes | None]:
-        """Which rows made no difference. Those just inserted have the highest numbers, one after the other."""
+        """Which rows were there before. Those just inserted have the highest numbers, one after the other."""
         first_new = self._fetch(_LAST_ROWID)[0][0] - inserted + 1 if inserted else None
         found = {}
         for node, message_id, *_ in values:
