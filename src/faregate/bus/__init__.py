@@ -1,1 +1,1 @@
-"""The bus: node, context, pipeline, lanes, sending. It talks to the world through ports only."""
+"""The asyncio engine: consumes from a queue transport, hands messages to the core, and dispatches what they send."""

@@ -1,11 +1,11 @@
-"""The sending side of tokens: before a signal goes out, the recipient's token is there, and it is the right one.
+"""The sending side of tokens: a signal goes out after its recipient's token was created.
 
     resolve    the outbox row of a publication learns its recipients, those that want tokens first
     D1         register fresh attempt ids with the row, one for each of those   compare-and-swap
     D2         create the tokens of these attempts, at most once                if absent, and in time
-    D3         choose them; who loses reloads and uses the winner's             compare-and-swap
+    D3         choose them; the loser reads again and uses the winner's         compare-and-swap
     D4         the dispatcher sends the signals with the chosen attempts
-    G1         tokens of attempts that were registered and not chosen go, once nobody can create them any more
+    G1         remove tokens of attempts that were not chosen, once nobody can create them any more
 
 A row keeps its place in the outbox through all of it: that is the order in which its key is sent, also after a crash.
 Where the token store is the node's own database, resolving and D1 to D3 are one transaction.
@@ -31,7 +31,7 @@ from faregate.ports.tokens import NOBODY, Mode, Token
 PENDING = "pending"
 """Stands for an attempt that is not chosen yet."""
 FOR_NOBODY = ("(nobody)",)
-"""The recipients of an event whose list was empty: no node can be called so."""
+"""The recipients of an event whose list was empty. No node can have this name."""
 FENCE_SECONDS = 60.0
 """How long after its registration an attempt may be created."""
 _FOR_EVER = 1e15
@@ -46,7 +46,7 @@ def is_pending(row: OutboxRow) -> bool:
 
 
 def without_attempts(row: OutboxRow) -> OutboxRow:
-    """A row where nobody makes tokens any more: the ledgers of its recipients recognise its signals."""
+    """A row of a bus that makes no tokens any more: the ledgers of its recipients recognise its signals."""
     return row._replace(chosen=()) if is_pending(row) else row
 
 
@@ -68,7 +68,7 @@ def has_strays(row: OutboxRow) -> bool:
 
 
 class Attempts:
-    """For one store, whose outbox rows it prepares for sending."""
+    """Prepares the outbox rows of one store for sending."""
 
     def __init__(self, store: Store, lists: RecipientLists, clock: Clock, alarms: Alarms | None = None) -> None:
         self._store = store
@@ -84,8 +84,8 @@ class Attempts:
     async def resolve(self, rows: Sequence[OutboxRow]) -> dict[int, OutboxRow | None]:
         """Give unresolved rows their recipients, in one commit; seq -> the row as it is then, None where it is gone.
 
-        An event without recipients is for nobody from then on, but for those who read the transport's log. A command
-        without a list stays as it is: the transport says whether anybody takes it.
+        An event without recipients then goes to nobody but the readers of the transport's log. A command without a list
+        stays as it is: the transport says whether anybody takes it.
         """
         lists = await self._lists.resolve(row.envelope for row in rows)
         modes = {row.seq: lists.get(topic_of(row.envelope), NOBODY).modes for row in rows}
@@ -108,13 +108,13 @@ class Attempts:
             if faults.hook is not None:
                 await faults.hook("tokens.resolved")
         for row in fresh:
-            if row.seq not in ours:  # another dispatcher was faster, or our own commit happened without our knowing
+            if row.seq not in ours:  # another dispatcher was faster, or our commit with an unknown outcome
                 resolved[row.seq] = await self._current(row.seq)
         return resolved
 
     async def _is_repetition(self, transaction: Transaction, row: OutboxRow) -> bool:
-        """Whether the same idempotency key was published before: the ledger of the sending node remembers those that it
-        resolved, since each would get tokens of its own."""
+        """Whether the same idempotency key was published before. Recipients cannot see it, as each publication has
+        tokens of its own; so the ledger of the sending node keeps it."""
         envelope = row.envelope
         if row.message_id is not None or not ids.is_idempotent(envelope.publication_id):
             return False
@@ -161,7 +161,7 @@ class Attempts:
             await faults.hook("tokens.created")
         for attempt in attempts:
             if await self._tokens.read(attempt) is None:
-                return  # it came too late, and the next attempts have to do
+                return  # it came too late: `choose` tries again with others
         await self._store.choose_attempts(row.seq, row.version + 1, attempts)
         if faults.hook is not None:
             await faults.hook("tokens.chosen")
@@ -182,7 +182,7 @@ class Attempts:
         ]
 
     async def drop(self, row: OutboxRow, signals: Sequence[Envelope]) -> None:
-        """These signals of a row cannot be sent: nobody will use their tokens up, nor those of earlier attempts."""
+        """These signals of a row cannot be sent: discard their tokens, and those of earlier attempts."""
         strays = set(row.registered).difference(row.chosen)
         unsent = {signal.attempt_id for signal in signals if signal.attempt_id is not None}
         if strays | unsent:

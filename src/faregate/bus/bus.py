@@ -43,7 +43,7 @@ log = logging.getLogger("faregate.bus")
 MAX_MESSAGE_BYTES = 1024 * 1024
 RETAIN_LEDGER = 30 * 86_400.0
 _PREFETCH = 2048
-"""Messages that are handled together have to be here together."""
+"""Enough for several full batches."""
 
 
 class SubscriptionCounts(NamedTuple):
@@ -137,12 +137,12 @@ class Bus:
             self._transport.on_unreadable = self._unreadable
         self._state = "new"
         self._landings: set[asyncio.Future[None]] = set()
-        """Those that wait until nothing is in flight."""
+        """Calls of `idle` that wait."""
         self.left_behind = 0
-        """How many handlers had not finished when `stop` gave up waiting for them. A program that wants to end now must
-        not wait for their threads or tasks."""
+        """How many handlers had not finished when `stop` ended. A program that wants to end must not wait for their
+        threads or tasks."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        """Where it runs, once it does."""
+        """The loop of `start`."""
 
     def _worker(self, node: Node, subscription: Subscription, limit: int) -> Worker:
         sender, shared = self._senders[node.name], self._stores.of(node.name)
@@ -215,7 +215,7 @@ class Bus:
         log.info("%d nodes with %d subscriptions run on %s", len(self.nodes), len(self._workers), self.url)
 
     async def prepare(self) -> None:
-        """Make what transport and stores keep for these nodes (their queues and tables), without running them."""
+        """Make the queues and tables of these nodes, without running them."""
         if self._state != "new":
             raise ConfigurationError(f"this bus is {self._state}; prepare it before it is started")
         await self._open()
@@ -315,9 +315,9 @@ class Bus:
     # --- sending ------------------------------------------------------------------------------------------
 
     async def publish(self, event: Any, *, node: str | Node | None = None, **options: Unpack[Options]) -> str:
-        """Publish an event as `node`; returns its publication id once the transport has it safe.
+        """Publish an event as `node`; returns its publication id once the transport has confirmed it.
 
-        `node` is needed where the bus has several and not just one of them is known to publish this event: by its
+        `node` is needed where the bus has several nodes, unless exactly one is known to publish this event: by its
         `publishes=`, or as the `source=` of a subscription.
         """
         outgoing = as_event(event, options)
@@ -342,7 +342,7 @@ class Bus:
 
     @property
     def spools(self) -> bool:
-        """Whether other processes can publish to this bus' transport while it, or nobody, runs the nodes."""
+        """Whether other processes can publish to the transport of this bus, also while nobody runs the nodes."""
         return isinstance(self._transport, SpoolTransport)
 
     async def spool(
@@ -501,7 +501,6 @@ class Bus:
 
     @property
     def transport(self) -> QueueTransport:
-        """What it runs on."""
         return self._transport
 
     @property
@@ -519,7 +518,7 @@ class Bus:
         self._check_loop()
 
     def _check_loop(self) -> None:
-        """Nothing here is made for two threads: a publish from another one would be taken and wake nobody."""
+        """A call from another thread would wake nobody."""
         # To ask for the running loop is a system call on Python 3.11; a thread has one of them at a time.
         if self._loop is not None and not (self._thread == get_ident() and self._loop.is_running()):
             raise WrongEventLoop(
@@ -552,7 +551,7 @@ def _check_retain_dead(given: object, store: object) -> RetainDead | None:
 
 
 def shared_keys(nodes: Iterable[Node]) -> Keys:
-    """For each topic, the key of its subscriptions, where all that order by one agree."""
+    """For each topic, the key of its subscriptions, if they agree."""
     found: dict[Any, set[Key]] = {}
     for node in nodes:
         for (wire, source), subscription in node.subscriptions.items():

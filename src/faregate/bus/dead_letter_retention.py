@@ -1,10 +1,10 @@
 """Dead letters do not stay for ever: they are exported, and then removed.
 
 Rules kept here:
-- Nothing is removed that is not in a file on the disk before: whole, one JSON line each, readable for its owner alone.
+- Before a letter is removed it is on the disk, whole, as one line of JSON in a file that only its owner can read.
 - A letter that changed since it was exported (another copy, a decision) stays, and is exported again next time.
-- What was not handled is removed only once the ledger refuses copies of it as too old: a discarded message must not run
-  because its letter is gone.
+- The letter of a message that was not handled stays until the ledger refuses copies as too old: a discarded message
+  must not run because its letter is gone.
 """
 
 import asyncio
@@ -30,8 +30,8 @@ _AT_ONCE = 200
 class RetainDead:
     """For how many seconds a bus keeps dead letters, and the folder that they are exported to before they are removed.
 
-    The time counts from the last failure or decision. Only letters with these statuses go; unless told otherwise those
-    that nobody has to decide about any more.
+    The time counts from the last failure or decision. Only letters with one of these statuses are
+    removed; by default those that nobody has to decide about any more.
     """
 
     seconds: float
@@ -72,7 +72,7 @@ async def pages(store: Store, which: DeadFilter) -> AsyncIterator[list[DeadLette
             return
         last = found[-1].last_failed_at
         seen = {(letter.node, letter.message_id) for letter in found if letter.last_failed_at == last}
-        limit = _AT_ONCE + len(seen)  # so that those of one moment, however many, do not fill a page
+        limit = _AT_ONCE + len(seen)  # or many letters of one moment would fill the page
         which = msgspec.structs.replace(which, since=last)
 
 
@@ -132,7 +132,7 @@ def append(file: Path, letters: Sequence[DeadLetter], *, new: bool = False) -> N
 
 
 def _make_folder(folder: Path) -> None:
-    """It, and those above it that are missing, are on the disk when it returns."""
+    """With its parents; durable when it returns."""
     if not folder.is_dir():
         _make_folder(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -3,9 +3,8 @@
 Rules kept here:
 - A decision is one commit: the letter's new status, and the outbox row that carries it out. Whoever dispatches the
   outbox of that store sends it, now or when it starts.
-- A replay keeps the identity, so that a half-done one finishes instead of doubling. Its number tells it from earlier
-  replays, and it goes to the node where it died, and to no other recipient. An output that nobody took is published
-  anew.
+- A replay keeps the identity, so that a half-done one finishes and is not doubled. A number tells it from earlier
+  replays. It goes only to the node where the message died. An output that nobody took is published anew.
 - An edited message is a new one that names the original, which stays as it is: both can be seen.
 - What was discarded or handled since cannot be replayed.
 """
@@ -61,9 +60,9 @@ class DeadLetters:
         return (await self.one(message_id, node)).letter
 
     async def one(self, message_id: str, node: str | None = None) -> Found:
-        """The letter with this message id, or with the only one that begins so.
+        """The letter with this message id, or the only one whose id begins like this.
 
-        Raises `DeadLetterNotFound`, and `ConfigurationError` for what could mean several.
+        Raises `DeadLetterNotFound`, and `ConfigurationError` for a beginning that several have.
         """
         wanted = message_id.strip().lower()
         is_whole = _is_id(wanted)
@@ -98,7 +97,7 @@ class DeadLetters:
         return await self._decide([await self.one(each, node) for each in message_ids], "discarded", by)
 
     async def decide_all(self, found: Sequence[Found], status: DeadStatus, by: str) -> list[DeadLetter]:
-        """The same for what a listing gave; what was decided otherwise meanwhile is left out."""
+        """The same for letters of a listing; those that changed meanwhile are left out."""
         return await self._decide(found, status, by, only_decidable=True)
 
     async def _decide(
@@ -153,7 +152,7 @@ async def _carry_out(
         await transaction.send([_replay_row(letter) for letter in letters])
     else:
         rows = [row for letter in letters for row in pending.get((letter.node, letter.publication_id), ())]
-        if rows:  # as far as nobody has begun to send them meanwhile
+        if rows:  # those that nobody has begun to send
             await transaction.dispatched(sorted(await transaction.revise(rows)))
 
 
@@ -184,7 +183,7 @@ def edited(letter: DeadLetter, body: str | bytes, by: str, now: float) -> Envelo
     except msgspec.DecodeError as exc:
         raise ConfigurationError(f"the new body of {letter} is no JSON: {exc}") from exc
     encoded, encoding, digest = BodyWriter(JsonCodec(), limit=_BODY_LIMIT).write(value)
-    # The body is part of this identity: a person edits, not a handler, and mends a mistake by editing once more.
+    # The body is part of the id, so that another edit of the same letter is another message.
     publication_id = ids.publication_id(
         correlation_id=letter.correlation_id,
         node=letter.node,
@@ -220,8 +219,8 @@ def body_of(envelope: Envelope) -> Any:
 
 
 def _recipients(letter: DeadLetter) -> tuple[str, ...]:
-    """An output that nobody took is its sender's letter: everybody who takes it now shall get it. Of signals with
-    tokens only those that were not taken: the others would get it twice."""
+    """Who gets the replay. An output that nobody took is a letter of its sender, and goes to all who take it now; with
+    tokens only to those that did not get it, or the others would get it twice."""
     if letter.reason != Unroutable.reason:
         return (letter.node,)
     return () if letter.envelope.attempt_id is None else letter.envelope.recipients
@@ -232,8 +231,8 @@ def _address(letter: DeadLetter) -> tuple[str, str]:
 
 
 async def _pending_replays(store: Store) -> dict[tuple[str, str], list[OutboxRow]]:
-    """Replays that are asked for and that nobody has begun to send, by node and publication: a discard takes them back.
-    One that has attempts goes on, or its tokens would stay for ever; its recipient finds that it is discarded."""
+    """Replays that nobody has begun to send, by node and publication: a discard takes them back. One that has attempts
+    goes on, or its tokens would stay for ever; its recipient finds that the message is discarded."""
     pending: dict[tuple[str, str], list[OutboxRow]] = {}
     for row in await store.undispatched(_MOST):
         if row.envelope.replay and not row.registered and set(row.chosen) <= {PENDING}:

@@ -7,12 +7,10 @@ Rules kept here:
   and key.
 - Sending is tried for ever (on Spark for a while), with growing pauses and an alarm. An output that nobody takes
   becomes a dead letter of its own.
-- What waits in memory is bounded: whoever would add to it waits for room before it begins a transaction (never within,
+- What waits in memory is bounded: a handler that sends waits for room before its transaction begins (never within it,
   since sending may need the store).
-- Removing a row costs no commit of its own where possible: it goes with the next unit of work on the same store.
-
-Rows that other processes put there (`fg.outbox`, `faregate dead replay`) are found by looking, when there is nothing
-else to do.
+- A row is removed in the commit of the next unit of work on the same store, if there is one soon.
+- Rows of other processes (`fg.outbox`, `faregate dead replay`) are looked for when there is nothing else to do.
 """
 
 import asyncio
@@ -40,7 +38,7 @@ log = logging.getLogger("faregate.bus")
 
 _BATCH, _BATCH_BYTES = 500, 4 << 20
 _MOST_WAITING, _MOST_WAITING_BYTES = 5_000, 16 << 20
-"""When so much waits to be sent, no transaction begins that would add to it."""
+"""When so much waits, no handler that sends begins a transaction."""
 _LOOK_SECONDS = 0.25
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 30.0
 _ALARM_AFTER = 10.0
@@ -66,19 +64,19 @@ class Dispatcher(Outbox):
     ) -> None:
         self._store = store
         self._nodes = nodes
-        """Whose rows it sends; those of other nodes in the same database are for whoever runs them."""
+        """The nodes whose rows it sends; other nodes in the same database have a dispatcher elsewhere."""
         self._around = around or {}
         """The outgoing middlewares of nodes, for what `fg.outbox` recorded without them."""
         self._patience = patience
         """For how many seconds sending is tried; then its error is raised."""
         self._attempts = attempts
-        """Where recipients may want tokens: who prepares rows for sending."""
+        """Prepares rows whose recipients may want tokens."""
         self._transport = transport
         self._clock = clock
         self._alarms = alarms
         self._queue: deque[OutboxRow] = deque()
         self._bytes = 0
-        """How long the bodies of those are together."""
+        """The length of all their bodies."""
         self._sent: dict[int, None] = {}
         """Confirmed, and still in the table; in order."""
         self._held: set[int] = set()
@@ -117,7 +115,7 @@ class Dispatcher(Outbox):
         self._sent.update(dict.fromkeys(recorded.removed))
 
     def doubt(self) -> None:
-        """A commit may or may not have happened: rows of it may be in the table without our knowing."""
+        """A commit may or may not have happened: its rows may be in the table."""
         self._doubted_at = self._clock.monotonic()
         self._wake.set()
 
@@ -140,7 +138,7 @@ class Dispatcher(Outbox):
             await asyncio.gather(*waiting)
 
     def take_up(self, rows: Sequence[OutboxRow]) -> None:
-        """Send these, which are in the table; known ones are on their way already."""
+        """Send these rows of the table, unless they are known already."""
         new = [row for row in rows if row.seq not in self._held]
         self._held.update([row.seq for row in new])
         self._queue.extend(new)
@@ -150,13 +148,13 @@ class Dispatcher(Outbox):
             self._wake.set()
 
     async def room(self, unless: Callable[[], bool] = lambda: False) -> None:
-        """Return once there is room for more that waits to be sent, or nobody wants it any more (see `look_again`)."""
+        """Return once there is room for more rows, or `unless` says that nobody needs it (see `look_again`)."""
         while (len(self._queue) >= _MOST_WAITING or self._bytes >= _MOST_WAITING_BYTES) and not unless():
             self._changed.clear()
             await self._changed.wait()
 
     def look_again(self) -> None:
-        """Whoever waits for room may want none any more."""
+        """Ask `unless` again: room may not be needed any more."""
         self._changed.set()
 
     # --- life ------------------------------------------------------------------------------------------------
@@ -253,8 +251,8 @@ class Dispatcher(Outbox):
     # --- work ------------------------------------------------------------------------------------------------
 
     async def look(self) -> int:
-        """Take up rows of the table that are not known here; how many."""
-        known = self._held.copy()  # what is removed while we read may still be in what we read
+        """Take up rows of the table that are not known here; returns how many."""
+        known = self._held.copy()  # a row that is removed while we read may still be among those we read
         rows = await self._store.undispatched(_BATCH + len(known), self._nodes)
         found = [row for row in rows if row.seq not in known and row.seq not in self._held]
         self.take_up(found)
@@ -302,7 +300,7 @@ class Dispatcher(Outbox):
                 if rows:
                     await self._publish(rows)
                 return
-            except BaseException as exc:  # whatever it is, giving up here would lose messages
+            except BaseException as exc:  # whatever it is: to stop here would lose messages
                 if failure_of(exc) is None or waited >= self._patience:
                     raise
                 log.warning("%d outgoing messages wait %g s, then are sent again: %s", len(rows), pause, exc)
@@ -315,7 +313,7 @@ class Dispatcher(Outbox):
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def _publish_within(self, around: Around, row: OutboxRow) -> None:
-        """Publish a row within the outgoing middlewares of its node; one that they hold back leaves the outbox."""
+        """Publish a row within the outgoing middlewares of its node. If they do not send it, it leaves the outbox."""
         called = ended = False
         error: BaseException | None = None
         failure: BaseException | None = None
@@ -342,7 +340,7 @@ class Dispatcher(Outbox):
             if failure is not None and failure is not error:
                 log.warning("%s was sent; an outgoing middleware failed after that: %s", row.envelope, failure)
             return
-        cause = failure or error  # a middleware may keep the error for itself; but what is in the outbox is sent
+        cause = failure or error  # a middleware may swallow the error; the row is still to be sent
         if isinstance(cause, Permanent):
             await self._add_dead(row, [(row.envelope, cause)])
         elif cause is not None:
@@ -351,7 +349,7 @@ class Dispatcher(Outbox):
             self._sent[row.seq] = None
 
     async def _publish(self, rows: list[OutboxRow]) -> Permanent | None:
-        """Returns the error of one that will never be taken; it is a dead letter by then."""
+        """Returns the error of a row that nobody will ever take; that is a dead letter by then."""
         refused = None
         if any(row.chosen for row in rows):
             rows = rows if self._attempts is not None else [without_attempts(row) for row in rows]
@@ -373,8 +371,8 @@ class Dispatcher(Outbox):
         return refused
 
     async def _prepare(self, attempts: Attempts, rows: list[OutboxRow]) -> list[OutboxRow]:
-        """Resolve the recipients of each row, and see that those who want tokens have them. Rows keep their order; the
-        ones that another dispatcher has sent meanwhile are left out."""
+        """Resolve the recipients of each row, and create the tokens that they want. Rows keep their order; those that
+        another dispatcher has sent meanwhile are left out."""
         unresolved = [row for row in rows if is_unresolved(row)]
         resolved = await attempts.resolve(unresolved) if unresolved else {}
         ready: list[OutboxRow] = []
@@ -389,7 +387,7 @@ class Dispatcher(Outbox):
         return ready
 
     async def _keep_strays(self, rows: list[OutboxRow]) -> None:
-        """Sent rows with attempts that were not chosen stay, marked, until those cannot turn up any more."""
+        """Sent rows with attempts that were not chosen stay until no token of these can be created any more."""
         strays = [row.seq for row in rows if has_strays(row)]
         if strays:
             await self._store.keep_dispatched(strays, self._clock.time())
@@ -398,7 +396,7 @@ class Dispatcher(Outbox):
             self._held.difference_update(strays)
 
     async def discard_strays(self) -> None:
-        """Remove what was kept because of its strays, as far as it is time."""
+        """Remove rows that stayed because of their strays, where it is time."""
         if self._attempts is not None:
             await self._attempts.discard_strays()
 
@@ -422,7 +420,7 @@ class Dispatcher(Outbox):
         return last
 
     async def _add_dead(self, row: OutboxRow, refused: list[tuple[Envelope, Permanent]]) -> None:
-        """Nobody takes these signals of a row, and the others are sent: a dead letter of the sending node, in the same
+        """Nobody takes these signals of a row; the others are sent. The dead letter of the sending node is in the
         commit in which the row leaves the outbox."""
         signal, exc = refused[-1]
         recipients = tuple(name for signal, _ in refused for name in signal.recipients)

@@ -1,11 +1,10 @@
 """Keeps a node's store in order: takes in the transport's dead letters, removes what the ledger need not remember.
 
 Rules kept here:
-- A dead letter of the transport (expiry, too many deliveries) is in the table of dead letters before it leaves the
-  transport's dead-letter queue.
-- Claims whose token is gone, and tokens of attempts that no signal carries, are swept up.
-- Ledger rows go by age, never before their outgoing messages are sent, and the floor rises in the same commit.
-- Dead letters go by age where the bus says so, exported first (`dead_retention.py`).
+- A dead letter of the transport (expiry, too many deliveries) is in the store before it leaves the transport's queue.
+- Claims whose token is gone, and tokens of attempts that no signal carries, are removed.
+- Old ledger rows are removed, never before their outgoing messages are sent; the floor rises in the same commit.
+- Old dead letters are removed where the bus says so, exported first (`dead_letter_retention.py`).
 """
 
 import asyncio
@@ -38,7 +37,7 @@ _REMOVING = "removes old rows"
 _DRAINED: frozenset[Capability] = frozenset({"dead letters", "delay"})
 """What a transport needs so that its dead letters can wait for a store that is away."""
 _CLAIM_AGE = 60.0
-"""A claim this old whose token is gone belongs to nobody who still works on it."""
+"""Nobody still works on a claim this old whose token is gone."""
 
 
 class Housekeeper:
@@ -89,7 +88,7 @@ class Housekeeper:
         try:
             self._consumer = await self._transport.consume(dead_letter_queue(self._node), on_delivery, prefetch=100)
         except QueueNotFound:
-            pass  # a node without subscriptions has nothing that could die
+            pass  # a node without subscriptions has no dead letters
 
     async def stop(self) -> None:
         self._stopping = True
@@ -113,7 +112,7 @@ class Housekeeper:
     # --- dead letters of the transport -----------------------------------------------------------------------
 
     def keep_dead(self, delivery: Delivery) -> None:
-        """Put it among the dead letters, then settle it."""
+        """Write its dead letter into the store, then settle it."""
         self._background(self._drain(delivery), f"puts {delivery.envelope} among the dead letters")
 
     async def _drain(self, delivery: Delivery) -> None:
@@ -137,7 +136,7 @@ class Housekeeper:
         self.activity += 1
 
     async def _add_dead(self, transaction: Transaction, letter: DeadLetter) -> None:
-        """The dead letter, and with it its token, where that is in the same database."""
+        """Add the dead letter; remove its token, if that is in the same database."""
         await transaction.add_dead(letter)
         if self._shared.claims is None and letter.envelope.attempt_id is not None:
             await transaction.consume_tokens([letter.envelope.attempt_id])
@@ -164,20 +163,20 @@ class Housekeeper:
             await self._prune()
         except TRANSACTION_LOST as exc:
             log.warning("old ledger rows of %s are not removed this time: %s", self._node, exc)
-        except Exception:  # the next time may go better; nobody else would tell of it
+        except Exception:  # the next time may go better
             log.exception("what is old of %s is not removed this time", self._node)
 
     def _now(self) -> float:
-        """By which age is told: a wall clock that was set forward makes nothing older than it is. The floor, once
-        raised, does not sink again, and would refuse everything that is sent after the clock was set right."""
+        """The time that age is measured with. A wall clock that was set forward makes nothing older: the floor never
+        sinks, and would refuse everything that is sent after the clock was set right."""
         return min(self._clock.time(), self._offset + self._clock.monotonic())
 
     async def _evict_some(self) -> int:
-        """Remove a few old rows; how many."""
+        """Remove a few old rows; returns how many."""
         return await self._shared.store.evict(self._node, self._now() - self._retain, _ROWS_AT_A_TIME)
 
     async def _prune(self) -> None:
-        """Export and remove old dead letters, now and then: it looks through all of them."""
+        """Export and remove old dead letters, not too often: it reads all of them."""
         wanted, now = self._retain_dead, self._now()
         if wanted is None or now < self._prune_at:
             return
@@ -195,7 +194,7 @@ class Housekeeper:
     # --- tokens ----------------------------------------------------------------------------------------------
 
     async def _sweep(self) -> None:
-        """Claims without a token, and tokens without a signal, go: nothing of a message stays behind."""
+        """Remove claims without a token, and tokens without a signal."""
         if self._shared.claims is not None:
             await self._shared.claims.sweep(self._now() - _CLAIM_AGE)
         await self._dispatcher.discard_strays()

@@ -1,14 +1,14 @@
 """Lanes: how many deliveries of one subscription are worked on at a time, and in which order.
 
 Rules kept here:
-- At most `size` deliveries, or batches of them, run at once. `batch` bounds what a lane takes at a time; it may change
-  as one learns how long a message takes. Who waits finds a free lane: a lane takes no more than its share of what the
-  free ones could take; only where messages are so fast that a full batch of them takes no time, it takes that.
-- A batch that is slower than was thought puts back what it has not begun (`put_back`).
-- Of one key at most one runs, in the order in which they were submitted; different keys do not wait for each
-  other, and a key that has its turn never waits while a lane is free.
-- What waits is bounded by the transport's prefetch. The embedded broker withholds what follows a busy key, so a busy
-  key does not fill that window; a transport that does not withhold has to see to this itself.
+- At most `size` deliveries, or batches of them, run at once. `batch` bounds what a lane takes at a time; it depends
+  on how long messages take. A lane leaves their share to the other free lanes, unless messages are so fast that a full
+  batch takes no time.
+- A batch that is slower than expected puts back what it has not begun (`put_back`).
+- Of one key at most one message runs, in the order of submission. Keys do not wait for each other, and the next message
+  of a key never waits while a lane is free.
+- What waits is bounded by the transport's prefetch. The embedded broker withholds what follows a busy key, so that a
+  busy key does not fill the prefetch; other transports have to do so themselves.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ from faregate.ports.queue import Delivery
 log = logging.getLogger("faregate.bus")
 
 Run = Callable[[list[Delivery]], Awaitable[list[Delivery]]]
-"""Works on a batch; returns those of it that shall run again, each alone, ahead of everything else of their keys."""
+"""Works on a batch; returns those that run again, each alone, before everything else of their keys."""
 
 _CANCEL_SECONDS = 5.0
 _RUNS_PER_TURN = 64
-"""A lane whose handler never really waits lets the rest of the event loop go on after this many."""
+"""After so many a lane lets the rest of the event loop run, as its handler may never wait."""
 
 
 class Lanes:
@@ -39,25 +39,24 @@ class Lanes:
         self._by_key = by_key
         self._ready: deque[Delivery] = deque()
         self._keys: dict[str, deque[Delivery] | None] = {}
-        """The keys that are ready or running, with what waits behind each, if anything does."""
+        """The keys that are ready or running, with what waits behind each."""
         self._alone: set[Delivery] = set()
-        """Ready ones that are not taken together with others."""
+        """Ready deliveries that are not taken together with others."""
         self._idle: list[asyncio.Future[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.closing = False
         self.batch = 1
         """How many deliveries a lane takes at a time, at most."""
         self.at_work: dict[asyncio.Task[None], list[Delivery]] = {}
-        """The lanes that are at work now, and on what."""
+        """What each lane works on now."""
 
     @property
     def busy(self) -> int:
-        """How many lanes are at work now."""
         return len(self.at_work)
 
     @property
     def neglected(self) -> Delivery | None:
-        """The first that is ready while no lane is at work; such a one is taken at once, or something is wrong."""
+        """The first ready delivery while no lane is at work: if it stays, something is wrong."""
         return self._ready[0] if self._ready and not self.at_work else None
 
     def submit(self, delivery: Delivery) -> None:
@@ -74,11 +73,11 @@ class Lanes:
                 return
             self._keys[key] = None
         self._ready.append(delivery)
-        if self.batch == 1 or len(self._ready) % self.batch == 1:  # the lane that this wakes takes those that follow
+        if self.batch == 1 or len(self._ready) % self.batch == 1:  # a lane takes those that follow, too
             self._wake()
 
     def put_back(self, unbegun: Sequence[Delivery], ended: Sequence[Delivery] = ()) -> None:
-        """Of a batch at work: what has not begun is ready again, before all others; what has ended is done with."""
+        """Of a batch at work: deliveries that have not begun are ready again, before all others; some have ended."""
         gone = {*unbegun, *ended}
         for taken in self.at_work.values():
             taken[:] = [delivery for delivery in taken if delivery not in gone]
@@ -91,7 +90,7 @@ class Lanes:
         self._wake()
 
     def _wake(self) -> None:
-        """See to it that someone takes what is ready."""
+        """Let a lane take what is ready."""
         while self._idle:
             idle = self._idle.pop()
             if not idle.done():
@@ -167,7 +166,7 @@ class Lanes:
             self._keys.pop(key, None)
 
     def take_back(self) -> list[Delivery]:
-        """What no lane has taken yet; it belongs to the caller from now on."""
+        """What no lane has taken yet; the caller has it from now on."""
         back = list(self._ready)
         keys = {delivery.key for delivery in back}
         self._ready.clear()
@@ -200,7 +199,7 @@ class Lanes:
                     late_batches += 1
                     if on_late is not None:
                         on_late(self.at_work[task])
-                Context().run(task.cancel)  # not the handler's own doing, even if it is the handler that closes us
+                Context().run(task.cancel)  # not as the handler's own cancellation, even if the handler closes us
             if late:
                 _, stuck = await asyncio.wait(late, timeout=_CANCEL_SECONDS)
                 if stuck:

@@ -70,7 +70,7 @@ class NodeStores:
             self._of[name] = NodeStore(opened, dispatcher, alarms, self._tokens, claims, young_seconds=young)
         self._clock = clock
         self._waiting: dict[str, Waiting] = {}
-        """By node: what waits in its store because the transport has no way to."""
+        """By node: what waits in its store because the transport cannot delay."""
         self._housekeepers = {
             name: Housekeeper(
                 name,
@@ -91,7 +91,7 @@ class NodeStores:
         return self._waiting[node]
 
     def hand_in(self) -> None:
-        """Whoever consumes is there: what waits in the stores is handed in when it is due."""
+        """All subscriptions consume by now: hand in what waits in the stores when it is due."""
         for waiting in self._waiting.values():
             waiting.start()
 
@@ -121,7 +121,7 @@ class NodeStores:
             raise
 
     async def subscribe(self) -> None:
-        """Put the nodes on the recipient lists. Their queues are there already: whoever is listed can be reached."""
+        """Put the nodes on the recipient lists. Their queues must be there already."""
         if self.recipient_lists is not None:
             for node in self._nodes.values():
                 for subscription in node.subscriptions.values():
@@ -191,7 +191,7 @@ def _shared_tokens(nodes: Iterable[Node], given: Mapping[str, Given], databases:
 
 
 def _given(nodes: Mapping[str, Node], store: Given | Mapping[str, Given] | None) -> dict[str, Given]:
-    """By node. A database in memory gets a name, so that everything of this bus that means it finds the same one."""
+    """By node. A database in memory gets a name, so that all of this bus find the same one."""
     if store is None:
         return {}
     given = store if isinstance(store, Mapping) else dict.fromkeys(nodes, store)

@@ -32,7 +32,7 @@ _KNOWN = "a connection of sqlite3, aiosqlite or psycopg 3, or SQLAlchemy's Conne
 
 
 class ConnectionKind(NamedTuple):
-    """What a class of connections is to us."""
+    """What we know of a class of connections."""
 
     scheme: str | None
     """The store that it leads to; None where its dialect tells (SQLAlchemy)."""
@@ -81,7 +81,7 @@ def outbox(connection: Any, node: str | Node | None = None, *, codec: str | Code
 
 
 class _OutboxWriter(ABC, Generic[R]):
-    """What both outboxes are; `R` is what they return: the publication's id, or what is awaited for it."""
+    """`R` is what publishing returns: the publication's id, or an awaitable of it."""
 
     def __init__(self, connection: Any, kind: ConnectionKind, node: str | Node | None, writer: BodyWriter) -> None:
         self._connection = connection
@@ -149,7 +149,7 @@ class AsyncOutbox(_OutboxWriter[Coroutine[Any, Any, str]]):
 
 
 def _execute(connection: Any, kind: ConnectionKind) -> Any:
-    """SQLAlchemy begins its transaction with a statement that it knows of, so it has to be told of this one."""
+    """SQLAlchemy begins its transaction with the first statement that goes through it, so ours has to."""
     return connection.exec_driver_sql if kind.scheme is None else connection.execute
 
 
@@ -174,7 +174,7 @@ def _scheme(connection: Any) -> str:
 
 
 def _raise_if_no_store(exc: Exception, scheme: str) -> None:
-    """Tell a database without our tables from everything else that a driver may complain about."""
+    """Raise `ConfigurationError` for a database without our tables."""
     if open_insertion(scheme).lacks_tables(getattr(exc, "orig", None) or exc):
         url = "sqlite:PATH" if scheme == "sqlite" else "postgresql://…"
         raise ConfigurationError(

@@ -1,11 +1,11 @@
-"""The stall detector: who has work and makes no progress for a while is named in an alarm.
+"""The stall detector: an alarm names a part that has work and makes no progress.
 
 Rules kept here:
-- It costs nothing per message: a few times within the limit it asks everybody what they work on, and compares that with
-  what they answered before.
-- An alarm sounds when something has stood still for the limit, and again each time that has doubled. It ends with the
-  first progress.
-- Nobody answers while the event loop is held. A look that comes too late by the limit says so.
+- It costs nothing per message: a few times within the limit it asks every part what it works on, and compares the
+  answers with the last ones.
+- An alarm sounds after the limit without progress, and again each time that time has doubled. It ends with the first
+  progress.
+- While the event loop is held it cannot ask. If it comes too late by the limit, it says so.
 """
 
 from collections.abc import Sequence

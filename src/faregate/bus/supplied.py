@@ -2,9 +2,9 @@
 
 A node with a store needs none of these from its transport. Rules kept here:
 - A message that has to wait is a row in the node's store before its delivery is settled, and is handed in when it is
-  due. Its row goes once it is done; a crash between leads to a copy, which the ledger recognises. A copy from the
-  transport of what waits is settled.
-- While the store is away a message waits here, and then goes back to the transport.
+  due. The row is removed once the message is done; after a crash in between, the ledger recognises the copy. If the
+  transport delivers a message that waits here, that copy is settled.
+- While the store is away a message waits in memory, and then goes back to the transport.
 - A message that was started too often is a dead letter in the store before its delivery is settled. So is one that
   expired; the core sees to that.
 - What cannot be supplied is refused when the bus is made, by the name of the subscription.
@@ -34,7 +34,7 @@ SUPPLIED: frozenset[Capability] = frozenset({"dead letters", "delay", "expire"})
 """To nodes with a store."""
 _IN_ORDER: frozenset[Capability] = frozenset({"order", "place"})
 _LOOK_SECONDS = 1.0
-"""Rows that another process left are seen after this long, at the latest."""
+"""How often it looks for rows of other processes."""
 _OUT = 200
 """How many parked messages of a node are handed in at a time."""
 
@@ -62,7 +62,7 @@ def _names(capabilities: frozenset[Capability]) -> str:
 
 
 class Entrance(NamedTuple):
-    """A subscription, as far as its messages come in here."""
+    """What is needed of a subscription."""
 
     binding: Binding
     take: Callable[[Delivery], None]
@@ -71,10 +71,9 @@ class Entrance(NamedTuple):
 
 
 class Supplied:
-    """A delivery with what its transport lacks."""
+    """A delivery with what its transport lacks; it expires at `until`."""
 
     def __init__(self, held: Held, waiting: "Waiting", redeliveries: int = 0, until: float | None = None) -> None:
-        """`until`: when it expires."""
         self._held = held
         self._waiting = waiting
         self._until = until
@@ -110,7 +109,7 @@ class Supplied:
 
 
 class ParkedHold:
-    """A parked message that was handed in; until it ends its row stays as it is."""
+    """A parked message that was handed in. Its row stays until it ends."""
 
     redelivered = True
     lock_seconds = 60.0
@@ -126,7 +125,7 @@ class ParkedHold:
         self.tries += 1
 
     def renew(self) -> None:
-        """Nobody takes it away."""
+        """There is no lock to lose."""
 
     async def settle(self, outcome: Outcome) -> None:
         await self._waiting.unpark(self._row)
@@ -145,20 +144,20 @@ class Waiting:
         self._keep_dead = keep_dead
         self._entrances: dict[tuple[str, str | None], Entrance] = {}
         self._out: set[str] = set()
-        """Message ids of what is handed in."""
+        """The ids of messages that are handed in."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: Timer | None = None
         self._at = float("inf")
         """When it looks next, by the monotonic clock."""
         self._due: list[float] = []
-        """When what was parked here is due, by the same clock: a heap."""
+        """When messages that were parked here are due, by the same clock: a heap."""
         self._left_out = 0
-        """How many rows the last look had to leave: the next one looks past them."""
+        """How many rows the last look could not hand in: the next one reads that many more."""
         self._changed = asyncio.Event()
         self._stopping = False
 
     def add(self, entrance: Entrance) -> Callable[[Held], None]:
-        """What takes the deliveries of this subscription."""
+        """Returns what takes the deliveries of this subscription."""
         self._entrances[entrance.binding.type, entrance.binding.source] = entrance
         return lambda held: self._arrived(entrance, held)
 
@@ -166,7 +165,7 @@ class Waiting:
         self._look_in(0.0)
 
     async def stop(self) -> None:
-        """Hand in nothing more. What is not parked by now goes back with its consumer."""
+        """Hand in nothing more. The consumer gives back what is not parked by now."""
         self._stopping = True
         if self._timer is not None:
             self._timer.cancel()
@@ -190,13 +189,13 @@ class Waiting:
             self._take(entrance, held)
 
     async def _take_copy(self, entrance: Entrance, held: Held) -> None:
-        """A process that parked it may have died before it settled it: then the row counts, and its time."""
+        """The process that parked it may have died before it settled the delivery: then the row counts."""
         try:
             async with self._store.transaction() as transaction:
                 rows = await transaction.parked_with(self._node, [message_id_of(held.envelope, self._node)], [])
         except TRANSACTION_LOST as exc:
             log.warning("whether %s waits in its store cannot be seen now: %s", held.envelope, exc)
-            rows = []  # a copy that is tried before its time is recognised
+            rows = []  # then it runs before its time, and the ledger recognises the parked one
         if not rows:
             self._take(entrance, held)
             return
@@ -220,7 +219,7 @@ class Waiting:
         entrance.tell_dead(dead, reason, error)
 
     async def put_off(self, held: Held, before: int, delay: float, redeliveries: int) -> None:
-        """Hand it in again after the delay, with that many redeliveries; until now it had those `before`."""
+        """Hand it in again after the delay, with so many redeliveries; until now it had `before`."""
         row = self._row(held, self.clock.time() + delay, redeliveries)
         try:
             async with self._store.transaction() as transaction:
@@ -232,7 +231,7 @@ class Waiting:
         if isinstance(held, ParkedHold):
             self._out.discard(row.message_id)
         else:
-            with suppress(StaleLock):  # the copy that comes finds this row
+            with suppress(StaleLock):  # another copy comes, and finds this row
                 await held.settle("skipped")
         heappush(self._due, self.clock.monotonic() + delay)
         self._look_in(delay)
@@ -288,7 +287,7 @@ class Waiting:
         envelope: Envelope = row.envelope
         entrance = self._entrances.get((envelope.type, envelope.source if envelope.kind == "event" else None))
         if entrance is None or entrance.is_paused() or self._stopping or row.message_id in self._out:
-            return False  # a subscription that is gone: its messages wait for it
+            return False  # messages of a subscription that is gone wait for it
         self._out.add(row.message_id)
         self._take(entrance, ParkedHold(row, self), row.redeliveries, is_due=True)
         return True

@@ -44,7 +44,7 @@ class Worker:
         self._transport = transport
         self._clock = clock
         self._prefetch = prefetch
-        # Deliveries of a transport that lacks nothing are whole already.
+        # A transport that lacks nothing hands out deliveries.
         self._on_delivery = cast(Callable[[Held], None], self._take)
         if waiting is not None:
             entrance = Entrance(self.binding, self._take, self._tell_dead, lambda: self.paused)
@@ -56,17 +56,17 @@ class Worker:
         self._consumer: Consumer | None = None
         self._held: set[Delivery] = set()
         self._telling: set[asyncio.Task[None]] = set()
-        """Dead letters that the transport made, while somebody is told of them."""
+        """Tasks that tell of dead letters that the transport made."""
         self._renewal: Timer | None = None
         self._resumption: Timer | None = None
 
     @property
     def busy(self) -> int:
-        """How many lanes are at work, and how many dead letters are told of."""
+        """How many lanes are at work, and how many dead letters are being told of."""
         return self._lanes.busy + len(self._telling)
 
     def occupations(self) -> Iterator[Occupation]:
-        """The message that each lane is at; the first that no lane takes though all are free."""
+        """The message of each lane; or the first that no lane takes though all are free."""
         for deliveries in self._lanes.at_work.values():
             delivery = self._handling.current(deliveries)
             yield self._occupation(delivery, f"a lane of {self.subscription} works on {delivery.envelope}")
@@ -117,7 +117,7 @@ class Worker:
         return self._handling.paused
 
     async def pause(self, seconds: float | None) -> None:
-        """Let nothing more begin: what was fetched goes back to its place at once, also out of a batch that runs."""
+        """Let nothing more begin: what was fetched goes back to its place at once, also from a batch that runs."""
         self._forget_resumption()
         self._handling.pause()
         if self._consumer is not None:
@@ -167,7 +167,7 @@ class Worker:
         except faults.Crash:
             await self._vanish()
         except asyncio.CancelledError:
-            # Not by us, and not by a handler, which would have failed: by somebody else, or the loop is about to end.
+            # Not by us, and not by a handler, which would have failed: by other code, or the loop is about to end.
             if not self._lanes.closing:
                 log.warning("%s was cancelled from outside; its message is delivered again", self.subscription)
                 await self._put_off(deliveries)
@@ -186,18 +186,18 @@ class Worker:
         return []
 
     async def _give_back_fetched(self, again: list[Delivery]) -> None:
-        """Nothing more may begin: all that was fetched goes back to its place."""
+        """Nothing more may begin: everything that was fetched goes back to its place."""
         self._handling.put_off = False
         await self._give_back([*again, *self._lanes.take_back()])
 
     async def _put_off(self, deliveries: list[Delivery]) -> None:
-        """Have those come again that are not settled yet; no try of theirs is used up."""
+        """Redeliver those that are not settled yet, without using up a try."""
         for delivery in deliveries:
             try:
                 await self._handling.redeliver(delivery, _UNFORESEEN_SECONDS, counted=False)
             except StaleLock:
-                pass  # it is settled, or somebody else's
-            except Exception as exc:  # the transport's own trouble: it delivers again what nobody settles
+                pass  # it is settled, or another consumer has it
+            except Exception as exc:  # the transport delivers again what nobody settles
                 log.warning("%s could not be put off: %s", delivery.envelope, exc)
 
     def _put_back(self, unbegun: Sequence[Delivery], ended: Sequence[Delivery]) -> None:
@@ -210,7 +210,7 @@ class Worker:
         told.add_done_callback(self._telling.discard)
 
     async def _vanish(self) -> None:
-        """A test crashed us: everything held goes back, as it does when a process dies."""
+        """A test crashed us: everything goes back, as when a process dies."""
         if self._consumer is not None:
             self._held.clear()
             await self._consumer.close()

@@ -140,7 +140,7 @@ def show_letter(letter: DeadLetter) -> None:
         _show_part("body", json.dumps(body, indent=2, ensure_ascii=False).splitlines())
     else:
         _show_part(f"body ({envelope.content_type}, in base64)", [body])
-    # The first line is that of the traceback's end, too.
+    # The first line is also the last of the traceback.
     _, _, trace = letter.error.partition("\n\n")
     _show_part("error", (trace or letter.error).splitlines())
 

@@ -1,6 +1,6 @@
 """What the command line prints: people read the console, programs read JSON. Errors go to standard error.
 
-Nothing in a message may steer the terminal. The consoles see to that, whatever they are given; a text that must stay on
+Nothing in a message may steer the terminal: the consoles show control characters as escapes. A text that must stay on
 one line goes through `plain` first. JSON is ASCII.
 """
 
@@ -18,7 +18,7 @@ from faregate.plain import plain
 
 
 class Screen(Console):
-    """A console that shows control characters of what it prints as their escapes; its own styles stay."""
+    """A console that shows control characters as escapes; its own styles stay."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -35,7 +35,7 @@ errors = Screen(stderr=True, highlight=False)
 
 
 def say(text: str | Text, style: str = "") -> None:
-    """A line for people, as it stands: nothing in it is taken for markup, and it is whole in a pipe."""
+    """A line for people: no markup is read in it, and it is not cut in a pipe."""
     console.print(text, style=style, markup=False, soft_wrap=True)
 
 

@@ -50,7 +50,7 @@ def publish(
         to, sender = None, node or _only({each.source for each in subscriptions}, "--node", "nodes publish it")
     else:
         to = to or _only({each.node for each in subscriptions}, "--to", "nodes handle it")
-        sender = node or to  # it may as well have sent it
+        sender = node or to  # any node may be the sender
     options: Options = {
         "idempotency_key": idempotency_key,
         "delay": delay,

@@ -32,7 +32,7 @@ def run(
     if reload:
         raise typer.Exit(run_reloading([target, "--log-level", log_level, *(["--json"] if as_json else [])]))
     bus = load_bus(target)
-    # What is loaded by now stays: full collections need not walk it again and again.
+    # What is loaded by now stays: the garbage collector need not look at it.
     gc.collect()
     gc.freeze()
     run_async(_serve_to_the_end(bus, as_json))
@@ -42,7 +42,7 @@ async def _serve_to_the_end(bus: Bus, as_json: bool) -> None:
     await serve(bus)
     if as_json:
         print_json({"outcomes": bus.outcomes(), "subscriptions": [count._asdict() for count in bus.counts()]})
-    if bus.left_behind:  # leaving the event loop would wait for what those handlers started
+    if bus.left_behind:  # closing the event loop would wait for these handlers
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -50,7 +50,7 @@ async def _serve_to_the_end(bus: Bus, as_json: bool) -> None:
 
 
 async def serve(bus: Bus) -> None:
-    """Run until SIGINT or SIGTERM, then drain; a second signal gives up waiting. Nothing settled is lost.
+    """Run until SIGINT or SIGTERM, then drain; a second signal ends the waiting. Nothing settled is lost.
 
     Raises what the transport failed with.
     """

@@ -64,7 +64,7 @@ def check_lasting(url: str) -> None:
 
 
 def _checked(store: Store) -> Store:
-    """Looking at a store must not make one."""
+    """Raises if it is not there: looking at a store must not make one."""
     if isinstance(store, Readable):
         store.reader().check()
     return store

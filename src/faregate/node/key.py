@@ -5,9 +5,9 @@
     account_of                      a function of the message, importable by its name: what it returns, in the same way
 
 Rules kept here:
-- Two different values have two different texts. None is no key: such a message waits for nobody, and is never taken for
-  a repetition; of several fields all have to be None for that.
-- The text is the same in every process and on both engines, so a function must be one that all of them can import.
+- Different values have different texts. None is no key: such a message waits for no other, and never counts as a
+  repetition. Of several fields, all have to be None for that.
+- The text is the same in every process and on both engines, so all of them must be able to import a function.
 """
 
 import inspect
@@ -31,7 +31,7 @@ KeySource = str | tuple[str, ...] | Callable[[Any], object]
 class Key:
     fields: tuple[str, ...]
     function: str | None
-    """module.name, for a key that a function tells; it has no fields."""
+    """module.name of a function; then there are no fields."""
     value: Callable[[Any], object] = field(compare=False)
 
     def of(self, message: Any) -> str | None:
@@ -39,14 +39,14 @@ class Key:
         return _text(self.value(message))
 
     def hint(self, message: Any) -> str | None:
-        """The same for a message of any class, as far as it has such a key."""
+        """The same for a message of any class; None where it cannot be read."""
         try:
             return _text(self.value(message))
         except Exception:
             return None
 
     def check(self, message: Any) -> None:
-        """Raises `UnreadableKey` for a message that the function fails at."""
+        """Raises `UnreadableKey` when the function fails."""
         try:
             self.of(message)
         except Exception as exc:
@@ -57,8 +57,8 @@ class Key:
     def reader(self, cls: type, limit: int) -> Callable[[Envelope], str | None]:
         """Reads the text out of an encoded body.
 
-        A body that cannot be read has no key: it becomes a dead letter when it is delivered, and must not hold anyone
-        up before that.
+        A body that cannot be read has no key: it becomes a dead letter when it is delivered, and no other message waits
+        for it before that.
         """
         read, hint = BodyReader(cls, limit=limit, part=_part(cls, self.fields)).read, self.hint
 
@@ -114,7 +114,7 @@ def _is_unfit(function: Callable[..., object]) -> bool:
 
 
 def _part(cls: type, fields: tuple[str, ...]) -> type:
-    """What is decoded for these fields: of a struct, they alone."""
+    """The class to decode for these fields: of a struct, one that has only them."""
     if not fields or not issubclass(cls, msgspec.Struct) or cls.__struct_config__.array_like:
         return cls
     infos = [info for info in msgspec.structs.fields(cls) if info.name in fields]

@@ -1,4 +1,4 @@
-"""A node: a logical service and everything it declares. No I/O happens here; mistakes are found here."""
+"""A node: a logical service and everything it declares. No I/O; mistakes in a declaration are found here."""
 
 from collections.abc import Callable, Iterable
 from datetime import timedelta
@@ -37,8 +37,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Node:
     """Declares subscriptions, middlewares, interpreters and resources of one logical service.
 
-    `schema` is SQL that the node's store runs at start. `publishes` are the events that it publishes: where one node
-    of a bus does, subscriptions to the event need no `source=`, and `bus.publish` needs no `node=`.
+    `schema` is SQL that the node's store runs at start. `publishes` are the events that it publishes: if it is the
+    only node of a bus to do so, subscriptions to them need no `source=`, and `bus.publish` needs no `node=`.
     """
 
     def __init__(self, name: str, *, schema: str | None = None, publishes: Iterable[type] = ()) -> None:
@@ -75,9 +75,9 @@ class Node:
         for a declared event that one node of the bus is known to publish.
 
         `key` is a field, a tuple of fields or a function of the message: messages with the same value are handled in
-        order. `dedup` is how repetitions are recognised, `identity`, given like `key`, tells what is handled once only,
-        whatever message brings it, and `claim` says when that value is claimed: in the "transaction" of the effect, or,
-        for effects outside the store, "eager" or "lazy". `prefetch` bounds what is fetched ahead, `expires` is how many
+        order. `dedup` is how repetitions are recognised. `identity`, given like `key`, is the business key: a value is
+        handled once, whatever message brings it. `claim` says when it is taken: in the "transaction" of the effect, or,
+        for effects outside the store, "eager" or "lazy". `prefetch` bounds what is fetched ahead. `expires` is how many
         seconds a message may wait for its handler, from when it set out. Raises a `ConfigurationError` that says what
         to change.
         """

@@ -1,4 +1,4 @@
-"""What is to be sent, and all that may be said of it beside the message itself: the options of a publication."""
+"""A message to be sent, and the options of its publication."""
 
 from collections.abc import Callable, Generator, Mapping
 from datetime import datetime, timedelta
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 class Options(TypedDict, total=False):
-    """All that may be said of a publication beside the message: the same for handlers, the bus, `fg.outbox`, the bench.
+    """The options of a publication: the same for handlers, the bus, `fg.outbox` and the bench.
 
-    A new one is a line here, a field of `Outgoing`, and how it is checked (`_CHECKS`).
+    A new one is a line here, a field of `Outgoing`, and a check in `_CHECKS`.
     """
 
     id_key: str | None
-    """In handlers: names this publication within the handler's run, where its position may vary between two runs."""
+    """In handlers: names this publication, where its place among the outputs may differ between two runs."""
     idempotency_key: str | None
     """Outside of handlers: the same key, for one node and type, is the same publication."""
     delay: float | timedelta | None
@@ -35,7 +35,7 @@ class Options(TypedDict, total=False):
 class Outgoing(msgspec.Struct, gc=False, eq=False, frozen=True):
     """A message on its way out, with its options. Made by `fg.publish` and `fg.send`, and taken wherever messages are.
 
-    One is made for every message: a struct without garbage-collector tracking is the cheapest object there is.
+    One is made for every message, so it is a struct without garbage-collector tracking: the cheapest object there is.
     """
 
     message: Any
@@ -60,7 +60,7 @@ class Outgoing(msgspec.Struct, gc=False, eq=False, frozen=True):
 def publish(event: Any, **options: Unpack[Options]) -> Outgoing:
     """An event with its options (see `Options`): return it from a handler, or hand it to whatever publishes.
 
-    What `fg.publish` or `fg.send` made is taken as it is.
+    A result of `fg.publish` or `fg.send` is taken as it is.
     """
     return as_event(event, options)
 

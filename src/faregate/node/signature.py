@@ -17,7 +17,7 @@ Shape = Literal["coroutine", "async generator", "function", "generator"]
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """How to call a function: its shape, and what each parameter behind the fixed ones is filled with."""
+    """How to call a function: its kind, and what its parameters after the fixed ones get."""
 
     function: Callable[..., Any]
     shape: Shape

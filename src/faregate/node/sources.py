@@ -1,7 +1,7 @@
-"""Who publishes an event, as far as the nodes of one bus say so. Nobody guesses: a node is known to publish a type when
+"""Who publishes an event, as far as the nodes of one bus say so. A node is known to publish a type when
 it says so itself (`fg.Node("shop", publishes=[OrderPlaced])`), or when a subscription names it as the `source=`.
 
-By wire name, as everything on the way is: a subscriber may have a class of its own for what another one publishes.
+Types go by wire name: a subscriber may have a class of its own for an event of another node.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,8 +28,8 @@ def publishers(nodes: Iterable[Node]) -> Publishers:
 
 
 def with_sources(nodes: Sequence[Node], known: Publishers) -> list[Node]:
-    """The nodes, with the source of every subscription to an event: a node that leaves one out is copied, as it may be
-    on several buses. Raises `ConfigurationError` where it is not clear, and `HandlerConflict`."""
+    """The nodes, with the source of every subscription to an event. A node without one is copied, as it may be on
+    several buses. Raises `ConfigurationError` where the source is not clear, and `HandlerConflict`."""
     return [node if not open_events(node) else _with_sources(node, known) for node in nodes]
 
 

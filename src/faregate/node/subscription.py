@@ -10,11 +10,11 @@ from faregate.node.signature import Signature
 from faregate.ports.queue import Binding
 
 SPARE_DELIVERIES = 20
-"""Started deliveries beyond the redelivery policy after which a message counts as what kills its process."""
+"""After so many started deliveries beyond its redeliveries, a message counts as one that kills its process."""
 
 Dedup = Literal["ledger", "tokens", "off"]
 Claim = Literal["transaction", "eager", "lazy"]
-"""When the business key of a message is claimed (see `core/dedup/business_key.py`)."""
+"""When the business key of a message is taken (see `core/dedup/business_key.py`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,10 +73,10 @@ class Topology(msgspec.Struct):
     checksum: str = ""
     """CRC-32 of this file's content with an empty checksum, in hexadecimal."""
     readings: dict[str, Reading] | msgspec.UnsetType = msgspec.UNSET
-    """By queue, for those that were handed over at least once. Left out when empty, for the same reason."""
+    """By queue, for those that were handed over at least once. Left out when empty, as `TopicRecord.partial` is."""
     remembered: dict[str, list[Remembers | Literal["unknown"]]] | msgspec.UnsetType = msgspec.UNSET
     """By queue, how its consumers knew what they had handled, each way once; `unknown` for the time before this was
-    kept. Left out when empty, for the same reason."""
+    kept. Left out when empty, too."""
 
     def copy(self) -> "Topology":
         """One that can be changed without changing this one. Records never change."""

@@ -26,7 +26,7 @@ from faregate.units import bytes_text, iso
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """Everything that `info` says. What cannot be found out because of damage is told under `trouble`."""
+    """Everything that `info` says. `trouble` lists what damage makes unknown."""
     reader = JournalReader(path)
     layout, disk = reader.layout, RealDisk()
     mark = reader.high_water()

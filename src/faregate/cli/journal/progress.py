@@ -1,4 +1,4 @@
-"""What the journal commands share: the path they take, the progress they show, and disks that refuse, told plainly."""
+"""What the journal commands share: their path, their progress bar, and plain words for errors of the disk."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,14 +22,14 @@ class Told(Protocol):
 
 
 def folder_of(path: Path) -> Path:
-    """The folder; `journal:./data?retain=7d`, as it stands in a bus, is understood as well."""
+    """The folder; a bus' URL such as `journal:./data?retain=7d` is understood, too."""
     text = str(path)
     return Path(text.removeprefix("journal:").partition("?")[0]) if text.startswith("journal:") else path
 
 
 @contextmanager
 def progress(what: str, *, in_bytes: bool = True) -> Iterator[Told]:
-    """A bar on standard error, on a terminal, once the work turns out to be long."""
+    """A bar on standard error, if that is a terminal and the work takes long."""
     if not errors.is_terminal:
         yield lambda done, total: None
         return

@@ -56,7 +56,7 @@ class TailLine(msgspec.Struct):
 
 
 def last_lines(reader: JournalReader, count: int, types: Sequence[str], end: int) -> list[TailLine]:
-    """The last messages before an offset: looked for from the end, in windows that grow."""
+    """The last messages before an offset: searched from the end, in growing windows."""
     found: deque[TailLine] = deque()
     earliest = min(reader.earliest(), end)
     width = max(count, 100)

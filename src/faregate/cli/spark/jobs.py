@@ -2,8 +2,8 @@
 
 Rules kept here:
 - What can be refused without Spark is refused before a session is started.
-- `audit` exits with 0 when it holds, 1 when it does not, and 2 when it could not be checked, so that a program cannot
-  mistake the last for one of the others.
+- `audit` exits with 0 when it holds, 1 when it does not, and 2 when it could not be checked: a program can tell them
+  apart.
 - Times are UTC, whatever the zone of this machine.
 """
 
@@ -97,7 +97,7 @@ def audit(
 
 @contextmanager
 def _not_audited(as_json: bool) -> Iterator[None]:
-    """Whatever is raised in here is no finding."""
+    """An error in here is no finding: status 2."""
     try:
         yield
     except FaregateError as exc:
@@ -113,7 +113,7 @@ def _not_audited(as_json: bool) -> Iterator[None]:
 def _show_audit(found: Any, listed: list[dict[str, Any]]) -> None:
     from faregate.spark.jobs.audit_result import WRONG
 
-    # What is zero everywhere is only noise, unless it is the very question.
+    # A column of zeros is left out, unless it answers the question.
     names = [name for name in found.summary if name in found.table[0] and (name in _ALWAYS or found.summary[name])]
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("RECIPIENT", no_wrap=True)
@@ -223,7 +223,7 @@ def _show_rates(rows: list[dict[str, Any]], seconds: float) -> None:
 
 
 def sparkline(values: list[float], width: int = 24) -> str:
-    """The highest of each stretch, in as many characters as fit."""
+    """One character for the highest value of each stretch."""
     step = max(1, -(-len(values) // width))
     peaks = [max(values[at : at + step]) for at in range(0, len(values), step)]
     top = max(peaks) or 1.0

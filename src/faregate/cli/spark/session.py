@@ -1,7 +1,7 @@
-"""The Spark session of the commands: small, quiet, on this machine unless told otherwise; its progress; its errors.
+"""The Spark session of the commands: small, quiet, on this machine by default; its progress and its errors.
 
 What Java and Spark's workers write to standard error goes to a file. When no session starts, its last line is shown.
-A command that runs people's own code keeps the file, and says where it is.
+A command that runs a user's code keeps the file, and says where it is.
 """
 
 import os
@@ -35,7 +35,7 @@ class SparkFailed(FaregateError):
 
 
 def import_spark() -> None:
-    """Load what the jobs stand on, before anything is started. Raises `MissingExtra`."""
+    """Load what the jobs need, before anything is started. Raises `MissingExtra`."""
     import faregate.spark  # noqa: F401
 
     with needs_extra("spark", "Spark"):
@@ -104,7 +104,7 @@ def _java_aside(*, keep: bool) -> Iterator[Path]:
 
 
 def _told(exc: Exception) -> FaregateError:
-    """What a task of ours raised is somewhere in the text that Spark makes of it."""
+    """Our error, found in the text that Spark makes of it."""
     found = _OURS.findall(str(exc))
     if found:
         name, text = found[-1]

@@ -57,7 +57,7 @@ class LedgerTransaction(Protocol):
         """Remove ledger rows that this transaction inserted."""
 
     async def note_sent(self, node: str, rows: Sequence[Sent]) -> None:
-        """Keep what the handlers of some messages sent, in the ledger rows of this transaction; without it: nothing."""
+        """Keep what handlers sent, in the ledger rows of this transaction. A row without a note has sent nothing."""
 
     async def floor(self, node: str) -> float | None:
         """As `Store.floor`, as this transaction sees it."""
