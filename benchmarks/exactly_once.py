@@ -41,7 +41,7 @@ from _harness import Contestant, Report, folder, interleave, loop, options, proc
 from _orders import Billed, Order, make_order
 
 import faregate as fg
-from faregate.node.subscription import Dedup
+from faregate.node.subscription import DedupMode
 from faregate.ports.store import Store, Transaction
 
 GOALS = {
@@ -75,7 +75,7 @@ async def bill_writing(order: Order, ctx: fg.Context) -> Billed:
     return Billed(order_id=order.order_id, customer=order.customer, total=order.total, note=order.note)
 
 
-def make_nodes(dedup: Dedup, *, writing: bool) -> list[fg.Node]:
+def make_nodes(dedup: DedupMode, *, writing: bool) -> list[fg.Node]:
     shop, billing = fg.Node("shop"), fg.Node("billing", schema=INVOICES)
     handler = bill_writing if writing else bill
     billing.on(Order, source="shop", key="customer", dedup=dedup, name="bill")(handler)
@@ -105,7 +105,7 @@ class Commits:
 # --- ours --------------------------------------------------------------------------------------------------------
 
 
-async def run_bus(messages: int, *, name: str, kind: str, dedup: Dedup, writing: bool) -> float:
+async def run_bus(messages: int, *, name: str, kind: str, dedup: DedupMode, writing: bool) -> float:
     orders = [make_order(number) for number in range(messages)]
     with folder() as path:
         async with (
@@ -169,7 +169,7 @@ async def measure_latencies(count: int, *, kind: str) -> list[float]:
 # --- all of it ---------------------------------------------------------------------------------------------------
 
 
-def bus_contestant(name: str, kind: str, dedup: Dedup, part: float, *, writing: bool = False) -> Contestant:
+def bus_contestant(name: str, kind: str, dedup: DedupMode, part: float, *, writing: bool = False) -> Contestant:
     return Contestant(name, partial(run_bus, name=name, kind=kind, dedup=dedup, writing=writing), share=part)
 
 

@@ -24,7 +24,7 @@ import msgspec
 from faregate.bus.attempts import Attempts, has_strays, is_pending, is_unresolved, signals, without_attempts
 from faregate.core.alarms import AlarmKind, Alarms
 from faregate.core.dead_letter import unsent
-from faregate.core.outlet import Outbox, Recorded
+from faregate.core.outlet import OutboxOutlet, Recorded
 from faregate.core.verdict import failure_of, first_line
 from faregate.errors import CommitUnknown, Permanent, StoreConflict, StoreUnavailable, Unroutable
 from faregate.message import Envelope
@@ -50,7 +50,7 @@ Around = Callable[[Envelope, Callable[[], Awaitable[None]]], Awaitable[None]]
 """Runs the outgoing middlewares of a node around the sending of an envelope."""
 
 
-class Dispatcher(Outbox):
+class Dispatcher(OutboxOutlet):
     def __init__(
         self,
         store: Store,
@@ -115,7 +115,6 @@ class Dispatcher(Outbox):
         self._sent.update(dict.fromkeys(recorded.removed))
 
     def doubt(self) -> None:
-        """A commit may or may not have happened: its rows may be in the table."""
         self._doubted_at = self._clock.monotonic()
         self._wake.set()
 
@@ -148,13 +147,11 @@ class Dispatcher(Outbox):
             self._wake.set()
 
     async def room(self, unless: Callable[[], bool] = lambda: False) -> None:
-        """Return once there is room for more rows, or `unless` says that nobody needs it (see `look_again`)."""
         while (len(self._queue) >= _MOST_WAITING or self._bytes >= _MOST_WAITING_BYTES) and not unless():
             self._changed.clear()
             await self._changed.wait()
 
     def look_again(self) -> None:
-        """Ask `unless` again: room may not be needed any more."""
         self._changed.set()
 
     # --- life ------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from faregate.core.work import Work
     from faregate.node.node import Node
 
-Settled = Literal["handled", "skipped", "duplicate", "redelivered", "dead", "lost"]
+Ending = Literal["handled", "skipped", "duplicate", "redelivered", "dead", "lost"]
 """How a delivery ended; `duplicate`: it had been handled before; `lost`: its lock had expired, so the message is
 someone else's now."""
 
@@ -29,7 +29,7 @@ class Context:
     # read; the rest are defaults of the class.
     error: BaseException | None = None
     """What went wrong, for middlewares that run after the core."""
-    _outcome: Settled | None = None
+    _outcome: Ending | None = None
     _sealed: list[Envelope] | None = None
     """The envelopes of all that goes out, once they are recorded."""
 
@@ -155,7 +155,7 @@ class Context:
         return self._work.delivery.redelivered
 
     @property
-    def outcome(self) -> Settled | None:
+    def outcome(self) -> Ending | None:
         """How the message ended; known to `after` middlewares only."""
         return self._outcome
 

@@ -6,7 +6,7 @@ Nothing here can change what became of a message.
 import logging
 
 from faregate.core.alarms import Alarms
-from faregate.core.context import Context, Settled
+from faregate.core.context import Context, Ending
 from faregate.core.pipeline import compile_after
 from faregate.core.verdict import Verdict, failure_of, first_line
 from faregate.core.work import Work
@@ -18,12 +18,12 @@ from faregate.ports.queue import Delivery
 
 log = logging.getLogger("faregate.bus")
 
-OUTCOMES: tuple[Settled, ...] = ("handled", "skipped", "duplicate", "redelivered", "dead", "lost")
+OUTCOMES: tuple[Ending, ...] = ("handled", "skipped", "duplicate", "redelivered", "dead", "lost")
 
 
 class Endings:
     def __init__(self, subscription: Subscription, node: Node, alarms: Alarms) -> None:
-        self.outcomes: dict[Settled, int] = dict.fromkeys(OUTCOMES, 0)
+        self.outcomes: dict[Ending, int] = dict.fromkeys(OUTCOMES, 0)
         self._subscription = subscription
         self._node = node.name
         self._alarms = alarms
@@ -56,7 +56,7 @@ class Endings:
         log.warning("%s: %s; it is delivered again", self._subscription, exc)
 
     async def finish(
-        self, delivery: Delivery, ctx: Context | None, outcome: Settled, error: BaseException | None = None
+        self, delivery: Delivery, ctx: Context | None, outcome: Ending, error: BaseException | None = None
     ) -> None:
         """It is settled."""
         self.outcomes[outcome] += 1
@@ -66,7 +66,7 @@ class Endings:
             await self.run_after(delivery, ctx, outcome, error)
 
     async def run_after(
-        self, delivery: Delivery, ctx: Context | None, outcome: Settled, error: BaseException | None
+        self, delivery: Delivery, ctx: Context | None, outcome: Ending, error: BaseException | None
     ) -> None:
         if self._after is None:
             return

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable
 from typing import Literal, Protocol
 
-from faregate.core.context import Settled
+from faregate.core.context import Ending
 from faregate.core.dead_letter import dead_letter
 from faregate.core.dedup.business_key import BusinessKey
 from faregate.core.endings import Endings
@@ -58,7 +58,7 @@ class LastResort:
         """See a failed message to its end. False: another copy of it was handled, so it still is what it was."""
         error = work.error
         assert error is not None
-        outcome: Settled = "redelivered"
+        outcome: Ending = "redelivered"
         try:
             if self._business_key is not None:
                 await self._business_key.fail(work)

@@ -11,7 +11,7 @@ from faregate.ports.tokens import TokenStore
 
 if TYPE_CHECKING:
     from faregate.core.dedup.claims import Claims
-    from faregate.core.outlet import Outbox
+    from faregate.core.outlet import OutboxOutlet
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ class NodeStore:
     def __init__(
         self,
         store: Store,
-        outbox: Outbox,
+        outbox: OutboxOutlet,
         alarms: Alarms,
         tokens: TokenStore | None = None,
         claims: Claims | None = None,

@@ -15,14 +15,14 @@ from faregate.ports.store import OutboxRow, Transaction
 
 
 class Recorded:
-    """What one transaction did to the outbox; it counts once that is committed."""
+    """What one transaction did to the outbox; it counts after the commit."""
 
     __slots__ = ("removed", "rows", "seqs")
 
     def __init__(self, rows: Sequence[OutboxRow] = (), seqs: Sequence[int] = (), removed: Sequence[int] = ()) -> None:
         self.rows = rows
         self.seqs = seqs
-        """Of the rows, from the commit on."""
+        """Of the rows; filled by the commit at the latest."""
         self.removed = removed
 
 
@@ -38,19 +38,19 @@ class Outlet:
         """What was recorded is not."""
 
     def doubt(self) -> None:
-        """A commit may or may not have happened."""
+        """A commit may or may not have happened: its rows may be in the table."""
 
     async def was_handled(self, node: str, message_id: str) -> None:
-        """A duplicate is about to be settled. What such a commit left of it goes out before what follows it."""
+        """A duplicate is about to be settled. What a doubted commit left of it goes out before what follows it."""
 
     async def room(self, unless: Callable[[], bool] = lambda: False) -> None:
-        """Return once more may be recorded, or nobody wants to any more (see `look_again`)."""
+        """Return once there is room for more, or `unless` says that nobody needs it (see `look_again`)."""
 
     def look_again(self) -> None:
-        """Whoever waits for room may want none any more."""
+        """Ask `unless` again: room may not be needed any more."""
 
 
-class Outbox(Outlet):
+class OutboxOutlet(Outlet):
     """The outbox of a store."""
 
     async def record(self, transaction: Transaction | None, node: str, works: Sequence[Work]) -> Recorded | None:

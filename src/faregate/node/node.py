@@ -29,7 +29,7 @@ from faregate.node.policy import (
     check_count,
 )
 from faregate.node.signature import Signature, check_handler, declaring_frame, read_signature, yielded_type
-from faregate.node.subscription import Claim, Dedup, Subscription
+from faregate.node.subscription import ClaimMode, DedupMode, Subscription
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -65,9 +65,9 @@ class Node:
         prefetch: int | None = None,
         retry: Retry | None = DEFAULT_RETRY,
         redeliver: Redeliver | None = DEFAULT_REDELIVER,
-        dedup: Dedup = "ledger",
+        dedup: DedupMode = "ledger",
         identity: KeySource | None = None,
-        claim: Claim | None = None,
+        claim: ClaimMode | None = None,
         expires: float | timedelta | None = None,
         name: str | None = None,
     ) -> Callable[[F], F]:

@@ -12,8 +12,8 @@ from faregate.ports.queue import Binding
 SPARE_DELIVERIES = 20
 """After so many started deliveries beyond its redeliveries, a message counts as one that kills its process."""
 
-Dedup = Literal["ledger", "tokens", "off"]
-Claim = Literal["transaction", "eager", "lazy"]
+DedupMode = Literal["ledger", "tokens", "off"]
+ClaimMode = Literal["transaction", "eager", "lazy"]
 """When the business key of a message is taken (see `core/dedup/business_key.py`)."""
 
 
@@ -30,9 +30,9 @@ class Subscription:
     prefetch: int | None
     retry: Retry
     redeliver: Redeliver
-    dedup: Dedup
+    dedup: DedupMode
     business_key: Key | None
-    claim: Claim
+    claim: ClaimMode
     expires: float | None
 
     def __str__(self) -> str:

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from faregate.core.node_store import NodeStore
 from faregate.core.work import Work
 from faregate.node.key import Key
-from faregate.node.subscription import Claim
+from faregate.node.subscription import ClaimMode
 from faregate.ports.store import Transaction
 
 
 class BusinessKey:
-    def __init__(self, shared: NodeStore, node: str, handler: str, key: Key, claim: Claim) -> None:
+    def __init__(self, shared: NodeStore, node: str, handler: str, key: Key, claim: ClaimMode) -> None:
         self._shared = shared
         self._node = node
         self._handler = handler

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from faregate import ids
 from faregate.columns import to_envelopes
 from faregate.ports.log import DEAD, DUPLICATE, HANDLED, REDELIVER, SKIPPED, LogPart
-from faregate.spark.jobs.settlements import HandedOver, JournalPlan, arrow_schema
+from faregate.spark.jobs.settlements import HandedOverQueue, JournalPlan, arrow_schema
 from faregate.spark.logs import open_log, open_settled, open_subscribed
 from faregate.spark.options import Place
 
@@ -33,7 +33,7 @@ PASSED = 9
 _ENDED = (HANDLED, SKIPPED, DEAD, DUPLICATE)
 
 
-class Settled:
+class Ends:
     """The end of each message of a segment at each node, found by (offset, node)."""
 
     def __init__(self, plan: JournalPlan, segment: LogPart) -> None:
@@ -112,7 +112,7 @@ def exploded(plan: JournalPlan, segment: LogPart) -> Iterator[tuple[Any, Any, An
             yield batch, rows, places, numbers
 
 
-def _taken_from_log(batch: Any, reader: HandedOver, named: Any, counted: Any) -> Any:
+def _taken_from_log(batch: Any, reader: HandedOverQueue, named: Any, counted: Any) -> Any:
     """The rows that a reader of the log takes, and that its queue's topic does not lead to it."""
     offsets, queue, reading = batch.column("offset").to_numpy(), reader.queue, reader.reading
     address = batch.column("source" if queue.kind == "event" else "destination")
@@ -131,7 +131,7 @@ def _taken_from_log(batch: Any, reader: HandedOver, named: Any, counted: Any) ->
 
 def read_deliveries(plan: JournalPlan, segment: LogPart) -> Iterator[Any]:
     """One row per recipient and copy: `FIELDS`."""
-    ends = Settled(plan, segment)
+    ends = Ends(plan, segment)
     read = np.zeros(max((queue.number for queue in plan.queues), default=0) + 2, np.int64)  # the last is for queue -1
     for each in plan.handed_over:
         read[each.queue.number] = each.read

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from faregate.errors import ConfigurationError
 from faregate.ports.log import LogPart
 from faregate.spark.jobs import audit_evidence as seen
-from faregate.spark.jobs.deliveries import Settled, exploded, id_pairs, message_ids
+from faregate.spark.jobs.deliveries import Ends, exploded, id_pairs, message_ids
 from faregate.spark.jobs.settlements import JournalPlan, arrow_schema, by_task, plan_journal
 from faregate.spark.jobs.stores import StoreUrls, open_stores
 from faregate.units import parse_seconds
@@ -106,7 +106,7 @@ _RECORDED = {seen.LEDGER: 1, seen.LEDGER_SKIPPED: 2, seen.OPEN: 3, seen.DISCARDE
 
 
 def _timed(plan: JournalPlan, segment: LogPart) -> Iterator[Any]:
-    ends = Settled(plan, segment)
+    ends = Ends(plan, segment)
     names = np.array(plan.nodes, dtype=object)
     for batch, rows, places, _ in exploded(plan, segment):
         offsets = batch.column("offset").to_numpy()[rows]

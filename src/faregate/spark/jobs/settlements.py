@@ -29,7 +29,7 @@ _NAMES = np.array([OUTCOME_NAMES.get(code, "") for code in range(256)], dtype=ob
 
 
 @dataclass(frozen=True, slots=True)
-class HandedOver:
+class HandedOverQueue:
     """A subscription that was handed over at least once, and what its views have dealt with."""
 
     queue: QueueRecord
@@ -52,7 +52,7 @@ class JournalPlan:
     """All but the dead-letter queues."""
     everyone: tuple[str, ...]
     """All nodes that the journal knows, also those that only publish."""
-    handed_over: tuple[HandedOver, ...] = ()
+    handed_over: tuple[HandedOverQueue, ...] = ()
     ways: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """By queue, how its consumers have told what they had handled: `ledger`, `tokens`, `off`, `nothing`, `unknown`."""
 
@@ -89,9 +89,9 @@ def _begins(log: LogTransport) -> float:
     return 0.0 if first is None else first.column("time")[0].value / 1e6
 
 
-def _handed_over(topology: Topology, queues: Iterable[QueueRecord]) -> tuple[HandedOver, ...]:
+def _handed_over(topology: Topology, queues: Iterable[QueueRecord]) -> tuple[HandedOverQueue, ...]:
     found = [(queue, topology.reading(queue.name)) for queue in queues]
-    return tuple(HandedOver(queue, reading, reading.offset) for queue, reading in found if reading.epoch)
+    return tuple(HandedOverQueue(queue, reading, reading.offset) for queue, reading in found if reading.epoch)
 
 
 def settlements(spark: SparkSession, journal: str | Path) -> DataFrame:

@@ -12,7 +12,7 @@ Rules kept here:
 
 from collections.abc import Sequence
 
-from faregate.core.outlet import Outbox, Recorded
+from faregate.core.outlet import OutboxOutlet, Recorded
 from faregate.core.verdict import Verdict, judge
 from faregate.core.work import Work
 from faregate.ports.queue import Delivery
@@ -20,7 +20,7 @@ from faregate.ports.store import OutboxRow, Transaction
 from faregate.spark.runs.delivery import LogDelivery
 
 
-class OutboxOnly(Outbox):
+class OutboxOnly(OutboxOutlet):
     """Records outgoing messages; the driver sends them after the batch, and finds them in the table."""
 
     async def record_rows(self, transaction: Transaction, rows: Sequence[OutboxRow]) -> Recorded:

@@ -41,7 +41,7 @@ class Output(NamedTuple):
     """What its subscriptions on this node order by."""
 
 
-class Sent(NamedTuple):
+class EncodedOutput(NamedTuple):
     """An event that a handler gave back."""
 
     output: Output
@@ -110,7 +110,7 @@ class Plain:
         function, awaits, outputs = self._function, self._awaits, self._outputs
         done = Done(None, [], [])
         rows: list[int] = []
-        sent: list[Sent] = []
+        sent: list[EncodedOutput] = []
         for row, body in enumerate(batch.column("payload").to_pylist()):
             try:
                 message = decode(body)
@@ -133,7 +133,7 @@ class Plain:
                 done.failed.append((row, exc))
                 continue
             rows.append(row)
-            sent.append(Sent(output, encoded, None if output.key is None else output.key.hint(result)))
+            sent.append(EncodedOutput(output, encoded, None if output.key is None else output.key.hint(result)))
         task = asyncio.current_task()
         if task is not None and task.cancelling():  # one of them cancelled the task: the pipeline finds out which
             try:
@@ -152,7 +152,7 @@ class Plain:
         self._outputs[cls] = made
         return made
 
-    def _sealed(self, batch: Any, rows: list[int], sent: list[Sent], now: float) -> Any:
+    def _sealed(self, batch: Any, rows: list[int], sent: list[EncodedOutput], now: float) -> Any:
         """Outputs as they would be sealed one by one."""
         causes = batch if len(rows) == len(batch) else batch.take(pa.array(rows, pa.int64()))
         correlations = from_arrow(causes.column("correlation_id"))
