@@ -582,7 +582,8 @@ class ChoosesWithoutComparing(Faulty):
         return await super().choose_attempts(seq, row.version if row else 0, chosen)
 
     async def _change(self, name: str, parameters: Sequence[Any]) -> int:
-        return max(1, await super()._change(name, parameters)) if name == "choose_attempts" else 0
+        changed = await super()._change(name, parameters)
+        return max(1, changed) if name == "choose_attempts" else changed
 
 
 @breaks("attempts_change_only_from_the_version_that_was_read")

@@ -183,10 +183,6 @@ where extract(epoch from clock_timestamp()) < given.not_after
 order by given.attempt_id
 on conflict do nothing;
 
--- name: claim_token
--- Set the claim of a token that has none, or this one already.
-update faregate_tokens set claim_id = %(claim)s where attempt_id = %(attempt)s and coalesce(claim_id, %(claim)s) = %(claim)s;
-
 -- name: discard_tokens
 -- Remove tokens whoever holds them, locked in order (or two could lock each other); those that were there.
 with locked as (

@@ -19,7 +19,7 @@ from faregate.stores.postgres.reading import PostgresReader
 from faregate.stores.postgres.rows import QUERIES
 from faregate.stores.postgres.server import PostgresServer
 from faregate.stores.postgres.transaction import PostgresTransaction
-from faregate.stores.sql.columns import attempts_text, outbox_row
+from faregate.stores.sql.columns import outbox_row
 from faregate.stores.sql.records import SqlStore
 from faregate.stores.sql.statements import check_statement
 
@@ -60,10 +60,6 @@ class PostgresStore(PostgresServer, SqlStore):
     async def evict(self, node: str, before: float, limit: int) -> int:
         rows = await self._run("evict", {"node": node, "before": before, "limit": limit}, changes=True)
         return int(rows[0][0])
-
-    async def register_attempts(self, seq: int, version: int, attempts: Sequence[str], not_after: float) -> bool:
-        added = attempts_text(attempts) or "[]"
-        return await self._change("register_attempts", (added, not_after, seq, version)) == 1
 
     async def keep_dispatched(self, seqs: Sequence[int], at: float) -> None:
         await self._change("keep_dispatched", (at, list(seqs)))

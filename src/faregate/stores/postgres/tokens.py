@@ -3,7 +3,7 @@ store's clock is the server's."""
 
 from collections.abc import Sequence
 
-from faregate.ports.tokens import NOBODY, Claim, Recipients, Token
+from faregate.ports.tokens import NOBODY, Recipients, Token
 from faregate.stores.postgres.rows import token_columns
 from faregate.stores.postgres.server import PostgresServer
 from faregate.stores.sql import columns
@@ -17,11 +17,6 @@ class PostgresTokenStore(PostgresServer, SqlTokenStore):
     async def create(self, tokens: Sequence[Token]) -> None:
         if tokens:
             await self._change("create_tokens", token_columns(tokens))
-
-    async def claim(self, attempt_id: str, claim_id: str) -> Claim:
-        if await self._change("claim_token", {"attempt": attempt_id, "claim": claim_id}):
-            return "claimed"
-        return "missing" if await self.read(attempt_id) is None else "taken"
 
     async def discard(self, attempt_ids: Sequence[str]) -> None:
         await self._change("discard_tokens", (list(attempt_ids),))

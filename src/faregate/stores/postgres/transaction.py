@@ -30,7 +30,7 @@ from faregate.stores.postgres.pipeline import Statement, exchange, ours, rows_of
 from faregate.stores.postgres.rows import QUERIES, PostgresRecords, token_columns
 from faregate.stores.postgres.server import Connection, PostgresServer
 from faregate.stores.sql.columns import are_plain, attempts_text, pack
-from faregate.stores.sql.records import SqlTransaction
+from faregate.stores.sql.records import ENDED, SqlTransaction
 from faregate.stores.sql.statements import to_percent
 
 _IDLE, _FAILED = TransactionStatus.IDLE, TransactionStatus.INERROR
@@ -135,7 +135,7 @@ class PostgresTransaction(PostgresRecords, SqlTransaction, TransactionBlock):
         if connection is None:
             raise TransactionMisused("this transaction is not open: it was not begun, or it has ended")
         if connection.pgconn.transaction_status == _IDLE and not self._begins:
-            raise TransactionMisused(_ENDED)
+            raise TransactionMisused(ENDED)
         return connection
 
     async def _exchange(self, *more: Statement) -> list[PGresult]:
@@ -332,10 +332,6 @@ class PostgresTransaction(PostgresRecords, SqlTransaction, TransactionBlock):
         return [self._parked(row) for row in await self._read("parked_with", (node, list(message_ids), list(keys)))]
 
 
-_ENDED = (
-    "the database has ended this transaction already: a statement committed it or rolled it back, so nothing of it may "
-    "be relied on. Leave beginning and ending to the unit of work, also on ctx.db.raw"
-)
 _CANCELLED = (
     "a statement of this transaction was cancelled, by a time limit or with its task, so nobody knows what it did: "
     "nothing of the transaction stays, and the message is tried again"

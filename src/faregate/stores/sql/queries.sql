@@ -83,6 +83,10 @@ where created_at < ? order by created_at, node, message_id limit ?;
 select attempt_id, message_id, recipient, producer, created_at, not_after, payload_ref, claim_id
 from faregate_tokens where attempt_id = ?;
 
+-- name: claim_token
+-- Set the claim of a token that has none, or this one already.
+update faregate_tokens set claim_id = ? where attempt_id = ? and (claim_id is null or claim_id = ?);
+
 -- name: delete_token
 -- Remove a token that this claim holds.
 delete from faregate_tokens where attempt_id = ? and claim_id = ?;

@@ -10,7 +10,7 @@ from typing import Any
 
 from faregate.ports.dead_letter import DeadLetter, DeadStatus
 from faregate.ports.store import ClaimRecord, DeadFilter, OutboxRow, Parked
-from faregate.ports.tokens import Mode, Token
+from faregate.ports.tokens import Claim, Mode, Token
 from faregate.stores.sql.columns import (
     attempts_text,
     dead_letter,
@@ -23,6 +23,10 @@ from faregate.stores.sql.columns import (
 )
 
 _NO_LIMIT = (1 << 63) - 1
+ENDED = (
+    "the database has ended this transaction already: a statement committed it or rolled it back, so nothing of it may "
+    "be relied on. Leave beginning and ending to the unit of work, also on ctx.db.raw"
+)
 
 
 class SqlRecords:
@@ -159,6 +163,10 @@ class SqlStore(SqlRecords):
     async def delete_claim(self, node: str, message_id: str, claim_id: str, *, only_new: bool) -> bool:
         return await self._change("delete_claim", (node, self.id_in(message_id), claim_id, only_new)) == 1
 
+    async def register_attempts(self, seq: int, version: int, attempts: Sequence[str], not_after: float) -> bool:
+        added = attempts_text(attempts) or "[]"
+        return await self._change("register_attempts", (added, not_after, seq, version)) == 1
+
     async def choose_attempts(self, seq: int, version: int, chosen: Sequence[str]) -> bool:
         return await self._change("choose_attempts", (attempts_text(chosen), seq, version)) == 1
 
@@ -170,6 +178,11 @@ class SqlTokenStore(SqlRecords):
         for attempt, message_id, *others in await self._read("read_token", (attempt_id,)):
             return Token(attempt, self.id_out(message_id), *others)
         return None
+
+    async def claim(self, attempt_id: str, claim_id: str) -> Claim:
+        if await self._change("claim_token", (claim_id, attempt_id, claim_id)):
+            return "claimed"
+        return "missing" if await self.read(attempt_id) is None else "taken"
 
     async def delete(self, attempt_id: str, claim_id: str) -> None:
         await self._change("delete_token", (attempt_id, claim_id))

@@ -54,13 +54,15 @@ order by seq limit :limit;
 -- An outbox row that is dispatched, and stays.
 update faregate_outbox set dispatched_at = ? where seq = ? and dispatched_at is null;
 
--- name: attempts_of
--- What a change of a row's attempts starts from.
-select registered from faregate_outbox where seq = ? and version = ?;
-
 -- name: register_attempts
--- Set the registered attempts of the version that was read.
-update faregate_outbox set registered = ?, not_after = ?, version = version + 1 where seq = ? and version = ?;
+-- Add to the registered attempts of the version that was read.
+update faregate_outbox
+set registered = (
+    select json_group_array(value) from (
+        select value from json_each(coalesce(registered, '[]')) union all select value from json_each(?)
+    )
+), not_after = ?, version = version + 1
+where seq = ? and version = ?;
 
 -- name: add_dead
 -- Insert a dead letter, or fold it into the one that is there; a discarded one only counts.
@@ -170,10 +172,6 @@ select message_id, due_at, tries, key, position, envelope from faregate_parked w
 -- Create a token that is absent.
 insert into faregate_tokens (attempt_id, message_id, recipient, producer, created_at, not_after, payload_ref, claim_id)
 values (?, ?, ?, ?, ?, ?, ?, ?) on conflict do nothing;
-
--- name: claim_token
--- Set the claim of a token that has none.
-update faregate_tokens set claim_id = ? where attempt_id = ? and claim_id is null;
 
 -- name: discard_token
 -- Remove a token whoever holds it.

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 
 from faregate.errors import ConfigurationError
 from faregate.ports.store import OutboxRow
-from faregate.stores.sql.columns import attempts as stored_attempts
-from faregate.stores.sql.columns import attempts_text, outbox_row
+from faregate.stores.sql.columns import outbox_row
 from faregate.stores.sql.records import SqlStore
 from faregate.stores.sql.statements import check_statement
 from faregate.stores.sqlite import insertion
@@ -83,17 +82,6 @@ class SqliteStore(SqliteFile, SqlStore):
     async def keep_dispatched(self, seqs: Sequence[int], at: float) -> None:
         values = [(at, seq) for seq in seqs]
         await self._write(lambda connection: connection.executemany(QUERIES["keep_dispatched"], values))
-
-    async def register_attempts(self, seq: int, version: int, attempts: Sequence[str], not_after: float) -> bool:
-        def work(connection: sqlite3.Connection) -> bool:
-            rows = connection.execute(QUERIES["attempts_of"], (seq, version)).fetchall()
-            if not rows:
-                return False
-            text = attempts_text((*stored_attempts(rows[0][0]), *attempts))
-            connection.execute(QUERIES["register_attempts"], (text, not_after, seq, version))
-            return True
-
-        return await self._write(work)
 
 
 class MemoryStore(InMemory, SqliteStore):

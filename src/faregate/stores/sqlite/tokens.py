@@ -6,7 +6,7 @@ Every method is one transaction of its own. The store's clock is the one of this
 import sqlite3
 from collections.abc import Sequence
 
-from faregate.ports.tokens import NOBODY, Claim, Recipients, Token
+from faregate.ports.tokens import NOBODY, Recipients, Token
 from faregate.stores.sql import columns
 from faregate.stores.sql.records import SqlTokenStore
 from faregate.stores.sqlite.file import InMemory, SqliteFile
@@ -23,17 +23,6 @@ class SqliteTokenStore(SqliteFile, SqlTokenStore):
             connection.executemany(QUERIES["create_token"], token_values(tokens, self._clock.time()))
 
         await self._write(work)
-
-    async def claim(self, attempt_id: str, claim_id: str) -> Claim:
-        def work(connection: sqlite3.Connection) -> Claim:
-            if connection.execute(QUERIES["claim_token"], (claim_id, attempt_id)).rowcount:
-                return "claimed"
-            rows = connection.execute(QUERIES["read_token"], (attempt_id,)).fetchall()
-            if not rows:
-                return "missing"
-            return "claimed" if rows[0][-1] == claim_id else "taken"
-
-        return await self._write(work)
 
     async def discard(self, attempt_ids: Sequence[str]) -> None:
         values = [(attempt_id,) for attempt_id in sorted(attempt_ids)]

@@ -16,7 +16,7 @@ from faregate.ports.clock import Clock
 from faregate.ports.store import LedgerRow, OutboxRow, Parked, Sent, TransactionBlock
 from faregate.ports.tokens import Token
 from faregate.stores.sql.columns import are_plain, attempts_text, id_bytes, id_text, pack
-from faregate.stores.sql.records import SqlTransaction
+from faregate.stores.sql.records import ENDED, SqlTransaction
 from faregate.stores.sql.statements import to_question
 from faregate.stores.sqlite.database import SqliteDatabase
 from faregate.stores.sqlite.faults import raise_translated
@@ -52,7 +52,7 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
             return
         if not self._connection.in_transaction:
             await self.roll_back()
-            raise TransactionMisused(_ENDED)
+            raise TransactionMisused(ENDED)
         self._connection = None
         await self._database.commit()
 
@@ -84,7 +84,7 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
         if connection is None:
             raise TransactionMisused("this transaction is not open: it was not begun, or it has ended")
         if not self.is_open:
-            raise TransactionMisused(_ENDED)
+            raise TransactionMisused(ENDED)
         return connection
 
     def _run(self, sql: str, parameters: Any = ()) -> sqlite3.Cursor:
@@ -252,9 +252,3 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
         rows = await self._read_among("parked_ids", (node,), map(id_bytes, message_ids))
         rows += await self._read_among("parked_keys", (node,), keys)
         return list({row[0]: self._parked(row) for row in rows}.values())
-
-
-_ENDED = (
-    "the database has ended this transaction already: a statement committed it or rolled it back, so nothing of it may "
-    "be relied on. Leave beginning and ending to the unit of work, also on ctx.db.raw"
-)
