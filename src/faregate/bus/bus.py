@@ -16,6 +16,7 @@ from faregate.bus.supplied import check_capabilities
 from faregate.bus.worker import Worker
 from faregate.codec import BodyWriter, Codec, find_codec
 from faregate.core.alarms import Alarm, Alarms
+from faregate.core.context import Ending
 from faregate.core.feed import QueueFeed
 from faregate.core.handling import Handling
 from faregate.core.recipients import topic_for
@@ -44,6 +45,7 @@ MAX_MESSAGE_BYTES = 1024 * 1024
 RETAIN_LEDGER = 30 * 86_400.0
 _PREFETCH = 2048
 """Enough for several full batches."""
+_COUNTED: tuple[Ending, ...] = ("handled", "skipped", "duplicate", "redelivered", "dead")
 
 
 class SubscriptionCounts(NamedTuple):
@@ -159,13 +161,9 @@ class Bus:
             body_limit=limit,
         )
         prefetch = subscription.prefetch or max(_PREFETCH, 2 * subscription.order.lanes)
+        waiting = self._stores.waiting(node.name) if is_supplied else None
         return Worker(
-            handling,
-            transport=self._transport,
-            clock=self.clock,
-            body_limit=limit,
-            prefetch=prefetch,
-            waiting=self._stores.waiting(node.name) if is_supplied else None,
+            handling, transport=self._transport, clock=self.clock, body_limit=limit, prefetch=prefetch, waiting=waiting
         )
 
     def _stall_detector(self, seconds: float | None) -> StallDetector | None:
@@ -233,8 +231,8 @@ class Bus:
             await self._close()
             raise
 
-    async def _close(self) -> None:
-        await self._stores.stop(0)
+    async def _close(self, deadline: float = 0) -> None:
+        await self._stores.stop(deadline)
         await self._transport.close()
         await self._stores.close()
 
@@ -263,9 +261,7 @@ class Bus:
                 landing.cancel()
             if self._stalls is not None:
                 self._stalls.stop()
-            await self._stores.stop(limit)
-            await self._transport.close()
-            await self._stores.close()
+            await self._close(limit)
             self._pool.shutdown(wait=False)
 
     async def __aenter__(self) -> Self:
@@ -436,21 +432,16 @@ class Bus:
                 node=worker.subscription.node,
                 type=worker.subscription.message_type.wire,
                 source=worker.subscription.source,
-                handled=worker.outcomes["handled"],
-                skipped=worker.outcomes["skipped"],
-                duplicate=worker.outcomes["duplicate"],
-                redelivered=worker.outcomes["redelivered"],
-                dead=worker.outcomes["dead"],
                 busy=worker.busy,
                 paused=worker.paused,
+                **{name: worker.outcomes[name] for name in _COUNTED},
             )
             for worker in self._workers
         ]
 
     def outcomes(self) -> dict[str, int]:
         """How messages ended so far, over all subscriptions."""
-        names = ("handled", "skipped", "duplicate", "redelivered", "dead")
-        return {name: sum(getattr(count, name) for count in self.counts()) for name in names}
+        return {name: sum(worker.outcomes[name] for worker in self._workers) for name in _COUNTED}
 
     async def poisoned(self, node: str | Node | None = None) -> list[DeadLetter]:
         """The open dead letters of stores and transport, of one node or of all, oldest first."""
@@ -461,8 +452,7 @@ class Bus:
             found += await self._transport.dead_letters(name) if isinstance(self._transport, Browsing) else []
             shared = self._stores.of(name)
             if shared is not None:
-                letters = await shared.store.dead(DeadFilter(node=name, status="open"))
-                found += letters
+                found += await shared.store.dead(DeadFilter(node=name, status="open"))
         return sorted(found, key=lambda record: record.at)
 
     async def dead_letters(

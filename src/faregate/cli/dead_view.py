@@ -20,31 +20,18 @@ from faregate.units import age, iso
 _STYLES = {"open": "red", "replayed": "yellow", "resolved": "green", "discarded": "dim"}
 _HEADINGS = ("ID", "TYPE", "NODE", "REASON", "STATUS", "LAST FAILED")
 _GAP = "  "
+_TIMES = ("first_failed_at", "last_failed_at", "changed_at")
+_LISTED = (
+    *("node", "type", "source", "reason", "status", "error", "publication_id", "correlation_id", "key", "queue"),
+    *("tries", "redeliveries", "copies", "replays", "first_failed_at", "last_failed_at", "changed_by", "changed_at"),
+)
 
 
 def as_json(letter: DeadLetter) -> dict[str, Any]:
     """What a listing tells of a letter."""
-    return {
-        "id": letter.message_id,
-        "node": letter.node,
-        "type": letter.type,
-        "source": letter.source,
-        "reason": letter.reason,
-        "status": letter.status,
-        "error": letter.error.partition("\n")[0],
-        "publication_id": letter.publication_id,
-        "correlation_id": letter.correlation_id,
-        "key": letter.key,
-        "queue": letter.queue,
-        "tries": letter.tries,
-        "redeliveries": letter.redeliveries,
-        "copies": letter.copies,
-        "replays": letter.replays,
-        "first_failed_at": iso(letter.first_failed_at),
-        "last_failed_at": iso(letter.last_failed_at),
-        "changed_by": letter.changed_by,
-        "changed_at": None if letter.changed_at is None else iso(letter.changed_at),
-    }
+    told: dict[str, Any] = {"id": letter.message_id, **{name: getattr(letter, name) for name in _LISTED}}
+    told |= {name: iso(told[name]) for name in _TIMES if told[name] is not None}
+    return {**told, "error": letter.error.partition("\n")[0]}
 
 
 def as_whole_json(letter: DeadLetter) -> dict[str, Any]:
