@@ -158,15 +158,12 @@ async def _carry_out(
 
 def replayed(letter: DeadLetter) -> Envelope:
     """The message as it is sent for the letter's latest replay."""
-    return msgspec.structs.replace(
-        letter.envelope,
-        recipients=_recipients(letter),
-        replay=letter.replays,
-        attempt_id=None,
-        deliver_at=None,
-        expires_at=None,
-        redeliveries=0,
-    )
+    return _sent_anew(letter, replay=letter.replays)
+
+
+def _sent_anew(letter: DeadLetter, **changes: Any) -> Envelope:
+    anew = {"attempt_id": None, "deliver_at": None, "expires_at": None, "redeliveries": 0}
+    return msgspec.structs.replace(letter.envelope, recipients=_recipients(letter), **anew, **changes)
 
 
 def _replay_row(letter: DeadLetter) -> OutboxRow:
@@ -192,22 +189,17 @@ def edited(letter: DeadLetter, body: str | bytes, by: str, now: float) -> Envelo
         type=letter.type,
         slot=f"edit {letter.publication_id} {letter.replays} {digest.hex()}",
     )
-    return msgspec.structs.replace(
-        letter.envelope,
+    return _sent_anew(
+        letter,
         publication_id=publication_id,
         correlation_id=letter.correlation_id,
         causation_id=letter.message_id,
-        recipients=_recipients(letter),
         body=encoded,
         content_type=JsonCodec.content_type,
         content_encoding=encoding,
         body_digest=digest,
         payload_ref=None,
-        attempt_id=None,
         sent_at=now,
-        deliver_at=None,
-        expires_at=None,
-        redeliveries=0,
         replay=0,
         headers={**letter.envelope.headers, EDITED_FROM: letter.message_id, EDITED_BY: by},
     )
