@@ -21,7 +21,7 @@ from faregate.errors import InvalidName, Unroutable
 from faregate.message import Envelope
 from faregate.ports.queue import Binding
 from faregate.ports.topology import Topology
-from faregate.spark.schema import COLUMNS
+from faregate.spark.schema import COLUMNS, stored
 from faregate.spark.sink.publications import WRITABLE, BatchSealer, UnfitColumns, UnfitValue, check_columns
 
 
@@ -34,7 +34,7 @@ def rows(**columns: Any) -> Any:
 
 
 def _type(name: str) -> Any:
-    return SCHEMA.field(COLUMNS[name].stored).type
+    return stored(name).type
 
 
 def seal(batch: Any, origin: str = "spark/q/0/0", source: str | None = None, **more: Any) -> list[Envelope]:
@@ -168,4 +168,4 @@ def test_columns_that_are_not_those_of_messages_are_refused(columns: dict[str, D
 
 
 def test_every_column_that_may_be_written_is_accepted_as_it_is_read() -> None:
-    check_columns(table(**{name: COLUMNS[name].type for name in WRITABLE}), None)
+    check_columns(table(**{name: COLUMNS[name].dataType for name in WRITABLE}), None)

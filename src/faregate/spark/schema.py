@@ -9,76 +9,31 @@ Rules kept here:
 - The Arrow schema of every batch equals the one that Spark derives from its own, field by field: Spark refuses others.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    DataType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
 
 from faregate.columns import SCHEMA
 from faregate.errors import ConfigurationError, InvalidOption
 
-_STRING, _TIME = StringType(), TimestampType()
+_STORED = {"appended_at": "time", "body": "payload"}
+_ORDER = """
+    offset appended_at publication_id type kind source destination recipients key body headers correlation_id
+    causation_id marker sent_at deliver_at expires_at redeliveries replay content_type content_encoding body_digest
+    payload_ref attempt_id key_id algorithm traceparent
+"""
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    name: str
-    stored: str
-    """Its name in the journal."""
-    type: DataType
-    nullable: bool = True
+def stored(name: str) -> Any:
+    """The field of the journal that a column is."""
+    return SCHEMA.field(_STORED.get(name, name))
 
 
-def _column(name: str, type: DataType = _STRING, *, stored: str | None = None, nullable: bool = True) -> Column:
-    return Column(name, stored or name, type, nullable)
-
-
-COLUMNS: dict[str, Column] = {
-    column.name: column
-    for column in (
-        _column("offset", LongType(), nullable=False),
-        _column("appended_at", _TIME, stored="time", nullable=False),
-        _column("publication_id"),
-        _column("type"),
-        _column("kind"),
-        _column("source"),
-        _column("destination"),
-        _column("recipients", ArrayType(_STRING)),
-        _column("key"),
-        _column("body", BinaryType(), stored="payload"),
-        _column("headers", MapType(_STRING, _STRING)),
-        _column("correlation_id"),
-        _column("causation_id"),
-        _column("marker", IntegerType()),
-        _column("sent_at", _TIME),
-        _column("deliver_at", _TIME),
-        _column("expires_at", _TIME),
-        _column("redeliveries", IntegerType()),
-        _column("replay", IntegerType()),
-        _column("content_type"),
-        _column("content_encoding"),
-        _column("body_digest", BinaryType()),
-        _column("payload_ref"),
-        _column("attempt_id"),
-        _column("key_id"),
-        _column("algorithm"),
-        _column("traceparent"),
-    )
+COLUMNS = {
+    name: StructField(name, from_arrow_type(stored(name).type), stored(name).nullable) for name in _ORDER.split()
 }
-
 
 FRAMES = (
     StructType().add("offset", LongType(), False).add("count", IntegerType(), False).add("frame", BinaryType(), False)
@@ -101,8 +56,7 @@ def row_schema(columns: tuple[str, ...] = (), *, frames: bool = False) -> Struct
         raise InvalidOption(f"option columns names {', '.join(unknown)}; there are {', '.join(COLUMNS)}")
     if len(set(columns)) != len(columns):
         raise InvalidOption(f"option columns names a column twice: {', '.join(columns)}")
-    chosen = [COLUMNS[name] for name in columns or COLUMNS]
-    return StructType([StructField(column.name, column.type, column.nullable) for column in chosen])
+    return StructType([COLUMNS[name] for name in columns or COLUMNS])
 
 
 def check_schema(schema: StructType) -> None:
@@ -113,10 +67,9 @@ def check_schema(schema: StructType) -> None:
         column = COLUMNS.get(field.name)
         if column is None:
             raise ConfigurationError(f"the schema names {field.name!r}, which is no column; there are {list(COLUMNS)}")
-        if field.dataType.simpleString() != column.type.simpleString():
-            raise ConfigurationError(
-                f"the schema says {field.name} {field.dataType.simpleString()}; it is {column.type.simpleString()}"
-            )
+        given, own = field.dataType.simpleString(), column.dataType.simpleString()
+        if given != own:
+            raise ConfigurationError(f"the schema says {field.name} {given}; it is {own}")
 
 
 class Projection:
@@ -124,8 +77,7 @@ class Projection:
 
     def __init__(self, schema: StructType) -> None:
         self.schema: Any = to_arrow_schema(schema, timezone="UTC")
-        stored = [COLUMNS[name].stored for name in schema.fieldNames()]
-        self._places = [SCHEMA.get_field_index(name) for name in stored]
+        self._places = [SCHEMA.get_field_index(stored(name).name) for name in schema.fieldNames()]
         self._casts = [SCHEMA.field(at).type != to for at, to in zip(self._places, self.schema.types, strict=True)]
 
     def __call__(self, batch: Any) -> Any:

@@ -7,10 +7,11 @@ no order is spread over buckets of its own. How far the log was read goes along 
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache, reduce
+from functools import reduce
 from typing import Any
 from zlib import crc32
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -74,8 +75,8 @@ class Places:
             else pc.equal(batch.column("destination"), self._node)
         )
         listed = batch.column("recipients")
-        to_us = pc.equal(listed.flatten(), self._node)
-        with_us = pc.is_in(_numbers(len(batch)), value_set=pc.list_parent_indices(listed).cast("int64").filter(to_us))
+        with_us = np.zeros(len(batch), bool)
+        with_us[pc.list_parent_indices(listed).filter(pc.equal(listed.flatten(), self._node))] = True
         offset, replay = batch.column("offset"), pc.fill_null(batch.column("replay"), 0)
         before = pc.and_(pc.less(offset, begin.history), pc.equal(replay, 0))
         conditions = [
@@ -83,7 +84,7 @@ class Places:
             pc.equal(batch.column("kind"), kind),
             address,
             pc.greater_equal(offset, begin.offset),
-            pc.or_(with_us, before),
+            pc.or_(pa.array(with_us), before),
         ]
         mask = pc.fill_null(reduce(pc.and_, conditions), fill_value=False)
         return batch if pc.sum(mask).as_py() == len(batch) else batch.filter(mask)
@@ -118,11 +119,6 @@ def located(batch: Any) -> Iterator[tuple[Envelope, int, float]]:
     times = batch.column("time").cast(pa.int64()).to_pylist()
     for envelope, offset, time in zip(to_envelopes(batch), offsets, times, strict=True):
         yield envelope, offset, time / 1_000_000
-
-
-@lru_cache(maxsize=4)
-def _numbers(count: int) -> Any:
-    return pa.array(range(count), pa.int64())
 
 
 def _serial(envelope: Envelope) -> str:

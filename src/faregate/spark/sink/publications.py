@@ -14,40 +14,22 @@ from functools import lru_cache
 from hashlib import sha256
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import BinaryType, DataType, StringType, StructType, TimestampType
+from pyspark.sql.types import StructType
 
 from faregate import ids
 from faregate.columns import SCHEMA
 from faregate.errors import UnfitColumns, UnfitValue
 from faregate.message import Envelope, check_name
 from faregate.ports.topology import Topology
-from faregate.spark.schema import COLUMNS
+from faregate.spark.schema import COLUMNS, stored
 
-WRITABLE = (
-    "type",
-    "body",
-    "source",
-    "destination",
-    "kind",
-    "key",
-    "headers",
-    "publication_id",
-    "correlation_id",
-    "causation_id",
-    "marker",
-    "sent_at",
-    "deliver_at",
-    "expires_at",
-    "replay",
-    "content_type",
-    "content_encoding",
-    "body_digest",
-    "payload_ref",
-    "traceparent",
-)
-"""The columns that a publisher may fill; the journal gives the others itself."""
+_GIVEN_BY_THE_JOURNAL = ("offset", "appended_at", "recipients", "redeliveries", "attempt_id", "key_id", "algorithm")
+_NEEDED = ("type", "body")
+WRITABLE = (*_NEEDED, *(name for name in COLUMNS if name not in (*_NEEDED, *_GIVEN_BY_THE_JOURNAL)))
+"""The columns that a publisher may fill."""
 
 
 def check_columns(schema: StructType, source: str | None) -> None:
@@ -62,7 +44,7 @@ def check_columns(schema: StructType, source: str | None) -> None:
             raise UnfitColumns(
                 f"column {fld.name} is {fld.dataType.simpleString()} and must be {' or '.join(allowed)}: cast it"
             )
-    missing = [name for name in ("type", "body") if name not in names]
+    missing = [name for name in _NEEDED if name not in names]
     if missing:
         raise UnfitColumns(f"faregate needs the columns type and body to write messages; missing: {missing}")
     if "source" not in names and source is None:
@@ -70,12 +52,10 @@ def check_columns(schema: StructType, source: str | None) -> None:
 
 
 def _allowed_types(name: str) -> list[str]:
-    own: DataType = COLUMNS[name].type
+    own = COLUMNS[name].dataType.simpleString()
     if name == "body":
-        return [BinaryType().simpleString(), StringType().simpleString()]
-    if own.simpleString() == "int":
-        return ["int", "smallint", "tinyint"]
-    return [own.simpleString()] if not isinstance(own, TimestampType) else ["timestamp"]
+        return ["binary", "string"]
+    return ["int", "smallint", "tinyint"] if own == "int" else [own]
 
 
 @dataclass
@@ -97,7 +77,7 @@ class BatchSealer:
         for name in ("type", "source", "destination"):
             if name in columns:
                 self._check_names(name, columns[name])
-        for name in ("type", "body"):
+        for name in _NEEDED:
             if columns[name].null_count:
                 raise UnfitValue(f"column {name} is null in {columns[name].null_count} rows; a message must have it")
         columns["kind"] = self._kinds(columns, count)
@@ -109,7 +89,7 @@ class BatchSealer:
         return as_stored(columns, count)
 
     def _plain(self, name: str, values: Any) -> Any:
-        wanted = SCHEMA.field(COLUMNS[name].stored).type
+        wanted = stored(name).type
         if name == "headers":
             return _headers(values)
         return values if values.type == wanted else values.cast(wanted)
@@ -158,38 +138,23 @@ class BatchSealer:
 
 def as_stored(columns: dict[str, Any], count: int) -> Any:
     """A record batch of the journal from these columns of messages; what is missing gets the envelope's default."""
-    return pa.RecordBatch.from_arrays([_stored(fld, columns, count) for fld in SCHEMA], schema=SCHEMA)
+    # The journal numbers them when it takes them in.
+    given = {"offset": pa.array(np.arange(count)), "payload": columns["body"], **columns}
+    return pa.RecordBatch.from_arrays(
+        [_or(given.get(each), _missing(each, count)) for each in SCHEMA.names], schema=SCHEMA
+    )
 
 
 _DEFAULTS: dict[str, Any] = {
-    name: default
-    for name, default in zip(Envelope.__struct_fields__, Envelope.__struct_defaults__, strict=True)
-    if default is not None and name not in ("recipients", "headers")
+    **dict(zip(Envelope.__struct_fields__, Envelope.__struct_defaults__, strict=True)),
+    **{"time": 0, "topic": -1, "recipients": [], "headers": []},
 }
-
-
-def _stored(fld: Any, columns: dict[str, Any], count: int) -> Any:
-    """A column of the journal: as given, with the envelope's default where it has one."""
-    if fld.name == "offset":
-        return _places(count)  # the journal numbers them when it takes them in
-    if fld.name in ("time", "topic"):
-        return pa.repeat(pa.scalar(0 if fld.name == "time" else -1, fld.type), count)
-    name = "body" if fld.name == "payload" else fld.name
-    return _or(columns.get(name), _missing(name, count))
 
 
 @lru_cache(maxsize=256)
 def _missing(name: str, count: int) -> Any:
-    """A column that nobody gave; most batches have the same number of rows."""
-    type, default = SCHEMA.field(COLUMNS[name].stored if name in COLUMNS else name).type, _DEFAULTS.get(name)
-    if name in ("recipients", "headers"):
-        return pa.repeat(pa.scalar([], type), count)
-    return pa.nulls(count, type) if default is None else pa.repeat(pa.scalar(default, type), count)
-
-
-@lru_cache(maxsize=4)
-def _places(count: int) -> Any:
-    return pa.array(range(count), pa.int64())
+    """A column of the journal that nobody gave; most batches have the same number of rows."""
+    return _repeat(_DEFAULTS.get(name), name, count)
 
 
 def _or(values: Any, otherwise: Any) -> Any:
@@ -199,7 +164,8 @@ def _or(values: Any, otherwise: Any) -> Any:
 
 
 def _repeat(value: Any, name: str, count: int) -> Any:
-    return pa.repeat(pa.scalar(value, SCHEMA.field(COLUMNS[name].stored).type), count)
+    type = stored(name).type
+    return pa.nulls(count, type) if value is None else pa.repeat(pa.scalar(value, type), count)
 
 
 def _headers(values: Any) -> Any:
