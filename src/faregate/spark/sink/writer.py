@@ -36,41 +36,6 @@ class StagedMessage(WriterCommitMessage):
     staged: list[Staged]
 
 
-class _Sink:
-    def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
-        if overwrite:
-            raise InvalidOption("a bus cannot be overwritten: use mode('append'), or outputMode('append')")
-        self._is_staged = schema.simpleString() == STAGED.simpleString()
-        if not self._is_staged:
-            check_columns(schema, options.source)
-        self._options = options
-
-    def stage(self, context: TaskContext, origin: str, batch: int, rows: Iterator[Any]) -> StagedMessage:
-        partition = context.partitionId()
-        if self._is_staged:
-            values = [value for each in rows for value in each.column(0).to_pylist()]
-            passed_on = [msgspec.json.decode(value, type=Staged) for value in values]
-            return StagedMessage(origin, batch, partition, passed_on)
-        topology = open_subscribed(self._options.path).topology()
-        sealer = BatchSealer(f"spark/{origin}/{batch}/{partition}", self._options.source, topology)
-        pieces = (sealer.seal(each) for each in rows if each.num_rows)
-        staged = open_staging(self._options.path).stage(origin, batch, attempt_of(context), pieces)
-        return StagedMessage(origin, batch, partition, [staged])
-
-    def commit(self, messages: list[WriterCommitMessage | None], *, guarded: bool) -> None:
-        found = _by_partition(messages)
-        if not found:
-            return
-        origin, number = found[0].origin, found[0].batch
-        staged = [each for message in found for each in message.staged]
-        open_staging(self._options.path).commit(origin, number, staged, once=guarded)
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Only what finished attempts of this run named: another run may be staging the same batch by now."""
-        for message in _by_partition(messages):
-            open_staging(self._options.path).discard(message.origin, message.batch, message.staged)
-
-
 def _by_partition(messages: list[WriterCommitMessage | None]) -> list[StagedMessage]:
     found = [message for message in messages if isinstance(message, StagedMessage)]
     return sorted(found, key=lambda message: message.partition)
@@ -95,35 +60,52 @@ def query_and_batch(context: TaskContext) -> tuple[str, int]:
     return query, int(batch)
 
 
-class BatchWriter(DataSourceArrowWriter):
-    """One write, with an id of its own: made on the driver, it travels to the tasks inside this object."""
+class _Writer:
+    """What writes and streams have in common; `batchId` is given by streams alone."""
 
     def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
-        self._sink = _Sink(options, schema, overwrite)
-        self._write_id = ids.root_id()
-
-    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        return self._sink.stage(task_context(), self._write_id, 0, iterator)
-
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._sink.commit(messages, guarded=False)
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._sink.abort(messages)
-
-
-class StreamWriter(DataSourceStreamArrowWriter):
-    """A query's micro-batches, each once."""
-
-    def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
-        self._sink = _Sink(options, schema, overwrite)
+        if overwrite:
+            raise InvalidOption("a bus cannot be overwritten: use mode('append'), or outputMode('append')")
+        self._is_staged = schema.simpleString() == STAGED.simpleString()
+        if not self._is_staged:
+            check_columns(schema, options.source)
+        self._options = options
+        self._write_id: str | None = None
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         context = task_context()
-        return self._sink.stage(context, *query_and_batch(context), iterator)
+        origin, batch = query_and_batch(context) if self._write_id is None else (self._write_id, 0)
+        partition = context.partitionId()
+        if self._is_staged:
+            values = [value for each in iterator for value in each.column(0).to_pylist()]
+            passed_on = [msgspec.json.decode(value, type=Staged) for value in values]
+            return StagedMessage(origin, batch, partition, passed_on)
+        topology = open_subscribed(self._options.path).topology()
+        sealer = BatchSealer(f"spark/{origin}/{batch}/{partition}", self._options.source, topology)
+        pieces = (sealer.seal(each) for each in iterator if each.num_rows)
+        staged = open_staging(self._options.path).stage(origin, batch, attempt_of(context), pieces)
+        return StagedMessage(origin, batch, partition, [staged])
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self._sink.commit(messages, guarded=True)
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:
+        found = _by_partition(messages)
+        if found:
+            staged = [each for message in found for each in message.staged]
+            log = open_staging(self._options.path)
+            log.commit(found[0].origin, found[0].batch, staged, once=self._write_id is None)
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self._sink.abort(messages)
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:
+        """Only what finished attempts of this run named: another run may be staging the same batch by now."""
+        for message in _by_partition(messages):
+            open_staging(self._options.path).discard(message.origin, message.batch, message.staged)
+
+
+class BatchWriter(_Writer, DataSourceArrowWriter):
+    """One write, with an id of its own: made on the driver, it travels to the tasks inside this object."""
+
+    def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
+        super().__init__(options, schema, overwrite)
+        self._write_id = ids.root_id()
+
+
+class StreamWriter(_Writer, DataSourceStreamArrowWriter):
+    """A query's micro-batches, each once."""
