@@ -10,7 +10,7 @@ from faregate.errors import ConfigurationError
 from faregate.ports.log import LogTransport
 from faregate.spark.logs import open_partitions
 from faregate.spark.options import Options
-from faregate.spark.source.bounds import Bound, check_partitions, gone, not_there, resolve
+from faregate.spark.source.bounds import Bound, check_partitions, lost, resolve
 from faregate.spark.source.ranges import OffsetRange, split
 from faregate.spark.source.reading import lose, read_range
 
@@ -35,23 +35,21 @@ class BatchReader(DataSourceReader):
         ends: dict[str, int] = {}
         for name, source in opened.partitions.items():
             start, end = self._options.starting.of(name), self._options.ending.of(name)
-            starts[name], ends[name] = self._bounds(start, end, source, opened.name)
+            starts[name], ends[name] = self._bounds(start, end, source)
         # Spark takes an empty list for a source without partitions, and reads it whole.
         empty = [OffsetRange(name, starts[name], starts[name]) for name in names[:1]]
         return [*(split(starts, ends, self._options.min_partitions) or empty)]
 
-    def _bounds(self, starting: Bound, ending: Bound, source: LogTransport, name: str) -> tuple[int, int]:
+    def _bounds(self, starting: Bound, ending: Bound, source: LogTransport) -> tuple[int, int]:
         start, end, fail = resolve(starting, source), resolve(ending, source), self._options.fail_on_data_loss
         earliest, latest = source.earliest(), source.latest()
         if isinstance(starting, int) and isinstance(ending, int) and start > end:
             raise ConfigurationError(f"startingOffsets {start} lies behind endingOffsets {end}")
         # A bound that is no number stands for what there is: nothing is missing below or above it.
-        if isinstance(starting, int) and start < earliest:
-            lose(gone("startingOffsets", start, earliest, name), fail)
-        if isinstance(starting, int) and start > latest:
-            lose(not_there("startingOffsets", start, latest, name), fail)
+        if isinstance(starting, int):
+            lose(lost("startingOffsets", start, source), fail)
         if isinstance(ending, int) and end > latest:
-            lose(not_there("endingOffsets", end, latest, name), fail)
+            lose(lost("endingOffsets", end, source), fail)
         start, end = max(start, earliest), min(end, latest)
         return start, max(start, end)
 

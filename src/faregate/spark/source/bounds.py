@@ -119,18 +119,18 @@ def check_partitions(bounds: Bounds, option: str, partitions: list[str], log: st
         )
 
 
-def gone(option_or_checkpoint: str, wanted: int, earliest: int, name: str) -> OffsetGone:
-    """What is said when messages were removed before they were read."""
-    return OffsetGone(
-        f"{option_or_checkpoint} asks for offset {wanted} of {name}, which now begins at {earliest}: the messages from "
-        f"{wanted} to {earliest - 1} were removed by retention before they were read. Start from {earliest} or later, "
-        "or set failOnDataLoss=false to go on without them"
-    )
-
-
-def not_there(option_or_checkpoint: str, wanted: int, latest: int, name: str) -> OffsetGone:
-    """What is said when the log ends before the wanted offset."""
-    return OffsetGone(
-        f"{option_or_checkpoint} asks for offset {wanted} of {name}, which ends at {latest}: it was restored from an "
-        "older state, or the offset was never there"
-    )
+def lost(who: str, wanted: int, log: LogTransport) -> OffsetGone | None:
+    """What is said of an offset that is not in the log (any more); `who` asks for it."""
+    earliest, latest = log.earliest(), log.latest()
+    if wanted < earliest:
+        return OffsetGone(
+            f"{who} asks for offset {wanted} of {log.name}, which now begins at {earliest}: the messages from {wanted} "
+            f"to {earliest - 1} were removed by retention before they were read. Start from {earliest} or later, or "
+            "set failOnDataLoss=false to go on without them"
+        )
+    if wanted > latest:
+        return OffsetGone(
+            f"{who} asks for offset {wanted} of {log.name}, which ends at {latest}: it was restored from an older "
+            "state, or the offset was never there"
+        )
+    return None

@@ -22,7 +22,7 @@ from faregate.ports.log import LogTransport
 from faregate.spark.logs import open_partitions
 from faregate.spark.options import Options
 from faregate.spark.schema import FRAMES, Projection
-from faregate.spark.source.bounds import gone, not_there
+from faregate.spark.source.bounds import lost
 from faregate.spark.source.ranges import OffsetRange
 
 log = logging.getLogger("faregate.spark")
@@ -35,7 +35,7 @@ BATCH_BYTES = 8 * 1024 * 1024
 def read_range(options: Options, schema: StructType, span: OffsetRange) -> Iterator[Any]:
     """The rows of a range, in order, as record batches of exactly Spark's Arrow schema."""
     opened = open_partitions(options)
-    stored = _stored(opened.partitions[span.partition], span, options.fail_on_data_loss, opened.name)
+    stored = _stored(opened.partitions[span.partition], span, options.fail_on_data_loss)
     fitting = (chosen(batch, options.types, options.nodes) for batch in stored)
     wanted = (batch for batch in fitting if batch.num_rows)
     if options.frames:
@@ -75,11 +75,11 @@ def ends_in(rows: Any) -> list[int]:
     ]
 
 
-def _stored(source: LogTransport, span: OffsetRange, fail: bool, name: str) -> Iterator[Any]:
+def _stored(source: LogTransport, span: OffsetRange, fail: bool) -> Iterator[Any]:
     start = span.start
     if source.latest() < span.end:
         # A planned range was durable once. A log that is shorter now would quietly give fewer rows.
-        lose(not_there("a planned read", span.end, source.latest(), name), fail)
+        lose(lost("a planned read", span.end, source), fail)
     while start < min(span.end, source.latest()):
         try:
             for batch in source.batches(start, span.end, rows=BATCH_ROWS):
@@ -87,18 +87,19 @@ def _stored(source: LogTransport, span: OffsetRange, fail: bool, name: str) -> I
                 start = batch.column("offset")[-1].as_py() + 1
             return
         except OffsetGone as exc:
-            earliest = source.earliest()
-            if earliest <= start:
+            loss = lost("a planned read", start, source)
+            if loss is None:
                 raise  # the log ends before the range does: nothing to go on from
-            lose(gone("a planned read", start, earliest, name), fail, exc)
-            start = earliest
+            lose(loss, fail, exc)
+            start = source.earliest()
 
 
-def lose(loss: OffsetGone, fail: bool, cause: Exception | None = None) -> None:
-    """Raises it, or warns of it where losses are allowed."""
-    if fail:
+def lose(loss: OffsetGone | None, fail: bool, cause: Exception | None = None) -> None:
+    """Raises it, if there is one, or warns of it where losses are allowed."""
+    if loss is not None and fail:
         raise loss from cause
-    log.warning("failOnDataLoss=false: %s", loss)
+    if loss is not None:
+        log.warning("failOnDataLoss=false: %s", loss)
 
 
 def chosen(batch: Any, types: Sequence[str], nodes: Sequence[str]) -> Any:

@@ -9,7 +9,6 @@ Rules kept here:
   never depends on it.
 """
 
-import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,11 +28,9 @@ from faregate.errors import ConfigurationError
 from faregate.ports.log import LogTransport
 from faregate.spark.logs import OpenLog, open_partitions
 from faregate.spark.options import Options
-from faregate.spark.source.bounds import LOG_KEY, check_partitions, gone, not_there, resolve
+from faregate.spark.source.bounds import LOG_KEY, check_partitions, lost, resolve
 from faregate.spark.source.ranges import HANDLED_MESSAGES, LEAST_HANDLED, TASK_MESSAGES, OffsetRange, split
-from faregate.spark.source.reading import read_range
-
-log = logging.getLogger("faregate.spark")
+from faregate.spark.source.reading import lose, read_range
 
 Offset = dict[str, Any]
 
@@ -62,7 +59,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             bound = self._options.starting.of(name)
             starts[name] = resolve(bound, source)
             if isinstance(bound, int):
-                starts[name] = self._present(bound, source, "startingOffsets", opened.name)
+                starts[name] = self._present(bound, source, "startingOffsets")
         self._keep_reader_offset(opened, starts)
         return self._offset(opened, starts)
 
@@ -86,7 +83,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         starts = self._starts(opened, start)
         ends: dict[str, int] = {}
         for name, source in opened.partitions.items():
-            begin = self._present(starts[name], source, "the checkpoint", opened.name)
+            begin = self._present(starts[name], source, "the checkpoint")
             available = source.latest() if self._target is None else self._target[name]
             ends[name] = max(starts[name], self._limited(source, begin, available, limit, len(opened.partitions)))
         return self._offset(opened, ends)
@@ -104,21 +101,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         most_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.max_bytes
         return end if most_bytes is None else _end_within(source, begin, end, max(1, most_bytes // shares))
 
-    def _present(self, wanted: int, source: LogTransport, who: str, name: str) -> int:
+    def _present(self, wanted: int, source: LogTransport, who: str) -> int:
         """The offset to go on from: the wanted one, or what is left when losses are allowed."""
-        earliest, latest = source.earliest(), source.latest()
-        if earliest <= wanted <= latest:
+        loss = lost(who, wanted, source)
+        if loss is None:
             return wanted
-        if wanted < earliest:
-            loss = gone(who, wanted, earliest, name)
-        else:
-            loss = not_there(who, wanted, latest, name)
-        if self._options.fail_on_data_loss:
-            raise loss
         if str(loss) != self._warned:
+            lose(loss, self._options.fail_on_data_loss)
             self._warned = str(loss)
-            log.warning("failOnDataLoss=false: %s", loss)
-        return max(wanted, earliest)
+        return max(wanted, source.earliest())
 
     # --- what ----------------------------------------------------------------------------------------------
 
