@@ -4,7 +4,9 @@ Where a log lies is a journal's folder, or a URL whose scheme a package has regi
 it for themselves.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from faregate.errors import ConfigurationError
@@ -48,27 +50,9 @@ def options_of(place: Place) -> dict[str, str]:
     return {"path": str(place)} if isinstance(place, Path) else {"url": place}
 
 
-def open_log(place: Place) -> LogTransport:
-    """Raises `JournalNotFound`, `NotAJournal`, `JournalTooNew`, as the others do, and `ConfigurationError`."""
-    log: LogTransport = schemes.open_log(place, LogTransport)
-    return log
-
-
-def open_appendable(place: Place) -> Appendable:
-    log: Appendable = schemes.open_log(place, Appendable)
-    return log
-
-
-def open_staging(place: Place) -> Staging:
-    log: Staging = schemes.open_log(place, Staging)
-    return log
-
-
-def open_subscribed(place: Place) -> Subscribed:
-    log: Subscribed = schemes.open_log(place, Subscribed)
-    return log
-
-
-def open_settled(place: Place) -> Settled:
-    log: Settled = schemes.open_log(place, Settled)
-    return log
+# Each raises `JournalNotFound`, `NotAJournal`, `JournalTooNew`, and `ConfigurationError` for a log that lacks it.
+open_log: Callable[[Place], LogTransport] = partial(schemes.open_log, port=LogTransport)
+open_appendable: Callable[[Place], Appendable] = partial(schemes.open_log, port=Appendable)
+open_staging: Callable[[Place], Staging] = partial(schemes.open_log, port=Staging)
+open_subscribed: Callable[[Place], Subscribed] = partial(schemes.open_log, port=Subscribed)
+open_settled: Callable[[Place], Settled] = partial(schemes.open_log, port=Settled)
