@@ -20,7 +20,8 @@ Rules kept here:
 - One job, two shuffles: all evidence grouped by (node, message id), then put in order by key. Linear in its input.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from pyspark.sql import functions as F
 from faregate.errors import ConfigurationError
 from faregate.spark.jobs import audit_evidence as seen
 from faregate.spark.jobs.audit_outputs import outputs
-from faregate.spark.jobs.audit_result import BAD, FLAGS, Audit, Judged, judge, make_findings, outbox_findings
+from faregate.spark.jobs.audit_result import FLAGS, Audit, Judged, judge, make_findings, outbox_findings
 from faregate.spark.jobs.deliveries import PASSED
 from faregate.spark.jobs.settlements import JournalPlan, plan_journal
 from faregate.spark.jobs.stores import JobStore, StoreUrls, floors, nodes_in, open_stores, with_marks
@@ -60,13 +61,12 @@ def audit(
     """
     if limit < 1:
         raise ConfigurationError(f"limit={limit} lists nothing: ask for one finding or more")
-    databases, plan, queries = prepare(journal, store, effects, unordered)
-    loose = [each.number for each in plan.queues if each.name in unordered or each.node in unordered]
-    messages = _grouped(spark, plan, databases, queries, at_rest)
+    case = prepare(journal, store, effects, unordered, at_rest)
+    plan, databases = case.plan, case.databases
+    messages = _grouped(spark, case)
     floor = floors(databases)
-    with_business_keys = nodes_in(databases, "business_keys")
     for _ in range(_TRIES):
-        rows = _classed(messages, plan, databases, queries, floor, with_business_keys, loose, at_rest)
+        rows = _classed(messages, case, floor)
         judged = judge(_counted(rows), plan, databases, at_rest)
         raised = floors(databases)
         if raised == floor or judged.ok:
@@ -77,15 +77,34 @@ def audit(
     return judged.result(spark, plan, floor, [*listed, *outbox][:limit], unsent)
 
 
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is to be audited."""
+
+    plan: JournalPlan
+    databases: tuple[JobStore, ...]
+    queries: tuple[seen.Effects, ...]
+    unordered: Sequence[str]
+    at_rest: bool
+
+    def places(self, wanted: Callable[[str], bool]) -> list[int]:
+        """The nodes for which this holds, by their places."""
+        return [index for index, name in enumerate(self.plan.nodes) if wanted(name)]
+
+
 def prepare(
-    journal: str | Path, store: StoreUrls, effects: Sequence[str] = (), unordered: Sequence[str] = ()
-) -> tuple[tuple[JobStore, ...], JournalPlan, tuple[seen.Effects, ...]]:
-    """What is to be audited, looked at before a session is needed. Raises as `audit` does."""
+    journal: str | Path,
+    store: StoreUrls,
+    effects: Sequence[str] = (),
+    unordered: Sequence[str] = (),
+    at_rest: bool = False,
+) -> Case:
+    """Looked at before a session is needed. Raises as `audit` does."""
     plan = plan_journal(journal)
     databases = open_stores(store)
     plan = with_marks(plan, databases)
     _check(plan, databases, store, unordered)
-    return databases, plan, seen.parse_effects(effects, databases, plan.nodes)
+    return Case(plan, databases, seen.parse_effects(effects, databases, plan.nodes), unordered, at_rest)
 
 
 def _check(plan: JournalPlan, databases: Sequence[JobStore], store: StoreUrls, unordered: Sequence[str]) -> None:
@@ -109,18 +128,13 @@ def _check(plan: JournalPlan, databases: Sequence[JobStore], store: StoreUrls, u
             raise ConfigurationError(f"there is no queue or node {name!r}; there are {', '.join(sorted(names))}")
 
 
-def _known(
-    spark: SparkSession,
-    plan: JournalPlan,
-    databases: Sequence[JobStore],
-    queries: Sequence[seen.Effects],
-    at_rest: bool,
-) -> DataFrame:
+def _known(spark: SparkSession, case: Case) -> DataFrame:
     """What is known apart from the copies in the journal: `STORED`."""
+    plan, databases, queries = case.plan, case.databases, case.queries
     in_journal = seen.dead_letters(spark, plan)
     if not databases:
         return in_journal
-    if at_rest or not any(each.reads_log for each in plan.handed_over):
+    if case.at_rest or not any(each.reads_log for each in plan.handed_over):
         return in_journal.unionByName(seen.stored(spark, databases, queries, plan.nodes))
     parked = seen.stored(spark, databases, (), plan.nodes, ("parked",))
     parked = parked.localCheckpoint() if hasattr(spark, "sparkContext") else parked.cache()
@@ -128,19 +142,12 @@ def _known(
     return in_journal.unionByName(parked).unionByName(later)
 
 
-def _grouped(
-    spark: SparkSession,
-    plan: JournalPlan,
-    databases: Sequence[JobStore],
-    queries: Sequence[seen.Effects],
-    at_rest: bool,
-) -> DataFrame:
+def _grouped(spark: SparkSession, case: Case) -> DataFrame:
     """One row per (node, message id), with all that is known of it."""
-    known = _known(spark, plan, databases, queries, at_rest)
-    known = known.withColumn("key", F.when(F.col("key").isNotNull(), F.xxhash64("key")))
-    evidence = seen.deliveries(spark, plan).unionByName(known, allowMissingColumns=True)
-    if databases:
-        sent = outputs(spark, plan, databases).withColumn("kind", F.lit(seen.OUTPUTS))
+    known = _known(spark, case).withColumn("key", F.when(F.col("key").isNotNull(), F.xxhash64("key")))
+    evidence = seen.deliveries(spark, case.plan).unionByName(known, allowMissingColumns=True)
+    if case.databases:
+        sent = outputs(spark, case.plan, case.databases).withColumn("kind", F.lit(seen.OUTPUTS))
         evidence = evidence.unionByName(sent, allowMissingColumns=True)
     else:
         evidence = evidence.select(
@@ -183,22 +190,16 @@ def _grouped(
     )
 
 
-def _classed(
-    messages: DataFrame,
-    plan: JournalPlan,
-    databases: Sequence[JobStore],
-    queries: Sequence[seen.Effects],
-    floor: dict[str, float],
-    with_business_keys: set[str],
-    loose: Sequence[int],
-    at_rest: bool,
-) -> DataFrame:
+def _classed(messages: DataFrame, case: Case, floor: dict[str, float]) -> DataFrame:
     """The same rows with what they are, and what is wrong with them: `FLAGS`."""
+    plan, databases, at_rest, unordered = case.plan, case.databases, case.at_rest, case.unordered
     node, letter = F.col("node"), F.col("letter")
-    stored = [index for index, name in enumerate(plan.nodes) if any(each.holds(name) for each in databases)]
-    complete = {each.node for each in queries if each.complete}
-    complete -= {each.node for each in queries if not each.complete}
-    wanted = [index for index, name in enumerate(plan.nodes) if name in complete]
+    stored = case.places(lambda name: any(each.holds(name) for each in databases))
+    complete = {each.node for each in case.queries if each.complete}
+    complete -= {each.node for each in case.queries if not each.complete}
+    wanted = case.places(complete.__contains__)
+    with_business_keys = case.places(nodes_in(databases, "business_keys").__contains__)
+    loose = [each.number for each in plan.queues if each.name in unordered or each.node in unordered]
     remembered: Column = F.lit(0.0)
     for index, name in enumerate(plan.nodes):
         if name in floor:
@@ -206,7 +207,7 @@ def _classed(
     forgotten = F.col("appended") < remembered
     excused = F.col("token") | ~node.isin(*stored) | forgotten
     # A business key that was seen before is a duplicate that leaves nothing in the ledger.
-    repeated = excused | node.isin(*(index for index, name in enumerate(plan.nodes) if name in with_business_keys))
+    repeated = excused | node.isin(*with_business_keys)
     passed = F.col("passed_n") > 0
     settled = (F.col("handled_n") + F.col("duplicate_n") > 0) | passed
     ended = (F.col("handled_n") + F.col("duplicate_n") > 0) | (passed & (F.col("parked_n") == 0) & letter.isNull())
@@ -251,7 +252,7 @@ def _classed(
         "sent_other": counted & (F.coalesce("outs", F.lit(0)) >= F.col("sent")) & _differs("out", "sent"),
         "uncounted": judged & (F.col("ledger") == seen.LEDGER) & F.col("sent").isNull(),
         "altered": (F.col("altered_n") > 0) | (judged & _is_another_body()),
-        "unpublished": (F.col("copies") == 0) & _must_be_in_log(plan, floor, at_rest),
+        "unpublished": (F.col("copies") == 0) & _must_be_in_log(case, floor),
     }
     return messages.select(
         "*",
@@ -284,22 +285,19 @@ def _is_another_body() -> Column:
     return (own != least) & (own != most) & ((least == most) | (F.col("copies") <= 2))
 
 
-def _must_be_in_log(plan: JournalPlan, floor: dict[str, float], at_rest: bool) -> Column:
+def _must_be_in_log(case: Case, floor: dict[str, float]) -> Column:
     """Whether what the log does not have cannot have been there.
 
     A ledger row says where its message was. (One without a place is of an idempotency key that was sent with tokens.)
     An effect says nothing: what has no ledger row was never handled where every handler of its node keeps the ledger
     and nothing was removed from it; else the log must be whole. What is older than the log is of another journal.
     """
+    plan, at_rest = case.plan, case.at_rest
     node, position, in_ledger = F.col("node"), F.col("position"), F.col("ledger").isNotNull()
     effects = F.col("effects") > 0
     here = (position >= plan.earliest) & (F.lit(at_rest) | (position < plan.latest))
     here = (here | (position.isNull() & effects)) & (F.col("at") >= plan.begins)
-    whole = [
-        index
-        for index, name in enumerate(plan.nodes)
-        if not plan.earliest or (name not in floor and plan.keeps_ledger(name))
-    ]
+    whole = case.places(lambda name: not plan.earliest or (name not in floor and plan.keeps_ledger(name)))
     made = F.shiftright("hi", 16) / 1000.0
     older = made.between(_FIRST_IDS, plan.begins)
     return F.when(in_ledger, here).otherwise(F.lit(at_rest) & effects & node.isin(*whole) & ~older)
@@ -324,8 +322,6 @@ def _bad_rows(rows: DataFrame, judged: Judged, limit: int) -> list[Any]:
     for flag in FLAGS:
         wrong = wrong | F.col(flag)
     for name, queues in judged.bad_queues.items():
-        if queues:
-            wrong = wrong | ((F.col("class") == name) & F.col("queue").isin(*queues))
-    assert set(judged.bad_queues) <= set(BAD)
+        wrong = wrong | ((F.col("class") == name) & F.col("queue").isin(*queues))
     about = ("node", "hi", "lo", "queue", "offset", "class", "ledger", "effects", "handled_n", "overtaken")
     return rows.where(wrong).select(*about, *FLAGS, *_SENT).limit(limit).collect()

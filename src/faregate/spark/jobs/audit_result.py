@@ -105,21 +105,8 @@ class Judged:
 
 
 WRONG = ("missing", "double", "out_of_order", "not_sent", "altered", "unpublished")
-_COLUMN_OF = {
-    "handled": "handled",
-    "effectless": "handled",
-    "unrecorded": "handled",
-    "unrecorded_bare": "handled",
-    "trusted": "handled",
-    "passed": "handled",
-    "passed_bare": "handled",
-    "skipped": "skipped",
-    "dead": "dead",
-    "no_letter": "dead",
-    "parked": "parked",
-    "in_flight": "in_flight",
-}
-"""Where a class counts when its queue gives no reason to call it missing."""
+_NOT_HANDLED = {**{name: name for name in ("skipped", "dead", "parked", "in_flight")}, "no_letter": "dead"}
+"""Where a class counts when its queue gives no reason to call it missing; all others count as handled."""
 
 
 def judge(counts: Sequence[Any], plan: JournalPlan, databases: Sequence[JobStore], at_rest: bool) -> Judged:
@@ -170,7 +157,7 @@ def judge(counts: Sequence[Any], plan: JournalPlan, databases: Sequence[JobStore
             trusted[queue] += row["messages"]
         if kind in ("unrecorded", "unrecorded_bare") and not must_record:
             settled[queue] += row["messages"]
-        own["missing" if lost else _COLUMN_OF[kind]] += row["messages"]
+        own["missing" if lost else _NOT_HANDLED.get(kind, "handled")] += row["messages"]
         if lost or (kind == "in_flight" and at_rest):
             bad[kind].append(queue)
     for queue, count in sorted(settled.items()):
