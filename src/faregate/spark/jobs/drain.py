@@ -27,7 +27,8 @@ from faregate.errors import ConfigurationError, Undecodable
 from faregate.message import Envelope
 from faregate.spark.jobs.stores import StoreUrls, store_table
 
-_STATE = ["node", "message_id", "status", "copies", "replays", "last_failed"]
+_LETTER = ["node", "message_id"]
+_STATE = [*_LETTER, "status", "copies", "replays", "last_failed"]
 _TIMES = {"first_failed_at": "first_failed", "last_failed_at": "last_failed", "changed_at": "changed"}
 _OPENED = "kind string, destination string, sent double, content_type string, body string, headers map<string,string>"
 
@@ -58,24 +59,18 @@ def drain(spark: SparkSession, *, store: StoreUrls, to: str | Path) -> Drained:
     # Stores change while this runs: what is counted must be what is written.
     found = found.localCheckpoint() if hasattr(spark, "sparkContext") else found.cache()
     known = _there(spark, path)
-    if known is None:
-        counts = {"found": found.count(), "new": found.count(), "changed": 0, "unchanged": 0}
-        fresh = found
-    else:
+    fresh = unseen = found
+    if known is not None:
         # What there is already may be replaced by nothing while it is read: it is only added to.
-        states = known.select(*_STATE).dropDuplicates()
-        fresh = found.join(states, _STATE, "left_anti")
-        total, added = found.count(), fresh.count()
-        new = fresh.join(
-            known.select("node", "message_id").dropDuplicates(), ["node", "message_id"], "left_anti"
-        ).count()
-        counts = {"found": total, "new": new, "changed": added - new, "unchanged": total - added}
-    if counts["new"] or counts["changed"]:
+        fresh = found.join(known.select(*_STATE).dropDuplicates(), _STATE, "left_anti")
+        unseen = fresh.join(known.select(*_LETTER).dropDuplicates(), _LETTER, "left_anti")
+    total, added, new = found.count(), fresh.count(), unseen.count()
+    if added:
         dated = _dated(fresh)
         dated.repartition("node", "date").write.mode("append").partitionBy("node", "date").parquet(path)
-    if known is None and not counts["new"]:  # no file has the columns yet
-        return Drained(counts, _dated(found))
-    return Drained(counts, letters(spark, path))
+    counts = {"found": total, "new": new, "changed": added - new, "unchanged": total - added}
+    # Before the first letter no file has the columns.
+    return Drained(counts, letters(spark, path) if known is not None or added else _dated(found))
 
 
 def letters(spark: SparkSession, path: str | Path) -> DataFrame:
@@ -83,7 +78,7 @@ def letters(spark: SparkSession, path: str | Path) -> DataFrame:
     known = _there(spark, str(path))
     if known is None:
         return spark.createDataFrame([], f"node string, message_id string, status string, {_OPENED}")
-    latest = Window.partitionBy("node", "message_id").orderBy(F.desc("drained_at"))
+    latest = Window.partitionBy(*_LETTER).orderBy(F.desc("drained_at"))
     return known.withColumn("place", F.row_number().over(latest)).where("place = 1").drop("place")
 
 

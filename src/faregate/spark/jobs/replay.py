@@ -114,7 +114,7 @@ def replay(
     number = _number(spark, plan) if identity == "same" else 0
     counts = {"messages": total, "batches": 0, "number": number, "from_offset": bounds[0], "to_offset": bounds[1]}
     if not dry_run:
-        made = _renumbered(plan, choice, number) if identity == "same" else _renamed(plan, choice, chosen_name)
+        made = (_again(each, choice, number, chosen_name) for each in _chosen(plan, choice))
         told = repr((bounds, choice, identity, batch)).encode()
         stem = f"replay-{chosen_name}-{sha256(told).hexdigest()[:16]}"
         log, done = open_appendable(plan.path), 0
@@ -152,9 +152,10 @@ def _plan(
     if identity not in ("same", "new"):
         raise ConfigurationError(f"the identity {identity!r} is none: 'same' or 'new'")
     whole = plan_journal(journal)
+    known = ", ".join(whole.nodes) or "none"
     for node in recipients:
         if node not in whole.nodes:
-            raise ConfigurationError(f"no node {node!r} takes messages of this journal; there are {_names(whole)}")
+            raise ConfigurationError(f"no node {node!r} takes messages of this journal; there are {known}")
     reader = open_log(whole.path)
     bounds = []
     for what, value in (("start", start), ("end", end)):
@@ -169,10 +170,6 @@ def _plan(
     if bounds[0] > bounds[1]:
         raise ConfigurationError(f"the start, offset {bounds[0]}, lies behind the end, offset {bounds[1]}")
     return plan_journal(journal, *bounds), Choice(tuple(types), tuple(nodes), tuple(recipients))
-
-
-def _names(plan: JournalPlan) -> str:
-    return ", ".join(plan.nodes) or "none"
 
 
 def _number(spark: SparkSession, plan: JournalPlan) -> int:
@@ -207,15 +204,12 @@ def _chosen(plan: JournalPlan, choice: Choice) -> Iterator[Envelope]:
             yield from to_envelopes(choice.filtered(stored))
 
 
-def _renumbered(plan: JournalPlan, choice: Choice, number: int) -> Iterator[Envelope]:
-    for envelope in _chosen(plan, choice):
-        yield _at_once(envelope, choice, replay=number)
-
-
-def _renamed(plan: JournalPlan, choice: Choice, name: str) -> Iterator[Envelope]:
-    for envelope in _chosen(plan, choice):
+def _again(envelope: Envelope, choice: Choice, number: int, name: str) -> Envelope:
+    """As it is sent: under the replay's number, or, without one, under an identity of its own."""
+    changes: dict[str, Any] = {"recipients": choice.recipients or envelope.recipients, "replay": number}
+    if not number:
         original = envelope.publication_id
-        publication = ids.publication_id(
+        changes["publication_id"] = ids.publication_id(
             correlation_id=envelope.correlation_id or original,
             node=envelope.source,
             causation_id=original,
@@ -223,20 +217,6 @@ def _renamed(plan: JournalPlan, choice: Choice, name: str) -> Iterator[Envelope]
             type=envelope.type,
             slot=f"replay {name}",
         )
-        headers = {**envelope.headers, REPLAYED_FROM: original}
-        yield _at_once(
-            envelope,
-            choice,
-            publication_id=publication,
-            headers=headers,
-            replay=0,
-            attempt_id=None,
-            sent_at=time.time(),
-        )
-
-
-def _at_once(envelope: Envelope, choice: Choice, **changes: Any) -> Envelope:
-    recipients = choice.recipients or envelope.recipients
-    return msgspec.structs.replace(
-        envelope, recipients=recipients, deliver_at=None, expires_at=None, redeliveries=0, **changes
-    )
+        changes |= {"headers": {**envelope.headers, REPLAYED_FROM: original}, "attempt_id": None}
+        changes["sent_at"] = time.time()
+    return msgspec.structs.replace(envelope, deliver_at=None, expires_at=None, redeliveries=0, **changes)
