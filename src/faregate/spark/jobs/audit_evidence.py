@@ -21,7 +21,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from faregate.columns import altered_offsets
@@ -29,7 +28,7 @@ from faregate.errors import ConfigurationError
 from faregate.ports.log import LogPart
 from faregate.ports.store import Part, Table
 from faregate.spark.jobs.deliveries import FIELDS, digest_longs, id_pairs, read_dead_letters, read_deliveries
-from faregate.spark.jobs.settlements import JournalPlan, arrow_schema, by_task
+from faregate.spark.jobs.settlements import JournalPlan, batch_of, by_task
 from faregate.spark.jobs.stores import JobStore, id_of
 from faregate.spark.logs import open_log
 
@@ -88,8 +87,9 @@ def deliveries(spark: SparkSession, plan: JournalPlan) -> DataFrame:
         yield from read_deliveries(plan, segment)
         for batch in open_log(plan.path).batches(segment.start, segment.end):
             if offsets := altered_offsets(batch):
-                rows = [{"node": NOBODY, "hi": at, "lo": 0, "kind": ALTERED, "offset": at} for at in offsets]
-                yield pa.RecordBatch.from_pylist(rows, arrow_schema(FIELDS))
+                count = len(offsets)
+                same = {"node": [NOBODY] * count, "lo": [0] * count, "kind": [ALTERED] * count}
+                yield batch_of(FIELDS, count, {**same, "hi": offsets, "offset": offsets})
 
     return by_task(spark, plan.segments, read, FIELDS)
 
@@ -126,8 +126,8 @@ def stored(
                 yield _batch("effects", [(task.node, id_of(row[0]), None) for row in rows], places)
             return
         database, part = task
-        for rows in database.reader.rows(part):
-            own = [row for row in rows if row[0] in places and database.holds(row[0])]
+        for rows in database.read(part):
+            own = [row for row in rows if row[0] in places]
             if own:
                 yield _batch(part.table, own, places)
 
@@ -147,9 +147,4 @@ def _batch(kind: str, rows: list[tuple[Any, ...]], places: dict[str, int]) -> An
         found["kind"] = [_DEAD[status] for status in columns[3]]
     else:
         found["kind"] = [{"dead_letters": DEAD_LETTER, "parked": PARKED, "effects": EFFECT}[kind]] * len(rows)
-    schema = arrow_schema(STORED)
-    arrays = [
-        pa.array(found[each.name], each.type) if each.name in found else pa.nulls(len(rows), each.type)
-        for each in schema
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return batch_of(STORED, len(rows), found)

@@ -23,8 +23,8 @@ from faregate.message import Envelope
 from faregate.ports.log import LogPart
 from faregate.spark.jobs.deliveries import id_pairs
 from faregate.spark.jobs.replay import REPLAYED_FROM
-from faregate.spark.jobs.settlements import JournalPlan, arrow_schema, by_task, plan_journal
-from faregate.spark.jobs.stores import JobStore
+from faregate.spark.jobs.settlements import JournalPlan, batch_of, by_task, plan_journal
+from faregate.spark.jobs.stores import JobStore, parsed_id
 from faregate.spark.logs import open_appendable, open_log
 
 OUTPUTS = "node int, hi long, lo long, out_hi long, out_lo long"
@@ -62,13 +62,14 @@ def _caused(batch: Any, senders: Sequence[str]) -> Iterator[Any]:
     rows = batch.filter(pc.and_(caused, pc.invert(_replayed(batch.column("headers")))))
     if not rows.num_rows:
         return
-    causes = _ids(rows.column("causation_id").to_pylist())
-    made = _ids(rows.column("publication_id").to_pylist())
+    causes = [parsed_id(text or "") for text in rows.column("causation_id").to_pylist()]
+    made = [parsed_id(text or "") for text in rows.column("publication_id").to_pylist()]
     sound = [place for place, pair in enumerate(zip(causes, made, strict=True)) if None not in pair]
-    columns = [pc.index_in(rows.column("source"), value_set=nodes).take(pa.array(sound, pa.int64()))]
-    for ids in (causes, made):
-        columns += [pa.array(each) for each in id_pairs([ids[place] or b"" for place in sound])]
-    yield pa.RecordBatch.from_arrays(columns, names=arrow_schema(OUTPUTS).names)
+    hi, lo = id_pairs([causes[place] or b"" for place in sound])
+    out_hi, out_lo = id_pairs([made[place] or b"" for place in sound])
+    places = pc.index_in(rows.column("source"), value_set=nodes).take(pa.array(sound, pa.int64()))
+    columns = {"node": places, "hi": hi, "lo": lo, "out_hi": out_hi, "out_lo": out_lo}
+    yield batch_of(OUTPUTS, len(sound), columns)
 
 
 def _replayed(headers: Any) -> Any:
@@ -77,18 +78,6 @@ def _replayed(headers: Any) -> Any:
     if pc.any(pc.equal(headers.keys, REPLAYED_FROM)).as_py():
         marked[:] = [any(name == REPLAYED_FROM for name, _ in pairs or ()) for pairs in headers.to_pylist()]
     return pa.array(marked)
-
-
-def _ids(texts: Sequence[str | None]) -> list[bytes | None]:
-    """UUIDs as 16 bytes; None for what a foreign sender made up."""
-    found: list[bytes | None] = []
-    for text in texts:
-        try:
-            digits = bytes.fromhex((text or "").replace("-", ""))
-        except ValueError:
-            digits = b""
-        found.append(digits if len(digits) == 16 else None)
-    return found
 
 
 def _in_stores(databases: Sequence[JobStore]) -> Iterator[Envelope]:

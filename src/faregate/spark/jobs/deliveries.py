@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from faregate import ids
 from faregate.columns import to_envelopes
 from faregate.ports.log import DEAD, DUPLICATE, HANDLED, REDELIVER, SKIPPED, LogPart
-from faregate.spark.jobs.settlements import HandedOverQueue, JournalPlan, arrow_schema
+from faregate.spark.jobs.settlements import HandedOverQueue, JournalPlan, batch_of
 from faregate.spark.logs import open_log, open_settled, open_subscribed
 from faregate.spark.options import Place
 
@@ -94,14 +94,15 @@ def exploded(plan: JournalPlan, segment: LogPart) -> Iterator[tuple[Any, Any, An
     """Batches of a segment's messages, and for each recipient the row it is of, its node's place and its queue."""
     nodes = pa.array(plan.nodes, pa.string())
     readers = [(plan.nodes.index(each.queue.node), each) for each in plan.handed_over if each.reads_log]
-    queues = Queues(plan)
+    queues = _queue_numbers(plan)
     for batch in open_log(plan.path).batches(segment.start, segment.end):
         recipients = batch.column("recipients")
         named = pc.list_parent_indices(recipients).to_numpy()
         named_places = pc.fill_null(pc.index_in(pc.list_flatten(recipients), value_set=nodes), -1).to_numpy()
-        sent = (batch.column("topic").to_numpy()[named] >= 0) & (named_places >= 0)
+        topics = batch.column("topic").to_numpy()
+        sent = (topics[named] >= 0) & (named_places >= 0)
         rows, places = named[sent], named_places[sent]
-        numbers = queues.numbers(batch, rows, places)
+        numbers = queues[topics[rows], places]
         for place, reader in readers:
             number = reader.queue.number
             more = _taken_from_log(batch, reader, named[named_places == place], rows[numbers == number])
@@ -140,20 +141,20 @@ def read_deliveries(plan: JournalPlan, segment: LogPart) -> Iterator[Any]:
         outcomes = ends.outcomes(offsets, places)
         outcomes[(outcomes == UNSETTLED) & (offsets < read[queues])] = PASSED
         hi, lo = id_pairs(message_ids(batch, rows, places, plan.nodes))
-        columns = [
-            pa.array(places.astype("i4")),
-            pa.array(hi),
-            pa.array(lo),
-            pa.array(outcomes),
-            pa.array(queues),
-            pa.array(offsets),
-            pa.array((batch.column("time").cast(pa.int64()).to_numpy() / 1e6)[rows]),
-            pc.is_valid(batch.column("attempt_id")).take(pa.array(rows)),
-            pc.is_valid(batch.column("deliver_at")).take(pa.array(rows)),
-            pa.array(digest_longs(batch.column("body_digest").to_pylist()), pa.int64()).take(pa.array(rows)),
-            pa.array(np.maximum(1, ends.started(offsets, places))),
-        ]
-        yield pa.RecordBatch.from_arrays(columns, names=arrow_schema(FIELDS).names)
+        columns = {
+            "node": places,
+            "hi": hi,
+            "lo": lo,
+            "kind": outcomes,
+            "queue": queues,
+            "offset": offsets,
+            "appended": (batch.column("time").cast(pa.int64()).to_numpy() / 1e6)[rows],
+            "token": pc.is_valid(batch.column("attempt_id")).take(pa.array(rows)),
+            "delayed": pc.is_valid(batch.column("deliver_at")).take(pa.array(rows)),
+            "digest": pa.array(digest_longs(batch.column("body_digest").to_pylist()), pa.int64()).take(pa.array(rows)),
+            "runs": np.maximum(1, ends.started(offsets, places)),
+        }
+        yield batch_of(FIELDS, len(rows), columns)
 
 
 def digest_longs(digests: Iterable[bytes | None]) -> list[int | None]:
@@ -164,21 +165,15 @@ def digest_longs(digests: Iterable[bytes | None]) -> list[int | None]:
     ]
 
 
-class Queues:
-    """The queue that a row of a topic has at a node."""
-
-    def __init__(self, plan: JournalPlan) -> None:
-        topology = open_subscribed(plan.path).topology()
-        place = {node: index for index, node in enumerate(plan.nodes)}
-        at_node = {queue.number: place[queue.node] for queue in plan.queues}
-        self._table = np.full((len(topology.topics) + 1, len(plan.nodes) + 1), -1, np.int32)
-        for topic in topology.topics:
-            for number in topic.queues:
-                if number in at_node:
-                    self._table[topic.number, at_node[number]] = number
-
-    def numbers(self, batch: Any, rows: Any, places: Any) -> Any:
-        return self._table[batch.column("topic").to_numpy()[rows], places]
+def _queue_numbers(plan: JournalPlan) -> Any:
+    """By topic and by the place of a node: the queue that a row of the topic has there, or -1."""
+    topics = open_subscribed(plan.path).topology().topics
+    at_node = {queue.number: plan.nodes.index(queue.node) for queue in plan.queues}
+    table = np.full((len(topics) + 1, len(plan.nodes) + 1), -1, np.int32)
+    for topic in topics:
+        for number in at_node.keys() & topic.queues:
+            table[topic.number, at_node[number]] = number
+    return table
 
 
 def read_dead_letters(plan: JournalPlan) -> Iterator[list[tuple[str, bytes, float]]]:

@@ -22,7 +22,7 @@ from faregate.errors import ConfigurationError
 from faregate.ports.log import LogPart
 from faregate.spark.jobs import audit_evidence as seen
 from faregate.spark.jobs.deliveries import Ends, exploded, id_pairs, message_ids
-from faregate.spark.jobs.settlements import JournalPlan, arrow_schema, by_task, plan_journal
+from faregate.spark.jobs.settlements import JournalPlan, batch_of, by_task, plan_journal
 from faregate.spark.jobs.stores import StoreUrls, open_stores
 from faregate.units import parse_seconds
 
@@ -111,18 +111,18 @@ def _timed(plan: JournalPlan, segment: LogPart) -> Iterator[Any]:
     for batch, rows, places, _ in exploded(plan, segment):
         offsets = batch.column("offset").to_numpy()[rows]
         hi, lo = id_pairs(message_ids(batch, rows, places, plan.nodes))
-        columns = [
-            pa.array(names[places], pa.string()),
-            pa.array(places.astype("i4")),
-            batch.column("type").take(pa.array(rows)),
-            pa.array(hi),
-            pa.array(lo),
-            pa.array(ends.outcomes(offsets, places)),
-            pa.array(ends.times(offsets, places), from_pandas=True),
-            pa.array(_due(batch)[rows]),
-            pa.array(ends.redelivered(offsets, places)),
-        ]
-        yield pa.RecordBatch.from_arrays(columns, names=arrow_schema(_TIMED).names)
+        columns = {
+            "node": names[places],
+            "place": places,
+            "type": batch.column("type").take(pa.array(rows)),
+            "hi": hi,
+            "lo": lo,
+            "outcome": ends.outcomes(offsets, places),
+            "ended": pa.array(ends.times(offsets, places), from_pandas=True),
+            "due": _due(batch)[rows],
+            "redelivered": ends.redelivered(offsets, places),
+        }
+        yield batch_of(_TIMED, len(rows), columns)
 
 
 def _due(batch: Any) -> Any:

@@ -6,8 +6,8 @@ Rules kept here:
 - One task per part of the log; nothing but the package is needed where tasks run.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
 from faregate.ports.log import OUTCOME_NAMES, LogPart, LogTransport
-from faregate.ports.topology import QueueRecord, Reading, Topology
+from faregate.ports.topology import QueueRecord, Reading
 from faregate.spark.logs import log_place, open_log, open_settled, open_subscribed
 from faregate.spark.options import Place
 
@@ -52,11 +52,10 @@ class JournalPlan:
     """All but the dead-letter queues."""
     everyone: tuple[str, ...]
     """All nodes that the journal knows, also those that only publish."""
-    handed_over: tuple[HandedOverQueue, ...] = ()
-    ways: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    handed_over: tuple[HandedOverQueue, ...]
+    ways: Mapping[int, tuple[str, ...]]
     """By queue, how its consumers have told what they had handled: `ledger`, `tokens`, `off`, `nothing`, `unknown`."""
-
-    begins: float = 0.0
+    begins: float
     """When the first message that the log still has was appended."""
 
     def keeps_ledger(self, node: str) -> bool:
@@ -80,18 +79,14 @@ def plan_journal(path: str | Path, start: int | None = None, end: int | None = N
     heard = {each.address for each in topology.topics if each.kind == "event" and each.address is not None}
     everyone = tuple(sorted({each.node for each in topology.queues} | heard))
     ways = {queue.number: topology.ways(queue.name) for queue in queues}
-    handed_over = _handed_over(topology, queues)
+    found = [(queue, topology.reading(queue.name)) for queue in queues]
+    handed_over = tuple(HandedOverQueue(queue, reading, reading.offset) for queue, reading in found if reading.epoch)
     return JournalPlan(place, earliest, latest, parts, queues, everyone, handed_over, ways, _begins(log))
 
 
 def _begins(log: LogTransport) -> float:
     first = next((batch for batch in log.batches(log.earliest()) if batch.num_rows), None)
     return 0.0 if first is None else first.column("time")[0].value / 1e6
-
-
-def _handed_over(topology: Topology, queues: Iterable[QueueRecord]) -> tuple[HandedOverQueue, ...]:
-    found = [(queue, topology.reading(queue.name)) for queue in queues]
-    return tuple(HandedOverQueue(queue, reading, reading.offset) for queue, reading in found if reading.epoch)
 
 
 def settlements(spark: SparkSession, journal: str | Path) -> DataFrame:
@@ -117,8 +112,7 @@ def settlements(spark: SparkSession, journal: str | Path) -> DataFrame:
             "redeliveries": found.column("redeliveries"),
             "time": pa.array((times * 1e6).astype("i8"), pa.timestamp("us", tz="UTC"), mask=times <= 0),
         }
-        table = pa.table(columns)
-        yield from table.to_batches(max_chunksize=10_000)
+        yield from pa.table(columns).to_batches(max_chunksize=10_000)
 
     return by_task(spark, plan.segments, read, _SCHEMA)
 
@@ -133,9 +127,12 @@ _ARROW = {
 }
 
 
-def arrow_schema(fields: str) -> Any:
-    """What Spark calls `node int, offset long`, as Arrow has it."""
-    return pa.schema([(name, _ARROW[type]) for name, type in (field.split() for field in fields.split(", "))])
+def batch_of(fields: str, count: int, columns: Mapping[str, Any]) -> Any:
+    """A record batch of what Spark calls `node int, offset long`; a column that is not given is null."""
+    schema = pa.schema([(name, _ARROW[type]) for name, type in (field.split() for field in fields.split(", "))])
+    given = [(columns.get(field.name), field.type) for field in schema]
+    arrays = [pa.nulls(count, type) if values is None else pa.array(values, type) for values, type in given]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def by_task(spark: SparkSession, items: Any, read: Any, schema: str) -> DataFrame:

@@ -9,14 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from faregate.errors import ConfigurationError
 from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import open_store, url_for_workers
 from faregate.ports.store import COLUMNS, Part, Readable, StoreReader, Table
-from faregate.spark.jobs.settlements import JournalPlan, arrow_schema, by_task
+from faregate.spark.jobs.settlements import JournalPlan, batch_of, by_task
 from faregate.spark.logs import open_log
 from faregate.spark.runs.views import low_water_name, reader_name
 from faregate.stores.sql.columns import id_text
@@ -34,12 +33,18 @@ class JobStore:
     def holds(self, node: str) -> bool:
         return self.nodes is None or node in self.nodes
 
+    def read(self, part: Part) -> Iterator[list[tuple[Any, ...]]]:
+        """The rows of a part that are the nodes' own."""
+        node_at = COLUMNS[part.table].index("node")
+        for rows in self.reader.rows(part):
+            if own := [row for row in rows if self.holds(row[node_at])]:
+                yield own
+
     def rows(self, table: Table) -> Iterator[tuple[Any, ...]]:
-        """All rows of the nodes' own, on the driver, of something small."""
-        node_at = COLUMNS[table].index("node")
+        """All of them, on the driver, of something small."""
         for part in self.reader.parts(table):
-            for rows in self.reader.rows(part):
-                yield from (row for row in rows if self.holds(row[node_at]))
+            for rows in self.read(part):
+                yield from rows
 
 
 def open_stores(store: StoreUrls) -> tuple[JobStore, ...]:
@@ -103,13 +108,19 @@ def id_of(value: Any) -> bytes:
     if hasattr(value, "bytes"):
         return bytes(value.bytes)
     text = value.decode() if isinstance(value, bytes) else str(value)
-    try:
-        plain = bytes.fromhex(text.replace("-", ""))
-    except ValueError:
-        plain = b""
-    if len(plain) != 16:
+    found = parsed_id(text)
+    if found is None:
         raise ConfigurationError(f"{text[:50]!r} is no message id: the query must give ctx.message_id in its column")
-    return plain
+    return found
+
+
+def parsed_id(text: str) -> bytes | None:
+    """A UUID as 16 bytes; None for what a foreign sender made up."""
+    try:
+        digits = bytes.fromhex(text.replace("-", ""))
+    except ValueError:
+        return None
+    return digits if len(digits) == 16 else None
 
 
 _TYPES = {
@@ -128,18 +139,13 @@ def store_table(
     """`ledger`, `dead`, `parked` or `outbox` of one store or several; of a mapping, only the nodes' own rows."""
     names = COLUMNS[name][: -_EVIDENCE if name == "ledger" else None]
     fields = ", ".join(f"{each} {_TYPES.get(each, 'double' if each.endswith('_at') else 'string')}" for each in names)
-    place, node_at = names.index("message_id"), names.index("node")
 
     def read(task: tuple[JobStore, Part]) -> Iterator[Any]:
         database, part = task
-        for rows in database.reader.rows(part):
-            own = [row for row in rows if database.holds(row[node_at])]
-            if own:
-                columns = list(zip(*own, strict=True))
-                columns[place] = tuple(None if each is None else id_text(each) for each in columns[place])
-                schema = arrow_schema(fields)
-                arrays = [pa.array(each, kind) for each, kind in zip(columns, schema.types, strict=False)]
-                yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+        for rows in database.read(part):
+            columns = dict(zip(COLUMNS[name], zip(*rows, strict=True), strict=True))
+            columns["message_id"] = tuple(each and id_text(each) for each in columns["message_id"])
+            yield batch_of(fields, len(rows), columns)
 
     tasks = [(database, part) for database in open_stores(store) for part in database.reader.parts(name)]
     return by_task(spark, tasks, read, fields)
