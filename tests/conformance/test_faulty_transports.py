@@ -414,13 +414,13 @@ class CountsTheFirstTryBeforeItStarts(Faulty):
         tries = 1
 
 
-@breaks("a_delivery_from_a_dead_letter_queue_carries_the_reason")
+@breaks("a_dead_letter_keeps_its_reason_and_identity")
 class ForgetsWhyItIsDead(Faulty):
     class delivery(Wrapped):
         letter = None
 
 
-@breaks("a_settled_message_never_comes_back", "no_more_than_prefetch_are_out")
+@breaks("a_settled_message_never_comes_back", "no_more_than_prefetch_are_out", "a_dead_letter_that_is_settled_is_gone")
 class SettlesNothing(Faulty):
     class delivery(Wrapped):
         async def settle(self, outcome: Outcome) -> None:

@@ -3,7 +3,6 @@
 A case raises AssertionError when the promise is broken.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -12,15 +11,10 @@ from uuid import UUID
 
 from faregate.codec import Codec
 from faregate.message import Event
-from faregate.testing.refused import refused
+from faregate.testing.cases import Cases, refused
 
-CodecCase = Callable[[Codec], None]
-CODEC_CASES: dict[str, CodecCase] = {}
-
-
-def case(function: CodecCase) -> CodecCase:
-    CODEC_CASES[function.__name__] = function
-    return function
+CODEC_CASES = Cases[Codec]()
+case = CODEC_CASES.add
 
 
 class Colour(Enum):

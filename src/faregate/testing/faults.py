@@ -2,51 +2,38 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from faregate.errors import ConfigurationError
 from faregate.ports import faults
 from faregate.ports.faults import POINTS, Crash
 
 
-@contextmanager
-def crash_at(point: str, times: int = 1) -> Iterator[Counter[str]]:
+def crash_at(point: str, times: int = 1) -> AbstractContextManager[Counter[str]]:
     """Crash the worker that reaches `point`, the first `times` times. Gives a count of the points reached."""
-    _check(point)
-    reached: Counter[str] = Counter()
+    if point not in POINTS:
+        raise ConfigurationError(f"there is no fault point {point!r}; there are: {', '.join(POINTS)}")
+    return _armed(point, times)
 
-    async def hook(name: str) -> None:
-        reached[name] += 1
-        if name == point and reached[name] <= times:
-            raise Crash(name)
 
-    with _armed(hook):
-        yield reached
+def reached() -> AbstractContextManager[Counter[str]]:
+    """Count which points are reached, and disturb nothing."""
+    return _armed("", 0)
 
 
 @contextmanager
-def reached() -> Iterator[Counter[str]]:
-    """Count which points are reached, and disturb nothing."""
+def _armed(point: str, times: int) -> Iterator[Counter[str]]:
     counted: Counter[str] = Counter()
 
     async def hook(name: str) -> None:
         counted[name] += 1
+        if name == point and counted[name] <= times:
+            raise Crash(name)
 
-    with _armed(hook):
-        yield counted
-
-
-@contextmanager
-def _armed(hook: object) -> Iterator[None]:
     if faults.hook is not None:
         raise ConfigurationError("fault points are armed already; one test at a time")
-    faults.hook = hook  # type: ignore[assignment]
+    faults.hook = hook
     try:
-        yield
+        yield counted
     finally:
         faults.hook = None
-
-
-def _check(point: str) -> None:
-    if point not in POINTS:
-        raise ConfigurationError(f"there is no fault point {point!r}; there are: {', '.join(POINTS)}")

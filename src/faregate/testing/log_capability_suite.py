@@ -14,19 +14,18 @@ from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.log import HANDLED, REDELIVER, Appendable, Settled, Staging, Subscribed, Waits
 from faregate.ports.queue import Binding
 from faregate.ports.schemes import members
-from faregate.testing.log_suite import LogCase, LogSubject, MakeLog, message, run_case, texts
-from faregate.testing.refused import refused
+from faregate.testing.cases import Case, Cases, refused, run_case
+from faregate.testing.log_suite import LogSubject, MakeLog, message, texts
 
-CAPABILITY_CASES: dict[str, LogCase] = {}
+CAPABILITY_CASES = Cases[LogSubject]()
 _NEEDS: dict[str, tuple[type, ...]] = {}
 BINDING = Binding(node="reader", type="Noted", kind="event", source="author")
 
 
-def needs(*capabilities: type) -> Callable[[LogCase], LogCase]:
-    def note(function: LogCase) -> LogCase:
-        CAPABILITY_CASES[function.__name__] = function
+def needs(*capabilities: type) -> Callable[[Case[LogSubject]], Case[LogSubject]]:
+    def note(function: Case[LogSubject]) -> Case[LogSubject]:
         _NEEDS[function.__name__] = capabilities
-        return function
+        return CAPABILITY_CASES.add(function)
 
     return note
 

@@ -5,8 +5,7 @@ log may be able to do beyond this is in `log_capability_suite`.
 """
 
 import asyncio
-import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from faregate.broker.journal.retention import Retention, apply_retention
 from faregate.errors import OffsetGone
 from faregate.message import Envelope
 from faregate.ports.log import LogTransport
-from faregate.testing.refused import refused
+from faregate.testing.cases import Cases, refused, run_case
 from faregate.transports.journal_log import JournalLog
 
 
@@ -41,25 +40,13 @@ class LogSubject:
 
 
 MakeLog = Callable[[], AbstractAsyncContextManager[LogSubject]]
-LogCase = Callable[[LogSubject], Awaitable[None] | None]
-LOG_CASES: dict[str, LogCase] = {}
-
-
-def case(function: LogCase) -> LogCase:
-    LOG_CASES[function.__name__] = function
-    return function
+LOG_CASES = Cases[LogSubject]()
+case = LOG_CASES.add
 
 
 async def run_log_case(name: str, make: MakeLog) -> None:
     """Run one case against a fresh subject."""
     await run_case(LOG_CASES[name], make)
-
-
-async def run_case(case: LogCase, make: MakeLog) -> None:
-    async with make() as subject:
-        result = case(subject)
-        if inspect.isawaitable(result):
-            await asyncio.wait_for(result, timeout=30)
 
 
 @asynccontextmanager

@@ -8,25 +8,19 @@ A case raises AssertionError when the promise is broken.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 from faregate.ports.tokens import NOBODY, Recipients, Token
+from faregate.testing.cases import Cases, run_case
 from faregate.testing.store_subjects import MakeTokens, TokenSubject
 from faregate.testing.store_suite.rows import ids
 
-TokenCase = Callable[[TokenSubject], Awaitable[None]]
-TOKEN_CASES: dict[str, TokenCase] = {}
-
-
-def case(function: TokenCase) -> TokenCase:
-    TOKEN_CASES[function.__name__] = function
-    return function
+TOKEN_CASES = Cases[TokenSubject]()
+case = TOKEN_CASES.add
 
 
 async def run_token_case(name: str, make: MakeTokens) -> None:
     """Run one case against a fresh subject."""
-    async with make() as subject:
-        await asyncio.wait_for(TOKEN_CASES[name](subject), timeout=30)
+    await run_case(TOKEN_CASES[name], make)
 
 
 async def fresh(subject: TokenSubject, *attempts: str, life: float = 3600.0) -> list[Token]:

@@ -8,12 +8,12 @@ A case raises AssertionError when the promise is broken. `core` holds for every 
 settlement are nobody's choice. The other parts have cases for one capability each, or for several that meet.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Awaitable, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from faregate.ports.queue import Capability, QueueTransport
+from faregate.testing.cases import run_case
 from faregate.testing.clock import FakeClock, rest
 from faregate.testing.queue_suite import consumers, core, dead_letters, delay, order, recognise
 from faregate.testing.queue_suite.cases import NEEDS, QUEUE_CASES, MakeSubject, QueueSubject
@@ -32,10 +32,13 @@ def queue_cases(capabilities: Collection[Capability]) -> list[str]:
 
 async def run_queue_case(name: str, make: MakeSubject) -> None:
     """Run one case against a fresh subject."""
-    async with make() as subject:
+
+    def checked(subject: QueueSubject) -> Awaitable[None] | None:
         missing = NEEDS[name] - subject.transport.capabilities
         assert not missing, f"{name} is for transports with {', '.join(sorted(missing))}: see queue_cases"
-        await asyncio.wait_for(QUEUE_CASES[name](subject), timeout=30)
+        return QUEUE_CASES[name](subject)
+
+    await run_case(checked, make)
 
 
 @asynccontextmanager

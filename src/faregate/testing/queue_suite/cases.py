@@ -25,7 +25,7 @@ from faregate.ports.queue import (
     Selecting,
     dead_letter_queue,
 )
-from faregate.testing.refused import refused
+from faregate.testing.cases import Case, Cases, refused
 
 
 class WholeTransport(Selecting, QueueTransport, Recognising, DeadLettering, Browsing, Counting, Protocol):
@@ -52,18 +52,16 @@ class QueueSubject:
 
 
 MakeSubject = Callable[[], AbstractAsyncContextManager[QueueSubject]]
-QueueCase = Callable[[QueueSubject], Awaitable[None]]
-QUEUE_CASES: dict[str, QueueCase] = {}
+QUEUE_CASES = Cases[QueueSubject]()
 NEEDS: dict[str, frozenset[Capability]] = {}
 
 
-def case(*needs: Capability) -> Callable[[QueueCase], QueueCase]:
+def case(*needs: Capability) -> Callable[[Case[QueueSubject]], Case[QueueSubject]]:
     """A case for transports with these capabilities."""
 
-    def note(function: QueueCase) -> QueueCase:
-        QUEUE_CASES[function.__name__] = function
+    def note(function: Case[QueueSubject]) -> Case[QueueSubject]:
         NEEDS[function.__name__] = frozenset(needs)
-        return function
+        return QUEUE_CASES.add(function)
 
     return note
 
@@ -102,6 +100,11 @@ def key_header(envelope: Envelope) -> str | None:
 
 def noted(node: str = "reader", **more: object) -> Binding:
     return Binding(node=node, type="Noted", kind="event", source="author", **more)  # type: ignore[arg-type]
+
+
+def done(node: str) -> Binding:
+    """For `command`."""
+    return Binding(node=node, type="Do", kind="command")
 
 
 QUEUE = noted().queue
@@ -150,11 +153,11 @@ async def open_inbox(subject: QueueSubject, *texts: str, prefetch: int = 10, **b
     return await Inbox(subject).open(prefetch=prefetch)
 
 
-async def inboxes(subject: QueueSubject, *nodes: str) -> list[Inbox]:
+async def inboxes(subject: QueueSubject, *nodes: str, of: Callable[[str], Binding] = noted) -> list[Inbox]:
     """A bound and consumed queue for each of these nodes."""
     for node in nodes:
-        await subject.transport.bind(noted(node))
-    return [await Inbox(subject).open(noted(node).queue) for node in nodes]
+        await subject.transport.bind(of(node))
+    return [await Inbox(subject).open(of(node).queue) for node in nodes]
 
 
 async def dead_letters(subject: QueueSubject) -> list[DeadLetter]:

@@ -3,8 +3,8 @@
 import asyncio
 
 from faregate.errors import ConsumerRefused
+from faregate.testing.cases import refused
 from faregate.testing.queue_suite.cases import QUEUE, Inbox, QueueSubject, case, event, expect_stale, noted, open_inbox
-from faregate.testing.refused import refused
 
 
 @case("lock")

@@ -3,13 +3,15 @@
 import msgspec
 
 from faregate.errors import QueueNotFound, Unroutable
-from faregate.ports.queue import Binding, Outcome, dead_letter_queue
+from faregate.ports.queue import Outcome, dead_letter_queue
+from faregate.testing.cases import refused
 from faregate.testing.queue_suite.cases import (
     Inbox,
     QueueSubject,
     again,
     case,
     command,
+    done,
     event,
     expect_stale,
     expect_unroutable,
@@ -17,7 +19,6 @@ from faregate.testing.queue_suite.cases import (
     noted,
     open_inbox,
 )
-from faregate.testing.refused import refused
 
 
 @case()
@@ -39,12 +40,10 @@ async def messages_come_in_the_order_they_were_published(subject: QueueSubject) 
 
 @case()
 async def an_event_goes_to_every_subscriber_once(subject: QueueSubject) -> None:
-    for node in ("one", "two"):
-        await subject.transport.bind(noted(node))
+    one, two = await inboxes(subject, "one", "two")
     await subject.transport.publish([event()])
-    for node in ("one", "two"):
-        inbox = await Inbox(subject).open(noted(node).queue)
-        assert await inbox.texts() == ["x"], f"node {node} got {await inbox.texts()}"
+    texts = [await one.texts(), await two.texts()]
+    assert texts == [["x"], ["x"]], f"one and two got {texts}"
 
 
 @case()
@@ -64,12 +63,10 @@ async def an_event_nobody_wants_is_confirmed(subject: QueueSubject) -> None:
 
 @case()
 async def a_command_goes_to_its_destination_only(subject: QueueSubject) -> None:
-    doers = {node: Binding(node=node, type="Do", kind="command") for node in ("one", "two")}
-    for binding in doers.values():
-        await subject.transport.bind(binding)
+    one, two = await inboxes(subject, "one", "two", of=done)
     await subject.transport.publish([command("two")])
-    await (await Inbox(subject).open(doers["one"].queue)).nothing("the command was for another node")
-    assert len(await (await Inbox(subject).open(doers["two"].queue)).texts()) == 1
+    await one.nothing("the command was for another node")
+    assert len(await two.texts()) == 1
 
 
 @case()
@@ -116,14 +113,12 @@ async def a_recipient_that_does_not_want_an_event_is_left_out(subject: QueueSubj
 
 @case()
 async def a_command_that_names_another_recipient_is_refused(subject: QueueSubject) -> None:
-    doers = {node: Binding(node=node, type="Do", kind="command") for node in ("one", "two")}
-    for binding in doers.values():
-        await subject.transport.bind(binding)
+    one, two = await inboxes(subject, "one", "two", of=done)
     await subject.transport.publish([command("one", "one")])
     await expect_unroutable(subject, command("one", "two"), "a command to one for two")
     await expect_unroutable(subject, command("one", "one", "stranger"), "a command to one for a stranger, too")
-    assert len(await (await Inbox(subject).open(doers["one"].queue)).texts()) == 1
-    await (await Inbox(subject).open(doers["two"].queue)).nothing("no command was for it")
+    assert len(await one.texts()) == 1
+    await two.nothing("no command was for it")
 
 
 @case()
@@ -153,9 +148,8 @@ async def a_queue_that_is_bound_again_collects_again(subject: QueueSubject) -> N
 
 @case()
 async def a_command_to_an_unbound_queue_is_refused(subject: QueueSubject) -> None:
-    binding = Binding(node="one", type="Do", kind="command")
-    await subject.transport.bind(binding)
-    await subject.transport.unbind(binding.queue)
+    await subject.transport.bind(done("one"))
+    await subject.transport.unbind(done("one").queue)
     await expect_unroutable(subject, command("one"), "a command to an unbound queue")
 
 

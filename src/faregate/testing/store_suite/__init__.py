@@ -8,8 +8,7 @@ A case raises AssertionError when the promise is broken. There are no capability
 store with a `reader()` keeps `READER_CASES` as well. The cases are grouped as the protocols of `faregate.ports.store`.
 """
 
-import asyncio
-
+from faregate.testing.cases import run_case
 from faregate.testing.store_subjects import MakeStore
 from faregate.testing.store_suite import dead_letters, ledger, outbox, parked, reading, tokens, transaction
 from faregate.testing.store_suite.reading import READER_CASES
@@ -22,5 +21,4 @@ PARTS = (transaction, ledger, outbox, dead_letters, parked, tokens, reading)
 
 async def run_store_case(name: str, make: MakeStore) -> None:
     """Run one case against a fresh subject."""
-    async with make() as subject:
-        await asyncio.wait_for((STORE_CASES | READER_CASES)[name](subject), timeout=30)
+    await run_case((STORE_CASES | READER_CASES)[name], make)

@@ -1,22 +1,17 @@
 """Cases for stores that have a reader: their tables read as they lie, without an event loop."""
 
 import copy
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from faregate.errors import ConfigurationError
 from faregate.ports.store import COLUMNS, Parked, Readable, Sent, StoreReader, Table
 from faregate.stores.sql.columns import id_bytes, unpack
-from faregate.testing.refused import refused
+from faregate.testing.cases import Cases, refused
 from faregate.testing.store_subjects import StoreSubject
 from faregate.testing.store_suite.rows import aborted, ids, ledger, letter, outgoing
 
-READER_CASES: dict[str, Callable[[StoreSubject], Awaitable[None]]] = {}
-
-
-def case(function: Callable[[StoreSubject], Awaitable[None]]) -> Callable[[StoreSubject], Awaitable[None]]:
-    READER_CASES[function.__name__] = function
-    return function
+READER_CASES = Cases[StoreSubject]()
+case = READER_CASES.add
 
 
 def reader_of(subject: StoreSubject) -> StoreReader:

@@ -1,6 +1,6 @@
 """What the cases of the store suite are written with: their list, ids, rows, and transactions that end."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -8,16 +8,11 @@ from faregate.ids import root_id
 from faregate.message import Envelope
 from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.store import LedgerRow, OutboxRow, Store, Transaction
-from faregate.testing.refused import refused
+from faregate.testing.cases import Cases, refused
 from faregate.testing.store_subjects import StoreSubject
 
-StoreCase = Callable[[StoreSubject], Awaitable[None]]
-STORE_CASES: dict[str, StoreCase] = {}
-
-
-def case(function: StoreCase) -> StoreCase:
-    STORE_CASES[function.__name__] = function
-    return function
+STORE_CASES = Cases[StoreSubject]()
+case = STORE_CASES.add
 
 
 def ids(count: int) -> list[str]:

@@ -1,13 +1,14 @@
 """Cases of the store suite: transactions, savepoints, and the user's statements."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from faregate.errors import ConfigurationError, FaregateError, TransactionMisused
 from faregate.ports.store import Store, Transaction
+from faregate.testing.cases import refused
 from faregate.testing.clock import rest
-from faregate.testing.refused import refused
 from faregate.testing.store_subjects import StoreSubject
 from faregate.testing.store_suite.rows import aborted, case, expect, ids, ledger, letter, outgoing
 
@@ -32,15 +33,32 @@ async def do_everything(tx: Transaction, handled: str, dead: str) -> None:
     await tx.add_dead(letter("billing", dead))
 
 
-async def what_is_there(store: Store, handled: str, dead: str) -> list[bool]:
+async def expect_everything(store: Store, handled: str, dead: str, *, there: bool = True) -> None:
+    """All of these records are there, or none of them."""
     known = await store.known("billing", [handled, dead])
-    return [
-        handled in known,
-        await goods(store) == ["ticket"],
-        len(await store.undispatched(10)) == 1,
-        await store.has_business_key("billing", "bill", "order-17"),
-        dead in known,
-    ]
+    found = {
+        "ledger": handled in known,
+        "business data": await goods(store) == ["ticket"],
+        "outbox": len(await store.undispatched(10)) == 1,
+        "business key": await store.has_business_key("billing", "bill", "order-17"),
+        "dead letter": dead in known,
+    }
+    assert set(found.values()) == {there}, f"{'not all' if there else 'some'} records are there: {found}"
+
+
+@asynccontextmanager
+async def failing(tx: Transaction, what: str) -> AsyncIterator[None]:
+    """A savepoint in which something fails with the driver's own error; then it is undone."""
+    await tx.savepoint()
+    try:
+        yield
+    except FaregateError as exc:
+        raise AssertionError(f"the user's own error was translated to {exc!r}") from exc
+    except Exception:
+        await tx.roll_back_to_savepoint()
+        await tx.release_savepoint()
+    else:
+        raise AssertionError(f"{what} raised nothing")
 
 
 # --- transactions -------------------------------------------------------------------------------------
@@ -51,8 +69,7 @@ async def everything_in_a_transaction_is_committed_together(subject: StoreSubjec
     store, [handled, dead] = await prepared(subject), ids(2)
     async with store.transaction() as tx:
         await do_everything(tx, handled, dead)
-    there = await what_is_there(store, handled, dead)
-    assert all(there), f"ledger, business data, outbox, business key, dead letter: {there}"
+    await expect_everything(store, handled, dead)
 
 
 @case
@@ -60,8 +77,7 @@ async def a_transaction_that_is_rolled_back_leaves_nothing(subject: StoreSubject
     store, [handled, dead] = await prepared(subject), ids(2)
     async with aborted(store) as tx:
         await do_everything(tx, handled, dead)
-    there = await what_is_there(store, handled, dead)
-    assert not any(there), f"ledger, business data, outbox, business key, dead letter: {there}"
+    await expect_everything(store, handled, dead, there=False)
 
 
 @case
@@ -72,8 +88,7 @@ async def a_block_that_raises_is_rolled_back_and_its_error_is_passed_on(subject:
             await do_everything(tx, handled, dead)
             raise LookupError("the block fails")
     assert not tx.is_open, "a block that failed left its transaction open"
-    there = await what_is_there(store, handled, dead)
-    assert not any(there), f"ledger, business data, outbox, business key, dead letter: {there}"
+    await expect_everything(store, handled, dead, there=False)
 
 
 @case
@@ -92,11 +107,10 @@ async def a_block_that_is_cancelled_is_rolled_back_and_the_store_goes_on(subject
     await asyncio.gather(working, return_exceptions=True)
     assert working.cancelled(), "a block kept its cancellation for itself"
     async with asyncio.timeout(5):
-        there = await what_is_there(store, handled, dead)
-        assert not any(there), f"ledger, business data, outbox, business key, dead letter: {there}"
+        await expect_everything(store, handled, dead, there=False)
         async with store.transaction() as after:
             await do_everything(after, handled, dead)
-        assert all(await what_is_there(store, handled, dead)), "the store does not go on"
+        await expect_everything(store, handled, dead)
 
 
 @case
@@ -201,7 +215,7 @@ async def what_is_committed_is_there_after_reopening(subject: StoreSubject) -> N
     await store.close()
     again = await subject.reopen()
     await prepared(subject)
-    assert all(await what_is_there(again, handled, dead)), "a committed record is gone"
+    await expect_everything(again, handled, dead)
     assert again.database_id == store.database_id, "the same database has another id now"
 
 
@@ -255,17 +269,8 @@ async def a_statement_that_cannot_be_sent_takes_nothing_with_it_of_what_came_bef
             await tx.savepoint()
             await tx.execute(insert, (f"kept {number}",))
             await tx.release_savepoint()
-            await tx.savepoint()
-            try:
+            async with failing(tx, "a parameter that is a plain object"):
                 await run(insert, (object(),))
-            except FaregateError as exc:
-                raise AssertionError(f"the user's own error was translated to {exc!r}") from exc
-            except Exception:
-                pass
-            else:
-                raise AssertionError("a parameter that is a plain object raised nothing")
-            await tx.roll_back_to_savepoint()
-            await tx.release_savepoint()
     assert await goods(store) == [f"kept {number}" for number in range(4)]
 
 
@@ -290,17 +295,8 @@ async def a_failed_statement_is_the_drivers_own_error_and_can_be_undone(subject:
         await tx.record("billing", [ledger(first)])
         await tx.execute("insert into goods (name) values ('once')")
         for statement in ("insert into goods (name) values ('once')", "insert into nowhere (x) values (1)", "selec 1"):
-            await tx.savepoint()
-            try:
+            async with failing(tx, repr(statement)):
                 await tx.execute(statement)
-            except FaregateError as exc:
-                raise AssertionError(f"the user's own error was translated to {exc!r}") from exc
-            except Exception:
-                pass
-            else:
-                raise AssertionError(f"{statement!r} raised nothing")
-            await tx.roll_back_to_savepoint()
-            await tx.release_savepoint()
     assert await goods(store) == ["once"]
     assert set(await store.known("billing", [first])) == {first}
 
@@ -310,12 +306,8 @@ async def a_transaction_can_be_committed_right_after_undoing_a_failed_statement(
     store, [first] = await prepared(subject), ids(1)
     async with store.transaction() as tx:
         await tx.record("billing", [ledger(first)])
-        await tx.savepoint()
-        try:
+        async with failing(tx, "a statement on a table that is not there"):
             await tx.execute("insert into nowhere (x) values (1)")
-        except Exception:
-            await tx.roll_back_to_savepoint()
-            await tx.release_savepoint()
     assert set(await store.known("billing", [first])) == {first}
 
 
@@ -374,24 +366,12 @@ async def the_drivers_connection_comes_behind_what_was_written(subject: StoreSub
 async def a_write_that_is_refused_raises_the_drivers_error_and_can_be_undone(subject: StoreSubject) -> None:
     store = await prepared(subject)
     insert = "insert into goods (name) values (?)"
-
-    async def refused() -> None:
-        tx.write(insert, ("a",))
-        tx.write(insert, ("a",))
-        await tx.flush()
-
     async with store.transaction() as tx:
         tx.write(insert, ("before",))
-        await tx.savepoint()
-        try:
-            await refused()
-        except FaregateError as exc:
-            raise AssertionError(f"the user's error was translated: {exc!r}") from exc
-        except Exception:
-            await tx.roll_back_to_savepoint()
-        else:
-            raise AssertionError("the same name twice was accepted")
-        await tx.release_savepoint()
+        async with failing(tx, "the same name twice"):
+            tx.write(insert, ("a",))
+            tx.write(insert, ("a",))
+            await tx.flush()
         tx.write(insert, ("after",))
     assert await goods(store) == ["after", "before"]
 
