@@ -1,13 +1,17 @@
-"""Finds the bus that a command line names as `module:attribute`."""
+"""What a command line names: a bus as `module:attribute`, and the body of a message."""
 
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from faregate.bus.bus import Bus
+from faregate.codec import BodyReader
 from faregate.errors import ConfigurationError
+from faregate.message import Envelope
 
 EXAMPLE = "for example examples.shop.app:bus"
+_LONGEST_BODY = 64 * 1024 * 1024
 
 
 def load_bus(target: str) -> Bus:
@@ -35,3 +39,13 @@ def load_bus(target: str) -> Bus:
     if not isinstance(bus, Bus):
         raise ConfigurationError(f"{target} is a {type(bus).__name__}, not an fg.Bus or a function that makes one")
     return bus
+
+
+def given_body(text: str) -> str:
+    """A body as it is given, or `-` for what comes on standard input."""
+    return sys.stdin.read(_LONGEST_BODY) if text == "-" else text
+
+
+def parsed_body(text: str, cls: type) -> Any:
+    """The message in a body of JSON. Raises `Undecodable`."""
+    return BodyReader(cls, limit=_LONGEST_BODY).read(Envelope(body=text.encode(errors="surrogateescape")))

@@ -6,7 +6,7 @@ one line goes through `plain` first. JSON is ASCII.
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 import typer
@@ -46,6 +46,16 @@ def counted(count: int, thing: str, things: str | None = None) -> str:
 def print_json(value: Any) -> None:
     """One line, so that a pipe can read it."""
     sys.stdout.write(json.dumps(value) + "\n")
+
+
+def answer(result: Any, shown: str | Callable[[], None], *, as_json: bool) -> None:
+    """The result of a command: as JSON for a program, otherwise a line, or what prints more, for people."""
+    if as_json:
+        print_json(result)
+    elif isinstance(shown, str):
+        say(shown)
+    else:
+        shown()
 
 
 def fail(exc: Exception, *, as_json: bool) -> int:

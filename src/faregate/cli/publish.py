@@ -1,24 +1,19 @@
 """`faregate publish`: publish one message from the command line."""
 
 import logging
-import sys
 from typing import Annotated, Any
 
 import typer
 
 from faregate.bus.bus import Bus
-from faregate.cli.load import load_bus
+from faregate.cli.load import given_body, load_bus, parsed_body
 from faregate.cli.loop import run_async
-from faregate.cli.output import AsJson, print_json, say
-from faregate.codec import BodyReader
+from faregate.cli.output import AsJson, answer, say
 from faregate.errors import ConfigurationError, JournalNotFound
-from faregate.message import Envelope
 from faregate.node.outgoing import Options, Outgoing, send
 from faregate.node.outgoing import publish as fg_publish
 from faregate.node.subscription import Subscription
 from faregate.plain import plain
-
-_LONGEST_BODY = 64 * 1024 * 1024
 
 
 def publish(
@@ -43,9 +38,7 @@ def publish(
     logging.basicConfig(level="WARNING", format="%(levelname)s %(message)s")
     bus = load_bus(target)
     subscriptions = _find(bus, message)
-    text = sys.stdin.read(_LONGEST_BODY) if body == "-" else body
-    cls = subscriptions[0].message_type.cls
-    parsed = BodyReader(cls, limit=_LONGEST_BODY).read(Envelope(body=text.encode(errors="surrogateescape")))
+    parsed = parsed_body(given_body(body), subscriptions[0].message_type.cls)
     if subscriptions[0].message_type.kind == "event":
         to, sender = None, node or _only({each.source for each in subscriptions}, "--node", "nodes publish it")
     else:
@@ -59,10 +52,7 @@ def publish(
     }
     out = fg_publish(parsed, **options) if to is None else send(parsed, to=to, **options)
     result = run_async(_spool(bus, out, sender) if bus.spools else _publish(bus, out, sender, timeout))
-    if as_json:
-        print_json(result)
-    else:
-        _show(result)
+    answer(result, lambda: _show(result), as_json=as_json)
     if result["dead"]:
         raise typer.Exit(1)
 

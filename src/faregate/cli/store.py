@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 
 from faregate.cli.loop import run_async
-from faregate.cli.output import AsJson, console, print_json, say
+from faregate.cli.output import AsJson, answer, console, say
 from faregate.cli.targets import StoreUrl, check_lasting, opened
 from faregate.plain import plain
 from faregate.ports.clock import SystemClock
@@ -26,10 +26,7 @@ def info(url: StoreUrl, as_json: AsJson = False) -> None:
     """
     check_lasting(url)
     found = run_async(describe_store(url))
-    if as_json:
-        print_json(_as_json(found))
-    else:
-        _show(found)
+    answer(_as_json(found), lambda: _show(found), as_json=as_json)
 
 
 @store.command()
@@ -38,10 +35,8 @@ def migrate(url: StoreUrl, as_json: AsJson = False) -> None:
     check_lasting(url)
     run_async(_open(url))
     found = run_async(describe_store(url))
-    if as_json:
-        print_json({"url": found.url, "version": found.version, "known": found.known})
-    else:
-        say(f"{found.url} is at schema version {found.version}")
+    told = {"url": found.url, "version": found.version, "known": found.known}
+    answer(told, f"{found.url} is at schema version {found.version}", as_json=as_json)
 
 
 async def _open(url: str) -> None:
@@ -85,8 +80,7 @@ def _show(found: StoreInfo) -> None:
         table.add_row(plain(name), f"{count:,}")
     console.print(table)
     for node, floor in found.floors.items():
-        told = f"the ledger of {plain(node)} remembers from {iso(floor)} on ({age(floor, now)})"
-        say(told)
+        say(f"the ledger of {plain(node)} remembers from {iso(floor)} on ({age(floor, now)})")
     if found.oldest is not None:
         envelope = found.oldest.envelope
         waits = (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from faregate.cli.journal.progress import JournalPath, folder_of, plain_errors, progress
-from faregate.cli.output import AsJson, counted, print_json, say
+from faregate.cli.output import AsJson, answer, counted
 from faregate.errors import ConfigurationError
 from faregate.units import bytes_text
 
@@ -32,10 +32,7 @@ def info(path: JournalPath, as_json: AsJson = False) -> None:
 
     with plain_errors():
         told = journal_info.describe(folder_of(path))
-    if as_json:
-        print_json(told)
-    else:
-        journal_info.show(told)
+    answer(told, lambda: journal_info.show(told), as_json=as_json)
 
 
 @journal.command()
@@ -50,10 +47,7 @@ def verify(path: JournalPath, as_json: AsJson = False) -> None:
     root = folder_of(path)
     with plain_errors(), progress("verifying") as tell:
         found = inspect(root, progress=tell)
-    if as_json:
-        print_json(journal_findings.report(root, found))
-    else:
-        journal_findings.show_verdict(root, found)
+    answer(journal_findings.report(root, found), lambda: journal_findings.show_verdict(root, found), as_json=as_json)
     if found.problems:
         raise typer.Exit(1)
 
@@ -77,12 +71,9 @@ def repair(
         before, after = mend(root, act=yes, progress=tell)
     left = after if after is not None else before
     is_done = not left.problems and not left.steps
-    if as_json:
-        steps = [step.what for step in before.steps]
-        told = journal_findings.report(root, before)
-        print_json({**told, "steps": steps, "repaired": after is not None, "sound": is_done})
-    else:
-        journal_findings.show_repair(root, before, after)
+    done = {"steps": [step.what for step in before.steps], "repaired": after is not None, "sound": is_done}
+    told = {**journal_findings.report(root, before), **done}
+    answer(told, lambda: journal_findings.show_repair(root, before, after), as_json=as_json)
     if not is_done:
         raise typer.Exit(1)
 
@@ -137,10 +128,8 @@ def export(
             overwrite=force,
             progress=tell,
         )
-    if as_json:
-        print_json({"file": str(out), **written._asdict()})
-    else:
-        say(f"wrote {counted(written.rows, 'message')} to {out} ({bytes_text(written.bytes)})")
+    told = f"wrote {counted(written.rows, 'message')} to {out} ({bytes_text(written.bytes)})"
+    answer({"file": str(out), **written._asdict()}, told, as_json=as_json)
 
 
 @journal.command()
@@ -173,13 +162,12 @@ def _copy(source: Path, target: Path, done: str, as_json: bool) -> None:
 
     with plain_errors(), progress("copying") as copying, progress("verifying") as checking:
         found = copy_journal(source, target, copying=copying, checking=checking)
-    if as_json:
-        print_json({"source": str(source), "target": str(target), **journal_findings.report(target, found)})
-    else:
-        say(
-            f"{done} {counted(found.checked['messages'], 'message')} (the next offset is {found.end:,}) to {target}, "
-            f"{bytes_text(found.checked['bytes'])}; the copy was read again and is sound"
-        )
+    answer(
+        {"source": str(source), "target": str(target), **journal_findings.report(target, found)},
+        f"{done} {counted(found.checked['messages'], 'message')} (the next offset is {found.end:,}) to {target}, "
+        f"{bytes_text(found.checked['bytes'])}; the copy was read again and is sound",
+        as_json=as_json,
+    )
 
 
 def _offset(reader: "JournalReader", text: str | None, option: str) -> int | None:

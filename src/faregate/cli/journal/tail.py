@@ -20,19 +20,6 @@ _POLL_SECONDS = 0.1
 _PREVIEW_BYTES = 4096
 _PIPED_PREVIEW = 200
 _MOST_ROWS = 1000
-_COLUMNS = [
-    "offset",
-    "time",
-    "type",
-    "kind",
-    "source",
-    "destination",
-    "key",
-    "publication_id",
-    "correlation_id",
-    "content_type",
-    "content_encoding",
-]
 
 
 class TailLine(msgspec.Struct):
@@ -53,6 +40,10 @@ class TailLine(msgspec.Struct):
     payload: str | None
     """The beginning of it, when it is text."""
     payload_cut: bool
+
+
+_COLUMNS = TailLine.__struct_fields__[: TailLine.__struct_fields__.index("payload_bytes")]
+"""What stands in the journal under the same name."""
 
 
 def last_lines(reader: JournalReader, count: int, types: Sequence[str], end: int) -> list[TailLine]:

@@ -19,7 +19,7 @@ import typer
 from rich.table import Table
 
 from faregate.cli.journal.progress import JournalPath, plain_errors, progress
-from faregate.cli.output import AsJson, console, counted, fail, print_json, say
+from faregate.cli.output import AsJson, answer, console, counted, fail, print_json, say
 from faregate.cli.spark.session import LOCAL, Master, import_spark, session, watched
 from faregate.errors import ConfigurationError, FaregateError
 from faregate.plain import plain
@@ -86,11 +86,8 @@ def audit(
                 limit=limit,
             )
             listed = [row.asDict() for row in found.findings.collect()]
-    if as_json:
-        report = {"ok": found.ok, "table": found.table, "summary": found.summary, "notes": found.notes}
-        print_json({**report, "findings": listed})
-    else:
-        _show_audit(found, listed)
+    report = {"ok": found.ok, "table": found.table, "summary": found.summary, "notes": found.notes}
+    answer({**report, "findings": listed}, lambda: _show_audit(found, listed), as_json=as_json)
     if not found.ok:
         raise typer.Exit(1)
 
@@ -246,11 +243,8 @@ def drain(
         open_stores(stores)
     with session(master, "drain") as spark, plain_errors(), watched(spark, "drain"):
         counts = run(spark, store=stores, to=to).counts
-    if as_json:
-        print_json({**counts, "to": str(to)})
-        return
     told = f"{counted(counts['found'], 'dead letter')}: {counts['new']:,} new, {counts['changed']:,} changed since"
-    say(f"{told}, {counts['unchanged']:,} there already, in {to}")
+    answer({**counts, "to": str(to)}, f"{told}, {counts['unchanged']:,} there already, in {to}", as_json=as_json)
 
 
 def replay(

@@ -2,6 +2,7 @@
 
 import signal
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -9,7 +10,7 @@ import typer
 
 from faregate.bus.bus import MAX_MESSAGE_BYTES, RETAIN_LEDGER
 from faregate.cli.load import load_bus
-from faregate.cli.output import errors, print_json, say
+from faregate.cli.output import answer, errors, print_json
 from faregate.cli.spark.session import Master, session
 from faregate.errors import ConfigurationError
 from faregate.transports.journal import JournalTransport
@@ -75,11 +76,8 @@ def run(
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
-    if as_json:
-        print_json({"node": target, "outcomes": total})
-    else:
-        said = ", ".join(f"{count} {outcome}" for outcome, count in total.items()) or "nothing to do"
-        say(f"{target}: {said}")
+    said = f"{target}: {_counts(total) or 'nothing to do'}"
+    answer({"node": target, "outcomes": total}, said, as_json=as_json)
 
 
 def _stopper(asked: threading.Event) -> Any:
@@ -92,6 +90,10 @@ def _stopper(asked: threading.Event) -> Any:
     return stop
 
 
+def _counts(outcomes: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
+
+
 def _show(progress: "RunProgress", total: dict[str, int], as_json: bool) -> None:
     for outcome, count in progress.outcomes.items():
         total[outcome] = total.get(outcome, 0) + count
@@ -99,7 +101,7 @@ def _show(progress: "RunProgress", total: dict[str, int], as_json: bool) -> None
         print_json(progress._asdict())
     elif progress.outcomes or progress.sent:
         name = "parked" if progress.batch is None else f"batch {progress.batch}"
-        said = ", ".join(f"{count} {outcome}" for outcome, count in progress.outcomes.items())
+        said = _counts(progress.outcomes)
         errors.print(f"{name}: {said}; {progress.sent} sent, up to {progress.low_water}, {progress.seconds:.1f} s")
 
 
@@ -120,12 +122,10 @@ def handover(
     from faregate.spark.runs.handover import hand_over
 
     done = hand_over(found, transport.path, bus.store_of(node), to)
-    if as_json:
-        print_json({"node": node, "subscriptions": [each._asdict() for each in done]})
-        return
-    for each in done:
-        what = "now read from" if each.changed else "already read from"
-        say(f"{each.queue}: {what} the {each.view}, offset {each.offset} on (epoch {each.epoch})")
-
-
-__all__ = ["handover", "run"]
+    lines = [
+        f"{each.queue}: {'now' if each.changed else 'already'} read from the {each.view}, "
+        f"offset {each.offset} on (epoch {each.epoch})"
+        for each in done
+    ]
+    told = {"node": node, "subscriptions": [each._asdict() for each in done]}
+    answer(told, "\n".join(lines), as_json=as_json)
