@@ -209,7 +209,7 @@ async def test_a_signal_with_a_token_that_one_recipient_did_not_take_is_replayed
     [letter] = await letters.letters()
     gone.clear()
     sent.clear()
-    await letters.replay([letter.message_id], by="me")
+    await letters.decide([letter.message_id], "replayed", by="me")
     await asyncio.wait_for(dispatcher.idle(), LONG)
     [again] = sent
     assert again.recipients == ("gone",) and again.attempt_id is not None

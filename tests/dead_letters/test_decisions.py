@@ -131,9 +131,9 @@ async def test_a_discard_takes_a_replay_back_that_was_not_sent_yet(tmp_path: Any
         [store] = second.stores.values()
         await store.open()
         found = DeadLetters([store], second.clock)
-        await found.replay([letter.message_id], "ann")
+        await found.decide([letter.message_id], "replayed", "ann")
         assert [row.envelope.recipients for row in await store.undispatched(9)] == [()]
-        await found.discard([letter.message_id], "ann")
+        await found.decide([letter.message_id], "discarded", "ann")
         assert await store.undispatched(9) == []
         await store.close()
         async with second:
@@ -182,11 +182,11 @@ async def test_the_beginning_of_an_id_is_enough_while_it_is_the_only_one(rig: Ri
         await bench.settle()
         found = await bench.bus.dead_letters()
         for letter in found:
-            assert await letters(bench).show(letter.message_id[:8].upper()) == letter
+            assert (await letters(bench).one(letter.message_id[:8].upper())).letter == letter
         with pytest.raises(fg.ConfigurationError, match="too short"):
-            await letters(bench).show(found[0].message_id[:7])
+            await letters(bench).one(found[0].message_id[:7])
         with pytest.raises(fg.DeadLetterNotFound):
-            await letters(bench).show("00000000")
+            await letters(bench).one("00000000")
 
 
 async def test_the_beginning_of_several_ids_is_refused_with_some_of_them(rig: Rig) -> None:
@@ -196,7 +196,7 @@ async def test_the_beginning_of_several_ids_is_refused_with_some_of_them(rig: Ri
         await bench.settle()
         first, *_ = await bench.bus.dead_letters()
         with pytest.raises(fg.ConfigurationError, match=f"the beginning of 5 ids.*{first.message_id}.*…"):
-            await letters(bench).show(first.message_id[:8])
+            await letters(bench).one(first.message_id[:8])
 
 
 async def test_a_bus_without_a_store_says_so() -> None:
@@ -212,7 +212,7 @@ async def test_a_replay_carries_nothing_of_the_first_journey(rig: Rig) -> None:
         await bench.settle()
         [letter] = await bench.bus.dead_letters()
         [store] = bench.bus.stores.values()
-        await letters(bench).replay([letter.message_id], "ann")
+        await letters(bench).decide([letter.message_id], "replayed", "ann")
         [row] = await store.undispatched(9)
     assert row.envelope == msgspec.structs.replace(
         letter.envelope, recipients=("worker",), replay=1, deliver_at=None, expires_at=None, redeliveries=0

@@ -30,13 +30,13 @@ def letters(world: World) -> DeadLetters:
 async def replay_all(world: World) -> None:
     for letter in world.dead_letters():
         if letter.status == "open":
-            await letters(world).replay([letter.message_id], "ann")
+            await letters(world).decide([letter.message_id], "replayed", "ann")
 
 
 async def discard_all(world: World) -> None:
     for letter in world.dead_letters():
         if letter.status in ("open", "replayed"):
-            await letters(world).discard([letter.message_id], "ann")
+            await letters(world).decide([letter.message_id], "discarded", "ann")
 
 
 async def edit_all(world: World) -> None:

@@ -120,7 +120,7 @@ async def replay_and_start_again(world: World) -> None:
     assert isinstance(world, SparkWorld)
     for letter in world.dead_letters():
         if letter.status == "open":
-            await letters(world).replay([letter.message_id], "ann")
+            await letters(world).decide([letter.message_id], "replayed", "ann")
     for driver in list(world.drivers):
         world.restart_driver(driver)
 

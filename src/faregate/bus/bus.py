@@ -467,11 +467,11 @@ class Bus:
 
         Raises `DeadLetterNotFound`, and `DeadLetterClosed` for one that was handled or discarded meanwhile.
         """
-        return await self._dead().replay(message_ids, by)
+        return await self._dead().decide(message_ids, "replayed", by)
 
     async def discard(self, *message_ids: str, by: str = "bus") -> list[DeadLetter]:
         """Decide that dead letters are never handled, nor any copy of them that still comes. Raises as `replay`."""
-        return await self._dead().discard(message_ids, by)
+        return await self._dead().decide(message_ids, "discarded", by)
 
     def _dead(self) -> DeadLetters:
         self._check_running()

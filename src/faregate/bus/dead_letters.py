@@ -22,14 +22,15 @@ from faregate.errors import ConfigurationError, DeadLetterClosed, DeadLetterNotF
 from faregate.message import Envelope
 from faregate.ports.clock import Clock
 from faregate.ports.dead_letter import DeadLetter, DeadStatus
-from faregate.ports.store import DeadFilter, OutboxRow, Store, Transaction
+from faregate.ports.store import DeadFilter, OutboxRow, Store
 
 EDITED_FROM = "faregate-edited-from"
 """The header of an edited message: the message id of the original."""
 EDITED_BY = "faregate-edited-by"
 SHORTEST_PREFIX = 8
 _AT_ONCE = 200
-_MOST = 100_000
+MOST = 100_000
+"""How many are looked at together."""
 _BODY_LIMIT = 1 << 30
 _DECIDABLE = ("open", "replayed")
 
@@ -52,12 +53,9 @@ class DeadLetters:
         """Those that fit, oldest last failure first."""
         return [found.letter for found in await self.find(which or DeadFilter(), limit)]
 
-    async def find(self, which: DeadFilter, limit: int = _MOST) -> list[Found]:
+    async def find(self, which: DeadFilter, limit: int = MOST) -> list[Found]:
         found = [Found(letter, store) for store in self.stores for letter in await store.dead(which, limit)]
         return sorted(found, key=lambda each: each.letter.last_failed_at)[:limit]
-
-    async def show(self, message_id: str, node: str | None = None) -> DeadLetter:
-        return (await self.one(message_id, node)).letter
 
     async def one(self, message_id: str, node: str | None = None) -> Found:
         """The letter with this message id, or the only one whose id begins like this.
@@ -85,30 +83,30 @@ class DeadLetters:
 
     # --- decisions -----------------------------------------------------------------------------------------
 
-    async def replay(self, message_ids: Sequence[str], by: str, node: str | None = None) -> list[DeadLetter]:
-        """Have these handled again: all of one store, or none. Returns the letters as they are then.
+    async def decide(
+        self, message_ids: Sequence[str], status: DeadStatus, by: str, node: str | None = None
+    ) -> list[DeadLetter]:
+        """Have these handled again (`replayed`), or never, nor any copy of them (`discarded`): all of one store, or
+        none. Returns the letters as they are then.
 
         Raises `DeadLetterNotFound`, and `DeadLetterClosed` for one that was handled or discarded.
         """
-        return await self._decide([await self.one(each, node) for each in message_ids], "replayed", by)
-
-    async def discard(self, message_ids: Sequence[str], by: str, node: str | None = None) -> list[DeadLetter]:
-        """Never handle these, nor any copy of them: all of one store, or none."""
-        return await self._decide([await self.one(each, node) for each in message_ids], "discarded", by)
+        found = [await self.one(each, node) for each in message_ids]
+        for letter, _ in found:
+            if letter.status not in _DECIDABLE:
+                raise _not_decidable(letter, status)
+        return await self._decide(found, status, by, only_decidable=False)
 
     async def decide_all(self, found: Sequence[Found], status: DeadStatus, by: str) -> list[DeadLetter]:
         """The same for letters of a listing; those that changed meanwhile are left out."""
         return await self._decide(found, status, by, only_decidable=True)
 
     async def _decide(
-        self, found: Sequence[Found], status: DeadStatus, by: str, *, only_decidable: bool = False
+        self, found: Sequence[Found], status: DeadStatus, by: str, *, only_decidable: bool
     ) -> list[DeadLetter]:
-        if not only_decidable:
-            for each in found:
-                _check_decidable(each.letter, status)
         decided: list[DeadLetter] = []
         for store in self.stores:
-            here = list({_address(each.letter): each.letter for each in found if each.store is store}.values())
+            here = list({(each.node, each.message_id): each for each, its in found if its is store}.values())
             step = _AT_ONCE if only_decidable else max(1, len(here))
             for start in range(0, len(here), step):
                 decided += await self._decide_here(store, here[start : start + step], status, by, only_decidable)
@@ -127,7 +125,11 @@ class DeadLetters:
                     changed.append(after)
                 elif not only_decidable:
                     raise _not_decidable(await _read_again(store, letter), status)
-            await _carry_out(transaction, changed, status, pending)
+            if status == "replayed":
+                await transaction.send([_replay_row(letter) for letter in changed])
+            elif rows := [row for each in changed for row in pending.get((each.node, each.publication_id), ())]:
+                # Those that nobody has begun to send.
+                await transaction.dispatched(sorted(await transaction.revise(rows)))
         return changed
 
     async def edit(self, message_id: str, body: str | bytes, by: str, node: str | None = None) -> Envelope:
@@ -142,33 +144,14 @@ class DeadLetters:
         return envelope
 
 
-async def _carry_out(
-    transaction: Transaction,
-    letters: Sequence[DeadLetter],
-    status: DeadStatus,
-    pending: dict[tuple[str, str], list[OutboxRow]],
-) -> None:
-    if status == "replayed":
-        await transaction.send([_replay_row(letter) for letter in letters])
-    else:
-        rows = [row for letter in letters for row in pending.get((letter.node, letter.publication_id), ())]
-        if rows:  # those that nobody has begun to send
-            await transaction.dispatched(sorted(await transaction.revise(rows)))
-
-
-def replayed(letter: DeadLetter) -> Envelope:
-    """The message as it is sent for the letter's latest replay."""
-    return _sent_anew(letter, replay=letter.replays)
-
-
 def _sent_anew(letter: DeadLetter, **changes: Any) -> Envelope:
     anew = {"attempt_id": None, "deliver_at": None, "expires_at": None, "redeliveries": 0}
     return msgspec.structs.replace(letter.envelope, recipients=_recipients(letter), **anew, **changes)
 
 
 def _replay_row(letter: DeadLetter) -> OutboxRow:
-    """The same in the outbox. A token is used once: whoever had one gets a new attempt."""
-    row = outbox_row(letter.node, replayed(letter))
+    """The latest replay, in the outbox. A token is used once: whoever had one gets a new attempt."""
+    row = outbox_row(letter.node, _sent_anew(letter, replay=letter.replays))
     wanting = 0 if letter.envelope.attempt_id is None else len(row.envelope.recipients)
     return row._replace(chosen=(PENDING,) * wanting)
 
@@ -218,15 +201,11 @@ def _recipients(letter: DeadLetter) -> tuple[str, ...]:
     return () if letter.envelope.attempt_id is None else letter.envelope.recipients
 
 
-def _address(letter: DeadLetter) -> tuple[str, str]:
-    return letter.node, letter.message_id
-
-
 async def _pending_replays(store: Store) -> dict[tuple[str, str], list[OutboxRow]]:
     """Replays that nobody has begun to send, by node and publication: a discard takes them back. One that has attempts
     goes on, or its tokens would stay for ever; its recipient finds that the message is discarded."""
     pending: dict[tuple[str, str], list[OutboxRow]] = {}
-    for row in await store.undispatched(_MOST):
+    for row in await store.undispatched(MOST):
         if row.envelope.replay and not row.registered and set(row.chosen) <= {PENDING}:
             pending.setdefault((row.node, row.envelope.publication_id), []).append(row)
     return pending
@@ -235,11 +214,6 @@ async def _pending_replays(store: Store) -> dict[tuple[str, str], list[OutboxRow
 async def _read_again(store: Store, letter: DeadLetter) -> DeadLetter:
     found = await store.dead(DeadFilter(node=letter.node, message_id=letter.message_id), 1)
     return found[0] if found else letter
-
-
-def _check_decidable(letter: DeadLetter, status: DeadStatus) -> None:
-    if letter.status not in _DECIDABLE:
-        raise _not_decidable(letter, status)
 
 
 def _not_decidable(letter: DeadLetter, status: DeadStatus) -> DeadLetterClosed:

@@ -17,21 +17,18 @@ import typer
 
 from faregate.bus.bus import Bus
 from faregate.bus.dead_letter_retention import DECIDED, Pruned, check_statuses, export, prune
-from faregate.bus.dead_letters import DeadLetters, Found
+from faregate.bus.dead_letters import MOST, DeadLetters, Found
 from faregate.cli import dead_view
+from faregate.cli.load import given_body, parsed_body
 from faregate.cli.loop import run_async
-from faregate.cli.output import AsJson, counted, errors, print_json, say
+from faregate.cli.output import AsJson, answer, counted, errors
 from faregate.cli.targets import Target, find_stores, opened
-from faregate.codec import BodyReader
 from faregate.errors import ConfigurationError
 from faregate.message import Envelope
 from faregate.ports.clock import SystemClock
 from faregate.ports.dead_letter import DeadLetter, DeadStatus
 from faregate.ports.store import DeadFilter
 from faregate.units import parse_seconds
-
-_MOST = 100_000
-_LONGEST_BODY = 64 * 1024 * 1024
 
 dead = typer.Typer(no_args_is_help=True, help="Look at dead letters, and replay, edit, discard, export or prune them.")
 
@@ -55,26 +52,22 @@ def list_letters(
     reason: ByReason = None,
     status: ByStatus = None,
     since: Since = None,
-    limit: Annotated[int, typer.Option(min=1, max=_MOST, help="How many at most, oldest last failure first.")] = 1000,
+    limit: Annotated[int, typer.Option(min=1, max=MOST, help="How many at most, oldest last failure first.")] = 1000,
     as_json: AsJson = False,
 ) -> None:
     """List dead letters, oldest last failure first, whatever became of them. Works beside a running bus."""
     which = _filter(node, type_, reason, status, since)
     letters = _run(target, lambda letters, _: letters.letters(which, limit + 1))
-    if as_json:
-        print_json([dead_view.as_json(letter) for letter in letters[:limit]])
-    else:
-        dead_view.show_list(letters[:limit], more=len(letters) > limit)
+    listed, more = letters[:limit], len(letters) > limit
+    told = [dead_view.as_json(letter) for letter in listed]
+    answer(told, lambda: dead_view.show_list(listed, more=more), as_json=as_json)
 
 
 @dead.command()
 def show(target: Target, message_id: Id, node: ByNode = None, as_json: AsJson = False) -> None:
     """Show one dead letter: headers, body, and the error with its traceback."""
-    letter = _run(target, lambda letters, _: letters.show(message_id, node))
-    if as_json:
-        print_json(dead_view.as_whole_json(letter))
-    else:
-        dead_view.show_letter(letter)
+    letter, _ = _run(target, lambda letters, _: letters.one(message_id, node))
+    answer(dead_view.as_whole_json(letter), lambda: dead_view.show_letter(letter), as_json=as_json)
 
 
 @dead.command()
@@ -100,7 +93,7 @@ def replay(
 
     async def decide(letters: DeadLetters, _: Bus | None) -> list[DeadLetter]:
         if not everything and rate is None:
-            return await letters.replay(message_ids or [], _me(), node)
+            return await letters.decide(message_ids or [], "replayed", _me(), node)
         return await _paced(letters, await _chosen(letters, message_ids, which, node), rate)
 
     _tell("replayed", _run(target, decide), as_json)
@@ -127,8 +120,8 @@ def discard(
 
     async def decide(letters: DeadLetters, _: Bus | None) -> list[DeadLetter]:
         if everything:
-            return await letters.decide_all(await letters.find(which, _MOST), "discarded", _me())
-        return await letters.discard(message_ids or [], _me(), node)
+            return await letters.decide_all(await letters.find(which), "discarded", _me())
+        return await letters.decide(message_ids or [], "discarded", _me(), node)
 
     if not yes and _can_ask():
         found = _run(target, lambda letters, _: _chosen(letters, message_ids, which, node))
@@ -153,19 +146,17 @@ def edit(
     The original stays as it is: discard it when the new one has done its work. Where the target is a bus, the body is
     checked against the message's class first.
     """
-    text = sys.stdin.read(_LONGEST_BODY) if body == "-" else body
+    text = given_body(body)
 
     async def decide(letters: DeadLetters, bus: Bus | None) -> tuple[DeadLetter, Envelope]:
-        letter = await letters.show(message_id, node)
+        letter, _ = await letters.one(message_id, node)
         _check_body(bus, letter, text)
         return letter, await letters.edit(letter.message_id, text, _me(), letter.node)
 
     letter, sent = _run(target, decide)
-    if as_json:
-        names = {"edited_from": letter.message_id, "node": letter.node, "type": letter.type}
-        print_json({"publication_id": sent.publication_id, **names})
-    else:
-        say(f"sent as {sent.publication_id} to {letter.node}, edited from {letter.message_id}")
+    names = {"edited_from": letter.message_id, "node": letter.node, "type": letter.type}
+    told = f"sent as {sent.publication_id} to {letter.node}, edited from {letter.message_id}"
+    answer({"publication_id": sent.publication_id, **names}, told, as_json=as_json)
 
 
 @dead.command("export")
@@ -185,10 +176,7 @@ def export_letters(
     """
     which = _filter(node, type_, reason, status, since)
     count = _run(target, lambda letters, _: export(letters.stores, which, file))
-    if as_json:
-        print_json({"exported": count, "file": str(file)})
-    else:
-        say(f"{counted(count, 'dead letter')} in {file}")
+    answer({"exported": count, "file": str(file)}, f"{counted(count, 'dead letter')} in {file}", as_json=as_json)
 
 
 @dead.command("prune")
@@ -225,12 +213,9 @@ def prune_letters(
         return Pruned(removed, kept)
 
     pruned: Pruned = _run(target, work)
-    if as_json:
-        print_json({"removed": pruned.removed, "kept": pruned.kept, "file": str(file)})
-        return
     told = f"{counted(pruned.removed, 'dead letter')} removed; they are in {file}" if pruned.removed else "none removed"
     more = f"; {pruned.kept:,} stay: a copy could still come, or they changed meanwhile" if pruned.kept else ""
-    say(told + more)
+    answer({**pruned._asdict(), "file": str(file)}, told + more, as_json=as_json)
 
 
 def _run(target: str, work: Any) -> Any:
@@ -249,7 +234,7 @@ async def _chosen(
 ) -> list[Found]:
     """Those with these ids, or, without ids, all that fit the filters."""
     if not message_ids:
-        return await letters.find(which, _MOST)
+        return await letters.find(which)
     return [await letters.one(each, node) for each in message_ids]
 
 
@@ -265,13 +250,10 @@ async def _paced(letters: DeadLetters, found: Sequence[Found], rate: float | Non
 
 
 def _tell(what: str, letters: Sequence[DeadLetter], as_json: bool) -> None:
-    if as_json:
-        print_json([dead_view.as_json(letter) for letter in letters])
-        return
-    for letter in letters[:10]:
-        say(f"{what} {letter}")
+    lines = [f"{what} {letter}" for letter in letters[:10]]
     if len(letters) != 1:
-        say(f"{what} {len(letters):,} messages")
+        lines.append(f"{what} {len(letters):,} messages")
+    answer([dead_view.as_json(letter) for letter in letters], "\n".join(lines), as_json=as_json)
 
 
 def _filter(
@@ -306,7 +288,7 @@ def _check_body(bus: Bus | None, letter: DeadLetter, text: str) -> None:
     source = letter.source if letter.envelope.kind == "event" else None
     subscription = None if node is None else node.subscriptions.get((letter.type, source))
     if subscription is not None:
-        BodyReader(subscription.message_type.cls, limit=_LONGEST_BODY).read(Envelope(body=text.encode()))
+        parsed_body(text, subscription.message_type.cls)
 
 
 def _can_ask() -> bool:
