@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from faregate.bus.lanes import Lanes
+from faregate.core.pace import BATCH_LIMIT
 from faregate.errors import StaleLock
 from faregate.message import Envelope
 from faregate.testing.clock import rest
@@ -261,6 +262,35 @@ async def test_lanes_that_never_wait_let_the_event_loop_go_on() -> None:
     assert 0 < len(ran) < 500, f"{len(ran)} ran in two turns"
     await rest(50)
     assert ran == list(range(1000))
+    await lanes.close(LONG)
+
+
+async def test_full_batches_that_would_wait_for_each_other_are_not_begun_and_those_behind_stay_full() -> None:
+    started: list[list[Any]] = []
+    ends: list[asyncio.Event] = []
+
+    async def run(deliveries: list[Any]) -> list[Any]:
+        started.append(deliveries)
+        ends.append(asyncio.Event())
+        await ends[-1].wait()
+        return []
+
+    _, _, handed = gated([None] * 4 * BATCH_LIMIT)
+    lanes = Lanes(10, run, by_key=True, full_batches=2)
+    lanes.batch = BATCH_LIMIT
+    for delivery in handed:
+        lanes.submit(delivery)
+    await rest()
+    assert [len(batch) for batch in started] == [BATCH_LIMIT] * 2
+    ends[0].set()
+    await rest()
+    assert [len(batch) for batch in started] == [BATCH_LIMIT] * 3, "the lane that ended takes the next one"
+    lanes.put_back(started[1][1:])
+    await rest()
+    sizes = [len(batch) for batch in started]
+    assert sizes == [BATCH_LIMIT, 1, BATCH_LIMIT, BATCH_LIMIT, BATCH_LIMIT - 1], "a slow handler holds up nobody"
+    for end in ends:
+        end.set()
     await lanes.close(LONG)
 
 

@@ -3,7 +3,8 @@
 Rules kept here:
 - At most `size` deliveries, or batches of them, run at once. `batch` bounds what a lane takes at a time; it depends
   on how long messages take. A lane leaves their share to the other free lanes, unless messages are so fast that a full
-  batch takes no time.
+  batch takes no time. Where full batches follow each other anyway (`full_batches`), no more are begun: they would only
+  wait, and leave so little to fetch that the next ones are small.
 - A batch that is slower than expected puts back what it has not begun (`put_back`).
 - Of one key at most one message runs, in the order of submission. Keys do not wait for each other, and the next message
   of a key never waits while a lane is free.
@@ -33,8 +34,10 @@ _RUNS_PER_TURN = 64
 
 
 class Lanes:
-    def __init__(self, size: int, run: Run, *, by_key: bool) -> None:
+    def __init__(self, size: int, run: Run, *, by_key: bool, full_batches: int | None = None) -> None:
+        """`full_batches`: how many of them are worked on at a time; None: as many as there are lanes."""
         self._size = size
+        self._full_batches = size if full_batches is None else full_batches
         self._run = run
         self._by_key = by_key
         self._ready: deque[Delivery] = deque()
@@ -114,7 +117,7 @@ class Lanes:
         loop = lane.get_loop()
         runs = 0
         while not self.closing:
-            while self._ready and not self.closing:
+            while self._ready and not self.closing and not self._has_enough():
                 taken = self._take()
                 again: list[Delivery] = []
                 self.at_work[lane] = taken
@@ -139,6 +142,13 @@ class Lanes:
             idle = loop.create_future()
             self._idle.append(idle)
             await idle
+
+    def _has_enough(self) -> bool:
+        """Whether full batches are at work, and the next one had better wait for them. Looks at what is left of each:
+        a batch of which a slow handler is left holds up nobody."""
+        if self.batch < BATCH_LIMIT or len(self._ready) < BATCH_LIMIT:
+            return False
+        return [len(taken) for taken in self.at_work.values()].count(BATCH_LIMIT) >= self._full_batches
 
     def _take(self) -> list[Delivery]:
         ready, alone = self._ready, self._alone

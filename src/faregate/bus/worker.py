@@ -21,6 +21,8 @@ from faregate.ports.queue import Consumer, Delivery, Held, QueueTransport
 log = logging.getLogger("faregate.bus")
 
 _UNFORESEEN_SECONDS = 10.0
+_FULL_BATCHES = 2
+"""Of a subscription whose transactions follow each other: one is written, and one is read and looked up meanwhile."""
 
 
 class Worker:
@@ -50,7 +52,10 @@ class Worker:
             entrance = Entrance(self.binding, self._take, self._tell_dead, lambda: self.paused)
             self._on_delivery = waiting.add(entrance)
         self._lanes = Lanes(
-            self.subscription.order.lanes, self._work, by_key=isinstance(self.subscription.order, ByKey)
+            self.subscription.order.lanes,
+            self._work,
+            by_key=isinstance(self.subscription.order, ByKey),
+            full_batches=_FULL_BATCHES if handling.one_writer else None,
         )
         handling.put_back = self._put_back
         self._consumer: Consumer | None = None

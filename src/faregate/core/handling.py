@@ -134,6 +134,10 @@ class Handling:
     def has_store(self) -> bool:
         return self._store is not None
 
+    @property
+    def one_writer(self) -> bool:
+        return self._store is not None and self._store.store.one_writer
+
     # --- for the engine --------------------------------------------------------------------------------------
 
     @property

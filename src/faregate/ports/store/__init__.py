@@ -69,6 +69,8 @@ class Transaction(
 class Store(LedgerStore, OutboxStore, DeadLetterStore, ClaimStore, Protocol):
     dear_savepoints: bool
     """Whether a savepoint costs a round trip: then batches do without."""
+    one_writer: bool
+    """Whether its transactions follow each other: then batches that wait for one another are of no use."""
 
     @property
     def url(self) -> str:

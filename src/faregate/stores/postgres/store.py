@@ -25,7 +25,7 @@ from faregate.stores.sql.statements import check_statement
 
 
 class PostgresStore(PostgresServer, SqlStore):
-    dear_savepoints = True
+    dear_savepoints, one_writer = True, False
     may_block = True
     insertion = insertion
 

@@ -9,6 +9,10 @@ values (?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict do nothing;
 -- Keep what a message's handler sent.
 update faregate_ledger set sent = ?, sent_ids = ? where node = ? and message_id = ?;
 
+-- name: note_sent_at
+-- The same, by where its row is.
+update faregate_ledger set sent = ?, sent_ids = ? where seq = ?;
+
 -- name: recorded
 -- One ledger row's place and digest.
 select seq, digest from faregate_ledger where node = ? and message_id = ?;
@@ -108,6 +112,10 @@ order by last_failed_at, node, message_id limit :limit;
 -- name: known_handled
 -- Those of some messages that were handled; the list of ids is filled in.
 select message_id, digest from faregate_ledger where node = ? and message_id in (/*values*/);
+
+-- name: any_dead
+-- Whether a node has dead letters.
+select 1 from faregate_dead where node = ? limit 1;
 
 -- name: known_dead
 -- Those of some messages that are dead; the list of ids is filled in.

@@ -11,6 +11,8 @@ from faregate.stores.sql.files import load_queries
 from faregate.stores.sql.records import SqlRecords
 
 QUERIES = load_queries(__package__)
+ANY_DEAD = QUERIES["any_dead"]
+"""Mostly there is none, and then nobody need look among them."""
 _AT_ONCE = 256
 
 
@@ -35,8 +37,9 @@ class SqliteRecords(SqlRecords):
     async def known(self, node: str, message_ids: Sequence[str]) -> dict[str, Known]:
         ids = [id_bytes(message_id) for message_id in message_ids]
         found: dict[str, Known] = {}
-        for message_id, state, replays in await self._read_among("known_dead", (node,), ids):
-            found[id_text(message_id)] = Known(state, None, replays)
+        if await self._rows(ANY_DEAD, (node,)):
+            for message_id, state, replays in await self._read_among("known_dead", (node,), ids):
+                found[id_text(message_id)] = Known(state, None, replays)
         for message_id, digest in await self._read_among("known_handled", (node,), ids):
             found[id_text(message_id)] = Known("handled", digest)
         return found

@@ -30,7 +30,7 @@ _ALL_ROWS = (1 << 63) - 1
 class SqliteStore(SqliteFile, SqlStore):
     """`sqlite:PATH`. One transaction at a time runs on it: handlers with effects in this store follow each other."""
 
-    dear_savepoints = False
+    dear_savepoints, one_writer = False, True
     insertion = insertion
     _looked_through: frozenset[str] = frozenset()
     """The nodes whose first search for old ledger rows is done."""

@@ -21,12 +21,12 @@ from faregate.stores.sql.statements import to_question
 from faregate.stores.sqlite.database import SqliteDatabase
 from faregate.stores.sqlite.faults import raise_translated
 from faregate.stores.sqlite.insertion import insertion
-from faregate.stores.sqlite.rows import QUERIES, SqliteRecords, token_values
+from faregate.stores.sqlite.rows import ANY_DEAD, QUERIES, SqliteRecords, token_values
 
 _BY_ID = itemgetter(0)
 _RECORD = QUERIES["record"]
+_NOTE_SENT_AT = QUERIES["note_sent_at"]
 _SEND, _REVISE = QUERIES["send"], QUERIES["revise"]
-_NOTE_SENT = QUERIES["note_sent"]
 _DISPATCHED, _DISPATCHED_RANGE = QUERIES["dispatched"], QUERIES["dispatched_range"]
 _LAST_ROWID = QUERIES["last_rowid"]
 
@@ -37,6 +37,8 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
         self._clock = clock
         self._connection: sqlite3.Connection | None = None
         self._used = False
+        self._seqs: tuple[str, dict[str, int]] = ("", {})
+        """A node, and where the ledger has the rows that were recorded for it, as long as all of them are there."""
 
     # --- begin and end ---
 
@@ -126,6 +128,7 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
         self._run("release faregate")
 
     async def roll_back_to_savepoint(self) -> None:
+        self._seqs = ("", {})
         self._run("rollback to faregate")
 
     # --- the user's statements ---
@@ -157,12 +160,18 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
     # --- ledger ---
 
     async def record(self, node: str, rows: Sequence[LedgerRow]) -> dict[str, bytes | None]:
+        rows = sorted(rows, key=_BY_ID)
         values = [
             (node, bytes.fromhex(message_id.replace("-", "")), digest, key, position, at, outcome, sent, sent_ids)
-            for message_id, digest, key, position, at, outcome, sent, sent_ids in sorted(rows, key=_BY_ID)
+            for message_id, digest, key, position, at, outcome, sent, sent_ids in rows
         ]
         inserted = self._run_many(_RECORD, values)
-        return {} if inserted == len(values) else self._there_before(values, inserted)
+        if inserted < len(values):
+            return self._there_before(values, inserted)
+        if inserted > 1:
+            last: int = self._fetch(_LAST_ROWID)[0][0]
+            self._seqs = (node, dict(zip(map(_BY_ID, rows), range(last - inserted + 1, last + 1), strict=True)))
+        return {}
 
     def _there_before(self, values: Sequence[tuple[Any, ...]], inserted: int) -> dict[str, bytes | None]:
         """Which rows were there before. Those just inserted have the highest numbers, one after the other."""
@@ -177,10 +186,16 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
         return found
 
     async def unrecord(self, node: str, message_ids: Sequence[str]) -> None:
+        self._seqs = ("", {})
         self._run_many(QUERIES["unrecord"], [(node, id_bytes(message_id)) for message_id in message_ids])
 
     async def note_sent(self, node: str, rows: Sequence[Sent]) -> None:
-        self._run_many(_NOTE_SENT, [(count, sent, node, id_bytes(message_id)) for message_id, count, sent in rows])
+        recorded, seqs = self._seqs
+        if recorded == node and all(row.message_id in seqs for row in rows):
+            self._run_many(_NOTE_SENT_AT, [(count, sent, seqs[message_id]) for message_id, count, sent in rows])
+        else:
+            values = [(count, sent, node, id_bytes(message_id)) for message_id, count, sent in rows]
+            self._run_many(QUERIES["note_sent"], values)
 
     # --- outbox ---
 
@@ -221,7 +236,8 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
     # --- dead letters ---
 
     async def resolve(self, node: str, message_ids: Sequence[str], at: float) -> None:
-        await self._read_among("resolve", (at, node), map(id_bytes, message_ids))
+        if self._fetch(ANY_DEAD, (node,)):
+            await self._read_among("resolve", (at, node), map(id_bytes, message_ids))
 
     # --- mode `tokens` ---
 

@@ -66,6 +66,25 @@ async def what_a_handler_sent_is_kept_in_its_ledger_row(subject: StoreSubject) -
 
 
 @case
+async def what_was_sent_is_kept_with_its_own_row_when_others_leave_meanwhile(subject: StoreSubject) -> None:
+    store, given = subject.store, ids(7)
+    combined = bytes(15) + b"x"
+    async with store.transaction() as tx:
+        await tx.record("billing", [ledger(message_id) for message_id in given[:3]])
+        await tx.unrecord("billing", [given[2]])
+        await tx.record("billing", [ledger(given[3])])
+        await tx.note_sent("billing", [Sent(given[0], 1, combined), Sent(given[2], 9, combined)])
+        await tx.savepoint()
+        await tx.record("billing", [ledger(message_id) for message_id in given[4:6]])
+        await tx.roll_back_to_savepoint()
+        await tx.release_savepoint()
+        await tx.record("billing", [ledger(given[6])])
+        await tx.note_sent("billing", [Sent(given[4], 9, combined)])
+    found = {row["message_id"]: row["sent"] for row in read(reader_of(subject), "ledger")}
+    assert found == {id_bytes(given[index]): index == 0 for index in (0, 1, 3, 6)}, f"{found}"
+
+
+@case
 async def a_reader_gives_dead_and_parked_messages(subject: StoreSubject) -> None:
     store, [dead, waits] = subject.store, ids(2)
     added = letter("billing", dead, tries=3)
