@@ -3,13 +3,16 @@
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from faregate.bus.bus import Bus
 from faregate.codec import BodyReader
 from faregate.errors import ConfigurationError
 from faregate.message import Envelope
 
+BusName = Annotated[str, typer.Argument(help="The bus, as module:attribute.", metavar="MODULE:BUS")]
 EXAMPLE = "for example examples.shop.app:bus"
 _LONGEST_BODY = 64 * 1024 * 1024
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from faregate.bus.bus import Bus
-from faregate.cli.load import given_body, load_bus, parsed_body
+from faregate.cli.load import BusName, given_body, load_bus, parsed_body
 from faregate.cli.loop import run_async
 from faregate.cli.output import AsJson, answer, say
 from faregate.errors import ConfigurationError, JournalNotFound
@@ -17,7 +17,7 @@ from faregate.plain import plain
 
 
 def publish(
-    target: Annotated[str, typer.Argument(help="The bus, as module:attribute.", metavar="MODULE:BUS")],
+    target: BusName,
     message: Annotated[str, typer.Argument(help="The wire name of the message, for example OrderPlaced.")],
     body: Annotated[str, typer.Argument(help="The message as JSON, or - to read it from standard input.")],
     node: Annotated[str | None, typer.Option(help="The node that publishes; found out where it is clear.")] = None,

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from faregate.bus.bus import Bus
-from faregate.cli.load import load_bus
+from faregate.cli.load import BusName, load_bus
 from faregate.cli.loop import run_async
 from faregate.cli.output import errors, print_json
 from faregate.cli.reload import run_reloading
@@ -20,7 +20,7 @@ Level = Literal["debug", "info", "warning", "error"]
 
 
 def run(
-    target: Annotated[str, typer.Argument(help="The bus, as module:attribute.", metavar="MODULE:BUS")],
+    target: BusName,
     reload: Annotated[bool, typer.Option("--reload", help="Start again when a Python file changes.")] = False,
     log_level: Annotated[Level, typer.Option(help="How much to log.")] = "info",
     as_json: Annotated[bool, typer.Option("--json", help="Print the counts at the end as JSON.")] = False,

@@ -4,8 +4,8 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from rich.text import Text
@@ -20,40 +20,24 @@ _POLL_SECONDS = 0.1
 _PREVIEW_BYTES = 4096
 _PIPED_PREVIEW = 200
 _MOST_ROWS = 1000
+_COLUMNS = (
+    *("offset", "time", "type", "kind", "source", "destination", "key"),
+    *("publication_id", "correlation_id", "content_type", "content_encoding"),
+)
 
 
-class TailLine(msgspec.Struct):
-    """One message as tail shows it."""
-
-    offset: int
-    time: str
-    type: str
-    kind: str
-    source: str
-    destination: str | None
-    key: str | None
-    publication_id: str
-    correlation_id: str | None
-    content_type: str | None
-    content_encoding: str | None
-    payload_bytes: int
-    payload: str | None
-    """The beginning of it, when it is text."""
-    payload_cut: bool
+Line = dict[str, Any]
+"""One message as tail shows it: `_COLUMNS`, then the size of its payload and, when that is text, how it begins."""
 
 
-_COLUMNS = TailLine.__struct_fields__[: TailLine.__struct_fields__.index("payload_bytes")]
-"""What stands in the journal under the same name."""
-
-
-def last_lines(reader: JournalReader, count: int, types: Sequence[str], end: int) -> list[TailLine]:
+def last_lines(reader: JournalReader, count: int, types: Sequence[str], end: int) -> list[Line]:
     """The last messages before an offset: searched from the end, in growing windows."""
-    found: deque[TailLine] = deque()
+    found: deque[Line] = deque()
     earliest = min(reader.earliest(), end)
     width = max(count, 100)
     while end > earliest and len(found) < count:
         start = max(earliest, end - width)
-        newest: deque[TailLine] = deque(maxlen=count - len(found))
+        newest: deque[Line] = deque(maxlen=count - len(found))
         for line in lines(reader, start, end, types):
             newest.append(line)
         found.extendleft(reversed(newest))
@@ -61,7 +45,7 @@ def last_lines(reader: JournalReader, count: int, types: Sequence[str], end: int
     return list(found)
 
 
-def lines(reader: JournalReader, start: int, end: int, types: Sequence[str]) -> Iterator[TailLine]:
+def lines(reader: JournalReader, start: int, end: int, types: Sequence[str]) -> Iterator[Line]:
     for batch in reader.batches(start, end, rows=_MOST_ROWS):
         batch = of_types(batch, types)
         columns = [batch.column(name) for name in _COLUMNS]
@@ -70,10 +54,11 @@ def lines(reader: JournalReader, start: int, end: int, types: Sequence[str]) -> 
         sizes = pc.fill_null(pc.binary_length(payload), 0).to_pylist()
         previews = pc.binary_slice(payload, 0, _PREVIEW_BYTES).to_pylist()
         rows = zip(*(column.to_pylist() for column in columns), strict=True)
-        for (offset, moment, *rest), size, preview in zip(rows, sizes, previews, strict=True):
-            text = None if rest[-1] else _text(preview or b"", cut=size > _PREVIEW_BYTES)
-            fields = (offset, iso(moment / 1_000_000), *rest, size, text, size > _PREVIEW_BYTES)
-            yield TailLine(*fields)
+        for row, size, preview in zip(rows, sizes, previews, strict=True):
+            line, cut = dict(zip(_COLUMNS, row, strict=True)), size > _PREVIEW_BYTES
+            text = None if line["content_encoding"] else _text(preview or b"", cut=cut)
+            told = {"payload_bytes": size, "payload": text, "payload_cut": cut}
+            yield {**line, "time": iso(line["time"] / 1_000_000), **told}
 
 
 def _text(data: bytes, *, cut: bool) -> str | None:
@@ -101,20 +86,20 @@ def tail_journal(reader: JournalReader, count: int, types: Sequence[str], *, fol
         time.sleep(_POLL_SECONDS)
 
 
-def print_line(line: TailLine, *, as_json: bool) -> None:
+def print_line(line: Line, *, as_json: bool) -> None:
     if as_json:
-        print_json(msgspec.to_builtins(line))
+        print_json(line)
         return
     head = Text.assemble(
-        (f"{line.offset}", "cyan"),
+        (f"{line['offset']}", "cyan"),
         "  ",
-        line.time.replace("T", " "),
+        line["time"].replace("T", " "),
         "  ",
-        (plain(line.type), "bold"),
-        f"  {plain(line.source)}",
-        f" to {plain(line.destination)}" if line.destination else "",
-        (f"  key {plain(line.key)}" if line.key is not None else "", "green"),
-        (f"  {plain(line.publication_id)}", "dim"),
+        (plain(line["type"]), "bold"),
+        f"  {plain(line['source'])}",
+        f" to {plain(line['destination'])}" if line["destination"] else "",
+        (f"  key {plain(line['key'])}" if line["key"] is not None else "", "green"),
+        (f"  {plain(line['publication_id'])}", "dim"),
     )
     room = max(20, console.width - 4) if console.is_terminal else _PIPED_PREVIEW
     preview = _preview(line, room)
@@ -125,9 +110,9 @@ def print_line(line: TailLine, *, as_json: bool) -> None:
         say(head + Text(f"  {preview}"))
 
 
-def _preview(line: TailLine, room: int) -> str:
-    if line.payload is None:
-        kind = " ".join(filter(None, (line.content_encoding, line.content_type or "bytes")))
-        return f"<{line.payload_bytes:,} bytes of {kind}>"
-    text = plain(line.payload[: room + 1])
-    return text if len(text) <= room and not line.payload_cut else text[: room - 1] + "…"
+def _preview(line: Line, room: int) -> str:
+    if line["payload"] is None:
+        kind = " ".join(filter(None, (line["content_encoding"], line["content_type"] or "bytes")))
+        return f"<{line['payload_bytes']:,} bytes of {kind}>"
+    text = plain(line["payload"][: room + 1])
+    return text if len(text) <= room and not line["payload_cut"] else text[: room - 1] + "…"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from faregate.bus.bus import MAX_MESSAGE_BYTES, RETAIN_LEDGER
-from faregate.cli.load import load_bus
+from faregate.cli.load import BusName, load_bus
 from faregate.cli.output import answer, errors, print_json
 from faregate.cli.spark.session import Master, session
 from faregate.errors import ConfigurationError
@@ -106,7 +106,7 @@ def _show(progress: "RunProgress", total: dict[str, int], as_json: bool) -> None
 
 
 def handover(
-    target: Annotated[str, typer.Argument(help="The bus, as module:attribute.", metavar="MODULE:BUS")],
+    target: BusName,
     node: Annotated[str, typer.Argument(help="The node to hand over.", metavar="NODE")],
     to: Annotated[Literal["log", "queue"], typer.Option("--to", help="log: Spark takes it. queue: the bus does.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
