@@ -33,7 +33,6 @@ _LONGEST_PRUNING_PERIOD = 3_600.0
 _ROWS_AT_A_TIME = 500
 """Few, since SQLite works on the event loop's thread."""
 _STORE_DOWN_SECONDS = 10.0
-_REMOVING = "removes old rows"
 _DRAINED: frozenset[Capability] = frozenset({"dead letters", "delay"})
 """What a transport needs so that its dead letters can wait for a store that is away."""
 _CLAIM_AGE = 60.0
@@ -50,7 +49,7 @@ class Housekeeper:
         clock: Clock,
         *,
         retain_ledger: float,
-        retain_dead: RetainDead | None = None,
+        retain_dead: RetainDead | None,
     ) -> None:
         self._node = node
         self._shared = shared
@@ -80,8 +79,7 @@ class Housekeeper:
         if self._transport.capabilities >= _DRAINED:
             await self._consume_dead_letters()
         await self._evict_some()
-        self._background(self._evict(), _REMOVING)
-        self._timer = self._clock.call_later(self._period, self._evict_soon)
+        self._evict_soon()
 
     async def _consume_dead_letters(self) -> None:
         on_delivery = cast(Callable[[Held], None], self.keep_dead)
@@ -150,7 +148,7 @@ class Housekeeper:
     # --- retention -------------------------------------------------------------------------------------------
 
     def _evict_soon(self) -> None:
-        self._background(self._evict(), _REMOVING)
+        self._background(self._evict(), "removes old rows")
         self._timer = self._clock.call_later(self._period, self._evict_soon)
 
     async def _evict(self) -> None:

@@ -41,9 +41,9 @@ class NodeStores:
         clock: Clock,
         alarms: Alarms,
         retain_ledger: float,
-        retain_dead: RetainDead | None = None,
-        tokens: str | TokenStore | None = None,
-        around: Mapping[str, Around] | None = None,
+        retain_dead: RetainDead | None,
+        tokens: str | TokenStore | None,
+        around: Mapping[str, Around],
     ) -> None:
         given = _given(nodes, store)
         stores = _open_once(given, clock)
@@ -156,23 +156,20 @@ class NodeStores:
             await housekeeper.drained()
 
     def occupations(self) -> Iterator[Occupation]:
-        for dispatcher in self.dispatchers.values():
-            yield from dispatcher.occupations()
-        for housekeeper in self._housekeepers.values():
-            yield from housekeeper.occupations()
+        for part in self._parts():
+            yield from part.occupations()
 
     @property
     def activity(self) -> int:
         """Grows with everything that happens in the background."""
-        return sum(dispatcher.activity for dispatcher in self.dispatchers.values()) + sum(
-            housekeeper.activity for housekeeper in self._housekeepers.values()
-        )
+        return sum(part.activity for part in self._parts())
 
     @property
     def busy(self) -> bool:
-        return any(dispatcher.busy for dispatcher in self.dispatchers.values()) or any(
-            housekeeper.busy for housekeeper in self._housekeepers.values()
-        )
+        return any(part.busy for part in self._parts())
+
+    def _parts(self) -> list[Dispatcher | Housekeeper]:
+        return [*self.dispatchers.values(), *self._housekeepers.values()]
 
 
 def _shared_tokens(nodes: Iterable[Node], given: Mapping[str, Given], databases: int) -> str | None:

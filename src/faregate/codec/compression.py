@@ -7,8 +7,6 @@ from faregate.errors import Undecodable
 
 GZIP = "gzip"
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS
-
-
 _PIECE = 1 << 20
 
 
@@ -22,19 +20,14 @@ def decompress(body: bytes, encoding: str, limit: int) -> bytes:
     """The plain body. Raises `Undecodable` beyond `limit` bytes without ever holding more than that."""
     if encoding != GZIP:
         raise Undecodable(f"the content encoding {encoding!r} is not known; known is '{GZIP}'")
-    unpacker = zlib.decompressobj(_GZIP_WINDOW)
-    try:
-        plain = unpacker.decompress(body, limit + 1)
-    except zlib.error as exc:
-        raise Undecodable(f"the body is not valid gzip: {exc}") from exc
+    pieces = unpacked(body, encoding, limit + 1)
+    plain = next(pieces)
     if len(plain) > limit:
         raise Undecodable(f"the body is over {limit} bytes when decompressed")
-    if not unpacker.eof:
-        raise Undecodable("the gzip body is cut short")
-    return plain
+    return b"".join((plain, *pieces))  # a first piece that is not full is all: behind it comes only the end
 
 
-def unpacked(body: bytes, encoding: str | None) -> Iterator[bytes]:
+def unpacked(body: bytes, encoding: str | None, most: int = _PIECE) -> Iterator[bytes]:
     """The plain body in pieces, however large it is; of no encoding, or gzip. Raises `Undecodable`."""
     if encoding is None:
         yield body
@@ -43,7 +36,7 @@ def unpacked(body: bytes, encoding: str | None) -> Iterator[bytes]:
     left = body
     while not unpacker.eof:
         try:
-            piece = unpacker.decompress(left, _PIECE)
+            piece = unpacker.decompress(left, most)
         except zlib.error as exc:
             raise Undecodable(f"the body is not valid gzip: {exc}") from exc
         left = unpacker.unconsumed_tail

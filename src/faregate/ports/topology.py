@@ -7,13 +7,14 @@ from which offset on; see `Subscribed` in `log.py`.
 """
 
 from collections.abc import Collection
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
 from faregate.message import Envelope, Kind
 from faregate.ports.queue import Binding, Remembers, check_command, dead_letter_queue
 
+T = TypeVar("T")
 View = Literal["queue", "log"]
 
 
@@ -66,6 +67,10 @@ class TopicRecord(msgspec.Struct, omit_defaults=True):
     """Left out when false, so that the checksums of older files still fit."""
 
 
+def _known(found: dict[str, T] | msgspec.UnsetType) -> dict[str, T]:
+    return {} if isinstance(found, msgspec.UnsetType) else found
+
+
 class Topology(msgspec.Struct):
     version: int = 0
     queues: list[QueueRecord] = []
@@ -79,23 +84,18 @@ class Topology(msgspec.Struct):
     kept. Left out when empty, too."""
 
     def copy(self) -> "Topology":
-        """One that can be changed without changing this one. Records never change."""
-        readings = msgspec.UNSET if isinstance(self.readings, msgspec.UnsetType) else {**self.readings}
-        remembered = msgspec.UNSET if isinstance(self.remembered, msgspec.UnsetType) else {**self.remembered}
-        return Topology(self.version, [*self.queues], [*self.topics], self.checksum, readings, remembered)
+        """One that can be changed without changing this one. Records and mappings are replaced, never changed."""
+        lists = ([*self.queues], [*self.topics])
+        return Topology(self.version, *lists, self.checksum, self.readings, self.remembered)
 
     def reading(self, queue: str) -> Reading:
         """How a queue's subscription is consumed."""
-        readings = self.readings
-        return (
-            FROM_THE_BEGINNING if isinstance(readings, msgspec.UnsetType) else readings.get(queue, FROM_THE_BEGINNING)
-        )
+        return _known(self.readings).get(queue, FROM_THE_BEGINNING)
 
     def hand_over(self, queue: str, view: View, offset: int, history: int = 0) -> Reading:
         """From that offset on it is consumed through this view."""
         fresh = Reading(view, self.reading(queue).epoch + 1, offset, history)
-        known = {} if isinstance(self.readings, msgspec.UnsetType) else self.readings
-        self.readings = {**known, queue: fresh}
+        self.readings = {**_known(self.readings), queue: fresh}
         self.version += 1
         return fresh
 
@@ -179,11 +179,10 @@ class Topology(msgspec.Struct):
 
     def ways(self, queue: str) -> tuple[str, ...]:
         """How a queue's consumers knew what they had handled."""
-        remembered = self.remembered
-        return ("unknown",) if isinstance(remembered, msgspec.UnsetType) else tuple(remembered.get(queue, ["unknown"]))
+        return tuple(_known(self.remembered).get(queue, ["unknown"]))
 
     def _remember(self, queue: str, way: Remembers, *, is_new: bool) -> None:
-        known = {} if isinstance(self.remembered, msgspec.UnsetType) else self.remembered
+        known = _known(self.remembered)
         ways = known.get(queue, [] if is_new else ["unknown"])
         if way not in ways:
             self.remembered = {**known, queue: [*ways, way]}

@@ -1,7 +1,7 @@
 """Stores and token stores to run the suites on, each in an empty database of its own."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -60,16 +60,12 @@ async def _tested(make: Callable[[], Store], clock: Clock, *, lasting: bool) -> 
 
 @asynccontextmanager
 async def _tested_tokens(make: Callable[[], TokenStore]) -> AsyncIterator[TokenSubject]:
-    store, other = make(), make()
-    await store.open()
-    try:
-        await other.open()
-        try:
-            yield TokenSubject(store, other)
-        finally:
-            await other.close()
-    finally:
-        await store.close()
+    stores = make(), make()
+    async with AsyncExitStack() as stack:
+        for store in stores:
+            await store.open()
+            stack.push_async_callback(store.close)
+        yield TokenSubject(*stores)
 
 
 def memory_store_subject(store: Callable[..., Store] = MemoryStore) -> AbstractAsyncContextManager[StoreSubject]:

@@ -4,6 +4,8 @@ from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
+
 from faregate.ids import root_id
 from faregate.message import Envelope
 from faregate.ports.dead_letter import DeadLetter
@@ -30,19 +32,10 @@ def outgoing(node: str, message_id: str | None = None, text: str = "x", **more: 
 
 
 def letter(node: str, message_id: str, **more: Any) -> DeadLetter:
-    values: dict[str, Any] = {
-        "publication_id": "p",
-        "type": "Noted",
-        "source": "author",
-        "correlation_id": "c",
-        "queue": "billing.author.Noted",
-        "reason": "failed",
-        "error": "ValueError: no",
-        "first_failed_at": 10.0,
-        "last_failed_at": 10.0,
-        "envelope": Envelope(publication_id="p", body=b"x"),
-    }
-    return DeadLetter(node=node, message_id=message_id, **{**values, **more})
+    envelope = Envelope(publication_id="p", type="Noted", source="author", correlation_id="c", body=b"x")
+    queue = "billing.author.Noted"
+    made = DeadLetter.of(node, envelope, "failed", "ValueError: no", 10.0, queue=queue, message_id=message_id)
+    return msgspec.structs.replace(made, **more)
 
 
 @asynccontextmanager
