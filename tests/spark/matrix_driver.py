@@ -95,7 +95,7 @@ def main() -> None:
     prepare(point)
     if point in SINK_POINTS:
         spark.dataSource.register(DyingSource)
-        run_node._registered.add(spark)
+        fg.spark._registered.add(spark)
     handle = fg.spark.run(
         f"tests.spark.run_shop:{node}",
         spark,

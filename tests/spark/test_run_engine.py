@@ -576,7 +576,7 @@ async def test_a_worker_process_serves_one_run_after_another(tmp_path: Path, sto
 def test_a_run_sends_what_is_in_the_outbox_while_no_batch_comes(tmp_path: Path) -> None:
     """A zombie committed it after its batch, or a person replays a dead letter."""
     driver = mock.Mock(**{"run": lambda work: work, "due.return_value": [], "send.return_value": 2})
-    run = Run(Rig(tmp_path).spec, driver, 0, 1, None)
+    run = Run(Rig(tmp_path).spec, driver, 1, None)
     assert not run.handle_parked(mock.Mock())
     assert run.sent == 2
     driver.finish_batch.assert_not_called()

@@ -11,6 +11,7 @@ extra. What runs in executors needs this package alone.
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from faregate.ports.extras import needs_extra
 
@@ -66,6 +67,11 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+_registered: "WeakSet[SparkSession]" = WeakSet()
+
+
 def register(spark: "SparkSession") -> None:
     """Make `format("faregate")` known to this session; once is enough, more often does no harm."""
-    spark.dataSource.register(FaregateSource)
+    if spark not in _registered:  # Spark warns of the second time
+        spark.dataSource.register(FaregateSource)
+        _registered.add(spark)

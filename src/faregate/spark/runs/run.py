@@ -12,7 +12,6 @@ Rules kept here:
 import logging
 import threading
 import time
-import weakref
 from collections import Counter
 from collections.abc import Callable
 from math import ceil
@@ -33,7 +32,7 @@ from faregate.node.node import Node
 from faregate.node.sources import open_events
 from faregate.ports.schemes import url_for_workers
 from faregate.ports.store import BUCKETS
-from faregate.spark.format import FaregateSource
+from faregate.spark import register
 from faregate.spark.logs import log_place, open_log, options_of
 from faregate.spark.runs.driver import Driver
 from faregate.spark.runs.progress import RunProgress, committed_end, parse_trigger
@@ -64,7 +63,6 @@ class Run:
         self,
         spec: RunSpec,
         driver: Driver,
-        low_water: int,
         partitions: int,
         on_progress: Callable[[RunProgress], None] | None,
     ) -> None:
@@ -74,7 +72,7 @@ class Run:
         self._spec = spec
         self._places = Places(spec)
         self._driver = driver
-        self._low_water = low_water
+        self._low_water = min((begin.offset for begin in spec.begins.values()), default=0)
         self._partitions = partitions
         self._on_progress = on_progress
         self._turn = threading.RLock()
@@ -135,7 +133,21 @@ class Run:
 
     # --- life ------------------------------------------------------------------------------------------------
 
-    def start_parked(self, spark: SparkSession) -> None:
+    def start(self, stream: DataFrame, checkpoint: str, trigger: dict[str, Any]) -> None:
+        spark, ends = stream.sparkSession, "availableNow" in trigger
+        if ends:
+            self.handle_parked(spark)
+        self.query = (
+            stream.writeStream.foreachBatch(self.handle_batch)
+            .option("checkpointLocation", checkpoint)
+            .queryName(f"faregate-{self._spec.node_name}-{self._spec.id[:8]}")
+            .trigger(**trigger)
+            .start()
+        )
+        if not ends:
+            self._start_parked(spark)
+
+    def _start_parked(self, spark: SparkSession) -> None:
         """Look for parked messages while no batch comes."""
 
         def look() -> None:
@@ -250,7 +262,9 @@ def run(
         spec = RunSpec(uuid4().hex, found.name, target, folder, store, content_type, max_message_bytes, begins)
         reader = reader.option("startingOffsets", min(begin.offset for begin in begins.values()))
         if driver is not None:
-            return _start(spec, driver, reader.load(), place, options, partitions, on_progress)
+            handle = Run(spec, driver, partitions, on_progress)
+            handle.start(reader.load(), place, options)
+            return handle
         stream = reader.option("readerName", reader_name(found.name)).load()
         return start_stateless(spec, stream, path, place, options, partitions, on_progress)
     except BaseException:
@@ -266,7 +280,7 @@ def _reader(spark: SparkSession, node: Node, max_messages_per_trigger: int) -> D
             f"node {node.name!r} cannot run over Spark Connect: handlers run beside the driver, which is on the server "
             "there. Use a session of your own, SparkSession.builder.master(…), or faregate spark run"
         )
-    _register(spark)
+    register(spark)
     types = sorted({subscription.message_type.wire for subscription in node.subscriptions.values()})
     return (
         spark.readStream.format("faregate")
@@ -275,42 +289,6 @@ def _reader(spark: SparkSession, node: Node, max_messages_per_trigger: int) -> D
         .option("maxMessagesPerTrigger", max_messages_per_trigger)
         .option("minPartitions", max(1, spark.sparkContext.defaultParallelism))
     )
-
-
-def _start(
-    spec: RunSpec,
-    driver: Driver,
-    stream: DataFrame,
-    checkpoint: str,
-    trigger: dict[str, Any],
-    partitions: int,
-    on_progress: Callable[[RunProgress], None] | None,
-) -> Run:
-    spark = stream.sparkSession
-    low_water = min(begin.offset for begin in spec.begins.values())
-    handle = Run(spec, driver, low_water, partitions, on_progress)
-    if "availableNow" in trigger:
-        handle.handle_parked(spark)
-    handle.query = (
-        stream.writeStream.foreachBatch(handle.handle_batch)
-        .option("checkpointLocation", checkpoint)
-        .queryName(f"faregate-{spec.node_name}-{spec.id[:8]}")
-        .trigger(**trigger)
-        .start()
-    )
-    if "availableNow" not in trigger:
-        handle.start_parked(spark)
-    return handle
-
-
-_registered: weakref.WeakSet[SparkSession] = weakref.WeakSet()
-
-
-def _register(spark: SparkSession) -> None:
-    """Once a session: Spark warns of the second time."""
-    if spark not in _registered:
-        spark.dataSource.register(FaregateSource)
-        _registered.add(spark)
 
 
 def _check(node: Node, store: str | None, codec: str | Codec, max_messages_per_trigger: int) -> str:
