@@ -366,7 +366,6 @@ def nothing_is_behind(patch: MonkeyPatch) -> None:
 
 def _is_behind(patch: MonkeyPatch, mutant: Any) -> None:
     patch.setattr("faregate.spark.runs.feed.is_behind", mutant)
-    patch.setattr("faregate.spark.runs.engine.is_behind", mutant)
 
 
 def a_dead_letter_stays_parked_until_it_is_settled(patch: MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ Rules kept here:
 - The Arrow schema of every batch equals the one that Spark derives from its own, field by field: Spark refuses others.
 """
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -70,6 +71,17 @@ def check_schema(schema: StructType) -> None:
         given, own = field.dataType.simpleString(), column.dataType.simpleString()
         if given != own:
             raise ConfigurationError(f"the schema says {field.name} {given}; it is {own}")
+
+
+def rows_to_batch(rows: Sequence[Sequence[Any]], schema: Any) -> Any:
+    """One row or more as a record batch of an Arrow schema."""
+    columns = zip(zip(*rows, strict=True), schema.types, strict=True)
+    return pa.RecordBatch.from_arrays([pa.array(values, type) for values, type in columns], schema=schema)
+
+
+def batches_to_rows(batches: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
+    for batch in batches:
+        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
 class Projection:

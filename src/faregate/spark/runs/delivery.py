@@ -34,6 +34,8 @@ class Owner(Protocol):
 @dataclass(slots=True, eq=False, repr=False)
 class LogDelivery:
     owner: Owner
+    handler: int
+    """The number of its subscription."""
     position: int
     bucket: int
     order_key: str | None

@@ -26,19 +26,14 @@ from faregate.core.node_store import NodeStore
 from faregate.core.sender import Sender
 from faregate.core.threads import HandlerThreads
 from faregate.ids import message_id_of
-from faregate.message import too_late_at
-from faregate.node.subscription import Subscription
 from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.queue import Delivery
 from faregate.ports.schemes import open_store, open_token_store
 from faregate.ports.store import Parked
-from faregate.ports.topology import FROM_THE_BEGINNING
 from faregate.spark.runs.delivery import LogDelivery
-from faregate.spark.runs.feed import LogFeed, OutboxOnly, is_behind
-from faregate.spark.runs.no_transport import NoTransport
-from faregate.spark.runs.rows import NOBODY
+from faregate.spark.runs.feed import LogFeed, NoTransport, OutboxOnly
+from faregate.spark.runs.rows import NOBODY, Places
 from faregate.spark.runs.spec import RunSpec, node_of
-from faregate.stores.sql.columns import unpack
 
 log = logging.getLogger("faregate.spark")
 
@@ -49,12 +44,10 @@ CHUNK = 5_000
 class SubscriptionRun:
     """One subscription at work in this process."""
 
-    def __init__(self, engine: "Engine", subscription: Subscription) -> None:
-        self.subscription = subscription
-        binding = subscription.binding(engine.spec.body_limit)
-        self.strict = binding.strict and subscription.ordered
-        begin = engine.spec.begins.get(binding.queue, FROM_THE_BEGINNING)
-        self.feed = LogFeed(engine.node.name, f"{subscription.name}@{begin.epoch}")
+    def __init__(self, engine: "Engine", places: Places, number: int) -> None:
+        self.subscription = subscription = places.subscriptions[number]
+        self.strict = places.bindings[number].strict and subscription.ordered
+        self.feed = LogFeed(engine.node.name, f"{subscription.name}@{places.begins[number].epoch}")
         self.handling = Handling(
             subscription,
             engine.node,
@@ -69,6 +62,11 @@ class SubscriptionRun:
         self.blocked: dict[str, tuple[int, float]] = {}
         """By key ("" of a serial subscription): the position of a parked message that others wait behind, and when it
         is due."""
+
+    def block(self, key: str, position: int, due: float) -> None:
+        known = self.blocked.get(key)
+        if known is None or position < known[0]:
+            self.blocked[key] = (position, due)
 
     def behind(self, delivery: LogDelivery) -> float | None:
         """When what it must wait for is due; None when it may run."""
@@ -89,12 +87,11 @@ class Engine:
         wants_tokens = any(sub.dedup == "tokens" for sub in self.node.subscriptions.values())
         self._tokens = open_token_store(spec.store, self.clock) if wants_tokens else None
         alarms = Alarms()
-        transport = NoTransport()
         self.shared = NodeStore(self.store, OutboxOnly(), alarms, self._tokens)
         writer = BodyWriter(find_codec(spec.codec), limit=spec.body_limit)
-        self.sender = Sender(self.node, transport, writer, self.clock, shared_keys([self.node]), alarms)
-        self.runs = [SubscriptionRun(self, each) for each in self.node.subscriptions.values()]
-        self._run_of: dict[LogDelivery, SubscriptionRun] = {}
+        self.sender = Sender(self.node, NoTransport(), writer, self.clock, shared_keys([self.node]), alarms)
+        self._places = Places(spec)
+        self.runs = [SubscriptionRun(self, self._places, each) for each in range(len(self._places.subscriptions))]
         self._counts: Counter[str] = Counter()
         self._left = 0
         self._waiting: list[tuple[LogDelivery, Parked]] = []
@@ -127,26 +124,19 @@ class Engine:
     async def _run_chunk(self, rows: list[Sequence[Any]]) -> None:
         if not rows:
             return
-        self._run_of = {}
         self._waiting = []
-        for position, bucket, number, key, envelope, at, redeliveries, parked in rows:
-            run, message = self.runs[number], unpack(envelope)
-            until = too_late_at(message, run.subscription.expires, at)
-            own_key = key if run.subscription.by_key else None
-            delivery = LogDelivery(self, position, bucket, key, own_key, message, until, redeliveries, parked)
-            self._run_of[delivery] = run
-        ready = await self._sort_out()
+        ready = await self._sort_out([self._places.delivery(self, *row) for row in rows])
         self._left = len(ready)
         if not ready:
             return
         self._over = asyncio.get_running_loop().create_future()
-        lanes = {run: self._lanes(run) for run in self.runs}
+        lanes = [self._lanes(run) for run in self.runs]
         for delivery in ready:
-            lanes[self._run_of[delivery]].submit(delivery)
+            lanes[delivery.handler].submit(delivery)
         try:
             await self._over
         finally:
-            for each in lanes.values():
+            for each in lanes:
                 await each.close(0)
         if self._waiting:
             await self._commit_parked(self._waiting)
@@ -176,7 +166,7 @@ class Engine:
 
     def released(self, delivery: LogDelivery) -> bool:
         """Park it, if it has to wait for one that is parked; whether it does."""
-        due = self._run_of[delivery].behind(delivery)
+        due = self.runs[delivery.handler].behind(delivery)
         if due is None:
             return False
         self._waiting.append((delivery, self._parked(delivery, due, delivery.redeliveries)))
@@ -198,11 +188,12 @@ class Engine:
 
     # --- before: what is parked or scheduled --------------------------------------------------------------------
 
-    async def _sort_out(self) -> list[LogDelivery]:
+    async def _sort_out(self, deliveries: list[LogDelivery]) -> list[LogDelivery]:
         """Those that run now, in order; the others are parked when this returns."""
-        message_ids = {delivery: self._message_id(delivery) for delivery in self._run_of}
-        here = {message_ids[delivery] for delivery in self._run_of if delivery.parked}
-        keys = [one.order_key for one, run in self._run_of.items() if run.strict and one.order_key is not None]
+        message_ids = {delivery: self._message_id(delivery) for delivery in deliveries}
+        here = {message_ids[delivery] for delivery in deliveries if delivery.parked}
+        strict = [each for each in deliveries if self.runs[each.handler].strict]
+        keys = [each.order_key for each in strict if each.order_key is not None]
         async with self.store.transaction() as transaction:
             known = await transaction.parked_with(self.node.name, list(message_ids.values()), keys)
             await transaction.roll_back()  # it only read
@@ -210,13 +201,13 @@ class Engine:
         for run in self.runs:
             run.blocked.clear()
         for each in known:
-            waited_for = self._run_for(each)
-            if waited_for is not None and each.key is not None and each.message_id not in here:
-                self._block(waited_for, each.key, each.position, each.due)
+            number = self._places.handler(each.envelope)
+            if number is not None and each.key is not None and each.message_id not in here:
+                self.runs[number].block(each.key, each.position, each.due)
         ready: list[LogDelivery] = []
         scheduled: list[tuple[LogDelivery, Parked]] = []
         now = self.clock.time()
-        for delivery in self._run_of:
+        for delivery in deliveries:
             if not delivery.parked and message_ids[delivery] in parked:
                 self._counts["parked"] += 1
             elif not delivery.parked and (delivery.envelope.deliver_at or 0.0) > now:
@@ -229,18 +220,6 @@ class Engine:
             await self._commit_parked(scheduled)
         return ready
 
-    def _run_for(self, parked: Parked) -> SubscriptionRun | None:
-        envelope = parked.envelope
-        source = envelope.source if envelope.kind == "event" else None
-        found = (each for each in self.runs if each.subscription.message_type.wire == envelope.type)
-        return next((each for each in found if each.subscription.source == source), None)
-
-    @staticmethod
-    def _block(run: SubscriptionRun, key: str, position: int, due: float) -> None:
-        known = run.blocked.get(key)
-        if known is None or position < known[0]:
-            run.blocked[key] = (position, due)
-
     # --- after: parked or done ---------------------------------------------------------------------------------
 
     async def park(self, delivery: LogDelivery, delay: float, counted: bool) -> None:
@@ -248,7 +227,7 @@ class Engine:
         due = self.clock.time() + delay
         await self._commit_parked([(delivery, self._parked(delivery, due, redeliveries))])
         if delivery.order_key is not None:
-            self._block(self._run_of[delivery], delivery.order_key, delivery.position, due)
+            self.runs[delivery.handler].block(delivery.order_key, delivery.position, due)
         self._end("redelivered")
 
     def _parked(self, delivery: LogDelivery, due: float, redeliveries: int, *, waited_for: bool = True) -> Parked:
@@ -260,7 +239,10 @@ class Engine:
         async with self.store.transaction() as transaction:
             buckets = [each.bucket for each, _ in found if each.order_key is not None]
             await transaction.lock_buckets(self.node.name, buckets)
-            behind = await self._behind(transaction, [delivery for delivery, _ in found])
+            behind: set[LogDelivery] = set()
+            for number, run in enumerate(self.runs):
+                own = [delivery for delivery, _ in found if delivery.handler == number]
+                behind.update(await run.feed.behind(transaction, own))
             replays = {parked.message_id: bool(delivery.envelope.replay) for delivery, parked in found}
             settled = await self._decided(transaction, replays)
             left = [
@@ -275,16 +257,6 @@ class Engine:
         """Those that the ledger or the dead letters have; a replay is there to reopen a dead letter."""
         known = await transaction.known(self.node.name, list(replays))
         return {each for each, found in known.items() if found.state != "dead" or not replays[each]}
-
-    async def _behind(self, transaction: Any, deliveries: list[LogDelivery]) -> set[LogDelivery]:
-        """Those that the positions of their keys say were dealt with."""
-        found: set[LogDelivery] = set()
-        for run in self.runs:
-            own = [each for each in deliveries if self._run_of[each] is run]
-            keys = [each.order_key for each in own if each.order_key is not None]
-            last = await transaction.positions(self.node.name, run.feed.positions, keys) if keys else {}
-            found.update(each for each in own if is_behind(each, last))
-        return found
 
     async def ended(self, delivery: LogDelivery, outcome: str) -> None:
         if delivery.parked and outcome in ("dead", "duplicate"):

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from faregate.core.outlet import OutboxOutlet, Recorded
 from faregate.core.verdict import Verdict, judge
 from faregate.core.work import Work
+from faregate.errors import ConfigurationError
+from faregate.message import Envelope
 from faregate.ports.queue import Delivery
 from faregate.ports.store import OutboxRow, Transaction
 from faregate.spark.runs.delivery import LogDelivery
@@ -29,6 +31,13 @@ class OutboxOnly(OutboxOutlet):
         return Recorded()
 
 
+class NoTransport:
+    """In an executor there is none: what goes out waits in the outbox, or in a staged file, for the driver."""
+
+    async def publish(self, envelopes: Sequence[Envelope]) -> None:
+        raise ConfigurationError("a Spark task has no transport: outgoing messages are sent by the driver, afterwards")
+
+
 class LogFeed:
     batch_seconds = 1.0
     """Nobody waits for a single message here; what waits for a transaction is a zombie."""
@@ -39,13 +48,16 @@ class LogFeed:
         """What the positions of its keys are kept under."""
 
     async def join(self, transaction: Transaction, works: Sequence[Work]) -> None:
-        keyed = {work: delivery for work in works if (delivery := _delivery(work)).order_key is not None}
-        await transaction.lock_buckets(self._node, [delivery.bucket for delivery in keyed.values()])
-        keys = [delivery.order_key for delivery in keyed.values() if delivery.order_key is not None]
+        found = {_delivery(work): work for work in works}
+        await transaction.lock_buckets(self._node, [each.bucket for each in found if each.order_key is not None])
+        for delivery in await self.behind(transaction, list(found)):
+            found[delivery].move("known")
+
+    async def behind(self, transaction: Transaction, deliveries: list[LogDelivery]) -> list[LogDelivery]:
+        """Those that the positions of their keys say were dealt with."""
+        keys = [each.order_key for each in deliveries if each.order_key is not None]
         last = await transaction.positions(self._node, self.positions, keys) if keys else {}
-        for work, delivery in keyed.items():
-            if is_behind(delivery, last):
-                work.move("known")
+        return [each for each in deliveries if is_behind(each, last)]
 
     async def record(self, transaction: Transaction, works: Sequence[Work]) -> None:
         positions: dict[str, int] = {}

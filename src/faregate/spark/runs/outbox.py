@@ -28,7 +28,7 @@ from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.store import FROM_OUTSIDE, OutboxRow, Store
 from faregate.spark.logs import open_appendable, open_subscribed
 from faregate.spark.options import Place
-from faregate.spark.runs.no_transport import NoTransport
+from faregate.spark.runs.feed import NoTransport
 
 log = logging.getLogger("faregate.spark")
 

@@ -18,12 +18,14 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, BooleanType, DoubleType, IntegerType, LongType, StringType, StructType
 
 from faregate.columns import to_envelopes
-from faregate.message import Envelope
+from faregate.message import Envelope, too_late_at
 from faregate.ports.store import BUCKETS, Parked
-from faregate.ports.topology import FROM_THE_BEGINNING, Reading
+from faregate.ports.topology import FROM_THE_BEGINNING
+from faregate.spark.runs.delivery import LogDelivery, Owner
 from faregate.spark.runs.spec import RunSpec, node_of
+from faregate.spark.schema import rows_to_batch
 from faregate.spark.source.reading import ends_in, messages_of
-from faregate.stores.sql.columns import pack
+from faregate.stores.sql.columns import pack, unpack
 
 WORK = (
     StructType()
@@ -50,13 +52,10 @@ class Places:
         self._node = node.name
         self.subscriptions = list(node.subscriptions.values())
         self._by_topic: dict[tuple[str, str | None], int] = {}
-        self._keys: list[Callable[[Envelope], str | None] | None] = []
-        self._begins: list[Reading] = []
+        self.bindings = [each.binding(spec.body_limit) for each in self.subscriptions]
+        self.begins = [spec.begins.get(each.queue, FROM_THE_BEGINNING) for each in self.bindings]
         for number, subscription in enumerate(self.subscriptions):
-            binding = subscription.binding(spec.body_limit)
             self._by_topic[subscription.message_type.wire, subscription.source] = number
-            self._keys.append(_serial if binding.serial else binding.key_of)
-            self._begins.append(spec.begins.get(binding.queue, FROM_THE_BEGINNING))
 
     def handler(self, envelope: Envelope) -> int | None:
         """Which subscription handles it, by number."""
@@ -67,7 +66,7 @@ class Places:
     def taken(self, number: int, batch: Any) -> Any:
         """The part of a batch of the journal that one subscription handles: what went to this node, through this view;
         and what was there before the node was known."""
-        subscription, begin = self.subscriptions[number], self._begins[number]
+        subscription, begin = self.subscriptions[number], self.begins[number]
         kind = subscription.message_type.kind
         address = (
             pc.equal(batch.column("source"), subscription.source)
@@ -90,14 +89,34 @@ class Places:
         return batch if pc.sum(mask).as_py() == len(batch) else batch.filter(mask)
 
     def row(self, number: int, envelope: Envelope, position: int, at: float, parked: Parked | None) -> tuple[Any, ...]:
-        reader = self._keys[number]
-        key = None if reader is None else reader(envelope)
+        binding = self.bindings[number]
+        # All messages of a serial subscription are in one order.
+        key = "" if binding.serial else None if binding.key_of is None else binding.key_of(envelope)
         if key is None:
             bucket = BUCKETS + crc32(envelope.publication_id.encode()) % BUCKETS
         else:
             bucket = bucket_of(self.subscriptions[number].name, key)
         redeliveries = envelope.redeliveries if parked is None else parked.redeliveries
         return position, bucket, number, key, pack(envelope), at, redeliveries, parked is not None
+
+    def delivery(
+        self,
+        owner: Owner,
+        position: int,
+        bucket: int,
+        number: int,
+        key: str | None,
+        envelope: Envelope | bytes,
+        at: float,
+        redeliveries: int,
+        parked: bool,
+    ) -> LogDelivery:
+        """Of a work row, whose envelope may be unpacked already."""
+        message = unpack(envelope) if isinstance(envelope, bytes) else envelope
+        subscription = self.subscriptions[number]
+        own_key = key if subscription.by_key else None
+        until = too_late_at(message, subscription.expires, at)
+        return LogDelivery(owner, number, position, bucket, key, own_key, message, until, redeliveries, parked)
 
     def parked_rows(self, found: Iterable[Parked]) -> list[tuple[Any, ...]]:
         """Parked messages as work rows; one whose handler is gone stays parked."""
@@ -121,11 +140,6 @@ def located(batch: Any) -> Iterator[tuple[Envelope, int, float]]:
         yield envelope, offset, time / 1_000_000
 
 
-def _serial(envelope: Envelope) -> str:
-    """All messages of a serial subscription are in one order."""
-    return ""
-
-
 def work_rows(spec: RunSpec) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """For `mapInArrow` over frames of the source."""
 
@@ -140,9 +154,6 @@ def work_rows(spec: RunSpec) -> Callable[[Iterable[Any]], Iterator[Any]]:
             ]
             rows += [(end - 1, 0, NOBODY, None, b"", 0.0, 0, False) for end in ends_in(frames)]
             if rows:
-                columns = [
-                    pa.array(values, type) for values, type in zip(zip(*rows, strict=True), _ARROW.types, strict=True)
-                ]
-                yield pa.RecordBatch.from_arrays(columns, schema=_ARROW)
+                yield rows_to_batch(rows, _ARROW)
 
     return place

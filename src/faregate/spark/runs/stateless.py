@@ -13,10 +13,10 @@ Rules kept here:
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any
 
 import msgspec
-import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, StructField, StructType
 
@@ -35,7 +35,7 @@ from faregate.core.threads import HandlerThreads
 from faregate.core.verdict import Verdict, judge
 from faregate.core.work import Work
 from faregate.errors import Expired, HandlerFailed, Unavailable
-from faregate.message import Envelope, too_late_at
+from faregate.message import Envelope
 from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.log import Piece
@@ -46,10 +46,9 @@ from faregate.spark.runs.delivery import LogDelivery
 from faregate.spark.runs.plain import Plain, is_plain
 from faregate.spark.runs.rows import NOBODY, Places, located
 from faregate.spark.runs.spec import RunSpec, node_of
-from faregate.spark.schema import STAGED
+from faregate.spark.schema import STAGED, batches_to_rows, rows_to_batch
 from faregate.spark.sink.writer import attempt_of, query_and_batch, task_context
 from faregate.spark.source.reading import messages_of
-from faregate.stores.sql.columns import unpack
 
 COUNTED = ("handled", "dead", "sent")
 OUTPUT = StructType([*(StructField(name, IntegerType(), False) for name in COUNTED), *STAGED.fields])
@@ -79,16 +78,6 @@ class StagedFeed(QueueFeed):
         if isinstance(exc, Unavailable):
             raise HandlerFailed(f"{delivery.envelope}: {exc}; the batch will run again") from exc
         return judge(exc, len(delays), delays)
-
-
-class Message(NamedTuple):
-    """One message of the log, with its place."""
-
-    position: int
-    handler: int
-    order_key: str | None
-    envelope: Envelope
-    at: float
 
 
 class Task:
@@ -125,24 +114,22 @@ class Task:
                 )
             )
             self._plain.append(Plain(each, codec, spec.body_limit, keys) if is_plain(each, node) else None)
-        self._queues = [each.binding(spec.body_limit).queue for each in self.places.subscriptions]
         if any(self._plain):
             self._collect = compile_collect(node.interpreters, {}, pool)
 
-    async def handle(self, messages: Iterable[Message]) -> list[Piece]:
+    async def handle(self, deliveries: Iterable[LogDelivery]) -> list[Piece]:
         """Messages one by one, in their order; what they come to."""
-        for message in messages:
+        for delivery in deliveries:
             self.counts["handled"] += 1
-            await self._handle_one(message)
+            await self._handle_one(delivery)
         return self._pieces(None)
 
-    async def _handle_one(self, message: Message, tries: int = 0) -> None:
-        delivery = self._delivery(message)
-        deliver_at = message.envelope.deliver_at
+    async def _handle_one(self, delivery: LogDelivery, tries: int = 0) -> None:
+        deliver_at = delivery.envelope.deliver_at
         now = self.clock.time()
         if deliver_at is not None and deliver_at > now:
             await delivery.redeliver(deliver_at - now)
-        handling = self._handlings[message.handler]
+        handling = self._handlings[delivery.handler]
         if tries:
             await handling.handle_again(delivery, tries)
         else:
@@ -153,12 +140,12 @@ class Task:
         plain = self._plain[number]
         decode = None if plain is None else plain.decoder(batch)
         if plain is None or decode is None:
-            return await self.handle(_messages(number, batch))
+            return await self.handle(self._deliveries(number, batch))
         done = await plain.handle(batch, decode, self.clock.time())
         handling = self._handlings[number]
         for row, message, result in done.others:
-            [cause] = _messages(number, batch.slice(row, 1))
-            ctx = Context(Work(self._delivery(cause), self._node), message)
+            [delivery] = self._deliveries(number, batch.slice(row, 1))
+            ctx = Context(Work(delivery, self._node), message)
             try:
                 await self._collect(ctx, result)
                 sealed = self._sender.seal_outputs(ctx, handling.subscription.name)
@@ -167,20 +154,17 @@ class Task:
             else:
                 await self._captured.publish(sealed)
         for row, exc in done.failed:
-            [message] = _messages(number, batch.slice(row, 1))
+            [delivery] = self._deliveries(number, batch.slice(row, 1))
             if exc is not None and (handling.subscription.retry.times == 0 or not is_retried(exc)):
-                await handling.fail(self._delivery(message), exc)
+                await handling.fail(delivery, exc)
             else:
-                await self._handle_one(message, tries=0 if exc is None else 1)
+                await self._handle_one(delivery, tries=0 if exc is None else 1)
         self.counts["handled"] += len(batch)
         return self._pieces(done.batch)
 
-    def _delivery(self, message: Message) -> LogDelivery:
-        position, number, order_key, envelope, at = message
-        subscription = self.places.subscriptions[number]
-        key = order_key if subscription.by_key else None
-        until = too_late_at(envelope, subscription.expires, at)
-        return LogDelivery(self, position, 0, order_key, key, envelope, until, envelope.redeliveries, False)
+    def _deliveries(self, number: int, batch: Any) -> Iterator[LogDelivery]:
+        for envelope, offset, at in located(batch):
+            yield self.places.delivery(self, offset, 0, number, None, envelope, at, envelope.redeliveries, False)
 
     # --- how deliveries end: `Owner` ---------------------------------------------------------------------------
 
@@ -207,8 +191,6 @@ class Task:
                 f"{error.splitlines()[0]}"
             )
         self._failed += failed
-        number = self.places.handler(delivery.envelope)
-        assert number is not None
         self._dead.append(
             DeadLetter.of(
                 self._node,
@@ -216,7 +198,7 @@ class Task:
                 reason,
                 error,
                 self.clock.time(),
-                queue=self._queues[number],
+                queue=self.places.bindings[delivery.handler].queue,
                 tries=delivery.tries,
                 redeliveries=delivery.redeliveries,
             )
@@ -235,11 +217,6 @@ class Task:
         return [*found, dead] if dead else found
 
 
-def _messages(number: int, batch: Any) -> Iterator[Message]:
-    for envelope, offset, at in located(batch):
-        yield Message(offset, number, None, envelope, at)
-
-
 def needs_order(spec: RunSpec) -> bool:
     """Whether messages must be brought together by key first."""
     return any(subscription.ordered for subscription in node_of(spec).subscriptions.values())
@@ -249,18 +226,12 @@ def handle_ordered(spec: RunSpec, journal: Place) -> Callable[[Iterable[Any]], I
     """For `mapInArrow` over shuffled work rows; gives a row of `OUTPUT`."""
 
     def pieces(task: Task, run: Run, batches: Iterable[Any]) -> Iterator[Piece]:
-        messages = _sorted_messages(batches)
-        for start in range(0, len(messages), _AT_ONCE):
-            yield from run(task.handle(messages[start : start + _AT_ONCE]))
+        # By position: Spark does not sort a stream.
+        rows = iter(sorted(row for row in batches_to_rows(batches) if row[2] != NOBODY))
+        while chunk := list(islice(rows, _AT_ONCE)):
+            yield from run(task.handle(task.places.delivery(task, *row) for row in chunk))
 
     return _staging(spec, journal, pieces)
-
-
-def _sorted_messages(batches: Iterable[Any]) -> list[Message]:
-    """All of a partition by position: Spark does not sort a stream."""
-    rows = [row for batch in batches for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
-    rows.sort()
-    return [Message(row[0], row[2], row[3], unpack(row[4]), row[5]) for row in rows if row[2] != NOBODY]
 
 
 def handle_as_they_come(spec: RunSpec, journal: Place) -> Callable[[Iterable[Any]], Iterator[Any]]:
@@ -301,7 +272,6 @@ def _staging(
         finally:
             loop.close()
         values = [*(task.counts[name] for name in COUNTED), msgspec.json.encode(staged)]
-        columns = [pa.array([value], type) for value, type in zip(values, _ARROW.types, strict=True)]
-        yield pa.RecordBatch.from_arrays(columns, schema=_ARROW)
+        yield rows_to_batch([values], _ARROW)
 
     return handle

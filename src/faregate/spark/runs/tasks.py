@@ -6,6 +6,7 @@ closed, and the next task makes another.
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from pyspark.sql.types import LongType, StringType, StructType
 
 from faregate.spark.runs.engine import Engine
 from faregate.spark.runs.spec import RunSpec
+from faregate.spark.schema import batches_to_rows, rows_to_batch
 
 COUNTS = StructType().add("outcome", StringType()).add("count", LongType())
 _ARROW: Any = pa.schema([("outcome", pa.string()), ("count", pa.int64())])
@@ -26,26 +28,19 @@ def handle_partition(spec: RunSpec) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """For `mapInArrow` over work rows; gives how the messages ended."""
 
     def run(batches: Iterable[Any]) -> Iterator[Any]:
-        rows = (row for batch in batches for row in zip(*(column.to_pylist() for column in batch.columns), strict=True))
+        rows = batches_to_rows(batches)
         first = next(rows, None)
         if first is None:
             return
         loop, engine = _engine(spec)
         try:
-            counts = loop.run_until_complete(engine.run(_after(first, rows)))
+            counts = loop.run_until_complete(engine.run(chain([first], rows)))
         except BaseException:
             _discard(spec.id)
             raise
-        yield pa.RecordBatch.from_arrays(
-            [pa.array(list(counts), pa.string()), pa.array(list(counts.values()), pa.int64())], schema=_ARROW
-        )
+        yield rows_to_batch(list(counts.items()), _ARROW)
 
     return run
-
-
-def _after(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest
 
 
 def _engine(spec: RunSpec) -> tuple[asyncio.AbstractEventLoop, Engine]:

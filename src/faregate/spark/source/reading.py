@@ -21,7 +21,7 @@ from faregate.errors import OffsetGone
 from faregate.ports.log import LogTransport
 from faregate.spark.logs import open_partitions
 from faregate.spark.options import Options
-from faregate.spark.schema import FRAMES, Projection
+from faregate.spark.schema import FRAMES, Projection, rows_to_batch
 from faregate.spark.source.bounds import lost
 from faregate.spark.source.ranges import OffsetRange
 
@@ -49,13 +49,9 @@ _FRAME_ROW: Any = to_arrow_schema(FRAMES, timezone="UTC")
 def _framed(batches: Iterator[Any], end: int) -> Iterator[Any]:
     """Each batch as a row, and where the range ends as the last: what is not wanted is read, too."""
     for batch in batches:
-        yield _frame_row(batch.column("offset")[0].as_py(), batch.num_rows, bytes(write_batch(batch)))
-    yield _frame_row(end, 0, b"")
-
-
-def _frame_row(*values: Any) -> Any:
-    columns = [pa.array([value], type) for value, type in zip(values, _FRAME_ROW.types, strict=True)]
-    return pa.RecordBatch.from_arrays(columns, schema=_FRAME_ROW)
+        row = (batch.column("offset")[0].as_py(), batch.num_rows, bytes(write_batch(batch)))
+        yield rows_to_batch([row], _FRAME_ROW)
+    yield rows_to_batch([(end, 0, b"")], _FRAME_ROW)
 
 
 def messages_of(rows: Any) -> Iterator[Any]:
