@@ -7,7 +7,7 @@ every row twice.
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import islice, repeat
+from itertools import repeat
 from typing import Any
 
 import msgspec
@@ -36,30 +36,13 @@ _FIELD_TYPES: dict[str, Any] = {
 _FIELDS = Envelope.__struct_fields__[:-1]
 """All but `delay`, which is the last."""
 _COLUMN_NAMES = {"body": "payload"}
-_TYPES = [_FIELD_TYPES.get(name, _STRING) for name in _FIELDS]
+_TYPES: dict[str, Any] = {"topic": pa.int32(), **{name: _FIELD_TYPES.get(name, _STRING) for name in _FIELDS}}
 _TIMES = {"sent_at", "deliver_at", "expires_at"}
-_TIME_FIELDS = {_FIELDS.index(name) for name in _TIMES}
-_HEADERS = _FIELDS.index("headers")
-_TOPIC = len(_TYPES)
-_TYPES.append(pa.int32())
 _USUALLY_ALIKE = {
-    _TOPIC,
-    *(
-        _FIELDS.index(name)
-        for name in (
-            "type",
-            "kind",
-            "source",
-            "recipients",
-            "destination",
-            "marker",
-            "redeliveries",
-            "replay",
-            "content_type",
-        )
-    ),
+    *("topic", "type", "kind", "source", "recipients", "destination"),
+    *("marker", "redeliveries", "replay", "content_type"),
 }
-"""Columns, by the place of their field, that most batches repeat one value in."""
+"""Fields that most batches repeat one value in."""
 
 _REPEATED = 10_000
 
@@ -68,7 +51,7 @@ SCHEMA: Any = pa.schema(
         pa.field("offset", pa.int64(), nullable=False),
         pa.field("time", _TIME, nullable=False),
         pa.field("topic", pa.int32(), nullable=False),
-        *(pa.field(_COLUMN_NAMES.get(name, name), type) for name, type in zip(_FIELDS, _TYPES, strict=False)),
+        *(pa.field(_COLUMN_NAMES.get(name, name), _TYPES[name]) for name in _FIELDS),
     ]
 )
 """offset: the row's place in the log. time: when it was appended. topic: the number of its route in topology.json
@@ -81,16 +64,10 @@ def to_batch(envelopes: Sequence[Envelope], topics: Sequence[int], offsets: Sequ
     columns = [
         _integers(array("q", offsets), pa.int64()),
         _integers(array("q", (time,)) * count, _TIME),
-        _column(topics, _TOPIC, count),
+        _column(topics, "topic", count),
     ]
     by_field = zip(*map(msgspec.structs.astuple, envelopes), strict=True)
-    for index, values in enumerate(islice(by_field, len(_FIELDS))):
-        if index in _TIME_FIELDS:
-            columns.append(_times(values, index, count))
-        elif index == _HEADERS:
-            columns.append(_headers(values, count))
-        else:
-            columns.append(_column(values, index, count))
+    columns += [write(values, name, count) for (name, write), values in zip(_WRITERS.items(), by_field, strict=False)]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
@@ -100,31 +77,34 @@ def _integers(values: "array[int]", type: Any) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _repeated(value: Any, index: int) -> Any:
+def _repeated(value: Any, name: str) -> Any:
     """A column of one value over and over, long enough for most batches; they take a slice of it."""
-    type = _TYPES[index]
+    type = _TYPES[name]
     return pa.nulls(_REPEATED, type) if value is None else pa.repeat(pa.scalar(value, type), _REPEATED)
 
 
-def _column(values: Sequence[Any], index: int, count: int) -> Any:
+def _column(values: Sequence[Any], name: str, count: int) -> Any:
     first = values[0]
-    if count <= _REPEATED and (first is None or index in _USUALLY_ALIKE) and values.count(first) == count:
-        return _repeated(first, index).slice(0, count)
-    return pa.array(values, _TYPES[index])
+    if count <= _REPEATED and (first is None or name in _USUALLY_ALIKE) and values.count(first) == count:
+        return _repeated(first, name).slice(0, count)
+    return pa.array(values, _TYPES[name])
 
 
-def _times(values: Sequence[float | None], index: int, count: int) -> Any:
+def _times(values: Sequence[float | None], name: str, count: int) -> Any:
     if values.count(None) == count <= _REPEATED:
-        return _repeated(None, index).slice(0, count)
+        return _repeated(None, name).slice(0, count)
     if None in values:
         return pa.array([None if value is None else round(value * 1_000_000) for value in values], _TIME)
     return _integers(array("q", [round(value * 1_000_000) for value in values if value is not None]), _TIME)
 
 
-def _headers(values: Sequence[dict[str, str]], count: int) -> Any:
+def _headers(values: Sequence[dict[str, str]], name: str, count: int) -> Any:
     if not any(values) and count <= _REPEATED:
-        return _repeated((), _HEADERS).slice(0, count)
-    return pa.array([tuple(value.items()) for value in values], _TYPES[_HEADERS])
+        return _repeated((), name).slice(0, count)
+    return pa.array([tuple(value.items()) for value in values], _TYPES[name])
+
+
+_WRITERS = {name: _headers if name == "headers" else _times if name in _TIMES else _column for name in _FIELDS}
 
 
 def to_envelopes(batch: Any) -> list[Envelope]:
