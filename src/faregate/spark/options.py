@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from faregate.errors import ConfigurationError, InvalidName, InvalidOption
+from faregate.errors import ConfigurationError, InvalidOption
 from faregate.message import check_name
 from faregate.ports.schemes import LOGS, is_known
 from faregate.spark.source.bounds import ALLOWED, EARLIEST, LATEST, Bounds, MalformedBound, parse_bounds
@@ -62,7 +62,12 @@ def parse_options(given: Mapping[str, str]) -> Options:
             raise InvalidOption(f"there is no option {key!r} of faregate: {_hint(key, by_lower)}")
         if name in _PARSERS:
             field, parse = _PARSERS[name]
-            found = parse(name, value)
+            try:
+                found = parse(name, value)
+            except InvalidOption:
+                raise
+            except ConfigurationError as exc:
+                raise InvalidOption(str(exc)) from exc
             if field in parsed:
                 raise InvalidOption("options path and url both say where the log is: give one of them")
             parsed[field] = found
@@ -107,7 +112,7 @@ def _bounds(name: str, value: str) -> Bounds:
     try:
         return parse_bounds(value)
     except MalformedBound as exc:
-        raise InvalidOption(f"option {name} is {value!r}: {exc}; allowed are {ALLOWED}") from exc
+        raise _wrong(name, value, f"{exc}; allowed are {ALLOWED}") from exc
 
 
 def _flag(name: str, value: str) -> bool:
@@ -123,10 +128,7 @@ def _count(name: str, value: str) -> int:
 
 
 def _bytes(name: str, value: str) -> int:
-    try:
-        size = parse_bytes(value, f"option {name}")
-    except ConfigurationError as exc:
-        raise InvalidOption(str(exc)) from None
+    size = parse_bytes(value, f"option {name}")
     if not size:
         raise _wrong(name, value, "it must be 1 byte or more, such as 1000000 or 64M")
     return size
@@ -155,10 +157,7 @@ def _names(name: str, value: str) -> tuple[str, ...]:
 
 
 def _name(name: str, value: str) -> str:
-    try:
-        return check_name(value, f"option {name}:")
-    except InvalidName as exc:
-        raise InvalidOption(str(exc)) from exc
+    return check_name(value, f"option {name}:")
 
 
 _PARSERS: dict[str, tuple[str, Callable[[str, str], Any]]] = {

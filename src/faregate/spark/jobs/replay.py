@@ -95,7 +95,10 @@ def replay(
     """
     if not 1 <= batch <= MOST_IN_A_BATCH:
         raise ConfigurationError(f"batch={batch} is no size of a batch: use 1 to {MOST_IN_A_BATCH:,} messages")
-    plan, choice = _plan(journal, start, end, types, nodes, recipients, identity)
+    if identity not in ("same", "new"):
+        raise ConfigurationError(f"the identity {identity!r} is none: 'same' or 'new'")
+    choice = Choice(tuple(types), tuple(nodes), tuple(recipients))
+    plan = _plan(journal, start, end, choice.recipients)
     chosen_name = name or ids.root_id()
     if not _NAME.fullmatch(chosen_name):
         raise ConfigurationError(f"the replay's name {name!r} is none: use 1 to 60 letters, digits, '_' or '-'")
@@ -140,17 +143,7 @@ def _check_end(end: int | str, plan: JournalPlan) -> None:
         )
 
 
-def _plan(
-    journal: str | Path,
-    start: int | str,
-    end: int | str,
-    types: Sequence[str],
-    nodes: Sequence[str],
-    recipients: Sequence[str],
-    identity: str,
-) -> tuple[JournalPlan, Choice]:
-    if identity not in ("same", "new"):
-        raise ConfigurationError(f"the identity {identity!r} is none: 'same' or 'new'")
+def _plan(journal: str | Path, start: int | str, end: int | str, recipients: Sequence[str]) -> JournalPlan:
     whole = plan_journal(journal)
     known = ", ".join(whole.nodes) or "none"
     for node in recipients:
@@ -169,7 +162,7 @@ def _plan(
         )
     if bounds[0] > bounds[1]:
         raise ConfigurationError(f"the start, offset {bounds[0]}, lies behind the end, offset {bounds[1]}")
-    return plan_journal(journal, *bounds), Choice(tuple(types), tuple(nodes), tuple(recipients))
+    return plan_journal(journal, *bounds)
 
 
 def _number(spark: SparkSession, plan: JournalPlan) -> int:

@@ -88,7 +88,8 @@ class OutboxSpooler:
                 topology.check_command(row.envelope)
                 going.append(row)
             except Unroutable as exc:
-                letters.append(self._letter(row, exc))
+                self._alarms.sound("unroutable", row.node, row.envelope.publication_id, str(exc))
+                letters.append(unsent(row, row.envelope, exc, self._clock.time()))
         if going:
             seqs = f"{self._store.database_id} {[row.seq for row in going]}"
             name = f"outbox-{going[0].seq:020d}-{sha256(seqs.encode()).hexdigest()[:16]}"
@@ -98,13 +99,6 @@ class OutboxSpooler:
             for letter in letters:
                 await transaction.add_dead(letter)
             await transaction.dispatched([row.seq for row in rows])
-
-    def _letter(self, row: OutboxRow, exc: Unroutable) -> DeadLetter:
-        envelope = row.envelope
-        self._alarms.sound("unroutable", row.node, envelope.publication_id, str(exc))
-        return unsent(row, envelope, exc, self._clock.time())
-
-    # --- the journal's side ----------------------------------------------------------------------------------
 
     async def take_in(self) -> bool:
         """See that what is in the spool gets into the log; whether it is there now. False while a bus runs: it does."""

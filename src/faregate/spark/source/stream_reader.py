@@ -60,7 +60,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             starts[name] = resolve(bound, source)
             if isinstance(bound, int):
                 starts[name] = self._present(bound, source, "startingOffsets")
-        self._keep_reader_offset(opened, starts)
+        self._keep_reader_offset(starts)
         return self._offset(opened, starts)
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -126,15 +126,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_range(self._options, self._schema, partition)
 
     def commit(self, end: Offset) -> None:
-        if self._options.reader_name is not None:
-            self._keep_reader_offset(open_partitions(self._options), _numbers(end))
+        self._keep_reader_offset(_numbers(end))
 
     def stop(self) -> None:
         """Nothing is held open between calls."""
 
-    def _keep_reader_offset(self, opened: OpenLog, offsets: dict[str, int]) -> None:
+    def _keep_reader_offset(self, offsets: dict[str, int]) -> None:
         if self._options.reader_name is not None:
-            for name, source in opened.partitions.items():
+            for name, source in open_partitions(self._options).partitions.items():
                 source.save_reader_offset(self._options.reader_name, offsets[name])
 
     # --- offsets -------------------------------------------------------------------------------------------
