@@ -9,7 +9,7 @@ Rules kept here:
 """
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from faregate.message import Envelope
 from faregate.ports.clock import Clock
@@ -48,6 +48,8 @@ class LogDelivery:
     parked: bool
     """Whether it comes from the store, not from the log."""
     tries: int = field(init=False)
+    letter: ClassVar[DeadLetter | None] = None
+    lock_seconds: ClassVar[float] = float("inf")
 
     def __post_init__(self) -> None:
         self.tries = self.redeliveries
@@ -59,14 +61,6 @@ class LogDelivery:
     @property
     def expired(self) -> bool:
         return self.until is not None and self.until <= self.owner.clock.time()
-
-    @property
-    def letter(self) -> DeadLetter | None:
-        return None
-
-    @property
-    def lock_seconds(self) -> float:
-        return float("inf")
 
     def start(self) -> None:
         self.tries += not self.expired

@@ -3,6 +3,7 @@
 Pure: the same bounds give the same ranges, whenever and wherever they are asked for.
 """
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 from pyspark.sql.datasource import InputPartition
@@ -15,22 +16,13 @@ LEAST_HANDLED = 2_000
 """Fewer are not worth a task of their own."""
 
 
+@dataclass(frozen=True)
 class OffsetRange(InputPartition):
     """The messages of one partition of the log from `start` up to, not including, `end`."""
 
-    def __init__(self, partition: str, start: int, end: int) -> None:
-        self.partition = partition
-        self.start = start
-        self.end = end
-
-    def __repr__(self) -> str:
-        return f"OffsetRange({self.partition!r}, {self.start}, {self.end})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, OffsetRange) and vars(self) == vars(other)
-
-    def __hash__(self) -> int:
-        return hash((self.partition, self.start, self.end))
+    partition: str
+    start: int
+    end: int
 
 
 def split(starts: dict[str, int], ends: dict[str, int], least: int, most: int = TASK_MESSAGES) -> list[OffsetRange]:
