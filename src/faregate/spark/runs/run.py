@@ -38,7 +38,7 @@ from faregate.spark.runs.driver import Driver
 from faregate.spark.runs.progress import RunProgress, committed_end, parse_trigger
 from faregate.spark.runs.rows import WORK, Places, work_rows
 from faregate.spark.runs.spec import RunSpec, load_node, locate
-from faregate.spark.runs.stateless_query import StatelessRun, check_stateless, start_stateless
+from faregate.spark.runs.stateless_query import StatelessRun, check_stateless
 from faregate.spark.runs.tasks import COUNTS, handle_partition
 from faregate.spark.runs.views import label_of, reader_name, take_views
 
@@ -60,11 +60,7 @@ class Run:
     """A node that runs on Spark. Made by `run`."""
 
     def __init__(
-        self,
-        spec: RunSpec,
-        driver: Driver,
-        partitions: int,
-        on_progress: Callable[[RunProgress], None] | None,
+        self, spec: RunSpec, driver: Driver, partitions: int, on_progress: Callable[[RunProgress], None] | None
     ) -> None:
         self.outcomes: Counter[str] = Counter()
         self.sent = 0
@@ -261,12 +257,14 @@ def run(
             begins = {queue: replace(begin, offset=max(begin.offset, start)) for queue, begin in begins.items()}
         spec = RunSpec(uuid4().hex, found.name, target, folder, store, content_type, max_message_bytes, begins)
         reader = reader.option("startingOffsets", min(begin.offset for begin in begins.values()))
+        handle: Run | StatelessRun
         if driver is not None:
             handle = Run(spec, driver, partitions, on_progress)
-            handle.start(reader.load(), place, options)
-            return handle
-        stream = reader.option("readerName", reader_name(found.name)).load()
-        return start_stateless(spec, stream, path, place, options, partitions, on_progress)
+        else:
+            handle = StatelessRun(spec, path, partitions, on_progress)
+            reader = reader.option("readerName", reader_name(found.name))
+        handle.start(reader.load(), place, options)
+        return handle
     except BaseException:
         if driver is not None:
             driver.close()

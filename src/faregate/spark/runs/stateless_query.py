@@ -45,16 +45,34 @@ def batch_counts(progress: Any) -> dict[str, int]:
 class StatelessRun:
     """A node without a store that runs on Spark."""
 
+    query: StreamingQuery
+
     def __init__(
-        self, query: StreamingQuery, node: str, path: Place, on_progress: Callable[[RunProgress], None] | None
+        self, spec: RunSpec, path: Place, partitions: int, on_progress: Callable[[RunProgress], None] | None
     ) -> None:
-        self.query = query
         self.outcomes: Counter[str] = Counter()
         self.sent = 0
-        self._node = node
+        self._spec = spec
         self._path = path
+        self._partitions = partitions
         self._on_progress = on_progress
         self._told = -1
+
+    def start(self, stream: DataFrame, checkpoint: str, trigger: dict[str, Any]) -> None:
+        if needs_order(self._spec):
+            shuffled = stream.mapInArrow(work_rows(self._spec), WORK).repartition(self._partitions, "bucket")
+            handled = shuffled.mapInArrow(handle_ordered(self._spec, self._path), OUTPUT)
+        else:
+            handled = stream.mapInArrow(handle_as_they_come(self._spec, self._path), OUTPUT)
+        counted = handled.observe(_COUNTS, *(functions.sum(name).alias(name) for name in COUNTED))
+        self.query = (
+            counted.select(*STAGED.fieldNames())
+            .writeStream.format("faregate")
+            .option("checkpointLocation", checkpoint)
+            .options(**options_of(self._path))
+            .trigger(**trigger)
+            .start()
+        )
 
     def await_termination(self, timeout: float | None = None) -> bool:
         """Wait until the run ends, at most `timeout` whole seconds; whether it has. Raises what it failed with."""
@@ -103,7 +121,7 @@ class StatelessRun:
         """Note how far it has read, and see that what it sent gets into the log."""
         read = end_offset(self.query)
         if read:
-            open_log(self._path).save_reader_offset(reader_name(self._node), read)
+            open_log(self._path).save_reader_offset(reader_name(self._spec.node_name), read)
         self._take_in()
 
     def _take_in(self) -> None:
@@ -113,29 +131,3 @@ class StatelessRun:
             loop.run(open_appendable(self._path).take_in())
         finally:
             loop.close()
-
-
-def start_stateless(
-    spec: RunSpec,
-    stream: DataFrame,
-    path: Place,
-    checkpoint: str,
-    trigger: dict[str, Any],
-    partitions: int,
-    on_progress: Callable[[RunProgress], None] | None,
-) -> StatelessRun:
-    if needs_order(spec):
-        shuffled = stream.mapInArrow(work_rows(spec), WORK).repartition(partitions, "bucket")
-        handled = shuffled.mapInArrow(handle_ordered(spec, path), OUTPUT)
-    else:
-        handled = stream.mapInArrow(handle_as_they_come(spec, path), OUTPUT)
-    counted = handled.observe(_COUNTS, *(functions.sum(name).alias(name) for name in COUNTED))
-    query = (
-        counted.select(*STAGED.fieldNames())
-        .writeStream.format("faregate")
-        .option("checkpointLocation", checkpoint)
-        .options(**options_of(path))
-        .trigger(**trigger)
-        .start()
-    )
-    return StatelessRun(query, spec.node_name, path, on_progress)
