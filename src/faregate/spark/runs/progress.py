@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from pyspark.sql.streaming.query import StreamingQuery
-
 from faregate.errors import ConfigurationError
 from faregate.units import parse_seconds
 
@@ -56,12 +54,6 @@ def committed_end(checkpoint: str) -> int:
         return int(json.loads((folder / "offsets" / str(done)).read_text().splitlines()[-1])["0"])
     except (OSError, ValueError, KeyError, IndexError):
         return 0
-
-
-def end_offset(query: StreamingQuery) -> int:
-    """Where the last finished batch of a query ended; 0 when there is none."""
-    progress: Any = query.lastProgress
-    return 0 if progress is None else end_of(progress)
 
 
 def end_of(progress: Any) -> int:

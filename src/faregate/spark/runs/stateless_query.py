@@ -14,7 +14,7 @@ from faregate.node.node import Node
 from faregate.spark.logs import open_appendable, open_log, options_of
 from faregate.spark.options import Place
 from faregate.spark.runs.driver import LoopThread
-from faregate.spark.runs.progress import RunProgress, end_of, end_offset
+from faregate.spark.runs.progress import RunProgress, end_of
 from faregate.spark.runs.rows import WORK, work_rows
 from faregate.spark.runs.spec import RunSpec
 from faregate.spark.runs.stateless import COUNTED, OUTPUT, handle_as_they_come, handle_ordered, needs_order
@@ -119,7 +119,8 @@ class StatelessRun:
 
     def _settle(self) -> None:
         """Note how far it has read, and see that what it sent gets into the log."""
-        read = end_offset(self.query)
+        progress: Any = self.query.lastProgress
+        read = 0 if progress is None else end_of(progress)
         if read:
             open_log(self._path).save_reader_offset(reader_name(self._spec.node_name), read)
         self._take_in()
