@@ -1,12 +1,16 @@
 """`asking` asks, `answering` writes a note for each question and answers; and what is in the table afterwards."""
 
 import asyncio
+import gc
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 
 import faregate as fg
+from faregate.core.unit import UnitOfWork
+from faregate.core.work import Work
 from faregate.ports.store import Store
 
 LONG = 30  # seconds until a test that hangs is failed
@@ -28,6 +32,11 @@ class Told(fg.Command):
 
 def numbers(count: int) -> list[Asked]:
     return [Asked(n=n) for n in range(count)]
+
+
+def in_memory() -> Counter[type]:
+    """What messages under way are made of; other tests may have left some."""
+    return Counter(type(each) for each in gc.get_objects() if type(each) in (fg.Context, Work, UnitOfWork))
 
 
 def the_store(bus: fg.Bus) -> Store:

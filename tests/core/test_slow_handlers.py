@@ -1,6 +1,7 @@
 """A handler that takes its time, in a batch of many: the others go on without it, and everything happens once."""
 
 import asyncio
+import gc
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ import pytest
 
 import faregate as fg
 from faregate.bus.lanes import Lanes
-from faregate.core.handling import Handling
+from faregate.core.recognition import Recognition
+from faregate.core.settling import Settling
 from faregate.core.unit import UnitOfWork
 from faregate.errors import StoreConflict
-from tests.core.rig import INSERT, LONG, TABLE, Answered, Asked, committed, notes, numbers
+from tests.core.rig import INSERT, LONG, TABLE, Answered, Asked, committed, in_memory, notes, numbers
 
 MANY, HANGING = 256, 100
 
@@ -133,6 +135,25 @@ async def test_a_commit_without_the_one_that_hangs_may_fail_and_everything_happe
     assert it.heard == Counter(range(MANY)) and it.bus.outcomes()["dead"] == 0
 
 
+@pytest.mark.usefixtures("one_batch")
+@pytest.mark.parametrize("store", [None, "memory:"])
+async def test_what_a_batch_that_parts_is_made_of_is_gone_without_the_garbage_collector(store: str | None) -> None:
+    it = Hang(store)
+    async with asyncio.timeout(LONG), it.bus:
+        gc.collect()
+        before = in_memory()
+        gc.disable()
+        try:
+            await it.bus.publish_many(numbers(MANY), node="asking")
+            await it.others_are_done.wait()
+            it.gate.set()
+            await it.bus.idle()
+            left = in_memory() - before
+        finally:
+            gc.enable()
+    assert not left
+
+
 @pytest.mark.parametrize("order", [fg.Serial(), fg.Parallel(1)], ids=["serial", "one lane"])
 async def test_in_one_lane_nothing_overtakes_the_one_that_hangs(either_way: str, order: Any) -> None:
     it = Hang(either_way, at=3, others=3, order=order)
@@ -200,6 +221,7 @@ async def test_one_that_goes_on_while_the_others_are_committed_does_not_wait_for
 ) -> None:
     asking, answering = fg.Node("asking"), fg.Node("answering", schema=HOT)
     apart: list[UnitOfWork] = []
+    hung: list[int] = []
     gate, has_locked_the_row = asyncio.Event(), asyncio.Event()
     plain_part, plain_commit = UnitOfWork.part, UnitOfWork.commit
 
@@ -215,7 +237,9 @@ async def test_one_that_goes_on_while_the_others_are_committed_does_not_wait_for
 
     @answering.on(Asked, source="asking")
     async def answer(asked: Asked, ctx: fg.Context) -> None:
-        if asked.n == HANGING:
+        assert ctx._work is not None and ctx._work.unit is not None
+        if not hung and ctx._work is not ctx._work.unit.works[0]:  # others of its batch are decided
+            hung.append(asked.n)
             await gate.wait()
             await ctx.db.execute(RAISE)
             has_locked_the_row.set()
@@ -234,10 +258,10 @@ async def test_a_batch_does_not_part_from_a_message_that_is_about_to_be_done(
     either_way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asking, answering = fg.Node("asking"), fg.Node("answering", schema=HOT)
-    plain, slow = Handling._mark, asyncio.Event()
+    plain, slow = Recognition.mark, asyncio.Event()
 
-    async def mark(handling: Handling, transaction: Any, works: Any) -> None:
-        await plain(handling, transaction, works)
+    async def mark(recognition: Recognition, transaction: Any, works: Any) -> None:
+        await plain(recognition, transaction, works)
         if len(works) > 50 and works[0].unit.current is not None and not slow.is_set():
             slow.set()
             await asyncio.sleep(0.3)  # longer than it is waited for
@@ -252,7 +276,7 @@ async def test_a_batch_does_not_part_from_a_message_that_is_about_to_be_done(
     async def answer(asked: Asked) -> None:
         pass
 
-    monkeypatch.setattr(Handling, "_mark", mark)
+    monkeypatch.setattr(Recognition, "mark", mark)
     async with asyncio.timeout(LONG), fg.Bus("memory:", nodes=[asking, answering], store=either_way) as bus:
         await bus.publish_many(numbers(MANY), node="asking")
         await bus.idle()
@@ -264,7 +288,7 @@ async def test_what_has_not_begun_when_the_bus_stops_in_the_middle_of_parting_ha
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asking, answering = fg.Node("asking"), fg.Node("answering")
-    plain_part, plain_settle, plain_close = UnitOfWork.part, Handling._settle_all, Lanes.close
+    plain_part, plain_settle, plain_close = UnitOfWork.part, Settling.settle_all, Lanes.close
     parted, stops, closes = asyncio.Event(), asyncio.Event(), asyncio.Event()
     counts: dict[int, tuple[int, bool]] = {}
 
@@ -272,8 +296,8 @@ async def test_what_has_not_begun_when_the_bus_stops_in_the_middle_of_parting_ha
         parted.set()
         return plain_part(unit, *given)
 
-    async def settle_all(handling: Handling, works: Any) -> None:
-        await plain_settle(handling, works)
+    async def settle_all(settling: Settling, works: Any) -> None:
+        await plain_settle(settling, works)
         if parted.is_set():
             stops.set()
             await closes.wait()
@@ -290,7 +314,7 @@ async def test_what_has_not_begun_when_the_bus_stops_in_the_middle_of_parting_ha
             counts[asked.n] = ctx._work.delivery.tries, ctx.redelivered
 
     monkeypatch.setattr(UnitOfWork, "part", part)
-    monkeypatch.setattr(Handling, "_settle_all", settle_all)
+    monkeypatch.setattr(Settling, "settle_all", settle_all)
     monkeypatch.setattr(Lanes, "close", close)
     async with asyncio.timeout(LONG):
         async with fg.Bus(f"journal:{tmp_path}", nodes=[asking, answering], drain_seconds=0) as bus:

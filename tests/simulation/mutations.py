@@ -11,9 +11,9 @@ from faregate import ids
 from faregate.bus import attempts as attempts_module
 from faregate.bus.attempts import FENCE_SECONDS, Attempts
 from faregate.bus.housekeeping import Housekeeper
+from faregate.core.committing import Committing
 from faregate.core.context import Context
 from faregate.core.dedup.claims import Claims
-from faregate.core.handling import Handling
 from faregate.core.states import TABLE, Event, State
 from faregate.core.unit import UnitOfWork
 from faregate.core.work import Spoiled, Work
@@ -44,14 +44,14 @@ def settle_before_commit(patch: MonkeyPatch) -> None:
 
 
 def dispatch_before_commit(patch: MonkeyPatch) -> None:
-    record = Handling._record
+    record = Committing._record
 
     async def mutant(self: Any, *args: Any) -> Any:
         recorded = await record(self, *args)
         await self._outlet._transport.publish([row.envelope for row in recorded.rows])
         return recorded
 
-    patch.setattr(Handling, "_record", mutant)
+    patch.setattr(Committing, "_record", mutant)
 
 
 def ledger_insert_in_its_own_transaction(patch: MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ class Worker:
             by_key=isinstance(self.subscription.order, ByKey),
             full_batches=_FULL_BATCHES if handling.one_writer else None,
         )
-        handling.put_back = self._put_back
+        handling.let_part(self._put_back)
         self._consumer: Consumer | None = None
         self._held: set[Delivery] = set()
         self._telling: set[asyncio.Task[None]] = set()

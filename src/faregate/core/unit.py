@@ -67,7 +67,7 @@ class Home:
 
     __slots__ = ("enter", "generation", "left_behind", "loop", "store", "thread")
 
-    def __init__(self, store: Store | None, enter: Enter, left_behind: Callable[[Context], None]) -> None:
+    def __init__(self, store: Store | None, enter: Enter | None, left_behind: Callable[[Context], None]) -> None:
         """`left_behind` is told when the context of a try is used after its end."""
         self.store = store
         self.enter = enter
@@ -253,7 +253,7 @@ class UnitOfWork:
     async def open(self) -> Transaction:
         """The transaction, with the marks of all its messages that are still in the running."""
         if self.transaction is None:
-            assert self.home.store is not None
+            assert self.home.store is not None and self.home.enter is not None
             started = perf_counter()
             if self.parting is not None:
                 await asyncio.wait([self.parting])

@@ -1,0 +1,110 @@
+"""Settling: telling the transport what became of messages, once that is decided.
+
+Rules kept here:
+- Nothing is settled before what became of it is committed; without a store, before what it sends is published.
+- What was kept to decide it (a token, a dead letter that is replayed) goes first: the next copy finds the rest.
+- A delivery that is someone else's by now is lost. One whose store is away comes again; it is decided all the same.
+"""
+
+import logging
+
+from faregate.core.dedup.business_key import BusinessKey
+from faregate.core.endings import Endings
+from faregate.core.last_resort import LastResort
+from faregate.core.node_store import NodeStore
+from faregate.core.outlet import Outlet
+from faregate.core.states import DECIDED
+from faregate.core.unit import TRANSACTION_LOST
+from faregate.core.work import Work
+from faregate.errors import StaleLock
+from faregate.ports import faults
+from faregate.ports.clock import Clock
+from faregate.ports.queue import Outcome, Together, is_together
+
+log = logging.getLogger("faregate.bus")
+
+
+class Settling:
+    def __init__(
+        self,
+        node: str,
+        endings: Endings,
+        last_resort: LastResort,
+        outlet: Outlet,
+        store: NodeStore | None,
+        business_key: BusinessKey | None,
+        clock: Clock,
+    ) -> None:
+        self._node = node
+        self._endings = endings
+        self._outcomes = endings.outcomes
+        self._finishes = endings.has_after
+        self._last_resort = last_resort
+        self._outlet = outlet
+        self._store = store
+        self._business_key = business_key
+        self._clock = clock
+
+    async def settle_all(self, works: list[Work]) -> None:
+        """Settle those that are decided. What they send is on its way already."""
+        if len(works) > 1 and is_together(works[0].delivery) and not self._finishes and faults.hook is None:
+            works = self._settle_together(works[0].delivery, works)
+        for work in works:
+            if work.state == "duplicate":
+                work.dedup.doubt(work)
+            if work.state not in DECIDED:
+                continue
+            try:
+                if work.state == "duplicate" or work.attempt_id is not None:
+                    await self._conclude(work)
+                if faults.hook is not None:
+                    await faults.hook("bus.before-settle")
+                outcome = _outcome(work)
+                await work.delivery.settle(outcome)
+                work.move("settled")
+                if self._finishes or faults.hook is not None:
+                    await self._endings.finish(work.delivery, work.ctx, outcome)
+                else:  # a coroutine less for every message
+                    self._outcomes[outcome] += 1
+                work.ctx = None
+            except StaleLock as exc:
+                work.move("lost")
+                self._endings.lost(exc)
+            except TRANSACTION_LOST as exc:
+                # What happened is committed; a later copy finds that, and goes on from there.
+                log.warning("%s is not settled yet: %s", work.envelope, exc)
+                await self._last_resort.put_off(work)
+            if self._business_key is not None:
+                self._business_key.forget(work)
+
+    def _settle_together(self, first: Together, works: list[Work]) -> list[Work]:
+        """The same, all at once, for those whose settling is all that is left. Returns the others."""
+        plain = [each for each in works if each.state == "done" and each.attempt_id is each.business_key is None]
+        outcomes = [_outcome(work) for work in plain]
+        found = first.settle_all([work.delivery for work in plain], outcomes)
+        for work, outcome, stale in zip(plain, outcomes, found, strict=True):
+            if stale is None:
+                work.move("settled")
+                self._outcomes[outcome] += 1
+                work.ctx = None
+            else:
+                work.move("lost")
+                self._endings.lost(stale)
+        return [] if len(plain) == len(works) else [work for work in works if work.state in DECIDED]
+
+    async def _conclude(self, work: Work) -> None:
+        """Before a duplicate, or one that has a token, is settled."""
+        if work.state == "duplicate":
+            await self._outlet.was_handled(self._node, work.message_id)
+        if work.attempt_id is not None:
+            await work.dedup.release(work)
+        if work.in_ledger and work.envelope.replay and self._store is not None:
+            # Another copy of it was handled after all: its dead letter is settled with that.
+            ids, now = [work.message_id], self._clock.time()
+            await self._store.commit(lambda transaction: transaction.resolve(self._node, ids, now))
+
+
+def _outcome(work: Work) -> Outcome:
+    if work.state == "done":
+        return "handled" if work.ctx is not None and work.ctx._completed else "skipped"
+    return "dead" if work.state == "folded" else "duplicate"
