@@ -441,6 +441,25 @@ class ForgetsWhatWasSentBefore(Faulty):
             return await super().record(node, [row._replace(sent=0, sent_ids=None) for row in rows])
 
 
+@breaks("what_was_sent_is_kept_with_its_own_row_when_others_leave_meanwhile")
+class NotesWhatWasSentWhereARowOnceWas(Faulty):
+    """Goes by the numbers of rows, which a savepoint gives back when it is undone."""
+
+    class tx(SqliteTransaction):
+        async def record(self, node: str, rows: Sequence[LedgerRow]) -> dict[str, bytes | None]:
+            found = await super().record(node, rows)
+            [last] = await self.fetchall("select max(rowid) from faregate_ledger")
+            places = zip(
+                sorted(row.message_id for row in rows), range(last[0] - len(rows) + 1, last[0] + 1), strict=True
+            )
+            self.places = {**getattr(self, "places", {}), **dict(places)}
+            return found
+
+        async def note_sent(self, node: str, rows: Sequence[Sent]) -> None:
+            update = "update faregate_ledger set sent = ?, sent_ids = ? where rowid = ?"
+            await self.executemany(update, [(count, sent, self.places[each]) for each, count, sent in rows])
+
+
 @breaks("a_business_key_is_taken_once_per_handler")
 class TakesABusinessKeyAgain(Faulty):
     class tx(SqliteTransaction):
