@@ -60,22 +60,19 @@ def show_list(letters: Sequence[DeadLetter], *, more: bool) -> None:
         say("no dead letters")
         return
     now = time.time()
-    rows = [(*map(plain, _cells(letter)), age(letter.last_failed_at, now)) for letter in letters]
+    facts = [(each.message_id, each.type, each.node, each.reason, each.status) for each in letters]
+    rows = [(*map(plain, some), age(each.last_failed_at, now)) for some, each in zip(facts, letters, strict=True)]
     widths = [max(len(row[place]) for row in (_HEADINGS, *rows)) for place in range(len(_HEADINGS))]
     _print(Text(_GAP.join(_HEADINGS[place].ljust(width) for place, width in enumerate(widths)).rstrip(), "bold"))
     for letter, row in zip(letters, rows, strict=True):
         line = Text()
         for place, (cell, width) in enumerate(zip(row, widths, strict=True)):
-            line.append(cell.ljust(width) + _GAP, _STYLES.get(letter.status, "") if place == 4 else "")
+            line.append(cell.ljust(width) + _GAP, _STYLES[letter.status] if place == 4 else "")
         line.rstrip()
         _print(line)
         _print(Text(f"    {plain(letter.error.partition(chr(10))[0])}", "dim"))
     counts = Counter(letter.status for letter in letters)
     say(f"{', '.join(f'{count:,} {status}' for status, count in counts.items())}{', and more' * more}")
-
-
-def _cells(letter: DeadLetter) -> tuple[str, str, str, str, str]:
-    return letter.message_id, letter.type, letter.node, letter.reason, letter.status
 
 
 def _print(line: Text) -> None:
@@ -118,7 +115,7 @@ def show_letter(letter: DeadLetter) -> None:
     }
     for name, value in facts.items():
         if value:
-            style = _STYLES.get(letter.status, "") if name == "status" else ""
+            style = _STYLES[letter.status] if name == "status" else ""
             say(Text.assemble((f"{name:<12}", "bold"), (plain(value), style)))
     if envelope.headers:
         _show_part("headers", [f"{name}: {value}" for name, value in envelope.headers.items()])

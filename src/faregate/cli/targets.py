@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import typer
 
@@ -22,18 +22,13 @@ Target = Annotated[
 StoreUrl = Annotated[str, typer.Argument(help="The store, as sqlite:PATH or postgresql://….", metavar="URL")]
 
 
-class Stores(NamedTuple):
-    stores: list[Store]
-    bus: Bus | None
-    """The bus whose stores they are, when one was named."""
-
-
-def find_stores(target: str) -> Stores:
-    """The stores that a target names; nothing is opened yet."""
-    if is_store_url(target):
+def find_stores(target: str) -> tuple[list[Store], Bus | None]:
+    """The stores that a target names, and the bus whose they are, when one was named; nothing is opened yet."""
+    scheme, colon, _ = target.partition(":")
+    if colon and is_known(STORES, scheme):
         check_lasting(target)
-        return Stores([_checked(open_store(target, SystemClock()))], None)
-    if ":" not in target:
+        return [_checked(open_store(target, SystemClock()))], None
+    if not colon:
         raise ConfigurationError(
             f"{target!r} names neither a bus (module:attribute, {EXAMPLE}) nor a store ({known_schemes(STORES)})"
         )
@@ -43,12 +38,7 @@ def find_stores(target: str) -> Stores:
         if bus.stores:
             check_lasting("memory:")
         raise ConfigurationError(f"{target} has no store=, so there are no dead letters in one")
-    return Stores([_checked(store) for store in lasting.values()], bus)
-
-
-def is_store_url(target: str) -> bool:
-    scheme, colon, _ = target.partition(":")
-    return bool(colon) and is_known(STORES, scheme)
+    return [_checked(store) for store in lasting.values()], bus
 
 
 def _in_memory(url: str) -> bool:

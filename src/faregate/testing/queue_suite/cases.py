@@ -67,26 +67,12 @@ def case(*needs: Capability) -> Callable[[Case[QueueSubject]], Case[QueueSubject
 
 
 def event(text: str = "x", *, type: str = "Noted", key: str | None = None, **more: object) -> Envelope:
-    headers = {"text": text} if key is None else {"text": text, "key": key}
-    return Envelope(
-        publication_id=ids.root_id(),
-        type=type,
-        source="author",
-        body=text.encode(),
-        headers=headers,
-        **more,  # type: ignore[arg-type]
-    )
+    more["headers"] = {"text": text} if key is None else {"text": text, "key": key}
+    return Envelope(publication_id=ids.root_id(), type=type, source="author", body=text.encode(), **more)  # type: ignore[arg-type]
 
 
 def command(to: str, *recipients: str) -> Envelope:
-    return Envelope(
-        publication_id=ids.root_id(),
-        type="Do",
-        kind="command",
-        source="author",
-        destination=to,
-        recipients=recipients,
-    )
+    return again(event(type="Do"), kind="command", destination=to, recipients=recipients)
 
 
 def again(envelope: Envelope, **changes: object) -> Envelope:

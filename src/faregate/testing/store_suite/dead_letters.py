@@ -22,17 +22,9 @@ async def a_dead_letter_comes_back_as_it_was_and_is_known_as_dead(subject: Store
 @case
 async def another_failure_folds_into_the_dead_letter(subject: StoreSubject) -> None:
     store, [dead] = subject.store, ids(1)
-    again = letter(
-        "billing",
-        dead,
-        reason="expired",
-        error="late",
-        tries=4,
-        redeliveries=9,
-        last_failed_at=20.0,
-        first_failed_at=20.0,
-    )
-    again.envelope = Envelope(publication_id="p", body=b"new")
+    times = {"first_failed_at": 20.0, "last_failed_at": 20.0}
+    anew = Envelope(publication_id="p", body=b"new")
+    again = letter("billing", dead, reason="expired", error="late", tries=4, redeliveries=9, envelope=anew, **times)
     async with store.transaction() as tx:
         await tx.add_dead(letter("billing", dead, replays=2))
         await tx.set_dead_status("billing", dead, "replayed", by="operator", at=15.0)
@@ -87,11 +79,8 @@ async def an_operator_changes_only_what_waits_for_a_decision(subject: StoreSubje
             assert changed is not None and (changed.replays, changed.status) == (replays, "replayed"), f"{changed!r}"
             assert (changed.changed_by, changed.changed_at) == ("operator", 2.0)
         changed = await tx.set_dead_status("billing", dead, "discarded", by="other", at=3.0)
-        assert changed is not None and (changed.replays, changed.status, changed.changed_by) == (
-            2,
-            "discarded",
-            "other",
-        )
+        assert changed is not None and (changed.replays, changed.status) == (2, "discarded"), f"{changed!r}"
+        assert changed.changed_by == "other"
         assert await tx.set_dead_status("billing", dead, "replayed", by="operator", at=4.0) is None, "it was discarded"
 
 

@@ -148,13 +148,9 @@ async def a_reader_runs_a_query_and_changes_nothing(subject: StoreSubject) -> No
     async with store.transaction() as tx:
         await tx.executemany("insert into goods (name) values (?)", [("100 %",), ("ticket",)])
     reader = reader_of(subject)
-    assert [row for rows in reader.query("select name from goods order by name;") for row in rows] == [
-        ("100 %",),
-        ("ticket",),
-    ]
-    assert [row for rows in reader.query("select name from goods order by name", limit=1) for row in rows] == [
-        ("100 %",)
-    ]
+    for limit, names in ((None, [("100 %",), ("ticket",)]), (1, [("100 %",)])):
+        found = [row for rows in reader.query("select name from goods order by name;", limit) for row in rows]
+        assert found == names, f"{found} with limit {limit}"
     for sql in ("select name from nowhere", "selec 1", "delete from goods", "delete from goods returning name"):
         with refused(ConfigurationError, f"{sql!r} was not refused"):
             list(reader.query(sql))
