@@ -38,30 +38,36 @@ def _digest(*fields: str) -> str:
     return sha256(framed(*fields).encode()).hexdigest()
 
 
-_digits: Iterator[str] = iter(())
+_tails: Iterator[str] = iter(())
 _last_head = (-1, "")
 """A time, and the text that every root of that millisecond begins with."""
+_AT_ONCE = 512
+_AS_VERSION, _AS_VARIANT = (bytes(byte & mask | bits for byte in range(256)) for mask, bits in ((15, 0x70), (63, 0x80)))
 
 
-def _fresh_digits() -> str:
-    """Twenty random hexadecimal digits.
+def _first_of_more_tails() -> str:
+    """What stands in a root behind its time: version, variant, and 74 random bits.
 
     The system is asked for many at a time: each call of `os.urandom` lets other threads run, and that costs a publisher
     more than the randomness. Taking one from an iterator is atomic, so threads never share one.
     """
-    global _digits
-    while (taken := next(_digits, None)) is None:
-        block = os.urandom(10 * 512).hex()
-        _digits = iter([block[start : start + 20] for start in range(0, len(block), 20)])
-    return taken
+    global _tails
+    block = bytearray(os.urandom(10 * _AT_ONCE))
+    pairs, last = block[: 4 * _AT_ONCE], block[4 * _AT_ONCE :]
+    pairs[0::4] = pairs[0::4].translate(_AS_VERSION)
+    pairs[2::4] = pairs[2::4].translate(_AS_VARIANT)
+    digits = pairs.hex(" ", 2).split()
+    more = iter(list(map("-".join, zip(digits[0::2], digits[1::2], last.hex(" ", 6).split(), strict=True))))
+    first, _tails = next(more), more
+    return first
 
 
-def _forget_digits() -> None:
-    global _digits
-    _digits = iter(())
+def _forget_tails() -> None:
+    global _tails
+    _tails = iter(())
 
 
-os.register_at_fork(after_in_child=_forget_digits)  # or parent and child would make the same ids
+os.register_at_fork(after_in_child=_forget_tails)  # or parent and child would make the same ids
 
 
 def root_id(time_ms: int | None = None) -> str:
@@ -72,10 +78,9 @@ def root_id(time_ms: int | None = None) -> str:
     made_for, head = _last_head
     if made_for != time_ms:
         digits = f"{time_ms & 0xFFFFFFFFFFFF:012x}"
-        head = f"{digits[:8]}-{digits[8:]}-7"
+        head = f"{digits[:8]}-{digits[8:]}-"
         _last_head = (time_ms, head)
-    tail = _fresh_digits()
-    return f"{head}{tail[FIRST]}-{VARIANT[tail[VARIANT_AT]]}{tail[SECOND]}-{tail[THIRD]}"
+    return head + (next(_tails, None) or _first_of_more_tails())
 
 
 def idempotent_id(node: str, type: str, key: str) -> str:

@@ -92,6 +92,16 @@ async def test_two_benches_of_one_node_share_nothing() -> None:
         assert third.sent() == []
 
 
+async def test_in_memory_one_key_for_two_bodies_is_an_alarm_and_the_same_body_is_none() -> None:
+    # No digest of a body is made there, where nothing but this process would read it.
+    async with fg.Bus("memory:", nodes=[fg.Node("shop")]) as bus:
+        for name in ("1", "1"):
+            await bus.publish(Placed(name=name), idempotency_key="same")
+        assert bus.alarms["disagreement"] == 0
+        await bus.publish(Placed(name="2"), idempotency_key="same")
+        assert bus.alarms["disagreement"] == 1
+
+
 async def test_the_bench_clock_moves_only_when_told_or_when_settling() -> None:
     async with fg.testing.bench(relay()) as bench:
         start = bench.clock.time()

@@ -479,8 +479,9 @@ class GivesBackInReverseOrder(Faulty):
     class consumer(Wrapped):
         async def close(self) -> None:
             held = []
-            for lock, entry in list(self._inner.queue._acquired.items()):
-                self._inner.queue.settle_all([(entry, lock)], ["skipped"])
+            for entry in list(self._inner.queue._acquired.values()):
+                queue = self._inner.queue
+                queue.settle_all([queue._handed_out(entry)], ["skipped"])
                 held.append(entry.envelope)
             await self._inner.close()
             self._transport.broker.recent._known.clear()
@@ -544,7 +545,7 @@ class CountsEveryRedelivery(Faulty):
 class HoldsTheSlotUntilTheRedelivery(Faulty):
     class delivery(Wrapped):
         async def redeliver(self, delay: float, *, counted: bool = True) -> None:
-            queue, entry, lock = self._inner._queue, self._inner._entry, self._inner._lock
+            queue, entry, lock = self._inner.queue, self._inner.entry, self._inner.lock
             again = partial(queue.redeliver, entry, lock, 0.0, counted=counted)
             self._transport.clock.call_later(delay, again)
 
@@ -733,7 +734,7 @@ class ExpiresWhatIsHeld(Faulty):
             on_delivery(delivery)
             if self.expires is not None:
                 inner = delivery._inner
-                give_up = partial(inner._queue.dead_letter, inner._entry, inner._lock, "expired", "its time was over")
+                give_up = partial(inner.queue.dead_letter, inner.entry, inner.lock, "expired", "its time was over")
                 self.clock.call_later(self.expires, give_up)
 
         return await super().consume(queue, deliver, **how)

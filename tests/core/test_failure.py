@@ -452,11 +452,11 @@ async def test_a_lock_lost_before_the_start_is_counted_as_lost_and_its_message_c
     runs: Counter[int] = Counter()
     plain, lost = Queue.start_all, list[Entry]()
 
-    def start_all(queue: Queue, held: Sequence[tuple[Entry, int]]) -> list[StaleLock | None]:
-        for entry, lock in held:
-            if entry.position == count // 2 and not lost:
-                lost.append(entry)
-                queue.release(entry, lock)  # as when the lock expires
+    def start_all(queue: Queue, held: Sequence[BrokerDelivery]) -> list[StaleLock | None]:
+        for each in held:
+            if each.entry.position == count // 2 and not lost:
+                lost.append(each.entry)
+                queue.release(each.entry, each.lock)  # as when the lock expires
         return plain(queue, held)
 
     monkeypatch.setattr(Queue, "start_all", start_all)
@@ -493,7 +493,7 @@ async def test_a_message_that_cannot_be_put_off_at_once_comes_again_and_the_lane
             refused += 1
             if why == "refused":
                 raise fg.StoreConflict("two parked at once")
-            delivery._queue.release(delivery._entry, delivery._lock)  # as when the lock expires
+            delivery.queue.release(delivery.entry, delivery.lock)  # as when the lock expires
         await plain(delivery, 0.01, counted=counted)
 
     monkeypatch.setattr(BrokerDelivery, "redeliver", redeliver)

@@ -102,7 +102,15 @@ class SimProcess(Process):
                 body_limit=_LIMIT,
             )
             self.housekeepers.append(
-                Housekeeper(node.name, shared, self.dispatcher, transport, clock, retain_ledger=scenario.retain_ledger)
+                Housekeeper(
+                    node.name,
+                    shared,
+                    self.dispatcher,
+                    transport,
+                    clock,
+                    retain_ledger=scenario.retain_ledger,
+                    retain_dead=None,
+                )
             )
 
     # --- what it does ---

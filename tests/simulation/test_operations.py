@@ -136,7 +136,8 @@ def test_replay_from_below_the_retention_floor(limit: int) -> None:
 @in_every_mode
 def test_repeated_post_at_the_http_boundary(mode: Mode, limit: int) -> None:
     async def post(process: SimProcess) -> None:
-        await process.senders["a"].publish(send(Bill(name="x", run=0), to="b", idempotency_key="the key"))
+        bill = send(Bill(name="x", run=0), to="b", idempotency_key="the key")
+        await process.senders["a"].publish(bill)[1]
 
     def begin(world: World) -> None:
         world.published.add(("b", ids.message_id(ids.idempotent_id("a", "Bill", "the key"), "b")))

@@ -127,7 +127,7 @@ class Broker:
 
         Raises `Unroutable` for a command without a way, and for a signal with a token whose recipient is gone.
         """
-        return [self.route(envelope) for envelope in envelopes]
+        return list(map(self.route, envelopes))
 
     def route(self, envelope: Envelope) -> Route:
         """Where a publication goes; the same for one."""

@@ -197,7 +197,10 @@ class Queue:
                 entry.wake = self._schedule.after(min(wait, delay), self._due, entry)
             return
         self._in_flight.count += 1
-        self._admit_in_order(entry)
+        if self._recorder is None and entry.key is None:  # nothing that it could be behind
+            self._expose(entry)
+        else:
+            self._admit_in_order(entry)
 
     def _keep(self, entry: Entry) -> None:
         if self._recorder is not None:
@@ -326,29 +329,31 @@ class Queue:
             self._lock_timer = self._clock.call_later(self.lock_seconds, self._check_locks)
         return entry
 
-    def start_all(self, held: Sequence[tuple[Entry, int]]) -> list[StaleLock | None]:
+    def start_all(self, held: Sequence[BrokerDelivery]) -> list[StaleLock | None]:
         """Handlers start on these, but for what has expired; for each why not, if its lock is stale."""
-        found = [self._stale(entry, lock) for entry, lock in held]
-        begun = [
-            entry
-            for (entry, _), stale in zip(held, found, strict=True)
-            if stale is None and (entry.expires_at is None or not self.has_expired(entry))
-        ]
-        for entry in begun:
-            entry.started = True
-            entry.tries += 1
+        found: list[StaleLock | None] = []
+        begun: list[Entry] = []
+        for each in held:
+            entry, lock = each.entry, each.lock
+            stale = None if entry.lock == lock and entry.state == ACQUIRED else self._stale(entry, lock)
+            found.append(stale)
+            if stale is None and (entry.expires_at is None or not self.has_expired(entry)):
+                entry.started = True
+                entry.tries += 1
+                begun.append(entry)
         if self._recorder is not None:
             self._recorder.started(self, begun)
         return found
 
-    def settle_all(self, held: Sequence[tuple[Entry, int]], outcomes: Sequence[Outcome]) -> list[StaleLock | None]:
+    def settle_all(self, held: Sequence[BrokerDelivery], outcomes: Sequence[Outcome]) -> list[StaleLock | None]:
         """The holder is done with these; for each why not, if its lock is stale."""
         found: list[StaleLock | None] = []
         ended: list[Entry] = []
         ends: list[Outcome] = []
         credit: dict[QueueConsumer, int] = {}
-        for (entry, lock), outcome in zip(held, outcomes, strict=True):
-            stale = self._stale(entry, lock) if entry.state != ACQUIRED or entry.lock != lock else None
+        for each, outcome in zip(held, outcomes, strict=True):
+            entry, lock = each.entry, each.lock
+            stale = None if entry.lock == lock and entry.state == ACQUIRED else self._stale(entry, lock)
             found.append(stale)
             if stale is None:
                 entry.state = ARCHIVED
@@ -490,7 +495,7 @@ class Queue:
         log.warning("%s: %s is a dead letter (%s): %s", self.name, entry.envelope, reason, error)
         self._move_to_dead_letters(entry, reason, error)
         if self._on_dead_letter is not None:
-            self._on_dead_letter(BrokerDelivery(self, entry, entry.delivered), reason, error)
+            self._on_dead_letter(self._handed_out(entry), reason, error)
 
     def _move_to_dead_letters(self, entry: Entry, reason: str, error: str) -> None:
         self._make_dead_letter(self, entry, reason, error)
@@ -610,10 +615,13 @@ class Queue:
             delivered += 1
             consumer.credit -= 1
             try:
-                consumer.deliver(BrokerDelivery(self, entry, entry.delivered))
+                consumer.deliver(self._handed_out(entry))
             except Exception:
                 log.exception("%s: a consumer failed to take %s and is detached", self.name, entry.envelope)
                 self.detach(consumer)
+
+    def _handed_out(self, entry: Entry) -> BrokerDelivery:
+        return BrokerDelivery(self, entry, entry.lock, entry.envelope, entry.key, entry.delivered)
 
     def _served(self) -> deque[QueueConsumer]:
         """The consumers that may get something now."""

@@ -16,14 +16,15 @@ DUPLICATE_WINDOW = 100_000
 class RecentPublications:
     """A publication without an id is never a repetition.
 
-    The same key with another body is an alarm: two executions disagreed, or a key was used for two things.
+    The same key with another body is an alarm: two executions disagreed, or a key was used for two things. A body that
+    came without a digest is told from another one by its hash, while the process lives.
     """
 
     def __init__(self, window: int = DUPLICATE_WINDOW) -> None:
         self.window = window
         self.duplicates = 0
         self.on_disagreement: Callable[[Envelope], None] | None = None
-        self._known: OrderedDict[PublicationKey, bytes | None] = OrderedDict()
+        self._known: OrderedDict[PublicationKey, bytes | int | None] = OrderedDict()
         """The oldest first. A plain dict would look for it past all that went before."""
 
     def add(self, envelope: Envelope, partial: bool = False) -> bool:
@@ -33,12 +34,13 @@ class RecentPublications:
             return True
         if partial or envelope.replay or envelope.attempt_id is not None:
             key = _key_of(envelope, partial)
+        digest = envelope.body_digest or hash(envelope.body)
         if key not in self._known:
-            self._remember(key, envelope.body_digest)
+            self._remember(key, digest)
             return True
         self.duplicates += 1
-        first, digest = self._known[key], envelope.body_digest
-        if digest is not None and first is not None and digest != first:
+        first = self._known[key]
+        if digest != first and type(digest) is type(first):
             self._disagree(envelope)
         return False
 
@@ -47,7 +49,7 @@ class RecentPublications:
         if key and key not in self._known:
             self._remember(key, digest)
 
-    def _remember(self, key: PublicationKey, digest: bytes | None) -> None:
+    def _remember(self, key: PublicationKey, digest: bytes | int | None) -> None:
         self._known[key] = digest
         if len(self._known) > self.window:
             self._known.popitem(last=False)

@@ -34,7 +34,7 @@ from faregate.node.subscription import Subscription
 from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.dead_letter import DeadLetter, DeadStatus
 from faregate.ports.progress import Occupied
-from faregate.ports.queue import Browsing, Counting, QueueTransport, Recognising, SpoolTransport
+from faregate.ports.queue import Browsing, Counting, InProcess, QueueTransport, Recognising, SpoolTransport
 from faregate.ports.schemes import hide_password, open_transport
 from faregate.ports.store import DeadFilter, Store
 from faregate.ports.tokens import TokenStore
@@ -104,7 +104,8 @@ class Bus:
         limit = check_count(max_message_bytes, "max_message_bytes", 1, 1 << 30)
         if compress_above is not None:
             check_count(compress_above, "compress_above", 0, 1 << 30)
-        writer = BodyWriter(find_codec(codec), limit=limit, compress_above=compress_above)
+        digests = store is not None or not (isinstance(self._transport, InProcess) and self._transport.in_process)
+        writer = BodyWriter(find_codec(codec), limit=limit, compress_above=compress_above, digests=digests)
         keys, classes = shared_keys(self.nodes.values()), message_classes(self.nodes.values())
         self._senders = {
             node.name: Sender(node, self._transport, writer, self.clock, keys, self._alarms, classes)
@@ -317,7 +318,9 @@ class Bus:
         `publishes=`, or as the `source=` of a subscription.
         """
         outgoing = as_event(event, options)
-        return await self._sender(node, (outgoing,)).publish(outgoing)
+        publication_id, published = self._sender(node, (outgoing,)).publish(outgoing)
+        await published
+        return publication_id
 
     async def publish_many(self, events: Iterable[Any], *, node: str | Node | None = None) -> list[str]:
         """Publish events, or `fg.publish(…)` and `fg.send(…)` with their options, together: all or none."""
@@ -334,7 +337,9 @@ class Bus:
     ) -> str:
         """Send a command to the node `to`; raises `Unroutable` when that node does not handle it."""
         outgoing = as_command(command, to, options)
-        return await self._sender(node, (outgoing,)).publish(outgoing)
+        publication_id, published = self._sender(node, (outgoing,)).publish(outgoing)
+        await published
+        return publication_id
 
     @property
     def spools(self) -> bool:
@@ -354,7 +359,10 @@ class Bus:
         if not isinstance(self._transport, SpoolTransport):
             raise ConfigurationError(f"{self.url} has no spool: start the bus and publish")
         outgoing = as_event(message, options) if to is None else as_command(message, to, options)
-        return await self._named_sender(node, (outgoing,)).publish(outgoing, through=self._transport.spool)
+        sender = self._named_sender(node, (outgoing,))
+        publication_id, published = sender.publish(outgoing, through=self._transport.spool)
+        await published
+        return publication_id
 
     def _sender(self, node: str | Node | None, outgoing: Sequence[Outgoing]) -> Sender:
         self._check_running()
@@ -362,7 +370,7 @@ class Bus:
 
     def _named_sender(self, node: str | Node | None, outgoing: Sequence[Outgoing]) -> Sender:
         if node is not None:
-            name = node.name if isinstance(node, Node) else node
+            name = node if isinstance(node, str) else node.name
             sender = self._senders.get(name)
             if sender is None:
                 raise ConfigurationError(f"there is no node {name!r} on this bus; its nodes are: {self._names()}")

@@ -163,6 +163,7 @@ def edited(letter: DeadLetter, body: str | bytes, by: str, now: float) -> Envelo
     except msgspec.DecodeError as exc:
         raise ConfigurationError(f"the new body of {letter} is no JSON: {exc}") from exc
     encoded, encoding, digest = BodyWriter(JsonCodec(), limit=_BODY_LIMIT).write(value)
+    assert digest is not None
     # The body is part of the id, so that another edit of the same letter is another message.
     publication_id = ids.publication_id(
         correlation_id=letter.correlation_id,

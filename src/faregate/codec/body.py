@@ -9,18 +9,19 @@ from faregate.codec.registry import CODECS, content_types, registered
 from faregate.errors import MessageTooLarge, Undecodable
 from faregate.message import Envelope
 
-Body = tuple[bytes, str | None, bytes]
-"""An encoded message: its bytes, how they were compressed, and the digest of the plain bytes."""
+Body = tuple[bytes, str | None, bytes | None]
+"""An encoded message: its bytes, how they were compressed, and the digest of the plain bytes, where that is wanted."""
 
 
 class BodyWriter:
     """Encodes with one codec; one function per class is kept."""
 
-    def __init__(self, codec: Codec, *, limit: int, compress_above: int | None = None) -> None:
+    def __init__(self, codec: Codec, *, limit: int, compress_above: int | None = None, digests: bool = True) -> None:
         self.content_type = codec.content_type
         self._codec = codec
         self.limit = limit
         self._compress_above = limit if compress_above is None else compress_above
+        self._digests = digests
         self._encoders: dict[type, Encode] = {}
 
     def write(self, message: Any) -> Body:
@@ -35,7 +36,7 @@ class BodyWriter:
                 f"{cls.__name__} is {len(plain)} bytes when encoded and the limit is {self.limit}: "
                 "send a reference to the data instead, or raise max_message_bytes of the bus"
             )
-        digest = sha256(plain).digest()[:16]
+        digest = sha256(plain).digest()[:16] if self._digests else None
         if len(plain) > self._compress_above:
             return compress(plain), GZIP, digest
         return plain, None, digest

@@ -80,7 +80,7 @@ class HandlerRun:
                 work.handler_failed = False
             if faults.hook is not None:
                 await faults.hook("bus.after-handler")
-            if ctx._completed and ctx._sent():
+            if ctx._completed and (ctx._outputs or ctx._try is not None) and ctx._sent():
                 if self._outgoing is None:
                     work.sent = self._sender.seal_outputs(ctx, self._handler)
                 else:

@@ -55,19 +55,18 @@ class Sender(Sealer):
         self._store = store
         self._recipient_lists = recipient_lists
 
-    async def publish(self, outgoing: Outgoing, through: Publish | None = None) -> str:
-        """Publish a root: a message that no handler caused. Returns its publication id.
+    def publish(self, outgoing: Outgoing, through: Publish | None = None) -> tuple[str, Awaitable[None]]:
+        """Publish a root: a message that no handler caused. Gives its publication id, and what to await: a coroutine
+        of its own would cost every message some.
 
         `through` is what takes the envelope instead of the transport's own publish.
         """
         envelope = self.seal_root(outgoing, self._clock.time())
         through = through or self._publish_roots
         if self._chain is None:
-            await _hand_over((envelope,), through)
-        else:
-            out = OutgoingContext(envelope, outgoing.message, None)
-            await self._chain(out, partial(_hand_over, (envelope,), through))
-        return envelope.publication_id
+            return envelope.publication_id, _hand_over((envelope,), through)
+        out = OutgoingContext(envelope, outgoing.message, None)
+        return envelope.publication_id, self._chain(out, partial(_hand_over, (envelope,), through))
 
     async def publish_many(self, outgoing: Sequence[Outgoing]) -> list[str]:
         """Publish roots together: all or none."""

@@ -226,6 +226,13 @@ class Recognising(Protocol):
 
 
 @runtime_checkable
+class InProcess(Protocol):
+    in_process: bool
+    """Whether its messages never leave this process: then nobody needs digests of their bodies, where there is no store
+    to note them either."""
+
+
+@runtime_checkable
 class DeadLettering(Protocol):
     async def dead_letter(self, node: str, envelope: Envelope, reason: str, error: str) -> None:
         """Put a message that could not be sent into the node's dead-letter queue."""

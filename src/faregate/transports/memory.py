@@ -19,6 +19,7 @@ _APPENDS_PER_TURN = 128
 
 class MemoryTransport:
     capabilities = EVERY_CAPABILITY
+    in_process = True
 
     def __init__(self, rest: str = "", *, clock: Clock | None = None) -> None:
         rest = rest.removeprefix("memory:")
