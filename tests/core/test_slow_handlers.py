@@ -3,6 +3,7 @@
 import asyncio
 import gc
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from faregate.core.recognition import Recognition
 from faregate.core.settling import Settling
 from faregate.core.unit import UnitOfWork
 from faregate.errors import StoreConflict
+from faregate.message import Envelope
+from faregate.transports.memory import MemoryTransport
 from tests.core.rig import INSERT, LONG, TABLE, Answered, Asked, committed, in_memory, notes, numbers
 
 MANY, HANGING = 256, 100
@@ -324,3 +327,41 @@ async def test_what_has_not_begun_when_the_bus_stops_in_the_middle_of_parting_ha
             await bus.idle()
     assert counts.pop(HANGING) == (2, True)
     assert counts and set(counts.values()) == {(1, False)}
+
+
+@pytest.mark.usefixtures("one_batch")
+async def test_without_a_store_the_one_that_hung_sends_its_message_whatever_other_lanes_did_meanwhile() -> None:
+    asking, answering, hearing = fg.Node("asking"), fg.Node("answering"), fg.Node("hearing")
+    gate, hangs, sending, send, silent = (asyncio.Event() for _ in range(5))
+    heard: Counter[int] = Counter()
+
+    @answering.on(Asked, source="asking")
+    async def answer(asked: Asked) -> Answered | None:
+        if asked.n == MANY:
+            silent.set()
+            return None
+        if asked.n == MANY - 1:
+            hangs.set()
+            await gate.wait()
+        return Answered(n=asked.n)
+
+    @hearing.on(Answered, source="answering")
+    async def hear(answered: Answered) -> None:
+        heard[answered.n] += 1
+
+    class Slow(MemoryTransport):
+        async def publish(self, envelopes: Sequence[Envelope]) -> None:
+            if hangs.is_set() and not gate.is_set():
+                sending.set()
+                await send.wait()
+            await super().publish(envelopes)
+
+    async with asyncio.timeout(LONG), fg.Bus(Slow(), nodes=[asking, answering, hearing]) as bus:
+        await bus.publish_many(numbers(MANY), node="asking")
+        await sending.wait()  # the batch parts; what the others answered is on its way
+        gate.set()
+        await bus.publish(Asked(n=MANY))
+        await silent.wait()
+        send.set()
+        await bus.idle()
+    assert heard == Counter(range(MANY))

@@ -309,8 +309,7 @@ class Handling:
                 if self._recognition is not None:
                     spoiled = await self._run_with_store(unit, works, self._recognition)
                 else:
-                    await (self._run_handlers if unit.alone else self._run_without_store)(unit, works)
-                    if self._sends:
+                    if await (self._run_handlers if unit.alone else self._run_without_store)(unit, works):
                         await self._committing.publish(works)
             finally:
                 self._units.discard(unit)
@@ -370,11 +369,11 @@ class Handling:
                 raise
         return False
 
-    async def _run_without_store(self, unit: UnitOfWork, works: list[Work]) -> None:
+    async def _run_without_store(self, unit: UnitOfWork, works: list[Work]) -> bool:
         """What handlers did cannot be undone: those that have ended go out whatever becomes of the others of a batch,
         and before long."""
         try:
-            await self._run(unit, works)
+            return await self._run(unit, works)
         except asyncio.CancelledError:  # and only then, or what is on its way would go out twice
             await finish(self._hand_on([work for work in works if work.state == "done"]))
             raise
@@ -385,15 +384,17 @@ class Handling:
 
     # --- handlers --------------------------------------------------------------------------------------------
 
-    def _run(self, unit: UnitOfWork, works: list[Work]) -> Coroutine[Any, Any, None]:
-        """Run the handlers. The others of a batch do not wait for one that takes its time."""
+    def _run(self, unit: UnitOfWork, works: list[Work]) -> Coroutine[Any, Any, bool]:
+        """Run the handlers; whether they sent anything. The others of a batch do not wait for one that takes its
+        time."""
         if self._parting is None or unit.alone:
             return self._run_handlers(unit, works)
         return self._parting.run(self._run_handlers, unit, works)
 
-    async def _run_handlers(self, unit: UnitOfWork, works: list[Work]) -> None:
-        """Run the messages one after another. The rest stays new: behind a failure in a serial subscription, because
-        enough is sent in this transaction or it took long enough, or because nothing more may begin."""
+    async def _run_handlers(self, unit: UnitOfWork, works: list[Work]) -> bool:
+        """Run the messages one after another; whether they sent anything. The rest stays new: behind a failure in a
+        serial subscription, because enough is sent in this transaction or it took long enough, or because nothing more
+        may begin."""
         started = self._pace.start()
         last = works[-1]
         until = 0.0 if unit.alone else self._clock.monotonic() + self._pace.batch_seconds
@@ -420,6 +421,7 @@ class Handling:
         self._sends = rows > 0
         if ran:
             self._pace.note(started, ran, unit.waited, len(self._units))
+        return rows > 0
 
     # --- failures --------------------------------------------------------------------------------------------
 

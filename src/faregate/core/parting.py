@@ -22,7 +22,8 @@ from faregate.ports.queue import Delivery
 
 PutBack = Callable[[Sequence[Delivery], Sequence[Delivery]], None]
 """Takes what has not begun, and is seen through another time; and what has ended, before the others of its batch."""
-RunHandlers = Callable[[UnitOfWork, list[Work]], Awaitable[None]]
+RunHandlers = Callable[[UnitOfWork, list[Work]], Awaitable[bool]]
+"""Says whether they sent anything."""
 
 
 class Parting:
@@ -49,11 +50,11 @@ class Parting:
         self._leave = leave
         self._give_back = give_back
 
-    async def run(self, handlers: RunHandlers, unit: UnitOfWork, works: list[Work]) -> None:
-        """Run the handlers; `works` is left with those that stayed."""
+    async def run(self, handlers: RunHandlers, unit: UnitOfWork, works: list[Work]) -> bool:
+        """Run the handlers; whether they sent anything. `works` is left with those that stayed."""
         self._watch(unit, works, None)
         try:
-            await handlers(unit, works)
+            return await handlers(unit, works)
         finally:
             unit.watch.cancel()
             if unit.parting is not None:
