@@ -65,13 +65,14 @@ class SimBroker:
             takers = [node for node in takers if node == envelope.destination]
         return [node for node in takers if not envelope.recipients or node in envelope.recipients]
 
-    def available(self, nodes: Sequence[str]) -> list[Copy]:
+    def available(self, nodes: Sequence[str], *, withheld: bool = True) -> list[Copy]:
+        """What may be delivered; `withheld`: without what follows another of its key."""
         free = []
         busy_keys: set[tuple[str, str]] = set()
         for copy in self.copies:
             if copy.settled is not None or copy.node not in nodes:
                 continue
-            if copy.key is not None and (copy.node, copy.key) in busy_keys:
+            if withheld and copy.key is not None and (copy.node, copy.key) in busy_keys:
                 continue
             if copy.key is not None:
                 busy_keys.add((copy.node, copy.key))
@@ -140,6 +141,27 @@ class SimDelivery:
 
     async def dead_letter(self, reason: str, error: str) -> None:
         raise NotImplementedError("nodes with a store keep their dead letters themselves")
+
+
+class SimTogether(SimDelivery):
+    """Many of them start and settle at once."""
+
+    def start_all(self, deliveries: "Sequence[SimTogether]") -> list[StaleLock | None]:
+        for delivery in deliveries:
+            delivery.start()
+        return [None for _ in deliveries]
+
+    def settle_all(self, deliveries: "Sequence[SimTogether]", outcomes: Sequence[Outcome]) -> list[StaleLock | None]:
+        self._scheduler.acted()
+        found: list[StaleLock | None] = []
+        for delivery, outcome in zip(deliveries, outcomes, strict=True):
+            copy = delivery.copy
+            if copy.held is delivery:
+                copy.held, copy.settled = None, outcome
+                found.append(None)
+            else:
+                found.append(StaleLock(f"{copy} belongs to somebody else by now"))
+        return found
 
 
 class SimTransport:

@@ -116,9 +116,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def has_timers(self, process: object) -> bool:
         return any(_belongs(handle, process) for handle in self._timers)
 
-    def fire_timers(self, process: object) -> bool:
-        """Let the loop's own timers of a process be due; whether there were any."""
+    def fire_timers(self, process: object, callback: str | None = None) -> bool:
+        """Let the loop's own timers of a process be due, or those that call this; whether there were any."""
         due = [handle for handle in self._timers if _belongs(handle, process)]
+        if callback is not None:
+            due = [handle for handle in due if getattr(handle._callback, "__name__", None) == callback]  # type: ignore[attr-defined]
         for handle in due:
             self._timers.remove(handle)
             self._ready.append(handle)

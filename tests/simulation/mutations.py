@@ -11,9 +11,12 @@ from faregate import ids
 from faregate.bus import attempts as attempts_module
 from faregate.bus.attempts import FENCE_SECONDS, Attempts
 from faregate.bus.housekeeping import Housekeeper
+from faregate.bus.lanes import Lanes
 from faregate.core.committing import Committing
 from faregate.core.context import Context
 from faregate.core.dedup.claims import Claims
+from faregate.core.parting import Parting
+from faregate.core.settling import Settling
 from faregate.core.states import TABLE, Event, State
 from faregate.core.unit import UnitOfWork
 from faregate.core.work import Spoiled, Work
@@ -168,6 +171,90 @@ def dead_letter_writes_a_ledger_row(patch: MonkeyPatch) -> None:
         return await add_dead(self, letter)
 
     patch.setattr(SqliteTransaction, "add_dead", mutant)
+
+
+# --- parting from a slow handler, and settling together ------------------------------------------------------
+
+
+def _parting(patch: MonkeyPatch, **replaced: Any) -> None:
+    """Hand other things in. Each is given what there was."""
+    init = Parting.__init__
+
+    def mutant(self: Any, put_back: Any, committing: Any, settling: Any, **options: Any) -> None:
+        handed = {"put_back": put_back, "committing": committing, "settling": settling, **options}
+        init(self, **{name: replaced.get(name, lambda same: same)(thing) for name, thing in handed.items()})
+
+    patch.setattr(Parting, "__init__", mutant)
+
+
+def what_is_decided_is_not_committed_when_a_batch_parts(patch: MonkeyPatch) -> None:
+    async def mutant(self: Any, apart: Any, decided: Any, others: Any) -> None:
+        await apart.abandon()
+
+    patch.setattr(Parting, "_commit_apart", mutant)
+
+
+def what_is_decided_is_not_settled_when_a_batch_parts(patch: MonkeyPatch) -> None:
+    _parting(patch, settling=lambda settling: _Without(settling, "settle_all"))
+
+
+def what_has_not_begun_is_not_put_back(patch: MonkeyPatch) -> None:
+    _parting(patch, put_back=lambda put_back: lambda unbegun, ended: put_back((), [*unbegun, *ended]))
+
+
+def marks_of_the_others_are_committed_when_a_batch_parts(patch: MonkeyPatch) -> None:
+    commit_apart = Parting._commit_apart
+
+    async def mutant(self: Any, apart: Any, decided: Any, others: Any) -> None:
+        await commit_apart(self, apart, decided, [])
+
+    patch.setattr(Parting, "_commit_apart", mutant)
+
+
+def a_batch_parts_from_one_that_has_used_the_transaction(patch: MonkeyPatch) -> None:
+    patch.setattr(UnitOfWork, "is_used", False)
+
+
+def what_was_lost_counts_when_a_batch_parts(patch: MonkeyPatch) -> None:
+    patch.setattr("faregate.core.parting.scatter", lambda works, exc: None)
+
+
+def one_that_has_ended_stays_in_its_lane(patch: MonkeyPatch) -> None:
+    put_back = Lanes.put_back
+
+    def mutant(self: Any, unbegun: Any, ended: Any = ()) -> None:
+        at_work, self.at_work = self.at_work, {}
+        put_back(self, unbegun, ended)
+        self.at_work = at_work
+
+    patch.setattr(Lanes, "put_back", mutant)
+
+
+def what_is_behind_overtakes_what_is_put_back(patch: MonkeyPatch) -> None:
+    put_back = Lanes.put_back
+
+    def mutant(self: Any, unbegun: Any, ended: Any = ()) -> None:
+        put_back(self, (), [*unbegun, *ended])
+        self._ready.extend(unbegun)
+        self._wake()
+
+    patch.setattr(Lanes, "put_back", mutant)
+
+
+def undecided_ones_are_settled_together(patch: MonkeyPatch) -> None:
+    def mutant(self: Any, first: Any, works: Any) -> Any:
+        first.settle_all([work.delivery for work in works], ["handled" for _ in works])
+        for work in works:
+            if work.state == "done":
+                work.move("settled")
+        return [work for work in works if work.state != "settled"]
+
+    patch.setattr(Settling, "_settle_together", mutant)
+
+
+def some_are_forgotten_when_they_are_settled_together(patch: MonkeyPatch) -> None:
+    settle_together = Settling._settle_together
+    patch.setattr(Settling, "_settle_together", lambda self, first, works: settle_together(self, first, works[1:]))
 
 
 # --- tokens: receiving ---------------------------------------------------------------------------------------

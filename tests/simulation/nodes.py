@@ -123,6 +123,8 @@ class Runs:
         """Whether `a` publishes a Noted, too; `c` may be subscribed to it."""
         self.habit: Habit = plainly
         """How `a` goes about its write."""
+        self.before: Callable[[str], Awaitable[None]] | None = None
+        """What `a` waits for before it writes."""
         self.writes = False
         """Whether handlers write without waiting."""
         self.outside: list[str] = []
@@ -154,6 +156,8 @@ def make_nodes(runs: Runs, dedup: Any, *, subscriber: bool, **options: Any) -> d
             yield fg.send(Bill(name=f"{order.name}.{number}", run=run, key=order.key), to=runs.to)
         if runs.notes:
             yield Noted(name=order.name)
+        if runs.before is not None:
+            await runs.before(order.name)
         error = runs.script("a", nth, order.name)
         await runs.habit(lambda: write(ctx, order.name, run, order.key), error)
 

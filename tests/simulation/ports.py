@@ -41,6 +41,7 @@ class Port:
         self._prefix, self._real, self._scheduler = prefix, real, scheduler
         self._modes, self._late, self._watch = modes, late, watch
         self.url, self.database_id = real.url, real.database_id
+        self.dear_savepoints = getattr(real, "dear_savepoints", False)  # of a store; it is no call
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._real, name)

@@ -5,7 +5,7 @@ not committed is gone, what it had on the wire may still arrive.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Executor
 from contextvars import Context, copy_context
 from operator import attrgetter
@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, cast
 from faregate.bus.attempts import Attempts
 from faregate.bus.dispatcher import Dispatcher
 from faregate.bus.housekeeping import Housekeeper
+from faregate.bus.lanes import Lanes
 from faregate.codec import BodyWriter, find_codec
 from faregate.core.alarms import Alarms
 from faregate.core.dedup.claims import Claims
 from faregate.core.feed import QueueFeed
 from faregate.core.handling import Handling
 from faregate.core.node_store import NodeStore
+from faregate.core.pace import BATCH_LIMIT
 from faregate.core.recipients import RecipientLists
 from faregate.core.sender import Sender
 from faregate.errors import StaleLock
@@ -65,6 +67,8 @@ class SimProcess(Process):
         self.started = False
         """Only then it takes deliveries."""
         self.held: dict[SimDelivery, None] = {}
+        self.lanes: Lanes | None = None
+        """Of node `a`."""
         scenario, scheduler, clock = world.scenario, world.scheduler, world.clock
         self.store: Any = Port("store", world.store, scheduler, scenario.modes, world.late, world.audit.watch)
         self.tokens: Any = None
@@ -101,6 +105,8 @@ class SimProcess(Process):
                 pool=cast(Executor, None),
                 body_limit=_LIMIT,
             )
+            if scenario.lanes and node.name == "a":
+                self.lanes = self._make_lanes(self.handlings["a"], scenario.lanes)
             self.housekeepers.append(
                 Housekeeper(
                     node.name,
@@ -112,6 +118,34 @@ class SimProcess(Process):
                     retain_dead=None,
                 )
             )
+
+    def _make_lanes(self, handling: Handling, size: int) -> Lanes:
+        """As a worker has them."""
+
+        async def work(deliveries: list[Any]) -> list[Any]:
+            again: list[Any] = []
+            try:
+                again = await handling.handle(deliveries)
+            finally:
+                for delivery in set(deliveries).difference(again):
+                    self.held.pop(delivery, None)
+            return again
+
+        def put_back(unbegun: Sequence[Any], ended: Sequence[Any]) -> None:
+            for delivery in ended:
+                self.held.pop(delivery, None)
+            lanes.put_back(unbegun, ended)
+
+        lanes = Lanes(size, work, by_key=True)
+        lanes.batch = BATCH_LIMIT
+        handling.let_part(put_back)
+        return lanes
+
+    def submit(self, deliveries: list[SimDelivery]) -> None:
+        """As a worker takes what is delivered."""
+        assert self.lanes is not None
+        for delivery in deliveries:
+            self._context.run(self.lanes.submit, delivery)
 
     # --- what it does ---
 

@@ -54,6 +54,11 @@ class Scenario:
     batch: int = 1
     savepoints: bool = True
     """Whether a batch gives each message a savepoint; False: only when one has failed."""
+    lanes: int = 0
+    """How many lanes a process has for node `a`: its batches part from a slow handler when time passes. 0: none, and
+    they do not."""
+    together: bool = False
+    """Whether deliveries start and settle together, as those of the embedded broker do; then the bus has no points."""
     jumps: int = 12
     every_point: bool = False
     """Crash and switch at every named point, also where nobody could tell it from the one before."""

@@ -31,7 +31,6 @@ from faregate.spark.runs.engine import Engine
 from faregate.spark.runs.rows import NOBODY, Places
 from faregate.spark.runs.spec import RunSpec
 from tests.simulation.broker import Copy, SimBroker
-from tests.simulation.loop import SimLane
 from tests.simulation.ports import Port
 from tests.simulation.process import Process
 from tests.simulation.scenario import Scenario
@@ -235,7 +234,6 @@ class SparkWorld(World):
             "outbox.open_appendable": lambda path: log,
         }
         with super().opened(), ExitStack() as stack:
-            stack.enter_context(mock.patch("faregate.bus.lanes.LaneTask", SimLane))
             for name, replacement in patches.items():
                 stack.enter_context(mock.patch(f"faregate.spark.runs.{name}", replacement))
             yield

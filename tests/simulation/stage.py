@@ -24,7 +24,7 @@ from faregate.stores.sqlite import MemoryStore, MemoryTokenStore
 from faregate.testing.clock import FakeClock
 from tests.simulation.audit import Audit
 from tests.simulation.broker import SimBroker
-from tests.simulation.loop import VirtualLoop, running
+from tests.simulation.loop import SimLane, VirtualLoop, running
 from tests.simulation.nodes import SCHEMA, Runs, make_nodes
 from tests.simulation.ports import LateCall
 from tests.simulation.process import SimProcess
@@ -127,7 +127,8 @@ class Stage:
             for module in ("core.dedup.claims", "bus.attempts"):
                 stack.enter_context(mock.patch(f"faregate.{module}.uuid4", self._uuid))
             stack.enter_context(mock.patch("faregate.bus.housekeeping._CLAIM_AGE", self.scenario.claim_age))
-            stack.enter_context(mock.patch.object(faults, "hook", self._hook))
+            stack.enter_context(mock.patch("faregate.bus.lanes.LaneTask", SimLane))
+            stack.enter_context(mock.patch.object(faults, "hook", None if self.scenario.together else self._hook))
             level = logging.root.manager.disable
             logging.disable(logging.CRITICAL)
             stack.callback(logging.disable, level)

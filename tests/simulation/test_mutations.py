@@ -12,6 +12,7 @@ from tests.simulation.explorer import Broken, explore, replay
 from tests.simulation.nodes import lingering, swallowing
 from tests.simulation.scenario import Scenario
 from tests.simulation.test_operations import replay_all
+from tests.simulation.test_parting import SLOW, SLOW_AND_LOST, SLOW_BY_KEY, SLOW_IN_ITS_TRANSACTION, TOGETHER
 from tests.simulation.test_send import left_behind, of_one_key
 from tests.simulation.test_spark import KEYED, NOT_STRICT, REPLAYED, first_fails_once, on_spark, one_of_a_key
 from tests.simulation.world import World
@@ -145,6 +146,17 @@ CASES: list[tuple[Mutation, Scenario, set[int]]] = [
         Scenario(of_one_key, "separate", processes=1, crashes=1, foreign=True),
         {8},
     ),
+    # --- parting ---
+    (mutations.what_is_decided_is_not_committed_when_a_batch_parts, SLOW, {7}),
+    (mutations.what_is_decided_is_not_settled_when_a_batch_parts, SLOW, {6}),
+    (mutations.what_has_not_begun_is_not_put_back, SLOW, {6}),
+    (mutations.marks_of_the_others_are_committed_when_a_batch_parts, SLOW, {7}),
+    (mutations.a_batch_parts_from_one_that_has_used_the_transaction, SLOW_IN_ITS_TRANSACTION, {1, 5, 7}),
+    (mutations.what_was_lost_counts_when_a_batch_parts, SLOW_AND_LOST, {7}),
+    (mutations.one_that_has_ended_stays_in_its_lane, SLOW_BY_KEY, {8}),
+    (mutations.what_is_behind_overtakes_what_is_put_back, SLOW_BY_KEY, {8}),
+    (mutations.undecided_ones_are_settled_together, TOGETHER, {7}),
+    (mutations.some_are_forgotten_when_they_are_settled_together, TOGETHER, {6}),
     # --- Spark ---
     (mutations.positions_advanced_before_the_handlers, on_spark(one_of_a_key, crashes=1, options=KEYED), {7}),
     (mutations.positions_advanced_after_the_commit, on_spark(one_of_a_key, "off", crashes=1, options=KEYED), {1}),

@@ -14,7 +14,7 @@ from typing import Any
 from faregate import ids
 from faregate.message import Envelope
 from tests.simulation.audit import Violation
-from tests.simulation.broker import Copy, SimDelivery
+from tests.simulation.broker import Copy, SimDelivery, SimTogether
 from tests.simulation.guide import Guide
 from tests.simulation.ports import LateCall
 from tests.simulation.process import Process, SimProcess
@@ -106,11 +106,21 @@ class World(Stage):
     def _pass_time(self) -> None:
         """Nobody has anything to do: the next timer, if somebody waits for one."""
         self._jumps += 1
+        if self.scenario.lanes and self._tell_slow():
+            return
         delay = self.clock.next_timer()
         if delay is None or self._jumps > self.scenario.jumps:
             self._over = True
         else:
             self.clock.jump(delay)
+
+    def _tell_slow(self) -> bool:
+        """A handler that waits has taken twice the time of a batch; whether that sets anything going."""
+        before = len(self.scheduler.waiting)
+        for process in 2 * self.processes:
+            self.loop.fire_timers(process, "_watch")
+            self.loop.run_ready()
+        return len(self.scheduler.waiting) > before
 
     def _deliver(self, copy: Copy) -> Callable[[], None]:
         def action() -> None:
@@ -120,14 +130,19 @@ class World(Stage):
         return action
 
     def _hand(self, copy: Copy, process: SimProcess) -> None:
+        in_lanes = process.lanes is not None and copy.node == "a"
         copies = [copy]
         if self.scenario.batch > 1 and not copy.redelivered:
-            others = [each for each in self.broker.available([copy.node]) if each is not copy and not each.redelivered]
-            copies += others[: self.scenario.batch - 1]
+            others = self.broker.available([copy.node], withheld=not in_lanes)
+            copies += [each for each in others if each is not copy and not each.redelivered][: self.scenario.batch - 1]
         modes = self.scenario.modes.get("delivery.settle", ())
-        deliveries = [SimDelivery(self.broker, self.scheduler, each, modes) for each in copies]
+        kind = SimTogether if self.scenario.together else SimDelivery
+        deliveries = [kind(self.broker, self.scheduler, each, modes) for each in copies]
         process.held.update(dict.fromkeys(deliveries))
-        self.scheduler.run_as_last(process.spawn(process.handle(deliveries)))
+        if in_lanes:
+            process.submit(deliveries)
+        else:
+            self.scheduler.run_as_last(process.spawn(process.handle(deliveries)))
 
     def _arrive(self, late: LateCall) -> Callable[[], None]:
         def action() -> None:
