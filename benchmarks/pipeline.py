@@ -8,11 +8,17 @@ What is measured, per message:
                 context made for the message. The delivery is replaced because it is not the pipeline: its `settle`
                 does nothing; and the message has no fields, so that next to nothing is decoded. All checks of the
                 envelope stay in. This is what the target is about.
+    in a batch  the same for one of 256 messages that are handled together, as lanes hand over fast ones.
     chain       only the compiled chain of that subscription and its context: without the settling core.
     decoded     `ours` with a 200-byte JSON body.
 
 Four awaits stand for the four parts that the thesis counts (two core parts, two middlewares); the resource and the
 handler come on top, so "at most 6 times" has to pay for two more awaits and an async generator.
+
+The target was set when messages were handled one by one: reading, chain, decision and settling of one message took 7.2
+times the bare awaits (2.7 µs, with a decoder that was replaced). A batch of one is that same way today, with what a
+batch needs around it (its unit, its pace, lists in place of one message) and tries whose context ends with them. So it
+is judged by a batch of one, though messages that take as little as these come in full batches.
 
 Time is that of the processor: nothing here waits for anything, and others on the machine would be measured otherwise.
 Bytes per message come from tracemalloc: the peak of what is allocated while one message goes through, above what was
@@ -34,6 +40,7 @@ from faregate.core.alarms import Alarms
 from faregate.core.context import Context
 from faregate.core.feed import QueueFeed
 from faregate.core.handling import Handling
+from faregate.core.pace import BATCH_LIMIT
 from faregate.core.pipeline import compile_pipeline
 from faregate.core.sender import Sender
 from faregate.core.work import Work
@@ -112,6 +119,12 @@ class StubDelivery:
     async def settle(self, outcome: str) -> None:
         pass
 
+    def start_all(self, deliveries: list[Any]) -> list[None]:
+        return [None] * len(deliveries)
+
+    def settle_all(self, deliveries: list[Any], outcomes: list[str]) -> list[None]:
+        return [None] * len(deliveries)
+
 
 def make_receiver(cls: type) -> Handling:
     writer = BodyWriter(CODECS["json"], limit=MAX_MESSAGE_BYTES)
@@ -168,6 +181,18 @@ async def run_ours(messages: int, message: fg.Event = TICK) -> float:
     return seconds
 
 
+async def run_in_batches(messages: int) -> float:
+    size = min(messages, BATCH_LIMIT)
+    receiver, deliveries = make_receiver(Tick), [make_delivery(TICK) for _ in range(size)]
+    handled = messages // size * size
+    begin = time.process_time()
+    for _ in range(messages // size):
+        await receiver.handle(deliveries)
+    seconds = time.process_time() - begin
+    assert receiver.outcomes["handled"] == handled
+    return seconds * messages / handled
+
+
 async def send_nothing(ctx: Context) -> None:
     pass
 
@@ -210,6 +235,7 @@ def main() -> None:
     contestants = [
         Contestant("bare", run_bare),
         Contestant("ours", run_ours),
+        Contestant("in a batch", run_in_batches),
         Contestant("chain", run_chain),
         Contestant("decoded", run_decoded),
     ]
@@ -225,6 +251,7 @@ def main() -> None:
         [
             row("four bare nested awaits", "bare", bare_bytes),
             row("ours: 2 cores, 2 middlewares, 1 resource", "ours", ours_bytes),
+            row("  one of 256 in a batch", "in a batch"),
             row("  only the chain, without the settling core", "chain"),
             row("  with a JSON body of 200 bytes", "decoded"),
             ("the thesis (.NET, another machine)", f"{THESIS_US:.3f}", "", ""),
@@ -232,6 +259,7 @@ def main() -> None:
     )
     report.ours = {
         "pipeline_us": samples.cost("ours") * 1e6,
+        "in_a_batch_us": samples.cost("in a batch") * 1e6,
         "chain_us": samples.cost("chain") * 1e6,
         "with_decode_us": samples.cost("decoded") * 1e6,
         "times_bare": samples.ratio("bare", "ours"),

@@ -243,6 +243,8 @@ class Handling:
         if not deliveries or not is_together(first := deliveries[0]):
             return [delivery for delivery in deliveries if self._start(delivery)]
         found = first.start_all(deliveries)
+        if not any(found):
+            return deliveries
         for stale in filter(None, found):
             self._endings.lost(stale)
         return [delivery for delivery, stale in zip(deliveries, found, strict=True) if stale is None]
@@ -397,12 +399,13 @@ class Handling:
         may begin."""
         started = self._pace.start()
         last = works[-1]
-        until = 0.0 if unit.alone else self._clock.monotonic() + self._pace.batch_seconds
+        monotonic = self._clock.monotonic
+        until = 0.0 if unit.alone else monotonic() + self._pace.batch_seconds
         ran = rows = size = 0
         for work in tuple(works):  # some may leave meanwhile
             if work.state != "new":
                 continue
-            if self.stopped and not self._one_by_one:  # what has claimed goes on
+            if (self.paused or self.put_off) and not self._one_by_one:  # what has claimed goes on
                 break
             if (self._expires or work.envelope.expires_at is not None) and not work.tries and work.delivery.expired:
                 work.fail(Expired("its time was over before its handler could begin"))
@@ -416,7 +419,7 @@ class Handling:
                     size += len(envelope.body)
                 if rows >= _MOST_OUTPUTS or size >= _MOST_OUTPUT_BYTES:
                     break
-            if work is not last and self._clock.monotonic() - unit.waited > until:  # slower than was thought
+            if work is not last and monotonic() - unit.waited > until:  # slower than was thought
                 break
         self._sends = rows > 0
         if ran:

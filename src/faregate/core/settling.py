@@ -80,7 +80,7 @@ class Settling:
     def _settle_together(self, first: Together, works: list[Work]) -> list[Work]:
         """The same, all at once, for those whose settling is all that is left. Returns the others."""
         plain = [each for each in works if each.state == "done" and each.attempt_id is each.business_key is None]
-        outcomes = [_outcome(work) for work in plain]
+        outcomes: list[Outcome] = ["handled" if each.ctx and each.ctx._completed else "skipped" for each in plain]
         found = first.settle_all([work.delivery for work in plain], outcomes)
         for work, outcome, stale in zip(plain, outcomes, found, strict=True):
             if stale is None:
