@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from hashlib import sha256
+from zlib import crc32
 
 from faregate.message import Envelope
 
@@ -138,6 +139,14 @@ def message_ids(recipient: str) -> Callable[[str], str]:
         return _derived(publication_id, f"{head}{len(publication_id)}:{publication_id}{tail}")
 
     return derive
+
+
+SLOTS = 256
+
+
+def slot_of(key: str | None) -> str:
+    """Where brokers put a message by its key, the same in every process and version; `-` for one without a key."""
+    return "-" if key is None else str(crc32(key.encode()) % SLOTS)
 
 
 PublicationKey = str | tuple[str, int, str | None, tuple[str, ...]]

@@ -4,6 +4,7 @@ Rules kept here:
 - A message class has one wire name and one kind: an event (0..n recipients) or a command (one destination).
 - `Event` and `Command` subclasses are frozen msgspec structs. Dataclasses, attrs and pydantic classes join
   through `@event`, `@command`, or by being named in a subscription.
+- A class may name its key, by which brokers partition: whoever publishes knows it, without knowing who subscribes.
 - Contracts are tolerant: a class may declare fewer fields than the publisher sent under the same wire name.
 - An envelope does not change: what differs on the way is a new one, by `msgspec.structs.replace`. Until it is on its
   way two fields are filled in, by `force_setattr`: the headers that outgoing middlewares add, and, when the transport
@@ -17,10 +18,11 @@ from typing import Any, Literal, TypeVar, dataclass_transform, overload
 
 import msgspec
 
-from faregate.errors import InvalidName, UnknownMessage
+from faregate.errors import InvalidName, UnknownKey, UnknownMessage
 from faregate.plain import plain
 
 Kind = Literal["event", "command"]
+KeyFields = str | tuple[str, ...]
 C = TypeVar("C", bound=type)
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
@@ -45,6 +47,8 @@ class MessageType:
     fields: frozenset[str]
     declared: bool = True
     """False when the class was never declared but only used as a message."""
+    key: tuple[str, ...] = ()
+    """The fields whose values are the key of its messages."""
 
     def __str__(self) -> str:
         return self.wire
@@ -52,7 +56,7 @@ class MessageType:
 
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class MessageMeta(msgspec.StructMeta):
-    """Takes `wire="name"` as a class keyword and registers the class as a message."""
+    """Takes `wire="name"` and `key="field"` as class keywords and registers the class as a message."""
 
     def __new__(
         mcls,
@@ -61,12 +65,13 @@ class MessageMeta(msgspec.StructMeta):
         namespace: dict[str, Any],
         *,
         wire: str | None = None,
+        key: KeyFields | None = None,
         **config: Any,
     ) -> "MessageMeta":
         cls = super().__new__(mcls, name, bases, namespace, **config)
         kind = next((base.__dict__["__kind__"] for base in cls.__mro__ if "__kind__" in base.__dict__), None)
         if kind is not None and "__kind__" not in namespace:
-            _register(cls, kind, wire)
+            _register(cls, kind, wire, key)
         return cls
 
 
@@ -85,24 +90,28 @@ class Command(msgspec.Struct, frozen=True, metaclass=MessageMeta):
 @overload
 def event(cls: C) -> C: ...
 @overload
-def event(*, wire: str | None = None) -> Callable[[C], C]: ...
-def event(cls: C | None = None, *, wire: str | None = None) -> C | Callable[[C], C]:
+def event(*, wire: str | None = None, key: KeyFields | None = None) -> Callable[[C], C]: ...
+def event(
+    cls: C | None = None, *, wire: str | None = None, key: KeyFields | None = None
+) -> C | Callable[[C], C]:
     """Declare a dataclass, attrs class or pydantic model as an event."""
-    return _declare("event", cls, wire)
+    return _declare("event", cls, wire, key)
 
 
 @overload
 def command(cls: C) -> C: ...
 @overload
-def command(*, wire: str | None = None) -> Callable[[C], C]: ...
-def command(cls: C | None = None, *, wire: str | None = None) -> C | Callable[[C], C]:
+def command(*, wire: str | None = None, key: KeyFields | None = None) -> Callable[[C], C]: ...
+def command(
+    cls: C | None = None, *, wire: str | None = None, key: KeyFields | None = None
+) -> C | Callable[[C], C]:
     """Declare a dataclass, attrs class or pydantic model as a command."""
-    return _declare("command", cls, wire)
+    return _declare("command", cls, wire, key)
 
 
-def _declare(kind: Kind, cls: C | None, wire: str | None) -> C | Callable[[C], C]:
+def _declare(kind: Kind, cls: C | None, wire: str | None, key: KeyFields | None) -> C | Callable[[C], C]:
     def declare(cls: C) -> C:
-        _register(cls, kind, wire)
+        _register(cls, kind, wire, key)
         return cls
 
     return declare if cls is None else declare(cls)
@@ -147,18 +156,34 @@ _HINT = {
 }
 
 
-def _register(cls: type, kind: Kind, wire: str | None) -> None:
-    type.__setattr__(cls, "__faregate__", _message_type(cls, kind, wire))
+def _register(cls: type, kind: Kind, wire: str | None, key: KeyFields | None) -> None:
+    type.__setattr__(cls, "__faregate__", _message_type(cls, kind, wire, key))
 
 
-def _message_type(cls: type, kind: Kind, wire: str | None) -> MessageType:
+def _message_type(cls: type, kind: Kind, wire: str | None, key: KeyFields | None = None) -> MessageType:
     fields = None if "__kind__" in cls.__dict__ else _field_names(cls)
     if fields is None:
         raise UnknownMessage(
             f"{cls.__name__} is not a message class: make it a subclass of fg.Event or fg.Command, "
             "or a dataclass, an attrs class or a pydantic model"
         )
-    return MessageType(cls, check_name(wire or cls.__name__, f"the wire name of {cls.__name__}"), kind, fields)
+    name = check_name(wire or cls.__name__, f"the wire name of {cls.__name__}")
+    found = MessageType(cls, name, kind, fields)
+    return found if key is None else dataclasses.replace(found, key=check_fields(key, found, "key"))
+
+
+def check_fields(source: object, message_type: MessageType, option: str) -> tuple[str, ...]:
+    """The fields that `option` names. Raises `UnknownKey`."""
+    fields = (source,) if isinstance(source, str) else source
+    if not isinstance(fields, tuple) or not fields or not all(isinstance(each, str) for each in fields):
+        raise UnknownKey(f"{option}= takes a field, a tuple of fields, or a function of the message; got {source!r}")
+    unknown = next((each for each in fields if each not in message_type.fields), None)
+    if unknown is not None:
+        names = ", ".join(sorted(message_type.fields)) or "none"
+        raise UnknownKey(
+            f"{option}={source!r}: {unknown!r} is not a field of {message_type.cls.__name__}; its fields are: {names}"
+        )
+    return fields
 
 
 def _field_names(cls: type) -> frozenset[str] | None:

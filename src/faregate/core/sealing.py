@@ -5,12 +5,13 @@ from faregate import ids
 from faregate.codec import BodyWriter
 from faregate.errors import ConfigurationError
 from faregate.message import Envelope, Kind
-from faregate.node.key import Key
+from faregate.node.key import Key, type_key
 from faregate.node.outgoing import Outgoing
 from faregate.ports.store import OutboxRow
 
 Keys = dict[tuple[Kind, str | None, str], Key]
-"""(kind, source or destination, type) -> the key that all its subscriptions on this bus order by."""
+"""(kind, source or destination, type) -> the key that all its subscriptions on this bus order by: for types that have no
+key of their own."""
 
 
 class Sealer:
@@ -49,7 +50,10 @@ class Sealer:
         kind, wire = message_type.kind, message_type.wire
         body, encoding, digest = self._writer.write(out.message)
         key = None
-        if self._keys:
+        if message_type.key:
+            by = type_key(message_type.cls)
+            key = None if by is None else by.hint(out.message)
+        elif self._keys:
             found = self._keys.get((kind, self._node if kind == "event" else out.destination, wire))
             key = None if found is None else found.hint(out.message)
         deliver_at = out.at if out.delay is None else now + out.delay

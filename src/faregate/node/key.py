@@ -14,6 +14,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
@@ -22,7 +23,7 @@ import msgspec
 from faregate.codec import BodyReader
 from faregate.core.verdict import first_line
 from faregate.errors import Undecodable, UnknownKey, UnreadableKey
-from faregate.message import Envelope, MessageType
+from faregate.message import Envelope, MessageType, check_fields, known
 
 KeySource = str | tuple[str, ...] | Callable[[Any], object]
 
@@ -75,15 +76,17 @@ def read_key(source: object, message_type: MessageType, option: str) -> Key:
     """What `key=` or `identity=` says. Raises `UnknownKey`."""
     if callable(source):
         return Key((), _name(source, option), source)
-    fields = (source,) if isinstance(source, str) else source
-    if not isinstance(fields, tuple) or not fields or not all(isinstance(each, str) for each in fields):
-        raise UnknownKey(f"{option}= takes a field, a tuple of fields, or a function of the message; got {source!r}")
-    unknown = next((each for each in fields if each not in message_type.fields), None)
-    if unknown is not None:
-        names = ", ".join(sorted(message_type.fields)) or "none"
-        raise UnknownKey(
-            f"{option}={source!r}: {unknown!r} is not a field of {message_type.cls.__name__}; its fields are: {names}"
-        )
+    return _by_fields(check_fields(source, message_type, option))
+
+
+@lru_cache(1024)
+def type_key(cls: type) -> Key | None:
+    """The key that a message class was declared with."""
+    found = known(cls)
+    return None if found is None or not found.key else _by_fields(found.key)
+
+
+def _by_fields(fields: tuple[str, ...]) -> Key:
     return Key(fields, None, attrgetter(*fields))
 
 

@@ -14,8 +14,9 @@ from faregate.errors import (
     WrongSignature,
     check_expires,
 )
+from faregate.ids import SLOTS
 from faregate.message import Kind, MessageType, check_name, describe, known
-from faregate.node.key import Key, KeySource, read_key
+from faregate.node.key import Key, KeySource, read_key, type_key
 from faregate.node.outgoing import node_name
 from faregate.node.policy import (
     DEFAULT_REDELIVER,
@@ -32,6 +33,7 @@ from faregate.node.signature import Signature, check_handler, declaring_frame, r
 from faregate.node.subscription import ClaimMode, DedupMode, Subscription
 
 F = TypeVar("F", bound=Callable[..., Any])
+_PARTITIONS = 8
 
 
 class Node:
@@ -69,23 +71,29 @@ class Node:
         identity: KeySource | None = None,
         claim: ClaimMode | None = None,
         expires: float | timedelta | None = None,
+        partitions: int | None = None,
         name: str | None = None,
     ) -> Callable[[F], F]:
         """Subscribe a handler: to an event from the node `source`, or to a command sent here. `source` may be left out
         for a declared event that one node of the bus is known to publish.
 
         `key` is a field, a tuple of fields or a function of the message: messages with the same value are handled in
-        order. `dedup` is how repetitions are recognised. `identity`, given like `key`, is the business key: a value is
+        order; with `order=fg.ByKey(…)` it is the key of the type unless it is given. `dedup` is how repetitions are recognised. `identity`, given like `key`, is the business key: a value is
         handled once, whatever message brings it. `claim` says when it is taken: in the "transaction" of the effect, or,
         for effects outside the store, "eager" or "lazy". `prefetch` bounds what is fetched ahead. `expires` is how many
-        seconds a message may wait for its handler, from when it set out. Raises a `ConfigurationError` that says what
-        to change.
+        seconds a message may wait for its handler, from when it set out. `partitions` is in how many queues a broker
+        keeps what is ordered by the type's key, so that as many processes can share it. Raises a `ConfigurationError`
+        that says what to change.
         """
         message_type, source_name = self._message_type(cls, source)
         _check_decodable(message_type)
+        where = f"node {self.name!r}, {message_type.wire}"
         by = None if key is None else read_key(key, message_type, "key")
+        if by is None and isinstance(order, ByKey):
+            by = type_key(cls)
         business_key = None if identity is None else read_key(identity, message_type, "identity")
-        chosen = _check_order(order, by, f"node {self.name!r}, {message_type.wire}")
+        chosen = _check_order(order, by, where)
+        parts = _check_partitions(partitions, chosen, by, cls, where)
         if dedup not in ("ledger", "tokens", "off"):
             raise ConfigurationError(f"dedup is 'ledger', 'tokens' or 'off'; got {dedup!r}")
         if claim not in (None, "transaction", "eager", "lazy"):
@@ -127,6 +135,7 @@ class Node:
                 business_key=business_key,
                 claim=claim or "transaction",
                 expires=seconds,
+                partitions=parts,
             )
             return function
 
@@ -211,6 +220,19 @@ def _check_order(order: Order | None, key: Key | None, where: str) -> Order:
     if isinstance(order, ByKey) and key is None:
         raise UnknownKey(f"{where}: order=fg.ByKey() needs key='the field whose values are handled in order'")
     return order
+
+
+def _check_partitions(given: int | None, order: Order, key: Key | None, cls: type, where: str) -> int | None:
+    ordered = isinstance(order, Serial) or (isinstance(order, ByKey) and key is not None)
+    if ordered and not isinstance(order, Serial) and key == type_key(cls):
+        return _PARTITIONS if given is None else check_count(given, f"{where}: partitions", 1, SLOTS)
+    if given is not None:
+        raise ConfigurationError(
+            f"{where}: partitions= parts messages by the key of their type, which every publisher knows, so it needs "
+            f"key= to be that one, class {cls.__name__}(…, key='the field'), and an order that is neither fg.Serial() "
+            "nor fg.Parallel()"
+        )
+    return 1 if ordered else None
 
 
 def _check_decodable(message_type: MessageType) -> None:

@@ -34,6 +34,8 @@ class Subscription:
     business_key: Key | None
     claim: ClaimMode
     expires: float | None
+    partitions: int | None = None
+    """In how many queues a broker may keep its messages by their key; None: its messages have no order."""
 
     def __str__(self) -> str:
         origin = f" from {self.source}" if self.source else ""
@@ -62,4 +64,5 @@ class Subscription:
             max_deliveries=len(self.redeliver.delays) + SPARE_DELIVERIES,
             expires=self.expires,
             remembers=self.dedup,
+            partitions=self.partitions,
         )

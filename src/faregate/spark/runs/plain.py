@@ -25,7 +25,7 @@ from faregate.core.sealing import Keys
 from faregate.core.verdict import failure_of
 from faregate.errors import MessageTooLarge, Undecodable
 from faregate.message import known
-from faregate.node.key import Key
+from faregate.node.key import Key, type_key
 from faregate.node.node import Node
 from faregate.node.subscription import Subscription
 from faregate.spark.id_columns import are_ids, from_arrow, message_ids, publication_ids, to_arrow
@@ -38,7 +38,7 @@ class Output(NamedTuple):
     wire: str
     encode: Callable[[Any], bytes]
     key: Key | None
-    """What its subscriptions on this node order by."""
+    """Its type's, or what its subscriptions on this node order by."""
 
 
 class EncodedOutput(NamedTuple):
@@ -148,7 +148,8 @@ class Plain:
         found = known(cls)
         made = None
         if found is not None and found.kind == "event":
-            made = Output(found.wire, self._codec.encoder(cls), self._keys.get(("event", self._node, found.wire)))
+            key = type_key(cls) or self._keys.get(("event", self._node, found.wire))
+            made = Output(found.wire, self._codec.encoder(cls), key)
         self._outputs[cls] = made
         return made
 
