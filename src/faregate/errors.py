@@ -142,6 +142,10 @@ class StaleLock(Transient):
     """A delivery was settled, released or renewed by someone who no longer holds it."""
 
 
+class LeaseLost(StaleLock):
+    """An instance wanted to commit what it did with a partition that is another instance's by now."""
+
+
 class ConsumerRefused(Transient):
     """A queue does not take this consumer now: another one has it exclusively."""
 

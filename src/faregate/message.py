@@ -91,9 +91,7 @@ class Command(msgspec.Struct, frozen=True, metaclass=MessageMeta):
 def event(cls: C) -> C: ...
 @overload
 def event(*, wire: str | None = None, key: KeyFields | None = None) -> Callable[[C], C]: ...
-def event(
-    cls: C | None = None, *, wire: str | None = None, key: KeyFields | None = None
-) -> C | Callable[[C], C]:
+def event(cls: C | None = None, *, wire: str | None = None, key: KeyFields | None = None) -> C | Callable[[C], C]:
     """Declare a dataclass, attrs class or pydantic model as an event."""
     return _declare("event", cls, wire, key)
 
@@ -102,9 +100,7 @@ def event(
 def command(cls: C) -> C: ...
 @overload
 def command(*, wire: str | None = None, key: KeyFields | None = None) -> Callable[[C], C]: ...
-def command(
-    cls: C | None = None, *, wire: str | None = None, key: KeyFields | None = None
-) -> C | Callable[[C], C]:
+def command(cls: C | None = None, *, wire: str | None = None, key: KeyFields | None = None) -> C | Callable[[C], C]:
     """Declare a dataclass, attrs class or pydantic model as a command."""
     return _declare("command", cls, wire, key)
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from faregate.errors import FaregateError, StoreConflict, StoreUnavailable
+from faregate.errors import FaregateError, LeaseLost, StoreConflict, StoreUnavailable
 from faregate.ports.dead_letter import DeadLetter, DeadStatus
 from faregate.ports.store import ClaimRecord, DeadFilter, Known, LedgerRow, OutboxRow, Parked, Sent
 from faregate.ports.tokens import NOBODY, Claim, Mode, Recipients, Token
@@ -849,6 +849,90 @@ class LetsOthersInWithTheLock(Faulty):
 
         async def advance(self, node: str, handler: str, positions: Mapping[str, int]) -> None:
             pass
+
+
+# --- leases, and parked messages that several instances share ---
+
+
+@breaks("a_lease_is_one_instances_until_it_runs_out_and_each_owner_has_a_higher_epoch")
+class GivesALeaseToWhoeverAsks(Faulty):
+    async def claim_lease(self, node: str, queue: str, owner: str, seconds: float) -> int | None:
+        await self._write(lambda c: c.execute("update faregate_leases set until = 0"))
+        return await super().claim_lease(node, queue, owner, seconds)
+
+
+@breaks("a_lease_is_one_instances_until_it_runs_out_and_each_owner_has_a_higher_epoch")
+class KeepsTheEpoch(Faulty):
+    async def claim_lease(self, node: str, queue: str, owner: str, seconds: float) -> int | None:
+        epoch = await super().claim_lease(node, queue, owner, seconds)
+        await self._write(lambda c: c.execute("update faregate_leases set epoch = 1"))
+        return epoch and 1
+
+
+@breaks("only_its_owner_under_its_epoch_renews_a_lease")
+class RenewsUnderAnyEpoch(Faulty):
+    async def renew_leases(self, node: str, owner: str, epochs: Mapping[str, int], seconds: float) -> set[str]:
+        there = {each.queue: each.epoch for each in await self.leases(node, list(epochs))}
+        return await super().renew_leases(node, owner, there, seconds)
+
+
+@breaks("a_released_lease_is_kept_for_who_asked_for_it_and_else_for_anybody")
+class KeepsALeaseForNobody(Faulty):
+    async def release_lease(self, node: str, queue: str, owner: str, epoch: int, keep_seconds: float) -> None:
+        await super().release_lease(node, queue, owner, epoch, 0)
+
+
+@breaks("a_released_lease_is_kept_for_who_asked_for_it_and_else_for_anybody")
+class ForgetsWhoAskedFirst(Faulty):
+    async def ask_for_lease(self, node: str, queue: str, epoch: int, instance: str) -> bool:
+        await self._write(lambda c: c.execute("update faregate_leases set wanted_by = null"))
+        return await super().ask_for_lease(node, queue, epoch, instance)
+
+
+@breaks("a_commit_under_a_lease_that_is_anothers_is_refused")
+class HoldsALeaseThatWasLetGo(Faulty):
+    class tx(SqliteTransaction):
+        async def hold_lease(self, node: str, queue: str, epoch: int) -> None:
+            given = "select 1 from faregate_leases where node = ? and queue = ? and epoch = ?"
+            if not self._fetch(given, (node, queue, epoch)):
+                raise LeaseLost(queue)
+
+
+@breaks("a_takeover_waits_for_a_commit_under_the_lease_and_a_renewal_does_not")
+class LetsGoOfTheLeaseAtOnce(Faulty):
+    class tx(SqliteTransaction):
+        async def hold_lease(self, node: str, queue: str, epoch: int) -> None:
+            await super().hold_lease(node, queue, epoch)
+            await self.commit()
+
+
+@breaks("what_no_transport_numbers_is_parked_in_the_order_in_which_it_comes")
+class NumbersByTheClockAlone(Faulty):
+    class tx(SqliteTransaction):
+        def _numbered(self, node: str, rows: Sequence[Parked]) -> list[tuple[Any, ...]]:
+            return [(*row[:6], "nobody", *row[7:]) for row in super()._numbered(node, rows)]
+
+
+@breaks("what_waits_behind_others_is_due_when_it_is_the_first_of_its_key")
+class LetsAllOfAKeyGo(Faulty):
+    class tx(SqliteTransaction):
+        async def next_of_key(self, node: str, queue: str, key: str, due: float) -> None:
+            self._run("update faregate_parked set due_at = ? where node = ? and queue = ?", (due, node, queue))
+
+
+@breaks("a_parked_message_of_no_partition_is_tried_by_one_instance_at_a_time")
+class LetsEverybodyTry(Faulty):
+    class tx(SqliteTransaction):
+        async def claim_parked(self, node: str, queues: Sequence[str], *given: Any) -> list[Parked]:
+            self._run("update faregate_parked set claimed_by = null, claimed_until = null")
+            return await super().claim_parked(node, queues, *given)
+
+
+@breaks("starts_of_a_parked_message_are_counted")
+class CountsStartsUpOnly(Faulty):
+    class tx(SqliteTransaction):
+        async def count_starts(self, node: str, message_ids: Sequence[str], step: int = 1) -> dict[str, int]:
+            return await super().count_starts(node, message_ids, abs(step))
 
 
 # --- the reader ---

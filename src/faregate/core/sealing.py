@@ -10,8 +10,8 @@ from faregate.node.outgoing import Outgoing
 from faregate.ports.store import OutboxRow
 
 Keys = dict[tuple[Kind, str | None, str], Key]
-"""(kind, source or destination, type) -> the key that all its subscriptions on this bus order by: for types that have no
-key of their own."""
+"""(kind, source or destination, type) -> the key that all its subscriptions on this bus order by. It counts for types
+that have no key of their own."""
 
 
 class Sealer:

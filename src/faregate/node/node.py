@@ -78,7 +78,8 @@ class Node:
         for a declared event that one node of the bus is known to publish.
 
         `key` is a field, a tuple of fields or a function of the message: messages with the same value are handled in
-        order; with `order=fg.ByKey(…)` it is the key of the type unless it is given. `dedup` is how repetitions are recognised. `identity`, given like `key`, is the business key: a value is
+        order; with `order=fg.ByKey(…)` it is the key of the type unless it is given.
+        `dedup` is how repetitions are recognised. `identity`, given like `key`, is the business key: a value is
         handled once, whatever message brings it. `claim` says when it is taken: in the "transaction" of the effect, or,
         for effects outside the store, "eager" or "lazy". `prefetch` bounds what is fetched ahead. `expires` is how many
         seconds a message may wait for its handler, from when it set out. `partitions` is in how many queues a broker

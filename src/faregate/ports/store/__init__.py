@@ -20,17 +20,20 @@ from typing import Protocol
 
 from faregate.ports.dead_letter import DeadLetter, DeadStatus
 from faregate.ports.store.dead_letters import DeadFilter, DeadLetterStore, DeadLetterTransaction
+from faregate.ports.store.leases import Lease, LeaseStore, LeaseTransaction
 from faregate.ports.store.ledger import Known, LedgerOutcome, LedgerRow, LedgerStore, LedgerTransaction, Sent
 from faregate.ports.store.outbox import FROM_OUTSIDE, Insertion, OutboxRow, OutboxStore, OutboxTransaction
-from faregate.ports.store.parked import BUCKETS, Parked, ParkedTransaction
+from faregate.ports.store.parked import BEHIND, BUCKETS, NEXT, Parked, ParkedTransaction
 from faregate.ports.store.reading import COLUMNS, Part, Readable, StoreInfo, StoreReader, Table
 from faregate.ports.store.tokens import ClaimRecord, ClaimState, ClaimStore, TokenTransaction
 from faregate.ports.store.transaction import DatabaseTransaction, TransactionBlock
 
 __all__ = [
+    "BEHIND",
     "BUCKETS",
     "COLUMNS",
     "FROM_OUTSIDE",
+    "NEXT",
     "ClaimRecord",
     "ClaimState",
     "DeadFilter",
@@ -38,6 +41,7 @@ __all__ = [
     "DeadStatus",
     "Insertion",
     "Known",
+    "Lease",
     "LedgerOutcome",
     "LedgerRow",
     "OutboxRow",
@@ -60,13 +64,14 @@ class Transaction(
     OutboxTransaction,
     DeadLetterTransaction,
     ParkedTransaction,
+    LeaseTransaction,
     TokenTransaction,
     Protocol,
 ):
     """One transaction on one connection. Made by `Store.transaction`; nothing happens before `begin`."""
 
 
-class Store(LedgerStore, OutboxStore, DeadLetterStore, ClaimStore, Protocol):
+class Store(LedgerStore, OutboxStore, DeadLetterStore, LeaseStore, ClaimStore, Protocol):
     dear_savepoints: bool
     """Whether a savepoint costs a round trip: then batches do without."""
     one_writer: bool

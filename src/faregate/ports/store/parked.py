@@ -1,5 +1,5 @@
-"""What a log engine (Spark, a stream) keeps beside the ledger: messages that it tries again later, and the last
-position of each key. A queue keeps both by itself.
+"""Messages that are tried again later, and the last position of each key: what a log engine (Spark, a stream) keeps
+beside the ledger, and the bus for a transport that cannot keep it.
 
 A position is kept per (node, handler, key); what a handler is called is the engine's business. A position never goes
 back.
@@ -13,6 +13,10 @@ from faregate.message import Envelope
 
 BUCKETS = 64
 """Keys share this many locks, so that a transaction of many keys needs few."""
+NEXT = -1
+"""The position of a message that the store shall number: behind all that are parked with its queue and key."""
+BEHIND = 253_402_300_799.0
+"""When what waits behind others of its key is due: not before it is told to (`next_of_key`). The year 9999."""
 
 
 class Parked(NamedTuple):
@@ -25,6 +29,10 @@ class Parked(NamedTuple):
     """What waits behind it; None for one that is only scheduled, which nobody waits for."""
     position: int
     envelope: Envelope
+    queue: str | None = None
+    """The partition whose owner tries it again; None: any instance of the node."""
+    starts: int = 0
+    """How often a handler was about to begin on it."""
 
 
 class ParkedTransaction(Protocol):
@@ -42,7 +50,8 @@ class ParkedTransaction(Protocol):
 
     async def park(self, node: str, rows: Sequence[tuple[Parked, int | None]]) -> None:
         """Park messages, each with the redeliveries of the parked row that it comes from: that row is then changed,
-        unless it is another one by now. None when it comes from the log: a row that is there already stays."""
+        unless it is another one by now. None when it comes from the log: a row that is there already stays. A row that
+        is changed keeps its position and its starts."""
 
     async def unpark(self, node: str, positions: Mapping[str, int]) -> None:
         """Remove parked messages, by their ids, each with the position of the row that was read: one that was parked
@@ -50,6 +59,24 @@ class ParkedTransaction(Protocol):
 
     async def parked(self, node: str, due: float = math.inf, limit: int = (1 << 63) - 1) -> list[Parked]:
         """Parked messages that are due by this time, in the order of their positions."""
+
+    async def claim_parked(
+        self, node: str, queues: Sequence[str], due: float, limit: int, owner: str, seconds: float
+    ) -> list[Parked]:
+        """Parked messages that are due, in the order of their positions: of these partitions, and those of none that
+        nobody else has claimed, by the store's clock. The latter are the owner's for so many seconds."""
+
+    async def keep_claimed(self, node: str, owner: str, seconds: float) -> None:
+        """What this owner has claimed stays its own for so many seconds from now on; with 0 anybody may claim it."""
+
+    async def count_starts(self, node: str, message_ids: Sequence[str], step: int = 1) -> dict[str, int]:
+        """Count a start of each, or with -1 take one back; how many each has now. Those that are gone are left out."""
+
+    async def next_of_key(self, node: str, queue: str, key: str, due: float) -> None:
+        """The first parked message of a key is due by then, if it has waited behind others."""
+
+    async def parked_keys(self, node: str, queue: str) -> dict[str, int]:
+        """The keys with parked messages of a partition, and how many each has."""
 
     async def parked_with(self, node: str, message_ids: Sequence[str], keys: Sequence[str]) -> list[Parked]:
         """Parked messages with one of these ids or keys, each once."""

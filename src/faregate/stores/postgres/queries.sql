@@ -170,8 +170,71 @@ where p.node = %s and p.message_id = read.message_id and p.position = read.posit
 
 -- name: parked_with
 -- Parked messages with one of some ids or keys.
-select message_id::text, due_at, tries, key, position, envelope from faregate_parked
+select message_id::text, due_at, tries, key, position, envelope, queue, starts from faregate_parked
 where node = %s and (message_id = any(%s::uuid[]) or key = any(%s::text[]));
+
+-- name: park_next
+-- Park a message behind those of its queue and key, unless it is parked.
+insert into faregate_parked (node, message_id, due_at, tries, key, position, envelope, queue, starts)
+values (%s, %s::uuid, %s, %s, %s, greatest((1000000 * extract(epoch from clock_timestamp())::float8)::bigint, 1 + coalesce((
+    select max(position) from faregate_parked where node = %s and queue = %s and key = %s
+), 0)), %s, %s, %s) on conflict do nothing;
+
+-- name: due_parked
+-- Parked messages that are due and that an instance may try: of its partitions, and those that nobody else has claimed.
+select message_id::text, due_at, tries, key, position, envelope, queue, starts from faregate_parked
+where node = %(node)s and due_at <= %(due)s::float8 and (
+    queue in (select json_array_elements_text(%(queues)s::json))
+    or (queue is null and (
+        claimed_until is null or claimed_until <= extract(epoch from clock_timestamp())::float8 or claimed_by = %(owner)s
+    ))
+)
+order by position limit %(limit)s for update skip locked;
+
+-- name: keep_claimed
+-- What an instance has claimed is its own for a while.
+update faregate_parked set claimed_until = extract(epoch from clock_timestamp())::float8 + %(seconds)s::float8
+where node = %(node)s and claimed_by = %(owner)s;
+
+-- name: claim_lease
+-- Take a lease that nobody has; its epoch. The lock waits for every commit under the lease, which a plain update does not.
+with fresh as (
+    insert into faregate_leases (node, queue, owner, epoch, until)
+    values (%(node)s, %(queue)s, %(owner)s, 1, extract(epoch from clock_timestamp())::float8 + %(seconds)s::float8)
+    on conflict do nothing returning epoch
+), free as (
+    select node, queue from faregate_leases
+    where node = %(node)s and queue = %(queue)s
+        and (until <= extract(epoch from clock_timestamp())::float8 or (owner is null and wanted_by = %(owner)s))
+    for update
+), taken as (
+    update faregate_leases as lease
+    set owner = %(owner)s, epoch = lease.epoch + 1, until = extract(epoch from clock_timestamp())::float8 + %(seconds)s::float8, wanted_by = null
+    from free where lease.node = free.node and lease.queue = free.queue returning lease.epoch
+)
+select epoch from fresh union all select epoch from taken;
+
+-- name: renew_leases
+-- Hold leases for longer; which of them. It does not wait for commits under them.
+update faregate_leases set until = extract(epoch from clock_timestamp())::float8 + %(seconds)s::float8
+where node = %(node)s and owner = %(owner)s and (queue, epoch) in (
+    select pair ->> 0, (pair ->> 1)::bigint from json_array_elements(%(held)s::json) as pair
+) returning queue;
+
+-- name: release_lease
+-- Let a lease go: to who wanted it, or to anybody.
+update faregate_leases
+set owner = null, until = case when wanted_by is null then 0 else extract(epoch from clock_timestamp())::float8 + %(seconds)s::float8 end
+where node = %(node)s and queue = %(queue)s and owner = %(owner)s and epoch = %(epoch)s;
+
+-- name: leases
+-- Leases of some partitions.
+select node, queue, owner, epoch, until - extract(epoch from clock_timestamp())::float8, wanted_by from faregate_leases
+where node = %(node)s and queue in (select json_array_elements_text(%(queues)s::json)) order by queue;
+
+-- name: hold_lease
+-- Whether a lease is still held under an epoch. Who takes it over waits for the end of this transaction.
+select 1 from faregate_leases where node = %s and queue = %s and epoch = %s and owner is not null for key share;
 
 -- name: create_tokens
 -- Create tokens that are absent and in time by the clock of the server.

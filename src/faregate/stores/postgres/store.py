@@ -7,6 +7,7 @@ statement, and so a commit of its own. See `server.py` for connections, `transac
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import psycopg
 
@@ -52,6 +53,9 @@ class PostgresStore(PostgresServer, SqlStore):
             raise ConfigurationError(f"the schema for {self.url} was refused and nothing of it applied: {exc}") from exc
         finally:
             await finish(self.give_back(connection))
+
+    async def _answer(self, name: str, parameters: Any) -> list[Any]:
+        return await self._run(name, parameters, changes=True)
 
     async def undispatched(self, limit: int, nodes: Sequence[str] | None = None) -> list[OutboxRow]:
         values = {"nodes": None if nodes is None else list(nodes), "limit": limit}

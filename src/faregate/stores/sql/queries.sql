@@ -109,17 +109,41 @@ insert into faregate_migrations (version, name, applied_at) values (?, ?, ?);
 
 -- name: park
 -- Park a message that comes from the log, unless it is parked.
-insert into faregate_parked (node, message_id, due_at, tries, key, position, envelope) values (?, ?, ?, ?, ?, ?, ?)
-on conflict do nothing;
+insert into faregate_parked (node, message_id, due_at, tries, key, position, envelope, queue, starts)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict do nothing;
 
 -- name: park_again
 -- Park a message that was parked, from the row that was read.
-update faregate_parked set due_at = ?, tries = ?, key = ? where node = ? and message_id = ? and tries = ?;
+update faregate_parked set due_at = ?, tries = ?, key = ?, claimed_by = null, claimed_until = null
+where node = ? and message_id = ? and tries = ?;
 
 -- name: parked
 -- Parked messages that are due, in the order of the log.
-select message_id, due_at, tries, key, position, envelope from faregate_parked
+select message_id, due_at, tries, key, position, envelope, queue, starts from faregate_parked
 where node = ? and due_at <= ? order by position limit ?;
+
+-- name: claim_parked
+-- An instance tries it again.
+update faregate_parked set claimed_by = ? where node = ? and message_id = ?;
+
+-- name: count_start
+-- A handler is about to begin on a parked message, or has not begun after all; how many starts it has then.
+update faregate_parked set starts = starts + ? where node = ? and message_id = ? returning starts;
+
+-- name: next_of_key
+-- The first of a key has nobody before it any more.
+update faregate_parked set due_at = ? where node = ? and queue = ? and key = ? and due_at = 253402300799 and position = (
+    select min(position) from faregate_parked where node = ? and queue = ? and key = ?
+);
+
+-- name: count_keys
+-- How many messages of each key are parked in a partition.
+select key, count(*) from faregate_parked where node = ? and queue = ? and key is not null group by key;
+
+-- name: ask_for_lease
+-- Ask the owner of a lease to let go, unless somebody did.
+update faregate_leases set wanted_by = ?
+where node = ? and queue = ? and epoch = ? and owner is not null and wanted_by is null;
 
 -- name: any_parked
 -- Whether anything is parked.

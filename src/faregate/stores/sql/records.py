@@ -4,12 +4,14 @@ A backend says how it runs a query of its `queries.sql`, and what a message id i
 way on one database (a batch of ledger rows, of outgoing messages) is the backend's own.
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from faregate.errors import LeaseLost
 from faregate.ports.dead_letter import DeadLetter, DeadStatus
-from faregate.ports.store import ClaimRecord, DeadFilter, OutboxRow, Parked
+from faregate.ports.store import NEXT, ClaimRecord, DeadFilter, Lease, OutboxRow, Parked
 from faregate.ports.tokens import Claim, Mode, Token
 from faregate.stores.sql.columns import (
     attempts_text,
@@ -49,6 +51,10 @@ class SqlRecords:
     async def _change(self, name: str, parameters: Any) -> int:
         """How many rows a statement changed."""
         raise NotImplementedError
+
+    def _now(self) -> dict[str, float]:
+        """The time for queries that take it, where the database has no clock that we ask."""
+        return {}
 
     async def floor(self, node: str) -> float | None:
         rows = await self._read("floor", (node,))
@@ -93,21 +99,65 @@ class SqlTransaction(SqlRecords):
 
     async def park(self, node: str, rows: Sequence[tuple[Parked, int | None]]) -> None:
         fresh, again = [], []
-        for (message_id, due, redeliveries, key, position, envelope), before in sorted(rows, key=lambda row: row[0][0]):
-            kept = self.id_in(message_id)
-            if before is None:
-                fresh.append((node, kept, due, redeliveries, key, position, pack(envelope)))
-            else:
-                again.append((due, redeliveries, key, node, kept, before))
+        for row, before in sorted(rows, key=lambda row: row[0][0]):
+            kept = self.id_in(row.message_id)
+            if before is not None:
+                again.append((row.due, row.redeliveries, row.key, node, kept, before))
+            elif row.position != NEXT:
+                fresh.append((node, kept, *row[1:5], pack(row.envelope), row.queue, row.starts))
         await self._change_many("park", fresh)
         await self._change_many("park_again", again)
+        await self._change_many("park_next", self._numbered(node, [row for row, before in rows if before is None]))
+
+    def _numbered(self, node: str, rows: Sequence[Parked]) -> list[tuple[Any, ...]]:
+        """Those that the store numbers, in the order in which they come."""
+        now = [round(1e6 * each) for each in self._now().values()]
+        numbered = []
+        for row in rows:
+            if row.position == NEXT:
+                behind = (*now, node, row.queue, row.key)
+                numbered.append((node, self.id_in(row.message_id), *row[1:4], *behind, pack(row.envelope), *row[6:]))
+        return numbered
 
     async def parked(self, node: str, due: float = math.inf, limit: int = _NO_LIMIT) -> list[Parked]:
         return [self._parked(row) for row in await self._read("parked", (node, due, limit))]
 
     def _parked(self, row: Sequence[Any]) -> Parked:
-        message_id, due, redeliveries, key, position, envelope = row
-        return Parked(self.id_out(message_id), due, redeliveries, key, position, unpack(envelope))
+        message_id, due, redeliveries, key, position, envelope, *others = row
+        return Parked(self.id_out(message_id), due, redeliveries, key, position, unpack(envelope), *others)
+
+    async def claim_parked(
+        self, node: str, queues: Sequence[str], due: float, limit: int, owner: str, seconds: float
+    ) -> list[Parked]:
+        given = {"node": node, "queues": json.dumps(list(queues)), "due": due, "limit": limit, "owner": owner}
+        found = [self._parked(row) for row in await self._read("due_parked", given | self._now())]
+        own = [(owner, node, self.id_in(row.message_id)) for row in found if row.queue is None]
+        if own:
+            await self._change_many("claim_parked", own)
+            await self.keep_claimed(node, owner, seconds)
+        return found
+
+    async def keep_claimed(self, node: str, owner: str, seconds: float) -> None:
+        await self._change("keep_claimed", {"node": node, "owner": owner, "seconds": seconds} | self._now())
+
+    async def count_starts(self, node: str, message_ids: Sequence[str], step: int = 1) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for message_id in sorted(message_ids):
+            for (starts,) in await self._read("count_start", (step, node, self.id_in(message_id))):
+                found[message_id] = starts
+        return found
+
+    async def next_of_key(self, node: str, queue: str, key: str, due: float) -> None:
+        await self._change("next_of_key", (due, *(node, queue, key) * 2))
+
+    async def parked_keys(self, node: str, queue: str) -> dict[str, int]:
+        return dict(await self._read("count_keys", (node, queue)))
+
+    # --- leases ---
+
+    async def hold_lease(self, node: str, queue: str, epoch: int) -> None:
+        if not await self._read("hold_lease", (node, queue, epoch)):
+            raise LeaseLost(f"{queue} is another instance's by now: the lease under epoch {epoch} has ended")
 
     async def count_parked(self, node: str) -> tuple[int, int | None]:
         [(count, lowest)] = await self._read("count_parked", (node,))
@@ -121,6 +171,32 @@ class SqlTransaction(SqlRecords):
 
 class SqlStore(SqlRecords):
     """Reads see what is committed; each change is a commit of its own."""
+
+    async def _answer(self, name: str, parameters: Any) -> list[Any]:
+        """The rows of a statement that changes something."""
+        raise NotImplementedError
+
+    # --- leases ---
+
+    async def claim_lease(self, node: str, queue: str, owner: str, seconds: float) -> int | None:
+        given = {"node": node, "queue": queue, "owner": owner, "seconds": seconds}
+        rows = await self._answer("claim_lease", given | self._now())
+        return rows[0][0] if rows else None
+
+    async def renew_leases(self, node: str, owner: str, epochs: Mapping[str, int], seconds: float) -> set[str]:
+        given = {"node": node, "owner": owner, "held": json.dumps(list(epochs.items())), "seconds": seconds}
+        return {queue for (queue,) in await self._answer("renew_leases", given | self._now())} if epochs else set()
+
+    async def release_lease(self, node: str, queue: str, owner: str, epoch: int, keep_seconds: float) -> None:
+        given = {"node": node, "queue": queue, "owner": owner, "epoch": epoch, "seconds": keep_seconds}
+        await self._change("release_lease", given | self._now())
+
+    async def ask_for_lease(self, node: str, queue: str, epoch: int, instance: str) -> bool:
+        return await self._change("ask_for_lease", (instance, node, queue, epoch)) == 1
+
+    async def leases(self, node: str, queues: Sequence[str]) -> list[Lease]:
+        given = {"node": node, "queues": json.dumps(list(queues))}
+        return [Lease(*row) for row in await self._read("leases", given | self._now())]
 
     async def has_business_key(self, node: str, handler: str, key: str) -> bool:
         return bool(await self._read("has_business_key", (node, handler, key)))

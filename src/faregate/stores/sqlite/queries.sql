@@ -169,12 +169,59 @@ delete from faregate_parked where node = ? and message_id = ? and position = ?;
 
 -- name: parked_ids
 -- Those of some messages that are parked; the list of ids is filled in.
-select message_id, due_at, tries, key, position, envelope from faregate_parked
+select message_id, due_at, tries, key, position, envelope, queue, starts from faregate_parked
 where node = ? and message_id in (/*values*/);
 
 -- name: parked_keys
 -- Parked messages of some keys; the list of keys is filled in.
-select message_id, due_at, tries, key, position, envelope from faregate_parked where node = ? and key in (/*values*/);
+select message_id, due_at, tries, key, position, envelope, queue, starts from faregate_parked where node = ? and key in (/*values*/);
+
+-- name: park_next
+-- Park a message behind those of its queue and key, unless it is parked.
+insert into faregate_parked (node, message_id, due_at, tries, key, position, envelope, queue, starts)
+values (?, ?, ?, ?, ?, max(?, 1 + coalesce((
+    select max(position) from faregate_parked where node = ? and queue = ? and key = ?
+), 0)), ?, ?, ?) on conflict do nothing;
+
+-- name: due_parked
+-- Parked messages that are due and that an instance may try: of its partitions, and those that nobody else has claimed.
+select message_id, due_at, tries, key, position, envelope, queue, starts from faregate_parked
+where node = :node and due_at <= :due and (
+    queue in (select value from json_each(:queues))
+    or (queue is null and (claimed_until is null or claimed_until <= :now or claimed_by = :owner))
+)
+order by position limit :limit;
+
+-- name: keep_claimed
+-- What an instance has claimed is its own for a while.
+update faregate_parked set claimed_until = :now + :seconds where node = :node and claimed_by = :owner;
+
+-- name: claim_lease
+-- Take a lease that nobody has; its epoch.
+insert into faregate_leases (node, queue, owner, epoch, until) values (:node, :queue, :owner, 1, :now + :seconds)
+on conflict (node, queue) do update set owner = excluded.owner, epoch = epoch + 1, until = excluded.until, wanted_by = null
+where until <= :now or (owner is null and wanted_by = :owner)
+returning epoch;
+
+-- name: renew_leases
+-- Hold leases for longer; which of them.
+update faregate_leases set until = :now + :seconds where node = :node and owner = :owner and (queue, epoch) in (
+    select json_extract(value, '$[0]'), json_extract(value, '$[1]') from json_each(:held)
+) returning queue;
+
+-- name: release_lease
+-- Let a lease go: to who wanted it, or to anybody.
+update faregate_leases set owner = null, until = case when wanted_by is null then 0 else :now + :seconds end
+where node = :node and queue = :queue and owner = :owner and epoch = :epoch;
+
+-- name: leases
+-- Leases of some partitions.
+select node, queue, owner, epoch, until - :now, wanted_by from faregate_leases
+where node = :node and queue in (select value from json_each(:queues)) order by queue;
+
+-- name: hold_lease
+-- Whether a lease is still held under an epoch. The writer's lock keeps it so.
+select 1 from faregate_leases where node = ? and queue = ? and epoch = ? and owner is not null;
 
 -- name: create_token
 -- Create a token that is absent.

@@ -104,7 +104,7 @@ create table faregate_topics (
     modes text not null
 ) without rowid;
 
--- Messages that a log engine tries again later.
+-- Messages that are tried again later; whose turn it is to try, and how often a handler was about to begin.
 create table faregate_parked (
     node text not null,
     message_id blob not null,
@@ -113,9 +113,14 @@ create table faregate_parked (
     key text,
     position integer,
     envelope blob not null,
+    queue text,
+    starts integer not null default 0,
+    claimed_by text,
+    claimed_until real,
     primary key (node, message_id)
 ) without rowid;
 create index faregate_parked_by_time on faregate_parked (node, due_at);
+create index faregate_parked_by_key on faregate_parked (node, queue, key, position);
 
 -- The last position that a log engine committed, per key.
 create table faregate_positions (
@@ -124,6 +129,17 @@ create table faregate_positions (
     key text not null,
     position integer not null,
     primary key (node, handler, key)
+) without rowid;
+
+-- Which instance consumes which partition of an ordered subscription, under which epoch and until when.
+create table faregate_leases (
+    node text not null,
+    queue text not null,
+    owner text,
+    epoch integer not null,
+    until real not null,
+    wanted_by text,
+    primary key (node, queue)
 ) without rowid;
 
 -- Which migrations this database has seen.

@@ -9,6 +9,7 @@ its own. See `database.py` for connections, locks and threads.
 import json
 import sqlite3
 from collections.abc import Sequence
+from typing import Any
 
 from faregate.errors import ConfigurationError
 from faregate.ports.store import OutboxRow
@@ -49,6 +50,12 @@ class SqliteStore(SqliteFile, SqlStore):
             await self._write(lambda connection: execute_all(connection, sql))
         except (sqlite3.Error, sqlite3.Warning) as exc:
             raise ConfigurationError(f"the schema for {self.url} was refused and nothing of it applied: {exc}") from exc
+
+    def _now(self) -> dict[str, float]:
+        return {"now": self._clock.time()}
+
+    async def _answer(self, name: str, parameters: Any) -> list[Any]:
+        return await self._write(lambda connection: connection.execute(QUERIES[name], parameters).fetchall())
 
     async def undispatched(self, limit: int, nodes: Sequence[str] | None = None) -> list[OutboxRow]:
         given = None if nodes is None else json.dumps(list(nodes))

@@ -253,6 +253,9 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
     async def lock_buckets(self, node: str, buckets: Iterable[int]) -> None:
         self._live()  # the writer's lock is enough
 
+    def _now(self) -> dict[str, float]:
+        return {"now": self._clock.time()}
+
     async def positions(self, node: str, handler: str, keys: Sequence[str]) -> dict[str, int]:
         return dict(await self._read_among("positions", (node, handler), keys))
 
