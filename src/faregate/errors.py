@@ -9,7 +9,12 @@
 Every text says what happened, to what, and what to change.
 """
 
+from collections.abc import Sequence
 from datetime import timedelta
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from faregate.message import Envelope
 
 
 class FaregateError(Exception):
@@ -57,6 +62,10 @@ class MissingExtra(ConfigurationError):
 
 class QueueNotFound(ConfigurationError):
     """A queue was named that nobody declared."""
+
+
+class QueueDiffers(ConfigurationError):
+    """A queue or an exchange is declared on the broker with other properties than this version declares."""
 
 
 class DeadLetterNotFound(ConfigurationError):
@@ -148,6 +157,10 @@ class LeaseLost(StaleLock):
 
 class ConsumerRefused(Transient):
     """A queue does not take this consumer now: another one has it exclusively."""
+
+
+class BrokerUnavailable(Transient):
+    """No broker answered in time, or it takes no publications now; nothing was sent."""
 
 
 class JournalLocked(Transient):
@@ -274,7 +287,15 @@ class BatchDiffers(FaregateError):
 
 
 class OutcomeUnknown(FaregateError):
-    """It was neither confirmed nor refused in time; repeat it with the same identity."""
+    """It was neither confirmed nor refused in time; repeat it with the same identity.
+
+    `publications`: the messages that it is about, where they were to be published. `bus.publish(error.publications[0])`
+    publishes one again, under its id.
+    """
+
+    def __init__(self, *args: object, publications: Sequence["Envelope"] = ()) -> None:
+        super().__init__(*args)
+        self.publications = tuple(publications)
 
 
 class CommitUnknown(OutcomeUnknown, Transient):

@@ -56,6 +56,12 @@ CONF
     (as_service rabbitmq setsid env -i "${environment[@]}" "$server" \
         </dev/null >"$SERVICES/rabbitmq.console.log" 2>&1 &)
     wait_for_rabbitmq "$amqp" "$stream" || return 1
+    # A virtual host for each process of the tests: their queues have the same names.
+    (as_service rabbitmq env -i "${environment[@]}" "${server%-server}ctl" eval '
+        [begin
+            rabbit_vhost:add(Name, <<"tests">>),
+            rabbit_auth_backend_internal:set_permissions(<<"faregate">>, Name, <<".*">>, <<".*">>, <<".*">>, <<"tests">>)
+        end || Name <- [<<"main">>, <<"gw0">>, <<"gw1">>]].' >>"$SERVICES/rabbitmq.console.log" 2>&1) || return 1
     record_url rabbitmq-stream "rabbitmq-stream://faregate:$password@127.0.0.1:$stream/"
     record_url rabbitmq "amqp://faregate:$password@127.0.0.1:$amqp/"
 }

@@ -40,7 +40,7 @@ class Worker:
         self.subscription = handling.subscription
         binding = self.subscription.binding(body_limit)
         remembers = binding.remembers if handling.has_store else "nothing"
-        self.binding = replace(binding, remembers=remembers, on_dead_letter=self._tell_dead)
+        self.binding = replace(binding, remembers=remembers, parks=waiting is not None, on_dead_letter=self._tell_dead)
         self.outcomes = handling.outcomes
         self._handling = handling
         self._transport = transport

@@ -99,6 +99,8 @@ class Binding:
     partitions: int | None = None
     """Of an ordered subscription, into how many queues its messages may be parted by the slot of their type's key
     (`ids.slot_of`); 1 where that key does not tell what comes together. None: no order is asked for."""
+    parks: bool = False
+    """The consumer itself keeps what has to wait, and its dead letters: it is handed whatever is there."""
     on_dead_letter: Callable[["Delivery", str, str], None] | None = None
     """Called from the event loop when the transport itself makes a dead letter, with the ended delivery, the reason and
     a text: the message expired, or its deliveries are used up."""

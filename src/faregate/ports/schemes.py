@@ -42,11 +42,19 @@ OWN = {
     },
     LOGS: {"journal": "faregate.transports.journal_log:JournalLog"},
     TRANSPORTS: {
+        "amqp": "faregate.transports.rabbitmq:RabbitmqQueue",
+        "amqps": "faregate.transports.rabbitmq:RabbitmqQueue",
         "journal": "faregate.transports.journal:JournalTransport",
         "memory": "faregate.transports.memory:MemoryTransport",
     },
 }
-_FORMS = {"journal": "PATH", "postgresql": "//USER@HOST/DATABASE", "sqlite": "PATH"}
+_FORMS = {
+    "amqp": "//USER@HOST/VHOST",
+    "amqps": "//USER@HOST/VHOST",
+    "journal": "PATH",
+    "postgresql": "//USER@HOST/DATABASE",
+    "sqlite": "PATH",
+}
 _WORDS = {LOGS: "log", STORES: "store", TOKEN_STORES: "token store", TRANSPORTS: "transport"}
 
 

@@ -1,0 +1,180 @@
+"""What becomes of messages of nodes without a store: they wait in the ladder of delays, or are dead letters in a queue.
+
+Each is published anew, and confirmed, before the delivery is acknowledged; a crash in between leaves a copy.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+from faregate.errors import FaregateError, StaleLock
+from faregate.message import Envelope
+from faregate.ports.clock import Clock
+from faregate.ports.dead_letter import DeadLetter
+from faregate.transports.rabbitmq.channels import BatchChannel, Publication
+from faregate.transports.rabbitmq.consumer import stale
+from faregate.transports.rabbitmq.delay import FIRST, declare_ladder, lead_to, way_to
+from faregate.transports.rabbitmq.delivery import RabbitmqDelivery
+from faregate.transports.rabbitmq.link import Link
+from faregate.transports.rabbitmq.names import dead_queue
+from faregate.transports.rabbitmq.publisher import Publisher
+from faregate.transports.rabbitmq.wire import (
+    DUE,
+    ERROR,
+    FAILED_AT,
+    QUEUE,
+    REASON,
+    REDELIVERIES,
+    TRIES,
+    died_at_broker,
+    properties_of,
+    text_of,
+    time_of,
+)  # fmt: skip
+
+log = logging.getLogger("faregate.rabbitmq")
+
+_MOST_ERROR = 16_384
+"""Characters of an error that travel with a dead letter."""
+_EARLY = 0.15
+_LATE = 5.0
+
+
+class Endings:
+    def __init__(self, link: Link, publisher: Publisher, clock: Clock) -> None:
+        self._link = link
+        self._publisher = publisher
+        self.clock = clock
+        self._ladder: asyncio.Task[None] | None = None
+        self._led: set[str] = set()
+        self._later: dict[tuple[str, str], float] = {}
+        """What this process has put off for another try, and until when, by the monotonic clock."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def judge(self, delivery: RabbitmqDelivery) -> bool:
+        """A message of a node without a store has arrived; whether a handler may have it now."""
+        binding, now = delivery.binding, self.clock.time()
+        self._later.pop((binding.queue, delivery.envelope.publication_id), None)
+        if delivery.redelivered:
+            delivery.tries += _delivery_count(delivery)
+        due = (
+            time_of(delivery.properties, DUE)
+            if delivery.redeliveries or delivery.tries
+            else delivery.envelope.deliver_at
+        )
+        if delivery.tries >= binding.max_deliveries:
+            self._give_up(delivery, "max-deliveries", f"it was delivered {delivery.tries} times and never ended")
+        elif delivery.expired:
+            self._give_up(delivery, "expired", "its time was over before a handler could begin")
+        elif due is not None and due > now + _EARLY:
+            self._background(self.put_off(delivery, due - now, delivery.redeliveries, is_scheduled=not delivery.tries))
+        else:
+            return True
+        return False
+
+    def _give_up(self, delivery: RabbitmqDelivery, reason: str, error: str) -> None:
+        async def end() -> None:
+            await self.dead_letter(delivery, reason, error)
+            if delivery.binding.on_dead_letter is not None:
+                delivery.binding.on_dead_letter(delivery, reason, error)
+
+        self._background(end())
+
+    async def put_off(
+        self, delivery: RabbitmqDelivery, delay: float, redeliveries: int, *, is_scheduled: bool = False
+    ) -> None:
+        if not delivery.is_held:
+            raise stale(delivery.envelope)
+        queue, due = delivery.binding.queue, self.clock.monotonic() + delay
+        more = {DUE: repr(self.clock.time() + delay), REDELIVERIES: redeliveries, TRIES: delivery.tries}
+        if not is_scheduled:
+            self._later[queue, delivery.envelope.publication_id] = due
+        await self._lead_to(queue)
+        await self._publish(delivery.envelope, FIRST, way_to(queue, due - self.clock.monotonic()), more)
+        delivery.end()
+
+    async def dead_letter(self, delivery: RabbitmqDelivery, reason: str, error: str) -> None:
+        if not delivery.is_held:
+            raise stale(delivery.envelope)
+        more = {QUEUE: delivery.binding.queue, TRIES: delivery.tries, REDELIVERIES: delivery.redeliveries}
+        await self.add_dead(delivery.binding.node, delivery.envelope, reason, error, more)
+        delivery.end()
+
+    async def add_dead(
+        self, node: str, envelope: Envelope, reason: str, error: str, more: dict[str, Any] | None = None
+    ) -> None:
+        why = {REASON: reason, ERROR: error[:_MOST_ERROR], FAILED_AT: repr(self.clock.time()), **(more or {})}
+        await self._publish(envelope, "", dead_queue(node), why)
+
+    def letter_of(self, delivery: RabbitmqDelivery) -> DeadLetter:
+        """Of a delivery from a queue of dead letters; the broker itself has put some there."""
+        properties, node = delivery.properties, delivery.binding.node
+        died = died_at_broker(properties)
+        reason = text_of(properties, REASON) or str(died.get("reason") or "unknown")
+        return DeadLetter.of(
+            node,
+            delivery.envelope,
+            reason,
+            text_of(properties, ERROR) or f"RabbitMQ itself made a dead letter of it: {reason}",
+            time_of(properties, FAILED_AT) or self.clock.time(),
+            queue=text_of(properties, QUEUE) or str(died.get("queue") or ""),
+            tries=delivery.tries,
+            redeliveries=delivery.redeliveries,
+        )
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is put off here and has not come back."""
+        now = self.clock.monotonic()
+        self._later = {each: due for each, due in self._later.items() if now < due + _LATE}
+        return bool(self._later or self._tasks)
+
+    async def close(self) -> None:
+        for task in (*self._tasks, *([self._ladder] if self._ladder else [])):
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
+
+    async def _publish(self, envelope: Envelope, exchange: str, routing_key: str, more: dict[str, Any]) -> None:
+        batch = await self._publisher.publish(
+            [Publication(exchange, routing_key, properties_of(envelope, more), envelope.body)]
+        )
+        if batch.returned:
+            raise StaleLock(f"{envelope} cannot go to {routing_key}: {batch.returned[0].text}; it is delivered again")
+
+    async def _lead_to(self, queue: str) -> None:
+        if queue in self._led:
+            return
+        if self._ladder is None:
+            self._ladder = asyncio.create_task(self._on_channel(declare_ladder))
+        try:
+            await asyncio.shield(self._ladder)
+        except BaseException:
+            if self._ladder is not None and self._ladder.done():
+                self._ladder = None
+            raise
+        await self._on_channel(lambda channel: lead_to(channel, queue))
+        self._led.add(queue)
+
+    async def _on_channel(self, work: Callable[[BatchChannel], Awaitable[None]]) -> None:
+        channel = await self._link.channel(BatchChannel)
+        await work(channel)
+        await channel.close()
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+        async def guarded() -> None:
+            try:
+                await work
+            except (StaleLock, FaregateError) as exc:
+                log.warning("a message stays with RabbitMQ: %s", exc)
+
+        task = asyncio.create_task(guarded())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _delivery_count(delivery: RabbitmqDelivery) -> int:
+    count = (delivery.properties.headers or {}).get("x-delivery-count")
+    return count if isinstance(count, int) else 1

@@ -1,0 +1,150 @@
+"""Publishes with confirms, in order, over one channel.
+
+Rules kept here:
+- Batches go out in the order in which they were handed in. What was not confirmed when a channel is lost goes out again
+  on the next one, before anything newer: recipients recognise the repetition by its id.
+- Whoever publishes waits for the broker's answer, and not longer than `confirm=`. Then it is `BrokerUnavailable` where
+  nothing was sent, and `OutcomeUnknown` where the answer is missing.
+- A command that no queue takes is `Unroutable`. An event may have no recipient.
+"""
+
+import asyncio
+import logging
+import re
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+from aiormq.exceptions import ChannelAccessRefused, ChannelPreconditionFailed
+
+from faregate.errors import BrokerUnavailable, ConfigurationError, FaregateError, MessageTooLarge, OutcomeUnknown
+from faregate.transports.rabbitmq.channels import BatchChannel, Confirmation, Publication
+from faregate.transports.rabbitmq.link import LOST, Link
+
+log = logging.getLogger("faregate.rabbitmq")
+
+_AT_ONCE_BYTES = 1 << 20
+"""What goes out with one write, about."""
+_REFUSED_SECONDS = 1.0
+_TOO_LARGE = re.compile(r"message size (\d+) .*max(?:imum)? size (\d+)")
+
+
+class Publisher:
+    def __init__(self, link: Link, declare: Callable[[BatchChannel], Awaitable[None]], seconds: float) -> None:
+        """`declare` makes sure of the exchanges whenever there is a new channel."""
+        self._link = link
+        self._declare = declare
+        self._seconds = seconds
+        self._waiting: deque[Confirmation] = deque()
+        """To be written."""
+        self._written: deque[Confirmation] = deque()
+        """On their way, in order; the first ones may be done."""
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    async def publish(self, publications: Sequence[Publication]) -> Confirmation:
+        """Returns once the broker has answered for all of them. Raises `BrokerUnavailable`, `OutcomeUnknown`."""
+        batch = Confirmation(publications)
+        self._waiting.append(batch)
+        self._wake.set()
+        try:
+            async with asyncio.timeout(self._seconds):
+                await batch.done
+        except TimeoutError:
+            what = f"RabbitMQ did not answer within {self._seconds:g} s"
+            if not batch.first:
+                raise BrokerUnavailable(
+                    f"{what}, and nothing was sent: it is away, or takes no publications now"
+                ) from None
+            raise OutcomeUnknown(
+                f"{what}: whether it took the message is unknown; publish it again under its id"
+            ) from None
+        finally:
+            batch.done.cancel()
+        if batch.refused:
+            raise BrokerUnavailable(
+                f"RabbitMQ did not take {batch.refused} of {len(publications)} messages: a queue is full, or away"
+            )
+        return batch
+
+    # --- the task --------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            channel = None
+            try:
+                channel = await self._link.channel(BatchChannel, confirms=True)
+                await self._declare(channel)
+                await self._publish_on(channel)
+            except LOST as exc:
+                self._lost(exc)
+            except ConfigurationError as exc:
+                self._fail(exc)
+                await asyncio.sleep(_REFUSED_SECONDS)
+            finally:
+                if channel is not None:
+                    with suppress(*LOST):
+                        await channel.close()
+            again = [batch for batch in self._written if not batch.done.done()]
+            self._written.clear()
+            self._waiting.extendleft(reversed(again))
+
+    async def _publish_on(self, channel: BatchChannel) -> None:
+        """Write what comes, until the channel is lost: then raise how."""
+        lost = channel.closing
+        lost.add_done_callback(lambda _: self._wake.set())
+        while not lost.done():
+            self._wake.clear()
+            unblocked = asyncio.ensure_future(self._link.unblocked())
+            await asyncio.wait((unblocked, lost), return_when=asyncio.FIRST_COMPLETED)
+            unblocked.cancel()
+            while not lost.done() and (batches := self._next()):
+                self._written += batches
+                await channel.publish_all(batches)
+            await self._wake.wait()
+        raise lost.exception() or ConnectionError("the channel is closed")
+
+    def _next(self) -> list[Confirmation]:
+        """What goes out with the next write; nothing that its publisher stopped waiting for."""
+        written = self._written
+        while written and written[0].done.done():
+            written.popleft()
+        batches: list[Confirmation] = []
+        size = 0
+        while self._waiting and size < _AT_ONCE_BYTES:
+            batch = self._waiting.popleft()
+            if not batch.done.done():
+                batches.append(batch)
+                size += sum(len(publication.body) for publication in batch.publications)
+        return batches
+
+    def _lost(self, exc: BaseException) -> None:
+        """The channel is gone. If that is because of what we sent, sending it again would not help."""
+        if isinstance(exc, ChannelPreconditionFailed) and (found := _TOO_LARGE.search(str(exc))):
+            size, limit = map(int, found.groups())
+            text = f"the message has {size} bytes, and this RabbitMQ takes {limit} at most (max_message_size)"
+            for batch in self._written:
+                if any(len(publication.body) == size for publication in batch.publications):
+                    _end(batch, MessageTooLarge(text))
+        elif isinstance(exc, ChannelAccessRefused):
+            self._fail(ConfigurationError(f"RabbitMQ does not let this user publish: {exc}"))
+        else:
+            log.debug("the channel for publishing is lost: %s", exc)
+
+    def _fail(self, exc: FaregateError) -> None:
+        for batch in (*self._written, *self._waiting):
+            _end(batch, exc)
+
+
+def _end(batch: Confirmation, exc: FaregateError) -> None:
+    if not batch.done.done():
+        batch.done.set_exception(exc)

@@ -1,0 +1,301 @@
+"""`amqp://…`: RabbitMQ as a queue transport. See docs/rabbitmq.md for what is declared, and for what it promises.
+
+It has its own later tries, expiry and dead letters for nodes without a store; nodes with one keep these there
+(`Binding.parks`). It keeps the order of a queue, and hands partitions to one consumer at a time; order by key is the
+bus's.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from aiormq.abc import DeliveredMessage
+from aiormq.exceptions import ChannelNotFoundEntity
+
+from faregate.errors import OutcomeUnknown, QueueNotFound, Unroutable
+from faregate.message import Envelope
+from faregate.ports.clock import Clock, SystemClock
+from faregate.ports.dead_letter import DeadLetter
+from faregate.ports.queue import Binding, Capability, Delivery, Held, check_command, dead_letter_queue
+from faregate.transports.rabbitmq.address import parse_address
+from faregate.transports.rabbitmq.channels import BatchChannel, Publication
+from faregate.transports.rabbitmq.consumer import QueueConsumer, Session
+from faregate.transports.rabbitmq.delivery import RabbitmqDelivery
+from faregate.transports.rabbitmq.endings import Endings
+from faregate.transports.rabbitmq.link import LOST, Link, said_by
+from faregate.transports.rabbitmq.names import EXCHANGE, TO, dead_queue, queue_at, routing_key
+from faregate.transports.rabbitmq.publisher import Publisher
+from faregate.transports.rabbitmq.topology import (
+    declare,
+    declare_exchanges,
+    declare_queue,
+    partition_queues,
+    quorum,
+    undeclare,
+    waiting_in,
+)  # fmt: skip
+from faregate.transports.rabbitmq.wire import properties_of
+
+_LOOK_SECONDS = 0.02
+_ROUTABLE_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Queue:
+    """What can be consumed by a name."""
+
+    name: str
+    binding: Binding
+    is_dead: bool = False
+
+
+class RabbitmqQueue:
+    capabilities: frozenset[Capability] = frozenset({"browse", "count", "dead letters", "delay", "expire"})
+
+    def __init__(self, url: str, *, clock: Clock | None = None) -> None:
+        self._address = parse_address(url)
+        self.clock = clock or SystemClock()
+        self._bindings: dict[str, Binding] = {}
+        self._queues: dict[str, _Queue] = {}
+        self._unbound: set[str] = set()
+        self._consumers: set[QueueConsumer] = set()
+        self._routable: dict[str, float] = {}
+        """Until when a command's topic counts as one that leads somewhere."""
+        self._open = False
+
+    async def open(self) -> None:
+        who = f"faregate/{socket.gethostname()}-{os.getpid()}"
+        self._publishing, self._consuming = (Link(self._address, f"{who}/{what}") for what in ("publish", "consume"))
+        await self._publishing.open()
+        try:
+            await self._consuming.open()
+        except BaseException:
+            await self._publishing.close()
+            raise
+        self._publisher = Publisher(self._publishing, declare_exchanges, self._address.confirm_seconds)
+        self._endings = Endings(self._publishing, self._publisher, self.clock)
+        self._publisher.start()
+        self._failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        self._open = True
+        try:
+            await self.on_channel(declare_exchanges)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        for consumer in list(self._consumers):
+            await consumer.close()
+        await self._endings.close()
+        await self._publisher.close()
+        await self._consuming.close()
+        await self._publishing.close()
+
+    async def failed(self) -> Exception:
+        """It comes back from whatever happens to its connection."""
+        return await asyncio.shield(self._failed)
+
+    # --- queues ----------------------------------------------------------------------------------------------
+
+    async def bind(self, binding: Binding) -> None:
+        await self.on_channel(lambda channel: declare(channel, binding))
+        self._bindings[binding.queue] = binding
+        self._unbound.discard(binding.queue)
+        for name in partition_queues(binding):
+            self._queues[name] = _Queue(name, binding)
+        self._queues.setdefault(
+            dead_letter_queue(binding.node), _Queue(dead_queue(binding.node), binding, is_dead=True)
+        )
+
+    async def unbind(self, queue: str) -> None:
+        binding = self._binding(queue)
+        await self.on_channel(lambda channel: undeclare(channel, binding))
+        self._unbound.add(queue)
+        self._routable.clear()
+
+    async def partitions(self, queue: str) -> list[str]:
+        return partition_queues(self._binding(queue))
+
+    @property
+    def queue_names(self) -> list[str]:
+        """What the queues of all that was bound here are called on the broker."""
+        return [queue.name for queue in self._queues.values()]
+
+    def _binding(self, queue: str) -> Binding:
+        found = self._bindings.get(queue)
+        if found is None:
+            raise QueueNotFound(
+                f"nobody bound the queue {queue} here; bound are: {', '.join(self._bindings) or 'none'}"
+            )
+        return found
+
+    async def on_channel(self, work: Callable[[BatchChannel], Awaitable[None]]) -> None:
+        """On a channel of its own: the broker closes it for every mistake."""
+        with said_by(self._address.url):
+            channel = await self._publishing.channel(BatchChannel)
+            try:
+                await work(channel)
+            finally:
+                with suppress(*LOST):
+                    await channel.close()
+
+    # --- publishing ------------------------------------------------------------------------------------------
+
+    async def publish(self, envelopes: Sequence[Envelope]) -> None:
+        """A batch with commands that are not known to lead somewhere is published in two steps: the first command of
+        each kind, and the rest when these have found their queues."""
+        first = self._unproven(envelopes) if len(envelopes) > 1 else []
+        try:
+            if first:
+                await self._publish(first)
+                envelopes = [envelope for envelope in envelopes if envelope not in first]
+            await self._publish(envelopes)
+        except OutcomeUnknown as exc:
+            raise OutcomeUnknown(f"{_names(envelopes)}: {exc}", publications=envelopes) from exc
+
+    def _unproven(self, envelopes: Sequence[Envelope]) -> list[Envelope]:
+        now = self.clock.monotonic()
+        first: dict[str, Envelope] = {}
+        for envelope in envelopes:
+            if envelope.kind == "command":
+                check_command(envelope, [str(envelope.destination)])
+                topic = f"{envelope.destination}.{envelope.type}"
+                if self._routable.get(topic, 0.0) < now:
+                    first.setdefault(topic, envelope)
+        return list(first.values())
+
+    async def _publish(self, envelopes: Sequence[Envelope]) -> None:
+        publications: list[Publication] = []
+        commands: dict[int, Envelope] = {}
+        for envelope in envelopes:
+            properties = properties_of(envelope)
+            if envelope.kind == "command":
+                check_command(envelope, [str(envelope.destination)])
+                commands[len(publications)] = envelope
+            if envelope.recipients:
+                slot = routing_key(envelope).rpartition(".")[2]
+                publications += [
+                    Publication(TO, f"{queue_at(node, envelope)}.{slot}", properties, envelope.body)
+                    for node in envelope.recipients
+                ]
+            else:
+                publications.append(Publication(EXCHANGE, routing_key(envelope), properties, envelope.body))
+        if not publications:
+            return
+        batch = await self._publisher.publish(publications)
+        for returned in batch.returned:
+            if returned.place in commands:
+                command = commands[returned.place]
+                self._routable.pop(f"{command.destination}.{command.type}", None)
+                raise Unroutable(
+                    f"no node {command.destination!r} handles the command {command}: {returned.text}. Start that node, "
+                    "or send it elsewhere"
+                )
+        until = self.clock.monotonic() + _ROUTABLE_SECONDS
+        for command in commands.values():
+            self._routable[f"{command.destination}.{command.type}"] = until
+
+    # --- consuming -------------------------------------------------------------------------------------------
+
+    async def consume(self, queue: str, on_delivery: Callable[[Held], None], *, prefetch: int) -> QueueConsumer:
+        found = self._queues.get(queue)
+        if found is None:
+            raise QueueNotFound(f"nobody bound the queue {queue} here; bound are: {', '.join(self._queues) or 'none'}")
+        binding = found.binding
+        take = self._letters(binding, on_delivery) if found.is_dead else self._deliveries(binding, on_delivery)
+        consumer = QueueConsumer(
+            self._consuming,
+            found.name,
+            take,
+            lambda channel: declare(channel, binding),
+            prefetch=prefetch,
+            ordered=binding.partitions is not None and not found.is_dead,
+            on_close=self._consumers.discard,
+        )
+        self._consumers.add(consumer)
+        await consumer.open()
+        return consumer
+
+    def _deliveries(self, binding: Binding, hand_on: Callable[[Delivery], None]) -> "Take":
+        endings, time = self._endings, self.clock.time
+
+        def take(session: Session, message: DeliveredMessage) -> None:
+            delivery = RabbitmqDelivery(session, message, binding, endings, time())
+            if binding.parks or endings.judge(delivery):
+                hand_on(delivery)
+
+        return take
+
+    def _letters(self, binding: Binding, hand_on: Callable[[Delivery], None]) -> "Take":
+        def take(session: Session, message: DeliveredMessage) -> None:
+            delivery = RabbitmqDelivery(session, message, binding, self._endings, 0.0)
+            delivery.expires_at = None
+            delivery.letter = self._endings.letter_of(delivery)
+            hand_on(delivery)
+
+        return take
+
+    # --- capabilities ----------------------------------------------------------------------------------------
+
+    async def dead_letter(self, node: str, envelope: Envelope, reason: str, error: str) -> None:
+        await self.on_channel(lambda channel: declare_queue(channel, dead_queue(node), quorum()))
+        await self._endings.add_dead(node, envelope, reason, error)
+
+    async def dead_letters(self, node: str, limit: int = 1000) -> list[DeadLetter]:
+        found = self._queues.get(dead_letter_queue(node))
+        letters: list[DeadLetter] = []
+        if found is None:
+            return letters
+
+        async def look(channel: BatchChannel) -> None:
+            session = Session(channel, ordered=True, changed=lambda: None)
+            while len(letters) < limit:
+                message = await channel.basic_get(found.name)
+                if message.delivery_tag is None:
+                    return
+                delivery = RabbitmqDelivery(session, message, found.binding, self._endings, 0.0)
+                letters.append(self._endings.letter_of(delivery))
+
+        with suppress(ChannelNotFoundEntity):
+            await self.on_channel(look)
+        return letters
+
+    async def idle(self) -> None:
+        """Nothing is ready in the queues that are bound here, nothing is out to this process, and nothing that it has
+        put off waits. What other processes hold is not seen."""
+        quiet = 0
+        while quiet < 2:  # what is on its way between two places is seen the second time
+            quiet = quiet + 1 if await self._is_quiet() else 0
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _is_quiet(self) -> bool:
+        bound = {each.name for each in self._queues.values() if each.is_dead or each.binding.queue not in self._unbound}
+        ready = 0
+
+        async def count(channel: BatchChannel) -> None:
+            nonlocal ready
+            for queue in self._queues.values():
+                if queue.name in bound and not queue.is_dead:
+                    ready += await waiting_in(channel, queue.name)
+
+        def is_out() -> bool:
+            return self._endings.busy or any(each.out for each in self._consumers if each.queue in bound)
+
+        if is_out():
+            return False
+        await self.on_channel(count)
+        return not ready and not is_out()
+
+
+Take = Callable[[Session, DeliveredMessage], None]
+
+
+def _names(envelopes: Sequence[Envelope]) -> str:
+    more = f" and {len(envelopes) - 1} more" if len(envelopes) > 1 else ""
+    return f"{envelopes[0]}{more}"
