@@ -315,8 +315,12 @@ class Bus:
         """Publish an event as `node`; returns its publication id once the transport has confirmed it.
 
         `node` is needed where the bus has several nodes, unless exactly one is known to publish this event: by its
-        `publishes=`, or as the `source=` of a subscription.
+        `publishes=`, or as the `source=` of a subscription. Where an `OutcomeUnknown` was raised, one of its
+        `publications` is taken as it is, so that it is the same publication again.
         """
+        if isinstance(event, Envelope):
+            await self._sender(event.source, ()).publish_again(event)
+            return event.publication_id
         outgoing = as_event(event, options)
         publication_id, published = self._sender(node, (outgoing,)).publish(outgoing)
         await published

@@ -68,6 +68,10 @@ class Sender(Sealer):
         out = OutgoingContext(envelope, outgoing.message, None)
         return envelope.publication_id, self._chain(out, partial(_hand_over, (envelope,), through))
 
+    def publish_again(self, envelope: Envelope) -> Awaitable[None]:
+        """Publish a root again, as it was: nobody knows whether it arrived."""
+        return _hand_over((envelope,), self._publish_roots)
+
     async def publish_many(self, outgoing: Sequence[Outgoing]) -> list[str]:
         """Publish roots together: all or none."""
         now = self._clock.time()

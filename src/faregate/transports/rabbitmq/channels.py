@@ -75,7 +75,19 @@ class BatchChannel(Channel):
                 frames.append(Basic.Publish(exchange=exchange, routing_key=routing_key, mandatory=True))
                 frames.append(ContentHeader(properties=properties, body_size=len(body)))
                 frames += self._split_body(body)
-        await self.write_queue.put(ChannelFrame.marshall(self.number, frames))
+        await self.write(ChannelFrame.marshall(self.number, frames))
+
+    async def write(self, frame: ChannelFrame) -> None:
+        """Raises `ConnectionError` when the channel is lost before the connection takes it."""
+        try:
+            self.write_queue.put_nowait(frame)
+        except asyncio.QueueFull:
+            putting, lost = asyncio.ensure_future(self.write_queue.put(frame)), self.closing
+            await asyncio.wait((putting, lost), return_when=asyncio.FIRST_COMPLETED)
+            lost.cancel()
+            if not putting.done():
+                putting.cancel()
+                raise ConnectionError("the channel is lost") from None
 
     async def _on_confirm_frame(self, frame: Basic.Ack | Basic.Nack | Basic.Reject) -> None:
         tag = frame.delivery_tag or 0

@@ -21,7 +21,7 @@ from aiormq.exceptions import ChannelNotFoundEntity
 
 from faregate.errors import QueueNotFound, StaleLock
 from faregate.transports.rabbitmq.channels import BatchChannel
-from faregate.transports.rabbitmq.link import LOST, Link
+from faregate.transports.rabbitmq.link import LOST, Link, not_cancelled
 
 log = logging.getLogger("faregate.rabbitmq")
 
@@ -82,7 +82,7 @@ class Session:
                 first = next(iter(self._open), None)
                 below = len(done) if first is None else bisect(done, first)
                 up_to = done[below - 1] if below else 0
-                await self._channel.write_queue.put(self._channel.acknowledgements(returned, up_to, done[below:]))
+                await self._channel.write(self._channel.acknowledgements(returned, up_to, done[below:]))
         except LOST as exc:
             log.debug("acknowledgements are lost with their channel: %s", exc)
         finally:
@@ -170,11 +170,12 @@ class QueueConsumer:
                 await self._changed.wait()
                 continue
             try:
-                session, lost = await self._begin()
-                if not ready.done():
-                    ready.set_result(None)
-                await self._until_over(session, lost)
-                await session.close()
+                with not_cancelled():
+                    session, lost = await self._begin()
+                    if not ready.done():
+                        ready.set_result(None)
+                    await self._until_over(session, lost)
+                    await session.close()
             except ChannelNotFoundEntity as exc:
                 if not ready.done():
                     ready.set_exception(QueueNotFound(f"there is no queue {self.queue} on this RabbitMQ: {exc}"))

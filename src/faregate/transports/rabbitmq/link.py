@@ -24,6 +24,7 @@ from aiormq.exceptions import (
     ChannelInvalidStateError,
     ConnectionClosed,
     ConnectionNotAllowed,
+    InvalidFrameError,
     ProbableAuthenticationError,
 )
 
@@ -91,7 +92,8 @@ class Link:
         """A new channel, as soon as there is a connection. Raises what aiormq raises when it is lost meanwhile."""
         await self._connected.wait()
         assert self._connection is not None
-        return await open_channel(self._connection, cls, **options)
+        with not_cancelled():
+            return await open_channel(self._connection, cls, **options)
 
     async def unblocked(self) -> None:
         """Return once the broker takes publications: it stops doing so while it lacks memory or disk."""
@@ -140,6 +142,18 @@ class Link:
             log.warning("RabbitMQ at %s answers again", self._address.url)
 
 
+@contextmanager
+def not_cancelled() -> Iterator[None]:
+    """aiormq ends what waits for a lost connection with a cancellation that nobody asked for: make it an error."""
+    try:
+        yield
+    except asyncio.CancelledError as exc:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise ConnectionError("the connection is lost") from exc
+
+
 def _pauses() -> Iterator[float]:
     pause = _FIRST_PAUSE
     while True:
@@ -151,16 +165,18 @@ def _pauses() -> Iterator[float]:
 def said_by(url: str) -> Iterator[None]:
     """Turn what aiormq says of a connection into our errors."""
     try:
-        yield
+        with not_cancelled():
+            yield
     except (AuthenticationError, ProbableAuthenticationError) as exc:
         raise ConfigurationError(
             f"RabbitMQ refuses the user or the password in {url}: {_words(exc)}. Mend the URL, or add the user "
             "(rabbitmqctl add_user)"
         ) from exc
-    except (ConnectionNotAllowed, ChannelAccessRefused) as exc:
+    except (ConnectionNotAllowed, ChannelAccessRefused, InvalidFrameError) as exc:
+        # aiormq takes the refusal of a virtual host for a frame that it did not expect.
         raise ConfigurationError(
-            f"RabbitMQ at {url} does not let this user in: {_words(exc)}. Name a virtual host that is there "
-            "(rabbitmqctl add_vhost), in which the user may configure, write and read (rabbitmqctl set_permissions)"
+            f"RabbitMQ at {url} does not let this user in. Name a virtual host that is there (rabbitmqctl add_vhost), "
+            f"in which the user may configure, write and read (rabbitmqctl set_permissions). It says: {_words(exc)}"
         ) from exc
     except ConnectionClosed as exc:
         raise BrokerUnavailable(f"RabbitMQ closed the connection: {_words(exc)}") from exc

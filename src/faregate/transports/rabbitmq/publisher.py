@@ -19,7 +19,7 @@ from aiormq.exceptions import ChannelAccessRefused, ChannelPreconditionFailed
 
 from faregate.errors import BrokerUnavailable, ConfigurationError, FaregateError, MessageTooLarge, OutcomeUnknown
 from faregate.transports.rabbitmq.channels import BatchChannel, Confirmation, Publication
-from faregate.transports.rabbitmq.link import LOST, Link
+from faregate.transports.rabbitmq.link import LOST, Link, not_cancelled
 
 log = logging.getLogger("faregate.rabbitmq")
 
@@ -82,9 +82,10 @@ class Publisher:
         while True:
             channel = None
             try:
-                channel = await self._link.channel(BatchChannel, confirms=True)
-                await self._declare(channel)
-                await self._publish_on(channel)
+                with not_cancelled():
+                    channel = await self._link.channel(BatchChannel, confirms=True)
+                    await self._declare(channel)
+                    await self._publish_on(channel)
             except LOST as exc:
                 self._lost(exc)
             except ConfigurationError as exc:

@@ -1,0 +1,215 @@
+"""Connections to RabbitMQ fail in every way that a network knows; nothing is lost; what no waiting mends is said."""
+
+import asyncio
+import logging
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+import faregate as fg
+from faregate.transports.rabbitmq import RabbitmqQueue
+from tests.rabbitmq.proxy import proxied
+from tests.rabbitmq.rig import remove_queues
+
+
+class Counted(fg.Event):
+    number: int
+
+
+class Do(fg.Command):
+    number: int
+
+
+class Shop:
+    """Two nodes with names of their own, so that no test sees the messages of another."""
+
+    def __init__(self) -> None:
+        suffix = uuid.uuid4().hex[:8]
+        self.author, self.reader = fg.Node(f"author-{suffix}"), fg.Node(f"reader-{suffix}")
+        self.seen: Counter[int] = Counter()
+        self.changed = asyncio.Event()
+
+        @self.reader.on(Counted, source=self.author.name, redeliver=fg.Redeliver(0.2, 0.2))
+        async def count(counted: Counted) -> None:
+            self.seen[counted.number] += 1
+            self.changed.set()
+
+    async def until_seen(self, numbers: int) -> None:
+        async with asyncio.timeout(60):
+            while len(self.seen) < numbers:
+                self.changed.clear()
+                await self.changed.wait()
+
+
+@asynccontextmanager
+async def running(url: str, shop: Shop, **options: object) -> AsyncIterator[fg.Bus]:
+    bus = fg.Bus(url, nodes=[shop.author, shop.reader], **options)  # type: ignore[arg-type]
+    async with bus:
+        yield bus
+        assert isinstance(bus.transport, RabbitmqQueue)
+        await remove_queues(bus.transport)
+
+
+async def test_a_connection_that_is_cut_again_and_again_loses_nothing(broker: str) -> None:
+    shop = Shop()
+    async with proxied(broker) as (url, proxy), running(url, shop) as bus:
+
+        async def cut() -> None:
+            while True:
+                await asyncio.sleep(0.15)
+                proxy.cut()
+
+        cutting = asyncio.create_task(cut())
+        published = 0
+        while proxy.connections < 12:
+            numbers = range(published, published + 100)
+            await asyncio.gather(*(bus.publish(Counted(number=number), node=shop.author) for number in numbers))
+            published += 100
+        cutting.cancel()
+        await shop.until_seen(published)
+
+
+async def test_a_missing_confirm_is_an_unknown_outcome_and_publishing_it_again_does_not_double(
+    broker: str, tmp_path: Path
+) -> None:
+    shop = Shop()
+    async with proxied(broker) as (url, proxy):
+        store = {shop.reader.name: f"sqlite:{tmp_path}/reader.db"}
+        async with running(f"{url}?confirm=1s", shop, store=store) as bus:
+            proxy.swallow_answers()
+            with pytest.raises(fg.OutcomeUnknown, match=r"Counted .* did not answer within 1 s") as caught:
+                await bus.publish(Counted(number=1), node=shop.author)
+            proxy.flow()
+            [publication] = caught.value.publications
+            assert await bus.publish(publication) == publication.publication_id
+            await bus.publish(Counted(number=2), node=shop.author)
+            await shop.until_seen(2)
+            await bus.idle()
+    assert shop.seen == {1: 1, 2: 1}
+
+
+async def test_a_broker_that_is_away_is_said_to_be_unavailable_in_time(broker: str) -> None:
+    shop = Shop()
+    async with proxied(broker) as (url, proxy), running(f"{url}?confirm=1s", shop) as bus:
+        proxy.refusing = True
+        proxy.cut()
+        await asyncio.sleep(0.1)  # the cut is noticed
+        with pytest.raises(fg.BrokerUnavailable, match="nothing was sent"):
+            await bus.publish(Counted(number=1), node=shop.author)
+        proxy.refusing = False
+        async with asyncio.timeout(30):
+            while True:
+                try:
+                    await bus.publish(Counted(number=2), node=shop.author)
+                    break
+                except fg.BrokerUnavailable:
+                    continue
+        await shop.until_seen(1)
+        assert set(shop.seen) == {2}, "what was said not to be sent was sent"
+
+
+async def test_a_stalled_connection_is_given_up_and_made_anew(broker: str) -> None:
+    shop = Shop()
+    async with proxied(broker) as (url, proxy), running(f"{url}?heartbeat=1s&confirm=60s", shop) as bus:
+        proxy.stall()
+        waiting = asyncio.create_task(bus.publish(Counted(number=1), node=shop.author))
+        async with asyncio.timeout(60):
+            await proxy.until_connected(3)  # three heartbeats are missed, and it is given up
+            proxy.flow()
+            await waiting
+        await shop.until_seen(1)
+
+
+# --- bad input -----------------------------------------------------------------------------------------------
+
+
+async def test_nobody_answers_at_the_address(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        caplog.at_level(logging.WARNING, "faregate.rabbitmq"),
+        pytest.raises(
+            fg.BrokerUnavailable,
+            match=r"no RabbitMQ answered at amqp://user:\*\*\*@127.0.0.1:1/\?connect=1s within 1 s",
+        ),
+    ):
+        await RabbitmqQueue("amqp://user:secret@127.0.0.1:1/?connect=1s").open()
+    assert "waiting for RabbitMQ at amqp://user:***@127.0.0.1:1/" in caplog.text
+    assert "secret" not in caplog.text
+
+
+async def test_wrong_credentials_are_said_at_once(broker: str) -> None:
+    wrong = broker.replace("faregate:", "nobody:")
+    with pytest.raises(fg.ConfigurationError, match="refuses the user or the password") as caught:
+        await RabbitmqQueue(wrong).open()
+    assert broker.split(":")[2].split("@")[0] not in str(caught.value)
+
+
+async def test_a_virtual_host_that_is_not_there_is_said_at_once(broker: str) -> None:
+    wrong = broker.rpartition("/")[0] + "/nowhere"
+    with pytest.raises(fg.ConfigurationError, match="Name a virtual host that is there"):
+        await RabbitmqQueue(wrong).open()
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("amqp:", "is no address of a RabbitMQ"),
+        ("amqp://u:secret@h:port/", "is not HOST:PORT"),
+        ("amqp://u:secret@h/a/b", "write that as %2F"),
+        ("amqp://u:secret@h/?prefetch=7", "knows the options confirm, connect, heartbeat, .* not prefetch"),
+        ("amqp://u:secret@h/?confirm=soon", "confirm"),
+    ],
+)
+def test_a_url_that_says_nothing_is_refused(url: str, told: str) -> None:
+    with pytest.raises(fg.ConfigurationError, match=told) as caught:
+        fg.Bus(url, nodes=[fg.Node("shop")])
+    assert "secret" not in str(caught.value)
+
+
+async def test_a_queue_that_is_declared_otherwise_is_left_as_it_is(broker: str) -> None:
+    shop = Shop()
+    transport = RabbitmqQueue(broker)
+    await transport.open()
+    name = f"{shop.reader.name}.Counted.{shop.author.name}"
+    await transport.on_channel(lambda channel: channel.queue_declare(name, durable=True))
+    with pytest.raises(fg.QueueDiffers, match=f"{name} is declared otherwise .*faregate rabbitmq doctor"):
+        await fg.Bus(broker, nodes=[shop.author, shop.reader]).start()
+    await transport.on_channel(lambda channel: channel.queue_delete(name))
+    await transport.close()
+
+
+async def test_a_command_that_nobody_takes_names_exchange_and_key(broker: str) -> None:
+    shop = Shop()
+    async with running(broker, shop) as bus:
+        with pytest.raises(fg.Unroutable, match=r"'nobody' .*exchange 'faregate', routing key 'command.nobody.Do.-'"):
+            await bus.send(Do(number=1), to="nobody", node=shop.author)
+
+
+async def test_messages_of_other_programs_that_cannot_be_read_are_dead_letters(broker: str, tmp_path: Path) -> None:
+    from pamqp.commands import Basic
+
+    shop = Shop()
+    key = f"event.{shop.author.name}.Counted.-"
+    async with running(broker, shop, store=f"sqlite:{tmp_path}/shop.db") as bus:
+        assert isinstance(bus.transport, RabbitmqQueue)
+
+        async def publish(body: bytes, **properties: object) -> None:
+            async def send(channel: object) -> None:
+                await channel.basic_publish(  # type: ignore[attr-defined]
+                    body, exchange="faregate", routing_key=key, properties=Basic.Properties(**properties)
+                )
+
+            await bus.transport.on_channel(send)  # type: ignore[attr-defined]
+
+        await publish(b"{}", message_id="no-number")
+        await publish(b"\xff\x00", message_id="no-json")
+        await publish(b'{"number": 1}', message_id="another", message_type="Another")
+        await publish(b'{"number": 7}', message_id="fine", message_type="Counted")
+        await shop.until_seen(1)
+        await bus.idle()
+        reasons = sorted((letter.publication_id, letter.reason) for letter in await bus.dead_letters())
+    assert reasons == [("another", "unknown-type"), ("no-json", "undecodable"), ("no-number", "undecodable")]
+    assert shop.seen == {7: 1}
