@@ -1,9 +1,12 @@
 """What tests with a real RabbitMQ share."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 
+import faregate as fg
 from faregate.testing import QueueSubject
 from faregate.testing.queue_suite.cases import done, noted
 from faregate.transports.rabbitmq import RabbitmqQueue
@@ -43,3 +46,43 @@ async def rabbitmq_subject(url: str, *, real_time: bool = False) -> AsyncIterato
     finally:
         await remove_queues(transport)
         await transport.close()
+
+
+class Counted(fg.Event):
+    number: int
+    filling: str = ""
+
+
+class Shop:
+    """Two nodes with names of their own, so that no test sees the messages of another."""
+
+    def __init__(self) -> None:
+        suffix = uuid.uuid4().hex[:8]
+        self.author, self.reader = fg.Node(f"author-{suffix}"), fg.Node(f"reader-{suffix}")
+        self.seen: Counter[int] = Counter()
+        self.changed = asyncio.Event()
+
+        @self.reader.on(Counted, source=self.author.name, redeliver=fg.Redeliver(0.2, 0.2))
+        async def count(counted: Counted) -> None:
+            self.seen[counted.number] += 1
+            self.changed.set()
+
+    async def until_seen(self, numbers: int) -> None:
+        await self.until(lambda: len(self.seen) >= numbers)
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        """Look whenever a handler ran, and now and then."""
+        async with asyncio.timeout(90):
+            while not is_so():
+                self.changed.clear()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self.changed.wait(), 0.2)
+
+
+@asynccontextmanager
+async def running(url: str, shop: Shop, **options: object) -> AsyncIterator[fg.Bus]:
+    bus = fg.Bus(url, nodes=[shop.author, shop.reader], **options)  # type: ignore[arg-type]
+    async with bus:
+        yield bus
+        assert isinstance(bus.transport, RabbitmqQueue)
+        await remove_queues(bus.transport)

@@ -2,10 +2,6 @@
 
 import asyncio
 import logging
-import uuid
-from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -13,45 +9,11 @@ import pytest
 import faregate as fg
 from faregate.transports.rabbitmq import RabbitmqQueue
 from tests.rabbitmq.proxy import proxied
-from tests.rabbitmq.rig import remove_queues
-
-
-class Counted(fg.Event):
-    number: int
+from tests.rabbitmq.rig import Counted, Shop, running
 
 
 class Do(fg.Command):
     number: int
-
-
-class Shop:
-    """Two nodes with names of their own, so that no test sees the messages of another."""
-
-    def __init__(self) -> None:
-        suffix = uuid.uuid4().hex[:8]
-        self.author, self.reader = fg.Node(f"author-{suffix}"), fg.Node(f"reader-{suffix}")
-        self.seen: Counter[int] = Counter()
-        self.changed = asyncio.Event()
-
-        @self.reader.on(Counted, source=self.author.name, redeliver=fg.Redeliver(0.2, 0.2))
-        async def count(counted: Counted) -> None:
-            self.seen[counted.number] += 1
-            self.changed.set()
-
-    async def until_seen(self, numbers: int) -> None:
-        async with asyncio.timeout(60):
-            while len(self.seen) < numbers:
-                self.changed.clear()
-                await self.changed.wait()
-
-
-@asynccontextmanager
-async def running(url: str, shop: Shop, **options: object) -> AsyncIterator[fg.Bus]:
-    bus = fg.Bus(url, nodes=[shop.author, shop.reader], **options)  # type: ignore[arg-type]
-    async with bus:
-        yield bus
-        assert isinstance(bus.transport, RabbitmqQueue)
-        await remove_queues(bus.transport)
 
 
 async def test_a_connection_that_is_cut_again_and_again_loses_nothing(broker: str) -> None:
@@ -81,7 +43,7 @@ async def test_a_missing_confirm_is_an_unknown_outcome_and_publishing_it_again_d
         store = {shop.reader.name: f"sqlite:{tmp_path}/reader.db"}
         async with running(f"{url}?confirm=1s", shop, store=store) as bus:
             proxy.swallow_answers()
-            with pytest.raises(fg.OutcomeUnknown, match=r"Counted .* did not answer within 1 s") as caught:
+            with pytest.raises(fg.OutcomeUnknown, match=r"Counted .* did not confirm it within 1 s") as caught:
                 await bus.publish(Counted(number=1), node=shop.author)
             proxy.flow()
             [publication] = caught.value.publications

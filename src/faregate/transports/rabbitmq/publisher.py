@@ -3,6 +3,7 @@
 Rules kept here:
 - Batches go out in the order in which they were handed in. What was not confirmed when a channel is lost goes out again
   on the next one, before anything newer: recipients recognise the repetition by its id.
+- What the broker refuses, because a queue is full or has no leader, goes out again until its time is over.
 - Whoever publishes waits for the broker's answer, and not longer than `confirm=`. Then it is `BrokerUnavailable` where
   nothing was sent, and `OutcomeUnknown` where the answer is missing.
 - A command that no queue takes is `Unroutable`. An event may have no recipient.
@@ -25,7 +26,7 @@ log = logging.getLogger("faregate.rabbitmq")
 
 _AT_ONCE_BYTES = 1 << 20
 """What goes out with one write, about."""
-_REFUSED_SECONDS = 1.0
+_REFUSED_SECONDS = 0.5
 _TOO_LARGE = re.compile(r"message size (\d+) .*max(?:imum)? size (\d+)")
 
 
@@ -59,22 +60,23 @@ class Publisher:
         try:
             async with asyncio.timeout(self._seconds):
                 await batch.done
+                while batch.refused:  # a queue is full, or has no leader for a moment
+                    batch = Confirmation(publications)
+                    await asyncio.sleep(_REFUSED_SECONDS)
+                    self._waiting.appendleft(batch)
+                    self._wake.set()
+                    await batch.done
         except TimeoutError:
-            what = f"RabbitMQ did not answer within {self._seconds:g} s"
-            if not batch.first:
-                raise BrokerUnavailable(
-                    f"{what}, and nothing was sent: it is away, or takes no publications now"
-                ) from None
-            raise OutcomeUnknown(
-                f"{what}: whether it took the message is unknown; publish it again under its id"
-            ) from None
+            raise self._missing(batch) from None
         finally:
             batch.done.cancel()
-        if batch.refused:
-            raise BrokerUnavailable(
-                f"RabbitMQ did not take {batch.refused} of {len(publications)} messages: a queue is full, or away"
-            )
         return batch
+
+    def _missing(self, batch: Confirmation) -> FaregateError:
+        what = f"RabbitMQ did not confirm it within {self._seconds:g} s"
+        if batch.first:
+            return OutcomeUnknown(f"{what}: whether it took the message is unknown; publish it again under its id")
+        return BrokerUnavailable(f"{what}, and nothing was sent: it is away, or takes no publications now")
 
     # --- the task --------------------------------------------------------------------------------------------
 
