@@ -916,8 +916,9 @@ class NumbersByTheClockAlone(Faulty):
 @breaks("what_waits_behind_others_is_due_when_it_is_the_first_of_its_key")
 class LetsAllOfAKeyGo(Faulty):
     class tx(SqliteTransaction):
-        async def next_of_key(self, node: str, queue: str, key: str, due: float) -> None:
-            self._run("update faregate_parked set due_at = ? where node = ? and queue = ?", (due, node, queue))
+        async def next_of_key(self, node: str, queue: str, key: str, due: float) -> bool:
+            changed = "update faregate_parked set due_at = ? where node = ? and queue = ?"
+            return self._run(changed, (due, node, queue)).rowcount > 0
 
 
 @breaks("a_parked_message_of_no_partition_is_tried_by_one_instance_at_a_time")

@@ -20,7 +20,7 @@ from faregate.errors import QueueNotFound, StaleLock, Unroutable
 from faregate.message import Envelope
 from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.queue import Binding, Consumer, Delivery, Outcome, dead_letter_queue
-from faregate.testing import QUEUE_CASES, FakeClock, memory_subject, run_queue_case
+from faregate.testing import FakeClock, memory_subject, queue_cases, run_queue_case
 from faregate.transports.memory import MemoryTransport
 from tests.conformance.faults import Faults, passes
 
@@ -73,7 +73,8 @@ def as_new(envelope: Envelope) -> Envelope:
     return msgspec.structs.replace(envelope, publication_id=ids.root_id())
 
 
-FAULTS = Faults(QUEUE_CASES)
+CASES = queue_cases(MemoryTransport.capabilities)
+FAULTS = Faults(CASES)
 breaks = FAULTS.breaks
 
 
@@ -833,12 +834,12 @@ def test_every_case_has_a_fault() -> None:
     FAULTS.check()
 
 
-@pytest.mark.parametrize("name", QUEUE_CASES)
+@pytest.mark.parametrize("name", CASES)
 async def test_without_a_fault_the_openings_change_nothing(name: str) -> None:
     await run_queue_case(name, lambda: memory_subject(Faulty()))
 
 
 @FAULTS.each()
 async def test_a_fault_is_one_fault_and_leaves_most_promises_kept(fault: type[Faulty]) -> None:
-    kept = [case for case in QUEUE_CASES if await passes(run_queue_case(case, lambda: memory_subject(fault())))]
-    assert len(kept) > len(QUEUE_CASES) / 2, f"only {len(kept)} cases pass"
+    kept = [case for case in CASES if await passes(run_queue_case(case, lambda: memory_subject(fault())))]
+    assert len(kept) > len(CASES) / 2, f"only {len(kept)} cases pass"

@@ -4,16 +4,20 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import getpid
+from secrets import token_hex
+from socket import gethostname
 from threading import get_ident
 from types import TracebackType
 from typing import Any, NamedTuple, Self, Unpack
 
 from faregate.bus.dead_letter_retention import RetainDead
 from faregate.bus.dead_letters import DeadLetters
+from faregate.bus.leases import LeasedFeed
 from faregate.bus.node_stores import Given, NodeStores
 from faregate.bus.stalls import StallDetector
-from faregate.bus.supplied import check_capabilities
-from faregate.bus.worker import Worker
+from faregate.bus.supplied import check_capabilities, is_leased
+from faregate.bus.worker import Lessor, Worker
 from faregate.codec import BodyWriter, Codec, find_codec
 from faregate.core.alarms import Alarm, Alarms
 from faregate.core.context import Ending
@@ -94,6 +98,8 @@ class Bus:
         clock: Clock | None = None,
     ) -> None:
         self.clock = clock or SystemClock()
+        self.instance = f"{gethostname()}-{getpid()}-{token_hex(4)}"
+        """What other instances of the same nodes know this one by."""
         self._publishers = publishers(_check_nodes(nodes))
         self.nodes = {node.name: node for node in with_sources(nodes, self._publishers)}
         self._alarms = Alarms()
@@ -125,6 +131,7 @@ class Bus:
                 for name, sender in self._senders.items()
                 if self.nodes[name].outgoing_middlewares
             },
+            instance=self.instance,
         )
         for name, sender in self._senders.items():
             sender.use_store(self._stores.of(name), self._stores.recipient_lists)
@@ -150,11 +157,12 @@ class Bus:
     def _worker(self, node: Node, subscription: Subscription, limit: int) -> Worker:
         sender, shared = self._senders[node.name], self._stores.of(node.name)
         is_supplied = check_capabilities(self._transport, self.url, subscription, shared is not None)
+        leased = is_leased(self._transport, subscription)
         handling = Handling(
             subscription,
             node,
             sender,
-            QueueFeed(),
+            LeasedFeed() if leased else QueueFeed(),
             store=shared,
             clock=self.clock,
             alarms=self._alarms,
@@ -164,7 +172,13 @@ class Bus:
         prefetch = subscription.prefetch or max(_PREFETCH, 2 * subscription.order.lanes)
         waiting = self._stores.waiting(node.name) if is_supplied else None
         return Worker(
-            handling, transport=self._transport, clock=self.clock, body_limit=limit, prefetch=prefetch, waiting=waiting
+            handling,
+            transport=self._transport,
+            clock=self.clock,
+            body_limit=limit,
+            prefetch=prefetch,
+            waiting=waiting,
+            lessor=Lessor(shared.store, self.instance) if leased and shared is not None else None,
         )
 
     def _stall_detector(self, seconds: float | None) -> StallDetector | None:

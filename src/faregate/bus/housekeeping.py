@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from faregate.bus.dead_letter_retention import RetainDead, prune
 from faregate.bus.dispatcher import Dispatcher
+from faregate.bus.supplied import Supplied
 from faregate.core.dead_letter import dead_letter
 from faregate.core.node_store import NodeStore
 from faregate.core.unit import TRANSACTION_LOST
@@ -119,7 +120,7 @@ class Housekeeper:
         try:
             known = await self._shared.store.known(self._node, [message_id])
             if message_id not in known or known[message_id].state != "handled":
-                await self._shared.commit(lambda transaction: self._add_dead(transaction, letter))
+                await self._shared.commit(lambda transaction: self._add_dead(transaction, delivery, letter))
             if self._shared.claims is not None and envelope.attempt_id is not None:
                 await self._shared.claims.drop(message_id, envelope.attempt_id)
             await delivery.settle("handled")
@@ -133,8 +134,10 @@ class Housekeeper:
             await self._later(delivery)
         self.activity += 1
 
-    async def _add_dead(self, transaction: Transaction, letter: DeadLetter) -> None:
+    async def _add_dead(self, transaction: Transaction, delivery: Delivery, letter: DeadLetter) -> None:
         """Add the dead letter; remove its token, if that is in the same database."""
+        if isinstance(delivery, Supplied):
+            await delivery.hold(transaction)
         await transaction.add_dead(letter)
         if self._shared.claims is None and letter.envelope.attempt_id is not None:
             await transaction.consume_tokens([letter.envelope.attempt_id])

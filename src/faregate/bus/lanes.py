@@ -175,14 +175,14 @@ class Lanes:
         else:
             self._keys.pop(key, None)
 
-    def take_back(self) -> list[Delivery]:
-        """What no lane has taken yet; the caller has it from now on."""
-        back = list(self._ready)
+    def take_back(self, is_meant: Callable[[Delivery], bool] = lambda delivery: True) -> list[Delivery]:
+        """What no lane has taken yet, of those that are meant: all of a key or none. The caller has it from now on."""
+        back = [delivery for delivery in self._ready if is_meant(delivery)]
         keys = {delivery.key for delivery in back}
-        self._ready.clear()
-        self._alone.clear()
+        self._ready = deque(delivery for delivery in self._ready if not is_meant(delivery))
+        self._alone.difference_update(back)
         for key, behind in list(self._keys.items()):
-            if behind is not None:
+            if behind and is_meant(behind[0]):
                 back += behind
                 self._keys[key] = None
             if key in keys:

@@ -44,6 +44,7 @@ class NodeStores:
         retain_dead: RetainDead | None,
         tokens: str | TokenStore | None,
         around: Mapping[str, Around],
+        instance: str,
     ) -> None:
         given = _given(nodes, store)
         stores = _open_once(given, clock)
@@ -69,6 +70,7 @@ class NodeStores:
             young = min(_YOUNG_SECONDS, retain_ledger)
             self._of[name] = NodeStore(opened, dispatcher, alarms, self._tokens, claims, young_seconds=young)
         self._clock = clock
+        self._instance = instance
         self._waiting: dict[str, Waiting] = {}
         """By node: what waits in its store because the transport cannot delay."""
         self._housekeepers = {
@@ -87,7 +89,7 @@ class NodeStores:
     def waiting(self, node: str) -> Waiting:
         if node not in self._waiting:
             keep_dead = self._housekeepers[node].keep_dead
-            self._waiting[node] = Waiting(node, self._of[node].store, self._clock, keep_dead)
+            self._waiting[node] = Waiting(node, self._of[node].store, self._clock, keep_dead, self._instance)
         return self._waiting[node]
 
     def hand_in(self) -> None:
@@ -139,6 +141,8 @@ class NodeStores:
             await housekeeper.stop()
         for dispatcher in self.dispatchers.values():
             await dispatcher.stop(deadline)
+        for waiting in self._waiting.values():
+            await waiting.close()
 
     async def close(self) -> None:
         if self._tokens is not None:

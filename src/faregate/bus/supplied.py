@@ -1,22 +1,29 @@
-"""What a transport lacks, supplied by the bus: later tries, scheduled messages, expiry, dead letters.
+"""What a transport lacks, supplied by the bus: later tries, scheduled messages, expiry, dead letters, order.
 
 A node with a store needs none of these from its transport. Rules kept here:
 - A message that has to wait is a row in the node's store before its delivery is settled, and is handed in when it is
   due. The row is removed once the message is done; after a crash in between, the ledger recognises the copy. If the
   transport delivers a message that waits here, that copy is settled.
-- While the store is away a message waits in memory, and then goes back to the transport.
-- A message that was started too often is a dead letter in the store before its delivery is settled. So is one that
-  expired; the core sees to that.
+- What waits is handed in by one instance: by the owner of its partition, or by whoever claimed it.
+- In a strict key, or a serial subscription, what comes later parks behind what waits, in order; when the first is done
+  the next is due. Whether it has to is asked when its turn has come (`admit`), so that the lanes keep the order.
+- The starts of a parked message are counted before a handler begins; one that does not end its process takes its start
+  back. A message that the transport delivers again without knowing how often it was started is parked first, for that.
+  One that was started too often is a dead letter in the store. So is one that expired; the core sees to that.
+- A first delivery costs no statement, unless its key has parked messages.
+- While the store is away a message waits in memory, and then goes back to the transport. In an ordered subscription its
+  partition is let go instead, and taken up anew: only so everything keeps its place.
 - What cannot be supplied is refused when the bus is made, by the name of the subscription.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from heapq import heappop, heappush
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+from faregate.bus.leases import Partition
 from faregate.core.dead_letter import dead_letter
 from faregate.core.unit import TRANSACTION_LOST
 from faregate.errors import ConfigurationError, StaleLock
@@ -26,7 +33,7 @@ from faregate.node.subscription import Subscription
 from faregate.ports.clock import Clock, Timer
 from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.queue import Binding, Capability, Delivery, Held, Outcome, QueueTransport
-from faregate.ports.store import Parked, Store
+from faregate.ports.store import BEHIND, NEXT, Parked, Store, Transaction
 
 log = logging.getLogger("faregate.bus")
 
@@ -35,26 +42,35 @@ SUPPLIED: frozenset[Capability] = frozenset({"dead letters", "delay", "expire"})
 _IN_ORDER: frozenset[Capability] = frozenset({"order", "place"})
 _LOOK_SECONDS = 1.0
 """How often it looks for rows of other processes."""
+_CLAIM_SECONDS = 30.0
+"""For how long an instance that died keeps others from what it was trying again."""
+_STORE_DOWN_SECONDS = 10.0
 _OUT = 200
 """How many parked messages of a node are handed in at a time."""
 
 
 def check_capabilities(transport: QueueTransport, url: str, subscription: Subscription, has_store: bool) -> bool:
     """Whether the bus has to supply something. Raises `ConfigurationError` for what it cannot."""
-    binding = subscription.binding(0)
     missing = SUPPLIED - transport.capabilities
-    unordered = _IN_ORDER - transport.capabilities if binding.key_of is not None or binding.serial else None
-    if unordered:
+    unordered = _IN_ORDER - transport.capabilities if subscription.ordered else None
+    if unordered and not is_leased(transport, subscription):
         raise ConfigurationError(
             f"{subscription} asks for order, and the transport {url} cannot keep it: it lacks {_names(unordered)}. "
             "Take another transport, or a subscription without order="
         )
-    if missing and not has_store:
+    if (missing or unordered) and not has_store:
         raise ConfigurationError(
-            f"{subscription} needs a store: the transport {url} lacks {_names(missing)}, which the bus supplies to "
-            f"nodes that have one. Give it one: fg.Bus(…, store={{{subscription.node!r}: '…'}})"
+            f"{subscription} needs a store: the transport {url} lacks {_names(missing | (unordered or set()))}, which "
+            "the bus supplies to nodes that have one. "
+            f"Give it one: fg.Bus(…, store={{{subscription.node!r}: '…'}})"
         )
-    return bool(missing)
+    return has_store and (bool(missing) or "order" not in transport.capabilities)
+
+
+def is_leased(transport: QueueTransport, subscription: Subscription) -> bool:
+    """Whether its messages are in partitions, each of which one instance consumes at a time."""
+    parted = "partitions" in transport.capabilities and not transport.capabilities >= _IN_ORDER
+    return parted and subscription.ordered
 
 
 def _names(capabilities: frozenset[Capability]) -> str:
@@ -73,8 +89,22 @@ class Entrance(NamedTuple):
 class Supplied:
     """A delivery with what its transport lacks; it expires at `until`."""
 
-    def __init__(self, held: Held, waiting: "Waiting", redeliveries: int = 0, until: float | None = None) -> None:
-        self._held = held
+    def __init__(
+        self,
+        held: Held,
+        waiting: "Waiting",
+        entrance: Entrance,
+        partition: Partition | None,
+        redeliveries: int = 0,
+        until: float | None = None,
+    ) -> None:
+        binding = entrance.binding
+        self.held = held
+        self.entrance = entrance
+        self.partition = partition
+        self.row = held.row if isinstance(held, ParkedHold) else None
+        self.is_counted = False
+        """Whether its start is counted in the store."""
         self._waiting = waiting
         self._until = until
         self.envelope = held.envelope
@@ -82,27 +112,49 @@ class Supplied:
         self.position = held.position
         self.lock_seconds = held.lock_seconds
         self.redeliveries = redeliveries
-        self.key: str | None = None
+        self.key = None if binding.key_of is None else binding.key_of(held.envelope)
+        self.order_key = self.key if not binding.serial else ""
+        """What later ones wait behind; None: nobody waits."""
+        if partition is None or not binding.strict:
+            self.order_key = None
         self.letter: DeadLetter | None = None
         self.renew = held.renew
         self.settle = held.settle
-        self.release = held.release
 
     @property
     def tries(self) -> int:
-        return self._held.tries
+        return self.held.tries
 
     @property
     def expired(self) -> bool:
         return self._until is not None and self._until <= self._waiting.clock.time()
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether earlier ones of its key wait."""
+        key, partition = self.order_key, self.partition
+        if key is None or partition is None or key not in partition.keys:
+            return False
+        return self.row is None or self.row.key is None
+
+    @property
+    def has_unknown_starts(self) -> bool:
+        return self.row is None and self.redelivered and not self.held.tries
+
     def start(self) -> None:
         if not self.expired:
-            self._held.start()
+            self.held.start()
+
+    async def hold(self, transaction: Transaction) -> None:
+        """What is committed about it counts only while it is this instance's. Raises `LeaseLost`."""
+        if self.partition is not None:
+            await self.partition.hold(transaction)
+
+    async def release(self, *, begun: bool = True) -> None:
+        await self._waiting.give_back(self, begun=begun)
 
     async def redeliver(self, delay: float, *, counted: bool = True) -> None:
-        redeliveries = self.redeliveries + (1 if counted else 0)
-        await self._waiting.put_off(self._held, self.redeliveries, delay, redeliveries)
+        await self._waiting.put_off(self, delay, self.redeliveries + (1 if counted else 0))
 
     async def dead_letter(self, reason: str, error: str) -> None:
         raise AssertionError(f"{self.envelope}: a dead letter belongs in the store ({reason}: {error})")
@@ -113,38 +165,42 @@ class ParkedHold:
 
     redelivered = True
     lock_seconds = 60.0
+    position = None
 
     def __init__(self, row: Parked, waiting: "Waiting") -> None:
-        self._row = row
+        self.row = row
         self._waiting = waiting
         self.envelope = row.envelope
-        self.position = row.position
-        self.tries = row.redeliveries
+        self.tries = row.starts
 
     def start(self) -> None:
-        self.tries += 1
+        """It is counted in the store."""
 
     def renew(self) -> None:
         """There is no lock to lose."""
 
     async def settle(self, outcome: Outcome) -> None:
-        await self._waiting.unpark(self._row)
+        await self._waiting.unpark(self.row)
 
     async def release(self, *, begun: bool = True) -> None:
-        self._waiting.back(self._row)
+        self._waiting.forget(self.row.message_id)
 
 
 class Waiting:
     """The messages of one node that wait in its store."""
 
-    def __init__(self, node: str, store: Store, clock: Clock, keep_dead: Callable[[Delivery], None]) -> None:
+    def __init__(
+        self, node: str, store: Store, clock: Clock, keep_dead: Callable[[Delivery], None], instance: str
+    ) -> None:
         self._node = node
         self._store = store
         self.clock = clock
         self._keep_dead = keep_dead
+        self._instance = instance
         self._entrances: dict[tuple[str, str | None], Entrance] = {}
-        self._out: set[str] = set()
-        """The ids of messages that are handed in."""
+        self._partitions: dict[str, Partition] = {}
+        self._out: dict[str, str | None] = {}
+        """The ids of messages that are handed in, with their partitions."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: Timer | None = None
         self._at = float("inf")
@@ -153,13 +209,12 @@ class Waiting:
         """When messages that were parked here are due, by the same clock: a heap."""
         self._left_out = 0
         """How many rows the last look could not hand in: the next one reads that many more."""
+        self._has_claimed = False
         self._changed = asyncio.Event()
         self._stopping = False
 
-    def add(self, entrance: Entrance) -> Callable[[Held], None]:
-        """Returns what takes the deliveries of this subscription."""
+    def add(self, entrance: Entrance) -> None:
         self._entrances[entrance.binding.type, entrance.binding.source] = entrance
-        return lambda held: self._arrived(entrance, held)
 
     def start(self) -> None:
         self._look_in(0.0)
@@ -173,84 +228,211 @@ class Waiting:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    async def close(self) -> None:
+        """Other instances need not wait for what this one had claimed."""
+        if self._has_claimed:
+            with suppress(*TRANSACTION_LOST):
+                async with self._store.transaction() as transaction:
+                    await transaction.keep_claimed(self._node, self._instance, 0)
+
     async def idle(self) -> None:
         """Return once nothing waits for a later try; what is scheduled does not count."""
         while True:
             self._changed.clear()
-            rows = await self._rows(float("inf"))
+            async with self._store.transaction() as transaction:
+                rows = await transaction.parked(self._node)
+                await transaction.roll_back()  # it only read
             if not any(row.redeliveries or row.envelope.deliver_at is None for row in rows):
                 return
             await self._changed.wait()
 
-    def _arrived(self, entrance: Entrance, held: Held) -> None:
-        if held.redelivered:
-            self._background(self._take_copy(entrance, held))
-        else:
-            self._take(entrance, held)
+    # --- partitions ------------------------------------------------------------------------------------------
 
-    async def _take_copy(self, entrance: Entrance, held: Held) -> None:
-        """The process that parked it may have died before it settled the delivery: then the row counts."""
-        try:
-            async with self._store.transaction() as transaction:
-                rows = await transaction.parked_with(self._node, [message_id_of(held.envelope, self._node)], [])
-        except TRANSACTION_LOST as exc:
-            log.warning("whether %s waits in its store cannot be seen now: %s", held.envelope, exc)
-            rows = []  # then it runs before its time, and the ledger recognises the parked one
-        if not rows:
-            self._take(entrance, held)
-            return
-        with suppress(StaleLock):
-            await held.settle("skipped")
+    async def move_in(self, partition: Partition) -> None:
+        """This instance consumes a partition from now on, and hands in what waits of it."""
+        async with self._store.transaction() as transaction:
+            partition.keys = set(await transaction.parked_keys(self._node, partition.queue))
+            await transaction.roll_back()  # it only read
+        self._partitions[partition.queue] = partition
+        self._look_in(0.0)
 
-    def _take(self, entrance: Entrance, held: Held, redeliveries: int = 0, *, is_due: bool = False) -> None:
+    def move_out(self, partition: Partition) -> None:
+        if self._partitions.get(partition.queue) is partition:
+            del self._partitions[partition.queue]
+        for message_id in [each for each, queue in self._out.items() if queue == partition.queue]:
+            self.forget(message_id)
+
+    # --- what the transport delivers -------------------------------------------------------------------------
+
+    def take(self, entrance: Entrance, held: Held, partition: Partition | None = None) -> None:
+        """From the transport, or a row that is due."""
         envelope, now = held.envelope, self.clock.time()
+        row = held.row if isinstance(held, ParkedHold) else None
+        until = too_late_at(envelope, entrance.binding.expires, now)
+        delivery = Supplied(held, self, entrance, partition, 0 if row is None else row.redeliveries, until)
         if held.tries >= entrance.binding.max_deliveries:
-            self._dead_letter(entrance, held, "max-deliveries", f"it was started {held.tries} times and never ended")
-        elif not is_due and envelope.deliver_at is not None and envelope.deliver_at > now:
-            self._background(self.put_off(held, 0, envelope.deliver_at - now, 0))
+            self._dead_letter(delivery)
+        elif row is None and envelope.deliver_at is not None and envelope.deliver_at > now:
+            self._background(self._schedule(delivery, envelope.deliver_at - now))
         else:
-            entrance.take(Supplied(held, self, redeliveries, too_late_at(envelope, entrance.binding.expires, now)))
+            entrance.take(delivery)
 
-    def _dead_letter(self, entrance: Entrance, held: Held, reason: str, error: str) -> None:
-        dead = Supplied(held, self)
-        message_id = message_id_of(held.envelope, self._node)
-        dead.letter = dead_letter(self._node, message_id, dead, reason, error, self.clock.time())
-        self._keep_dead(dead)
-        entrance.tell_dead(dead, reason, error)
+    async def _schedule(self, delivery: Supplied, delay: float) -> None:
+        delivery.order_key = None  # nobody waits for it
+        with suppress(StaleLock):  # it is another's by now
+            await self.put_off(delivery, delay, 0)
 
-    async def put_off(self, held: Held, before: int, delay: float, redeliveries: int) -> None:
-        """Hand it in again after the delay, with so many redeliveries; until now it had `before`."""
-        row = self._row(held, self.clock.time() + delay, redeliveries)
+    def _dead_letter(self, delivery: Supplied) -> None:
+        reason, error = "max-deliveries", f"it was started {delivery.tries} times and never ended"
+        message_id = message_id_of(delivery.envelope, self._node)
+        delivery.letter = dead_letter(self._node, message_id, delivery, reason, error, self.clock.time())
+        self._keep_dead(delivery)
+        delivery.entrance.tell_dead(delivery, reason, error)
+
+    # --- when their turn has come ----------------------------------------------------------------------------
+
+    async def admit(self, deliveries: list[Delivery]) -> list[Delivery]:
+        """Those on which a handler may begin. The others are parked, or another's, or come again."""
+        admitted: list[Delivery] = []
+        others: dict[Partition | None, list[Supplied]] = {}
+        now = self.clock.monotonic()
+        for each in cast(list[Supplied], deliveries):
+            partition = each.partition
+            if partition is not None and not partition.is_held(now):
+                self._drop(each)  # closing its consumer brings it back
+            elif each.is_counted or not (each.row is not None or each.is_behind or each.has_unknown_starts):
+                admitted.append(each)
+            else:
+                others.setdefault(partition, []).append(each)
+                if each.order_key is not None and partition is not None:
+                    partition.keys.add(each.order_key)
+        for partition, group in others.items():
+            admitted += await self._park_or_count(partition, group)
+        return admitted
+
+    async def _park_or_count(self, partition: Partition | None, group: Sequence[Supplied]) -> list[Supplied]:
+        """Park what has to wait behind others, or has starts that nobody counted; count the start of what is parked."""
+        parking = [each for each in group if each.row is None or each.is_behind]
+        starting = {each.row.message_id: each for each in group if each.row is not None and each not in parking}
+        now = self.clock.time()
         try:
             async with self._store.transaction() as transaction:
-                await transaction.park(self._node, [(row, before if isinstance(held, ParkedHold) else None)])
-        except TRANSACTION_LOST as exc:
-            log.warning("%s waits without its store: %s", held.envelope, exc)
-            self.clock.call_later(delay, lambda: self._background(_release(held)))
-            return
-        if isinstance(held, ParkedHold):
-            self._out.discard(row.message_id)
+                for each in group[:1]:
+                    await each.hold(transaction)
+                rows = [(self._row(each, now, BEHIND), each.row and each.row.redeliveries) for each in parking]
+                await transaction.park(self._node, rows)
+                for key in sorted({each.order_key for each in parking if each.order_key is not None}):
+                    assert partition is not None
+                    await transaction.next_of_key(self._node, partition.queue, key, now)
+                starts = await transaction.count_starts(self._node, list(starting))
+        except (StaleLock, *TRANSACTION_LOST) as exc:
+            log.warning("%s and %d more wait without their store: %s", group[0].envelope, len(group) - 1, exc)
+            self._come_again(partition, group, _STORE_DOWN_SECONDS)
+            return []
+        for each in parking:
+            await self._settle_parked(each)
+        if parking:
+            self._look_in(0.0)
+        return [each for message_id, each in starting.items() if self._may_start(each, starts.get(message_id))]
+
+    def _may_start(self, delivery: Supplied, starts: int | None) -> bool:
+        if starts is None:  # another has seen it to its end
+            self._drop(delivery)
+            return False
+        cast(ParkedHold, delivery.held).tries = starts
+        delivery.is_counted = True
+        if starts <= delivery.entrance.binding.max_deliveries:
+            return True
+        cast(ParkedHold, delivery.held).tries -= 1
+        self._dead_letter(delivery)
+        return False
+
+    async def give_back(self, delivery: Supplied, *, begun: bool) -> None:
+        """To its place: no handler has begun on it, or it does not count."""
+        partition = delivery.partition
+        if partition is not None and not partition.is_held(self.clock.monotonic()):
+            self._drop(delivery)
+        elif delivery.row is None and delivery.is_behind:
+            await self._park_or_count(partition, [delivery])
+        elif delivery.row is None:
+            await delivery.held.release(begun=begun)
         else:
-            with suppress(StaleLock):  # another copy comes, and finds this row
-                await held.settle("skipped")
+            if delivery.is_counted:
+                with suppress(*TRANSACTION_LOST):
+                    async with self._store.transaction() as transaction:
+                        await transaction.count_starts(self._node, [delivery.row.message_id], -1)
+            self._drop(delivery)
+            self._look_in(_LOOK_SECONDS)
+
+    async def put_off(self, delivery: Supplied, delay: float, redeliveries: int) -> None:
+        """Hand it in again after the delay, with so many redeliveries. Raises `StaleLock`, also as `LeaseLost`."""
+        row, partition = delivery.row, delivery.partition
+        parked = self._row(delivery, self.clock.time(), self.clock.time() + delay)._replace(redeliveries=redeliveries)
+        if delivery.order_key is not None and partition is not None:
+            partition.keys.add(delivery.order_key)
+        try:
+            async with self._store.transaction() as transaction:
+                await delivery.hold(transaction)
+                await transaction.park(self._node, [(parked, row and row.redeliveries)])
+                if delivery.is_counted:
+                    await transaction.count_starts(self._node, [parked.message_id], -1)
+        except TRANSACTION_LOST as exc:
+            log.warning("%s waits without its store: %s", delivery.envelope, exc)
+            self._come_again(partition, [delivery], delay)
+            return
+        await self._settle_parked(delivery)
         heappush(self._due, self.clock.monotonic() + delay)
         self._look_in(delay)
 
-    def _row(self, held: Held, due: float, redeliveries: int) -> Parked:
-        message_id = message_id_of(held.envelope, self._node)
-        return Parked(message_id, due, redeliveries, None, held.position or 0, held.envelope)
+    def _row(self, delivery: Supplied, now: float, due: float) -> Parked:
+        message_id, key = message_id_of(delivery.envelope, self._node), delivery.order_key
+        queue = None if delivery.partition is None else delivery.partition.queue
+        place = NEXT if delivery.held.position is None else delivery.held.position
+        if key is None and due == BEHIND:
+            due = now
+        return Parked(message_id, due, delivery.redeliveries, key, place, delivery.envelope, queue)
+
+    async def _settle_parked(self, delivery: Supplied) -> None:
+        """Its row counts from now on."""
+        if delivery.row is not None:
+            self._drop(delivery)
+            return
+        with suppress(StaleLock):  # another copy comes, and finds the row
+            await delivery.held.settle("skipped")
+
+    def _come_again(self, partition: Partition | None, group: Sequence[Supplied], delay: float) -> None:
+        """The store does not answer."""
+        if partition is not None:
+            partition.ended = True
+        for each in group:
+            if each.row is not None:
+                self._drop(each)
+            elif partition is None:
+                self.clock.call_later(delay, lambda held=each.held: self._background(_release(held)))  # type: ignore[misc]
+
+    def _drop(self, delivery: Supplied) -> None:
+        if delivery.row is not None:
+            self.forget(delivery.row.message_id)
+
+    def forget(self, message_id: str) -> None:
+        """It was handed in, and is not any more."""
+        self._out.pop(message_id, None)
+
+    def forget_all(self) -> None:
+        """A test crashed us."""
+        self._out.clear()
 
     # --- what waits in the store -------------------------------------------------------------------------------
 
-    def back(self, row: Parked) -> None:
-        """It was handed in, and nobody began on it."""
-        self._out.discard(row.message_id)
-        self._look_in(_LOOK_SECONDS)
-
     async def unpark(self, row: Parked) -> None:
+        is_last = False
         async with self._store.transaction() as transaction:
             await transaction.unpark(self._node, {row.message_id: row.position})
-        self._out.discard(row.message_id)
+            if row.queue is not None and row.key is not None:
+                is_last = not await transaction.next_of_key(self._node, row.queue, row.key, self.clock.time())
+        if is_last and row.queue in self._partitions:
+            self._partitions[row.queue].keys.discard(row.key or "")
+        self.forget(row.message_id)
         self._changed.set()
         self._look_in(0.0)
 
@@ -267,8 +449,16 @@ class Waiting:
         """Hand in what is due."""
         self._at, self._timer = float("inf"), None
         began = self.clock.monotonic()
+        queues = [queue for queue, each in self._partitions.items() if each.is_held(began)]
         try:
-            rows = await self._rows(self.clock.time(), _OUT + self._left_out)
+            async with self._store.transaction() as transaction:
+                rows = await transaction.claim_parked(
+                    self._node, queues, self.clock.time(), _OUT + self._left_out, self._instance, _CLAIM_SECONDS
+                )
+                if all(row.queue is not None for row in rows):
+                    await transaction.roll_back()  # it only read
+                else:
+                    self._has_claimed = True
             self._left_out = sum(not self._hand_in(row) for row in rows)
         except TRANSACTION_LOST as exc:
             log.warning("what waits in the store of %s cannot be read now: %s", self._node, exc)
@@ -277,19 +467,16 @@ class Waiting:
             heappop(self._due)
         self._look_in(min(_LOOK_SECONDS, max(0.0, self._due[0] - now)) if self._due else _LOOK_SECONDS)
 
-    async def _rows(self, due: float, limit: int = (1 << 63) - 1) -> list[Parked]:
-        async with self._store.transaction() as transaction:
-            found = await transaction.parked(self._node, due, limit)
-            await transaction.roll_back()  # it only read
-        return found
-
     def _hand_in(self, row: Parked) -> bool:
         envelope: Envelope = row.envelope
         entrance = self._entrances.get((envelope.type, envelope.source if envelope.kind == "event" else None))
         if entrance is None or entrance.is_paused() or self._stopping or row.message_id in self._out:
             return False  # messages of a subscription that is gone wait for it
-        self._out.add(row.message_id)
-        self._take(entrance, ParkedHold(row, self), row.redeliveries, is_due=True)
+        partition = None if row.queue is None else self._partitions.get(row.queue)
+        if row.queue is not None and (partition is None or partition.ended):
+            return False
+        self._out[row.message_id] = row.queue
+        self.take(entrance, ParkedHold(row, self), partition)
         return True
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:

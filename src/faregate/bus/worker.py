@@ -5,9 +5,10 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
 from faregate.bus.lanes import Lanes
+from faregate.bus.leases import LeasedConsumer, OfPartition, Partition
 from faregate.bus.supplied import Entrance, Waiting
 from faregate.core.handling import Handling
 from faregate.errors import StaleLock
@@ -17,12 +18,20 @@ from faregate.ports import faults
 from faregate.ports.clock import Clock, Timer
 from faregate.ports.progress import Occupation
 from faregate.ports.queue import Consumer, Delivery, Held, QueueTransport
+from faregate.ports.store import Store
 
 log = logging.getLogger("faregate.bus")
 
 _UNFORESEEN_SECONDS = 10.0
 _FULL_BATCHES = 2
 """Of a subscription whose transactions follow each other: one is written, and one is read and looked up meanwhile."""
+
+
+class Lessor(NamedTuple):
+    """Where the leases of partitions are, and who wants them."""
+
+    store: Store
+    instance: str
 
 
 class Worker:
@@ -35,8 +44,9 @@ class Worker:
         body_limit: int,
         prefetch: int,
         waiting: Waiting | None = None,
+        lessor: Lessor | None = None,
     ) -> None:
-        """`waiting` supplies what the transport lacks."""
+        """`waiting` supplies what the transport lacks; `lessor`: the messages are in partitions."""
         self.subscription = handling.subscription
         binding = self.subscription.binding(body_limit)
         remembers = binding.remembers if handling.has_store else "nothing"
@@ -46,11 +56,14 @@ class Worker:
         self._transport = transport
         self._clock = clock
         self._prefetch = prefetch
+        self._waiting = waiting
+        self._lessor = lessor
+        self._entrance = Entrance(self.binding, self._take, self._tell_dead, lambda: self.paused)
         # A transport that lacks nothing hands out deliveries.
         self._on_delivery = cast(Callable[[Held], None], self._take)
         if waiting is not None:
-            entrance = Entrance(self.binding, self._take, self._tell_dead, lambda: self.paused)
-            self._on_delivery = waiting.add(entrance)
+            waiting.add(self._entrance)
+            self._on_delivery = partial(waiting.take, self._entrance)
         self._lanes = Lanes(
             self.subscription.order.lanes,
             self._work,
@@ -62,6 +75,8 @@ class Worker:
         self._held: set[Delivery] = set()
         self._telling: set[asyncio.Task[None]] = set()
         """Tasks that tell of dead letters that the transport made."""
+        self._turned = asyncio.Event()
+        """A lane is done with what it had, or with some of it."""
         self._renewal: Timer | None = None
         self._resumption: Timer | None = None
 
@@ -84,9 +99,41 @@ class Worker:
         return Occupation(delivery, node, message_id_of(delivery.envelope, node), text)
 
     async def start(self) -> None:
+        if self._lessor is not None and self._waiting is not None:
+            await self._start_leased(self._lessor, self._waiting)
+            return
         self._consumer = await self._transport.consume(self.binding.queue, self._on_delivery, prefetch=self._prefetch)
         if self.paused:
             self._consumer.pause()
+
+    async def _start_leased(self, lessor: Lessor, waiting: Waiting) -> None:
+        self._consumer = consumer = LeasedConsumer(
+            self.binding,
+            lessor.store,
+            self._transport,
+            lessor.instance,
+            self._clock,
+            self._prefetch,
+            take=lambda partition, held: waiting.take(self._entrance, held, partition),
+            move_in=waiting.move_in,
+            move_out=partial(self._move_out, waiting),
+        )
+        if self.paused:
+            consumer.pause()
+        await consumer.start()
+
+    async def _move_out(self, waiting: Waiting, partition: Partition, wait: bool) -> None:
+        """Forget what has not begun of a partition; closing its consumer brings that back. What has begun ends."""
+
+        def is_meant(delivery: Delivery) -> bool:
+            return cast(OfPartition, delivery).partition is partition
+
+        self._held.difference_update(self._lanes.take_back(is_meant))
+        waiting.move_out(partition)
+        while wait and any(is_meant(each) for taken in self._lanes.at_work.values() for each in taken):
+            self._turned.clear()
+            await self._turned.wait()
+        self._held.difference_update(self._lanes.take_back(is_meant))
 
     async def stop(self, deadline: float) -> int:
         """Take nothing more, finish what runs within the deadline, give the rest back.
@@ -168,7 +215,8 @@ class Worker:
     async def _work(self, deliveries: list[Delivery]) -> list[Delivery]:
         again: list[Delivery] = []
         try:
-            again = await self._handling.handle(deliveries)
+            begun = deliveries if self._waiting is None else await self._waiting.admit(deliveries)
+            again = await self._handling.handle(begun) if begun else []
         except faults.Crash:
             await self._vanish()
         except asyncio.CancelledError:
@@ -185,6 +233,7 @@ class Worker:
         finally:
             self._held.difference_update(set(deliveries).difference(again) if again else deliveries)
             self._lanes.batch = self._handling.batch
+            self._turned.set()
         if not self._handling.stopped:
             return again
         await self._give_back_fetched(again)
@@ -208,6 +257,7 @@ class Worker:
     def _put_back(self, unbegun: Sequence[Delivery], ended: Sequence[Delivery]) -> None:
         self._held.difference_update(ended)
         self._lanes.put_back(unbegun, ended)
+        self._turned.set()
 
     def _tell_dead(self, delivery: Delivery, reason: str, error: str) -> None:
         told = asyncio.create_task(self._handling.tell_dead(delivery, reason, error))
@@ -218,5 +268,7 @@ class Worker:
         """A test crashed us: everything goes back, as when a process dies."""
         if self._consumer is not None:
             self._held.clear()
+            if self._waiting is not None:
+                self._waiting.forget_all()
             await self._consumer.close()
             await self.start()

@@ -1,6 +1,7 @@
 """Where messages come from. A role of the core, beside the delivery itself, which settles, releases and redelivers.
 
 QueueFeed (bus)         a queue keeps what is not settled, and delivers it again
+LeasedFeed (bus)        the same, and each commit holds the lease of the partition that it came from (`bus/leases.py`)
 LogFeed (Spark)         a log keeps everything: the node's store says how far it was handled, and parks what waits
 StagedFeed (Spark)      the same without a store: the batch is read again as a whole, or not at all
 """
@@ -10,8 +11,17 @@ from typing import Protocol
 
 from faregate.core.verdict import Verdict, judge
 from faregate.core.work import Work
+from faregate.errors import LeaseLost
 from faregate.ports.queue import Delivery
 from faregate.ports.store import Transaction
+
+
+class Disowned(LeaseLost):
+    """These deliveries are another instance's by now; nothing of them may be committed."""
+
+    def __init__(self, text: str, deliveries: Sequence[Delivery]) -> None:
+        super().__init__(text)
+        self.deliveries = deliveries
 
 
 class Feed(Protocol):
@@ -22,7 +32,7 @@ class Feed(Protocol):
         """First in every transaction: may find messages that an earlier run has dealt with."""
 
     async def record(self, transaction: Transaction, works: Sequence[Work]) -> None:
-        """With the commit of these: how far they were handled."""
+        """With the commit of these: how far they were handled. Raises `Disowned` when some are somebody else's."""
 
     async def dead_letter(self, transaction: Transaction, work: Work) -> None:
         """First in the commit that makes it a dead letter."""

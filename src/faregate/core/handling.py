@@ -25,7 +25,7 @@ from typing import Any
 from faregate.core.alarms import Alarms
 from faregate.core.committing import Committing, scatter, start_again
 from faregate.core.endings import Endings
-from faregate.core.feed import Feed
+from faregate.core.feed import Disowned, Feed
 from faregate.core.handler_run import HandlerRun
 from faregate.core.last_resort import LastResort
 from faregate.core.node_store import NodeStore
@@ -361,10 +361,16 @@ class Handling:
             if isinstance(exc, TransactionEnded):
                 await self._committing.save(works)
             elif isinstance(exc, Spoiled) or (
-                unit.shared and isinstance(exc, Exception) and not isinstance(exc, TRANSACTION_LOST)
+                unit.shared and isinstance(exc, Exception) and not isinstance(exc, (*TRANSACTION_LOST, Disowned))
             ):  # what somebody wrote may have been refused with the commit
                 start_again(works)
                 return True
+            elif isinstance(exc, Disowned):
+                for work in works:
+                    if work.delivery in exc.deliveries:
+                        work.move("lost")
+                        self._endings.lost(exc)
+                start_again(works)
             elif (failure := failure_of(exc)) is not None:  # lost, or refused at the commit: nothing has happened
                 scatter(works, failure)
             else:

@@ -34,6 +34,7 @@ TABLE: dict[State, Mapping[Event, State]] = {
         "failed": "failed",
         "again": "again",
         "released": "released",
+        "lost": "lost",
     },
     # Its handler succeeded, or a middleware skipped it; it counts with the commit.
     "done": {

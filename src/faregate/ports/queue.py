@@ -25,8 +25,9 @@ dead-letter queue. duplicate: it was handled before."""
 
 
 Capability = Literal[
-    "browse", "count", "dead letters", "delay", "expire", "lock", "order", "place", "recipients", "recognise", "select"
-]
+    "browse", "count", "dead letters", "delay", "expire", "lock", "order", "partitions", "place", "recipients",
+    "recognise", "select",
+]  # fmt: skip
 """
 - browse: dead letters can be looked at without taking them (`Browsing`).
 - count: it knows what waits and what is out (`Counting`).
@@ -38,6 +39,8 @@ Capability = Literal[
 - lock: a delivery that is neither ended nor renewed for `Binding.lock_seconds` comes back.
 - order: within one key, a message is withheld while an earlier one is out, and (`strict`) while one waits for
   redelivery. Of a `serial` binding, all are withheld while one waits for redelivery.
+- partitions: an ordered binding's messages are in queues of their own, by key (`Partitioned`). It is for those that
+  lack "order": the bus supplies the rest to nodes with a store, and leases say which process consumes which of them.
 - place: what is released returns to its own position; where no handler has begun, as if it had never been out.
 - recipients: `publish` fills in each envelope's `recipients`, so that publishing it again leads where it led before.
 - recognise: a repetition of a recent publication is confirmed and not appended again (`Recognising`).
@@ -272,10 +275,23 @@ class Selecting(Protocol):
         """
 
 
+@runtime_checkable
+class Partitioned(Protocol):
+    async def partitions(self, queue: str) -> list[str]:
+        """The queues that an ordered binding's messages are in, by the binding's queue: the current generation. Each
+        can be given to `consume`.
+
+        Within one of them messages come in the order in which they were published, to one consumer at a time; all
+        messages of one key are in one of them. What is released, or was out when the consumer closed, comes back in its
+        place, in order.
+        """
+
+
 PROTOCOLS: Mapping[Capability, type] = {
     "browse": Browsing,
     "count": Counting,
     "dead letters": DeadLettering,
+    "partitions": Partitioned,
     "recognise": Recognising,
     "select": Selecting,
 }

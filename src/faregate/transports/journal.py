@@ -35,7 +35,7 @@ _SPOOL_SECONDS = 0.1
 
 
 class JournalTransport:
-    capabilities = EVERY_CAPABILITY
+    capabilities = EVERY_CAPABILITY - {"partitions"}
 
     def __init__(
         self,

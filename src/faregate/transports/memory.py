@@ -18,7 +18,7 @@ _APPENDS_PER_TURN = 128
 
 
 class MemoryTransport:
-    capabilities = EVERY_CAPABILITY
+    capabilities = EVERY_CAPABILITY - {"partitions"}
     in_process = True
 
     def __init__(self, rest: str = "", *, clock: Clock | None = None) -> None:

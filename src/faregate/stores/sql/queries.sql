@@ -136,6 +136,10 @@ update faregate_parked set due_at = ? where node = ? and queue = ? and key = ? a
     select min(position) from faregate_parked where node = ? and queue = ? and key = ?
 );
 
+-- name: any_of_key
+-- Whether a message of a key is parked.
+select 1 from faregate_parked where node = ? and queue = ? and key = ? limit 1;
+
 -- name: count_keys
 -- How many messages of each key are parked in a partition.
 select key, count(*) from faregate_parked where node = ? and queue = ? and key is not null group by key;

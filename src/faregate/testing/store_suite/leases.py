@@ -132,12 +132,12 @@ async def what_waits_behind_others_is_due_when_it_is_the_first_of_its_key(subjec
     queued = [each._replace(queue="q-0") for each in (first, *behind, others[0])]
     async with store.transaction() as tx:
         await tx.park("billing", [(each, None) for each in (*queued, others[1]._replace(queue="q-1"))])
-        await tx.next_of_key("billing", "q-0", "k", 30.0)
+        assert await tx.next_of_key("billing", "q-0", "k", 30.0)
         assert [each.due for each in await tx.parked("billing", 100.0)] == [20.0], "somebody is before it"
         head = (await tx.parked("billing", 100.0))[0]
         await tx.unpark("billing", {head.message_id: head.position})
-        await tx.next_of_key("shipping", "q-0", "k", 30.0)
-        await tx.next_of_key("billing", "q-0", "k", 30.0)
+        assert not await tx.next_of_key("shipping", "q-0", "k", 30.0), "there is none"
+        assert await tx.next_of_key("billing", "q-0", "k", 30.0)
         found = await tx.parked("billing", 100.0)
     assert [(each.message_id, each.due) for each in found] == [(given[1], 30.0)]
 

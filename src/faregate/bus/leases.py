@@ -1,0 +1,249 @@
+"""Which partitions of an ordered subscription this instance of its node consumes: leases in the node's store.
+
+Rules kept here:
+- An instance claims what is free. Who has at least two fewer than whoever has most asks that one to let one go, one at
+  a time, so that all end with the same number, or one more.
+- Letting go is orderly: nothing more of the partition begins, what runs ends and is settled, the consumer closes, which
+  brings back the rest in order, and then the lease goes. What is fetched is never released one by one.
+- A lease that could not be renewed in time is as good as lost: nothing more of it begins, and its consumer closes.
+- Every commit of what a partition brought holds the lease (`LeasedFeed`). So a deposed owner commits nothing, however
+  late it learns of it: the order of a key follows from that, and from no clock.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple, Protocol, cast
+
+from faregate.core.feed import Disowned, QueueFeed
+from faregate.core.unit import TRANSACTION_LOST
+from faregate.core.work import Work
+from faregate.errors import LeaseLost
+from faregate.ports.clock import Clock, Timer
+from faregate.ports.queue import Binding, Consumer, Delivery, Held, Partitioned, QueueTransport
+from faregate.ports.store import Lease, Store, Transaction
+
+log = logging.getLogger("faregate.bus")
+
+LEASE_SECONDS = 10.0
+_LOOK_SECONDS = 1.0
+
+
+class Plan(NamedTuple):
+    claim: list[str]
+    ask: Lease | None
+    let_go: str | None
+
+
+def plan(instance: str, queues: Sequence[str], leases: Sequence[Lease]) -> Plan:
+    """What to do about these partitions, as their leases are now."""
+    kept = {each.queue for each in leases if each.owner is None and each.wanted_by == instance}
+    taken = {each.queue: each for each in leases if each.left > 0 and each.queue not in kept}
+    held = Counter(each.owner for each in taken.values() if each.owner is not None)
+    free = [queue for queue in queues if queue not in taken]
+    asked = ((each, each.wanted_by) for each in taken.values() if each.owner == instance)
+    let_go = next((each.queue for each, by in asked if by is not None and held[instance] >= held[by] + 2), None)
+    ask = None
+    if not free and not any(each.wanted_by == instance for each in taken.values()):
+        most = max(held, key=lambda owner: held[owner], default="")
+        if held[most] >= held[instance] + 2:
+            ask = next((each for each in taken.values() if each.owner == most and each.wanted_by is None), None)
+    return Plan(free, ask, let_go)
+
+
+class Partition:
+    """One that this instance holds."""
+
+    def __init__(self, node: str, queue: str, epoch: int, until: float) -> None:
+        self.node = node
+        self.queue = queue
+        self.epoch = epoch
+        self.until = until
+        """By the monotonic clock of this process."""
+        self.keys: set[str] = set()
+        """The keys with parked messages: later ones park behind them."""
+        self.ended = False
+        """Whether nothing more of it begins here."""
+        self.consumer: Consumer | None = None
+
+    def is_held(self, now: float) -> bool:
+        return not self.ended and now < self.until
+
+    async def hold(self, transaction: Transaction) -> None:
+        """Nobody takes it over before the transaction ends. Raises `LeaseLost`."""
+        try:
+            await transaction.hold_lease(self.node, self.queue, self.epoch)
+        except LeaseLost:
+            self.ended, self.until = True, 0.0
+            raise
+
+
+class OfPartition(Delivery, Protocol):
+    partition: Partition
+
+
+class LeasedFeed(QueueFeed):
+    async def record(self, transaction: Transaction, works: Sequence[Work]) -> None:
+        found: dict[Partition, list[Delivery]] = {}
+        for work in works:
+            found.setdefault(cast(OfPartition, work.delivery).partition, []).append(work.delivery)
+        for partition in sorted(found, key=lambda each: each.queue):
+            try:
+                await partition.hold(transaction)
+            except LeaseLost as exc:
+                raise Disowned(str(exc), found[partition]) from exc
+
+    async def dead_letter(self, transaction: Transaction, work: Work) -> None:
+        await self.record(transaction, [work])
+
+
+class LeasedConsumer:
+    """Consumes the partitions that this instance holds, as they come and go."""
+
+    def __init__(
+        self,
+        binding: Binding,
+        store: Store,
+        transport: QueueTransport,
+        instance: str,
+        clock: Clock,
+        prefetch: int,
+        *,
+        take: Callable[[Partition, Held], None],
+        move_in: Callable[[Partition], Awaitable[None]],
+        move_out: Callable[[Partition, bool], Awaitable[None]],
+    ) -> None:
+        """`move_in` comes before a partition's first delivery. `move_out` forgets what has not begun, and waits for the
+        end of what has if it is told to."""
+        self._binding = binding
+        self._store = store
+        self._transport = transport
+        self._instance = instance
+        self._clock = clock
+        self._prefetch = max(2, prefetch // (binding.partitions or 1))
+        self._take = take
+        self._move_in = move_in
+        self._move_out = move_out
+        self._queues: list[str] = []
+        self._held: dict[str, Partition] = {}
+        self._leaving: dict[str, asyncio.Task[None]] = {}
+        self._renew_at = 0.0
+        self._paused = False
+        self._wake = asyncio.Event()
+        self._timer: Timer | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def partitions(self) -> list[str]:
+        """Those that it consumes now."""
+        return sorted(queue for queue, each in self._held.items() if not each.ended)
+
+    async def start(self) -> None:
+        self._queues = await cast(Partitioned, self._transport).partitions(self._binding.queue)
+        await self._look()
+        self._task = asyncio.create_task(self._run(), name=f"leases-{self._binding.queue}")
+
+    def pause(self) -> None:
+        """Let all of them go; others may have them meanwhile."""
+        self._paused = True
+        for partition in list(self._held.values()):
+            self._let_go(partition)
+
+    def resume(self) -> None:
+        self._paused = False
+        self._wake.set()
+
+    async def close(self) -> None:
+        tasks = [self._task, *self._leaving.values()]
+        for task in filter(None, tasks):
+            task.cancel()
+        await asyncio.gather(*filter(None, tasks), return_exceptions=True)
+        if self._timer is not None:
+            self._timer.cancel()
+        for partition in list(self._held.values()):
+            await self._leave(partition, wait=False)
+
+    async def _run(self) -> None:
+        while True:
+            self._timer = self._clock.call_later(_LOOK_SECONDS, self._wake.set)
+            await self._wake.wait()
+            self._timer.cancel()
+            self._wake.clear()
+            try:
+                await self._look()
+            except TRANSACTION_LOST as exc:
+                log.warning("the leases of %s cannot be seen to now: %s", self._binding.queue, exc)
+            except Exception:
+                log.exception("the leases of %s cannot be seen to now", self._binding.queue)
+
+    async def _look(self) -> None:
+        now = self._clock.monotonic()
+        for partition in list(self._held.values()):
+            if not partition.is_held(now):
+                self._let_go(partition)
+        if now >= self._renew_at:
+            await self._renew(now)
+        if self._paused:
+            return
+        node = self._binding.node
+        todo = plan(self._instance, self._queues, await self._store.leases(node, self._queues))
+        for queue in todo.claim:
+            if queue not in self._held:
+                await self._claim(queue)
+        if todo.ask is not None:
+            await self._store.ask_for_lease(node, todo.ask.queue, todo.ask.epoch, self._instance)
+        if todo.let_go in self._held and not self._leaving:
+            self._let_go(self._held[todo.let_go])
+
+    async def _renew(self, now: float) -> None:
+        held = [each for each in self._held.values() if now < each.until]
+        epochs = {each.queue: each.epoch for each in held}
+        renewed = await self._store.renew_leases(self._binding.node, self._instance, epochs, LEASE_SECONDS)
+        for partition in held:
+            partition.until = now + LEASE_SECONDS if partition.queue in renewed else 0.0
+        self._renew_at = now + LEASE_SECONDS / 3
+
+    async def _claim(self, queue: str) -> None:
+        now = self._clock.monotonic()
+        epoch = await self._store.claim_lease(self._binding.node, queue, self._instance, LEASE_SECONDS)
+        if epoch is None:
+            return
+        partition = self._held[queue] = Partition(self._binding.node, queue, epoch, now + LEASE_SECONDS)
+
+        def take(held: Held) -> None:
+            if not partition.ended:
+                self._take(partition, held)
+
+        try:
+            await self._move_in(partition)
+            partition.consumer = await self._transport.consume(queue, take, prefetch=self._prefetch)
+        except BaseException:
+            self._let_go(partition)
+            raise
+        if self._paused:
+            self._let_go(partition)
+
+    def _let_go(self, partition: Partition) -> None:
+        partition.ended = True
+        if partition.queue in self._leaving:
+            return
+        if partition.consumer is not None:
+            partition.consumer.pause()
+        orderly = self._clock.monotonic() < partition.until
+        task = asyncio.create_task(self._leave(partition, wait=orderly))
+        self._leaving[partition.queue] = task
+        task.add_done_callback(lambda _: self._leaving.pop(partition.queue, None))
+
+    async def _leave(self, partition: Partition, *, wait: bool) -> None:
+        partition.ended = True
+        await self._move_out(partition, wait)
+        if partition.consumer is not None:
+            await partition.consumer.close()
+        with suppress(*TRANSACTION_LOST):  # then it runs out
+            await self._store.release_lease(
+                partition.node, partition.queue, self._instance, partition.epoch, LEASE_SECONDS
+            )
+        self._held.pop(partition.queue, None)
+        self._wake.set()
