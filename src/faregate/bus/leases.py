@@ -21,7 +21,7 @@ from faregate.core.feed import Disowned, QueueFeed
 from faregate.core.unit import TRANSACTION_LOST
 from faregate.core.work import Work
 from faregate.errors import LeaseLost
-from faregate.ports.clock import Clock, Timer
+from faregate.ports.clock import Clock
 from faregate.ports.queue import Binding, Consumer, Delivery, Held, Partitioned, QueueTransport
 from faregate.ports.store import Lease, Store, Transaction
 
@@ -29,6 +29,7 @@ log = logging.getLogger("faregate.bus")
 
 LEASE_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
+_CLOSE_SECONDS = 5.0
 
 
 class Plan(NamedTuple):
@@ -132,7 +133,7 @@ class LeasedConsumer:
         self._renew_at = 0.0
         self._paused = False
         self._wake = asyncio.Event()
-        self._timer: Timer | None = None
+        self._closed = False
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -156,21 +157,27 @@ class LeasedConsumer:
         self._wake.set()
 
     async def close(self) -> None:
-        tasks = [self._task, *self._leaving.values()]
-        for task in filter(None, tasks):
-            task.cancel()
-        await asyncio.gather(*filter(None, tasks), return_exceptions=True)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._closed = True
+        self._wake.set()
+        tasks = [*filter(None, [self._task]), *self._leaving.values()]
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)  # what it says to the store need not be cut off
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         for partition in list(self._held.values()):
             await self._leave(partition, wait=False)
 
     async def _run(self) -> None:
-        while True:
-            self._timer = self._clock.call_later(_LOOK_SECONDS, self._wake.set)
-            await self._wake.wait()
-            self._timer.cancel()
+        while not self._closed:
+            timer = self._clock.call_later(_LOOK_SECONDS, self._wake.set)
+            try:
+                await self._wake.wait()
+            finally:
+                timer.cancel()
             self._wake.clear()
+            if self._closed:
+                return
             try:
                 await self._look()
             except TRANSACTION_LOST as exc:
