@@ -94,6 +94,12 @@ def test_without_the_library_of_the_driver_of_postgresql(tmp_path: Path) -> None
         assert "needs a driver that can be loaded (no library found): pip install 'faregate[postgres]'" in told
 
 
+def test_without_the_driver_of_streams(tmp_path: Path) -> None:
+    open_it = "from faregate.ports.schemes import open_log; open_log('rabbitmq-stream://u:secret@host/?stream=orders')"
+    [told] = ask(tmp_path, [open_it], [], missing="rstream")
+    assert "needs rstream, which is not installed: pip install 'faregate[rabbitmq]'" in told
+
+
 @pytest.mark.parametrize("missing", ["pyspark", "numpy"])
 def test_without_spark(tmp_path: Path, missing: str) -> None:
     for told in ask(tmp_path, SPARK_CODE, SPARK_COMMANDS, missing=missing):

@@ -108,6 +108,10 @@ class JournalTooNew(ConfigurationError):
     """The journal is written in a newer version of the format."""
 
 
+class StreamNotFound(ConfigurationError):
+    """RabbitMQ has no stream of that name."""
+
+
 class WrongEventLoop(ConfigurationError):
     """A bus or a handler's database was used from another event loop, or thread, than the bus runs on."""
 
@@ -159,10 +163,6 @@ class ConsumerRefused(Transient):
     """A queue does not take this consumer now: another one has it exclusively."""
 
 
-class BrokerUnavailable(Transient):
-    """No broker answered in time, or it takes no publications now; nothing was sent."""
-
-
 class JournalLocked(Transient):
     """Another process writes to the journal."""
 
@@ -173,6 +173,10 @@ class JournalFull(Transient):
 
 class StoreUnavailable(Unavailable):
     """The node's database is not reachable; the message waits without using up a try."""
+
+
+class BrokerUnavailable(Unavailable):
+    """No broker answered in time, or it takes nothing now; nothing was sent."""
 
 
 class StoreConflict(Transient):

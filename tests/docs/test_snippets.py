@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from faregate import ids
+from tests.presence import address
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SNIPPET = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -18,19 +21,23 @@ SPARK = (pytest.mark.services, pytest.mark.full)
 """For pages whose snippets take the session that is there: the one that all tests share."""
 
 
+BROKER = "rabbitmq-stream://guest:guest@localhost:5552/"
+MARKS = {"spark.md": SPARK, "rabbitmq-streams.md": pytest.mark.services}
+
+
 @pytest.mark.parametrize(
     "page",
-    [
-        pytest.param(page, marks=SPARK if page.name == "spark.md" else (), id=page.name)
-        for page in PAGES
-        if snippets(page)
-    ],
+    [pytest.param(page, marks=MARKS.get(page.name, ()), id=page.name) for page in PAGES if snippets(page)],
 )
 def test_the_snippets_of_a_page_run(page: Path, request: pytest.FixtureRequest) -> None:
     if page.name == "spark.md":
         request.getfixturevalue("spark")
     names: dict[str, object] = {"__name__": "snippet"}
     for number, code in enumerate(snippets(page), 1):
+        if BROKER in code:
+            code = code.replace(
+                f"{BROKER}?stream=", f"{address('FAREGATE_TEST_RABBITMQ_STREAM')}?stream={ids.root_id()}-"
+            )
         exec(compile(code, f"{page.name}, snippet {number}", "exec"), names)
 
 

@@ -81,7 +81,7 @@ def test_the_offset_that_a_query_reports_can_be_pasted() -> None:
         ("path", "s3a://bucket/journal", "a folder that driver and executors can reach"),
         ("path", "journal:./data", "give the folder alone"),
         ("path", " ", "the journal's folder"),
-        ("url", "rabbitmq-stream://host", "not in this version"),
+        ("url", "kafka://host", "no log of a package that is installed here"),
     ],
 )
 def test_a_malformed_option_is_named_with_what_is_allowed(name: str, value: str, said: str) -> None:

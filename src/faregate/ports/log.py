@@ -96,7 +96,8 @@ class LogTransport(Protocol):
         """(offset, envelope) from `start` on, waiting for what is not there yet, for ever."""
 
     def reader_offsets(self) -> list[ReaderOffset]:
-        """The named readers. Retention keeps what they have not read."""
+        """The named readers. Retention keeps what they have not read, where it is the log's own; a broker's does not
+        wait, and its log then raises `OffsetGone`."""
 
     def save_reader_offset(self, name: str, offset: int) -> None:
         """Keep how far a named reader has come; never moves it back. Durable when it returns."""

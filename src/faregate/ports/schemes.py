@@ -40,7 +40,10 @@ OWN = {
         "postgresql": "faregate.stores.postgres:PostgresTokenStore",
         "sqlite": "faregate.stores.sqlite:SqliteTokenStore",
     },
-    LOGS: {"journal": "faregate.transports.journal_log:JournalLog"},
+    LOGS: {
+        "journal": "faregate.transports.journal_log:JournalLog",
+        "rabbitmq-stream": "faregate.transports.rabbitmq_stream:RabbitmqStreamLog",
+    },
     TRANSPORTS: {
         "amqp": "faregate.transports.rabbitmq:RabbitmqQueue",
         "amqps": "faregate.transports.rabbitmq:RabbitmqQueue",
@@ -53,6 +56,7 @@ _FORMS = {
     "amqps": "//USER@HOST/VHOST",
     "journal": "PATH",
     "postgresql": "//USER@HOST/DATABASE",
+    "rabbitmq-stream": "//USER@HOST/VHOST?stream=NAME",
     "sqlite": "PATH",
 }
 _WORDS = {LOGS: "log", STORES: "store", TOKEN_STORES: "token store", TRANSPORTS: "transport"}

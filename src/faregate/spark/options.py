@@ -86,8 +86,10 @@ def _wrong(name: str, value: str, allowed: str) -> InvalidOption:
     return InvalidOption(f"option {name} is {value!r}: {allowed}")
 
 
-def _path(name: str, value: str) -> Path:
+def _path(name: str, value: str) -> Place:
     parts = urlsplit(value)
+    if parts.scheme and parts.scheme != "journal" and is_known(LOGS, parts.scheme):
+        return value
     if parts.scheme == "journal":
         raise _wrong(name, value, "give the folder alone, without 'journal:'")
     if parts.scheme not in ("", "file"):
@@ -102,8 +104,8 @@ def _url(name: str, value: str) -> str:
     scheme = value.partition(":")[0]
     if scheme == "journal" or not is_known(LOGS, scheme):
         raise InvalidOption(
-            f"option {name}: {scheme}: is no log of a package that is installed here, and RabbitMQ streams are not in "
-            "this version; read a journal with option path, the folder behind journal: in the URL of the bus"
+            f"option {name}: {scheme}: is no log of a package that is installed here; read a journal with option path, "
+            "the folder behind journal: in the URL of the bus"
         )
     return value
 

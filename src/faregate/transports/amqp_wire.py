@@ -1,0 +1,132 @@
+"""What an envelope is called in the headers of an AMQP message, whichever AMQP carries it.
+
+RabbitMQ's queues and its streams carry the same messages: the exchange puts into a stream what it puts into queues. So
+both keep to these names, and to these rules:
+- The body as it was encoded; `message_id` (the publication), `correlation_id`, `type`, `app_id` (the publishing node),
+  `content_type` and `content_encoding` are properties. What AMQP has no property for is a header `x-faregate-…`, left
+  out where it says nothing. All other headers are the user's, but for those that the broker adds.
+- Times travel as text: AMQP's numbers would round them.
+- Whatever another program sends can be read: what is missing is taken from the routing key, what is of no use left out.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from faregate.message import Envelope
+
+OURS = "x-faregate-"
+TYPE, SOURCE = "x-basic-type", "x-basic-app-id"
+"""What the broker makes of the properties `type` and `app_id`, which AMQP 1.0 does not have."""
+ROUTING_KEY = "x-routing-key"
+DESTINATION, RECIPIENT, RECIPIENTS = OURS + "destination", OURS + "recipient", OURS + "recipients"
+_BROKERS = ("x-basic-", "x-first-death-", "x-last-death-", "x-opt-", OURS)
+_BROKERS_OWN = frozenset(
+    {ROUTING_KEY, "x-exchange", "x-death", "x-delivery-count", "x-acquired-count", "x-stream-offset"}
+)
+
+
+def headers_of(envelope: Envelope) -> dict[str, str | int]:
+    """All that is no property, the user's headers included."""
+    headers: dict[str, str | int] = dict(envelope.headers)
+    for field, header in _TEXTS:
+        text = getattr(envelope, field)
+        if text is not None:
+            headers[header] = text
+    for field, header in _NUMBERS:
+        number = getattr(envelope, field)
+        if number:
+            headers[header] = number
+    for field, header in _TIMES:
+        time = getattr(envelope, field)
+        if time:
+            headers[header] = repr(time)
+    if envelope.body_digest is not None:
+        headers[_DIGEST] = envelope.body_digest.hex()
+    if envelope.recipients:
+        headers[RECIPIENTS] = ",".join(envelope.recipients)
+    return headers
+
+
+def fields_of(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an envelope that its headers say. Those that say nothing of use are left out."""
+    fields: dict[str, Any] = {}
+    users: dict[str, str] = {}
+    for name, value in headers.items():
+        known = _READ.get(name)
+        if known is not None:
+            field, read = known
+            found = read(value)
+            if found is not None:
+                fields[field] = found
+        elif name not in _BROKERS_OWN and not name.startswith(_BROKERS):
+            users[name] = value if isinstance(value, str) else str(value)
+    if users:
+        fields["headers"] = users
+    if "destination" in fields:
+        fields["kind"] = "command"
+    elif ROUTING_KEY in headers:
+        _route(headers[ROUTING_KEY], fields)
+    return fields
+
+
+def _route(routing_key: object, fields: dict[str, Any]) -> None:
+    """A topic's routing key says the kind, the address and the type."""
+    words = routing_key.split(".") if isinstance(routing_key, str) else []
+    if len(words) != 4 or words[0] not in ("event", "command"):
+        return
+    fields.setdefault("type", words[2])
+    if words[0] == "event":
+        fields.setdefault("source", words[1])
+    else:
+        fields |= {"kind": "command", "destination": words[1]}
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _time(value: object) -> float | None:
+    try:
+        return float(value) if isinstance(value, str | int | float) else None
+    except ValueError:
+        return None
+
+
+def _digest(value: object) -> bytes | None:
+    try:
+        return bytes.fromhex(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
+
+
+def _names(value: object) -> tuple[str, ...] | None:
+    return tuple(value.split(",")) if isinstance(value, str) else None
+
+
+_TEXTS = (
+    ("causation_id", OURS + "causation-id"),
+    ("key", OURS + "key"),
+    ("attempt_id", OURS + "attempt-id"),
+    ("destination", DESTINATION),
+    ("key_id", OURS + "key-id"),
+    ("algorithm", OURS + "algorithm"),
+    ("payload_ref", OURS + "payload-ref"),
+    ("traceparent", "traceparent"),
+)
+_NUMBERS = (("marker", OURS + "marker"), ("replay", OURS + "replay"), ("redeliveries", OURS + "redeliveries"))
+_TIMES = (("sent_at", OURS + "sent-at"), ("deliver_at", OURS + "deliver-at"), ("expires_at", OURS + "expires-at"))
+_DIGEST = OURS + "digest"
+_READ: dict[str, tuple[str, Callable[[object], Any]]] = {
+    **{header: (field, _text) for field, header in _TEXTS},
+    **{header: (field, _number) for field, header in _NUMBERS},
+    **{header: (field, _time) for field, header in _TIMES},
+    _DIGEST: ("body_digest", _digest),
+    RECIPIENT: ("recipients", _names),
+    RECIPIENTS: ("recipients", _names),
+    TYPE: ("type", _text),
+    SOURCE: ("source", _text),
+}

@@ -1,0 +1,182 @@
+"""`rabbitmq-stream://…` as a log: the messages of one RabbitMQ stream, by their offsets there.
+
+Rules kept here:
+- The broker delivers what is committed, and nothing else. The end of the log is asked of the stream's leader.
+- Retention is the broker's (`max-age`, `max-length-bytes`), and waits for nobody. What was removed is an error.
+- A batch with a name is published by a publisher of that name, so that the broker drops repetitions. It remembers the
+  last 255 names at least. A batch that fits into a frame of the broker (1 MiB) is there as a whole or not at all; of a
+  larger one a crash may leave the beginning, and appending it again adds the rest.
+- Offsets have gaps where the broker keeps notes of its own.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import closing
+from hashlib import blake2b
+from itertools import islice
+from threading import Lock
+
+from faregate.columns import to_batch
+from faregate.errors import OffsetGone
+from faregate.message import Envelope
+from faregate.ports.log import ArrowBatch, LogPart, ReaderOffset
+from faregate.transports.rabbitmq_stream.address import parse_address
+from faregate.transports.rabbitmq_stream.chunks import behind, records
+from faregate.transports.rabbitmq_stream.connection import FIRST, LAST, Connection, at_time
+from faregate.transports.rabbitmq_stream.entries import decode, encode
+from faregate.transports.rabbitmq_stream.pool import pool_of
+from faregate.transports.rabbitmq_stream.readers import Readers
+
+_ROWS = 10_000
+_PART = 250_000
+_NEAR = 2_000
+"""Messages that are fewer offsets apart are loaded together."""
+_PAUSE = 0.02
+
+
+def create_stream(url: str, **arguments: str) -> None:
+    """Declare the stream that a URL names, unless it is there. Arguments are RabbitMQ's, with `_` for `-`:
+    `max_age="7D"`, `max_length_bytes="20000000000"`. Without them nothing is ever removed."""
+    address = parse_address(url)
+    connection = Connection(address)
+    try:
+        connection.create(address.stream, {name.replace("_", "-"): value for name, value in arguments.items()})
+    finally:
+        connection.close()
+
+
+class RabbitmqStreamLog:
+    """Raises `BrokerUnavailable`, `ConfigurationError` and `StreamNotFound`, when it is made and later."""
+
+    def __init__(self, url: str) -> None:
+        address = parse_address(url)
+        self._stream = address.stream
+        self.name = f"the stream {address.stream} of {address.url.partition('?')[0]}"
+        self.log_id = f"rabbitmq-stream:{address.vhost}:{address.stream}"
+        self._pool = pool_of(address)
+        self._readers = Readers(address.stream)
+        self._readers_lock = Lock()
+        self.latest()
+
+    # --- reading ------------------------------------------------------------------------------------------------
+
+    def earliest(self) -> int:
+        first = self._pool.ask(lambda connection: connection.probe(self._stream, FIRST))
+        return 0 if first is None else first.chunk_first_offset
+
+    def latest(self) -> int:
+        last = self._pool.ask(lambda connection: connection.probe(self._stream, LAST))
+        return 0 if last is None else behind(last)
+
+    def offset_at(self, time: float) -> int:
+        wanted = at_time(-int(-time * 1000 // 1))
+        found = self._pool.ask(lambda connection: connection.probe(self._stream, wanted))
+        return self.latest() if found is None else found.chunk_first_offset
+
+    def batches(self, start: int = 0, end: int | None = None, *, rows: int | None = None) -> Iterator[ArrowBatch]:
+        most = rows or _ROWS
+        for time, found in self._chunks(start, end):
+            while taken := list(islice(found, most)):
+                offsets = [offset for offset, _ in taken]
+                yield to_batch([envelope for _, envelope in taken], [-1] * len(taken), offsets, time)
+
+    def envelopes(self, start: int = 0, end: int | None = None) -> Iterator[tuple[int, Envelope]]:
+        for _, found in self._chunks(start, end):
+            yield from found
+
+    def load(self, offsets: list[int]) -> list[Envelope]:
+        found: list[Envelope] = []
+        for stretch in _stretches(offsets):
+            wanted = set(stretch)
+            got = {offset: each for offset, each in self.envelopes(stretch[0], stretch[-1] + 1) if offset in wanted}
+            if len(got) < len(stretch):
+                raise OffsetGone(f"{self.name} has no message at offset {min(wanted - got.keys())}")
+            found += [got[offset] for offset in stretch]
+        return found
+
+    def parts(self, start: int | None = None, end: int | None = None) -> list[LogPart]:
+        """Stretches of offsets: the broker does not say where its segments begin."""
+        first, latest = max(self.earliest(), start or 0), self.latest()
+        stop = latest if end is None else min(end, latest)
+        return [LogPart(base, base, min(base + _PART, stop)) for base in range(first, stop, _PART)]
+
+    async def follow(self, start: int) -> AsyncIterator[tuple[int, Envelope]]:
+        while True:
+            end = await asyncio.to_thread(self.latest)
+            if end <= start:
+                await asyncio.sleep(_PAUSE)
+                continue
+            stop = min(end, start + _ROWS)
+            for found in await asyncio.to_thread(list, self.envelopes(start, stop)):
+                yield found
+            start = stop
+
+    def _chunks(self, start: int, end: int | None) -> Iterator[tuple[int, Iterator[tuple[int, Envelope]]]]:
+        """(microseconds, messages) of each chunk that has some of those wanted. Raises `OffsetGone`."""
+        latest = self.latest()
+        stop = latest if end is None else min(end, latest)
+        self._check(start, latest)
+        if start >= stop:
+            return
+        with (
+            self._pool.connection() as connection,
+            closing(connection.chunks(self._stream, start, stop)) as chunks,
+        ):
+            for number, chunk in enumerate(chunks):
+                first = chunk.chunk_first_offset
+                if number == 0 and first > start:
+                    self._check(start, latest)  # a gap, or was it removed meanwhile?
+                if first < stop:
+                    entries = islice(enumerate(records(chunk), first), max(0, start - first), stop - first)
+                    yield chunk.timestamp * 1000, ((offset, decode(entry)) for offset, entry in entries)
+
+    def _check(self, start: int, latest: int) -> None:
+        if start > latest:
+            raise OffsetGone(f"{self.name} ends at {latest}: there is no offset {start}")
+        earliest = self.earliest()
+        if start < earliest and latest > 0:
+            raise OffsetGone(f"{self.name} begins at {earliest}: what was at {start} was removed by retention")
+
+    # --- appending ----------------------------------------------------------------------------------------------
+
+    def append(self, envelopes: Sequence[Envelope], name: str | None = None) -> None:
+        entries = [encode(envelope) for envelope in envelopes]
+        if entries:
+            publisher = "" if name is None else _publisher(name)
+            with self._pool.connection() as connection:
+                connection.publish(self._stream, entries, publisher)
+
+    def waiting(self) -> Iterator[Envelope]:
+        """Nothing: what is confirmed is in the stream."""
+        return iter(())
+
+    async def take_in(self) -> bool:
+        return True
+
+    # --- named readers ------------------------------------------------------------------------------------------
+
+    def reader_offsets(self) -> list[ReaderOffset]:
+        with self._readers_lock:
+            return self._pool.ask(self._readers.offsets)
+
+    def save_reader_offset(self, name: str, offset: int) -> None:
+        with self._readers_lock:
+            self._pool.ask(lambda connection: self._readers.save(connection, name, offset))
+
+    def forget_reader(self, name: str) -> None:
+        with self._readers_lock:
+            self._pool.ask(lambda connection: self._readers.save(connection, name, None))
+
+
+def _publisher(name: str) -> str:
+    """A name that the broker takes, whatever is in it."""
+    return "faregate-" + blake2b(name.encode(), digest_size=16).hexdigest()
+
+
+def _stretches(offsets: list[int]) -> list[list[int]]:
+    found: list[list[int]] = []
+    for offset in offsets:
+        if not found or offset - found[-1][-1] > _NEAR:
+            found.append([])
+        found[-1].append(offset)
+    return found
