@@ -1,16 +1,24 @@
 """Spark on a stream of a real broker: executors read it over the network."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
+import faregate as fg
+from faregate import ids
+from faregate.errors import ConfigurationError
 from faregate.message import Envelope
+from faregate.ports.queue import Binding
 from faregate.ports.schemes import open_log
 from tests.presence import address
 from tests.rabbitmq_stream.streams import new_stream
+from tests.spark.jobs_rig import DEAD, DEAD_TWICE, HANDLED, ORDERS, SKIPPED, TWICE, World, build, glance
 
 pytestmark = [pytest.mark.services, pytest.mark.full]
 
@@ -60,6 +68,51 @@ def test_a_query_goes_on_where_it_was(spark: SparkSession, stream: str, tmp_path
     assert sorted(seen) == sorted(f"p{n}" for n in range(130)), "a restart lost or repeated messages"
     [reader] = log.reader_offsets()
     assert reader.name == "query" and 0 < reader.offset <= 130
+
+
+def deployment(stream: str, world: World) -> Any:
+    """What a bus on RabbitMQ leaves: its messages in the stream, without recipients, and its subscriptions noted."""
+    log, journal = open_log(stream), open_log(world.journal)
+    topology = journal.topology()
+    for queue in topology.queues:
+        if queue.type is not None:
+            [way] = topology.ways(queue.name)
+            log.bind(Binding(queue.node, queue.type, queue.kind, queue.source, remembers=way))
+    log.append([msgspec.structs.replace(each, recipients=()) for _, each in journal.envelopes()])
+    return log
+
+
+def test_an_audit_finds_what_a_stream_has_and_no_ledger_knows(spark: SparkSession, stream: str, tmp_path: Path) -> None:
+    world = build(tmp_path)
+    log = deployment(stream, world)
+    found = fg.spark.audit(spark, journal=stream, store=world.store, at_rest=True)
+    assert found.ok, found.summary
+    assert found.summary["published"] == 2 * ORDERS, "billing and stock got each order"
+    lost = Envelope(
+        ids.root_id(), "OrderPlaced", "event", "shop", b'{"order_id":"x","customer":"c"}', sent_at=time.time()
+    )
+    log.append([lost])
+    found = fg.spark.audit(spark, journal=stream, store=world.store, at_rest=True)
+    assert not found.ok
+    assert {row["publication_id"] for row in found.findings.collect()} == {lost.publication_id}
+
+
+def test_rates_of_a_stream_come_from_the_ledgers(spark: SparkSession, stream: str, tmp_path: Path) -> None:
+    world = build(tmp_path)
+    deployment(stream, world)
+    rows = fg.spark.rates(spark, journal=stream, store=world.store, window="1d").collect()
+    twice = len(TWICE)  # both copies are of one message
+    ended = {row["node"]: (row["handled"], row["skipped"], row["dead"]) for row in rows}
+    dead = len(DEAD) + len(DEAD_TWICE)
+    assert ended == {
+        "billing": (HANDLED + twice - len(DEAD_TWICE), len(SKIPPED), dead),
+        "stock": (ORDERS + twice, 0, 0),
+    }
+
+
+def test_handlers_do_not_run_on_a_stream_yet(spark: SparkSession, stream: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be used for this: it lacks handover"):
+        fg.spark.run(glance, spark, source=stream, checkpoint=str(tmp_path / "c"))
 
 
 def test_what_is_wrong_with_a_stream_can_be_read_in_what_spark_raises(spark: SparkSession, stream: str) -> None:

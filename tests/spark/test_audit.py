@@ -172,7 +172,7 @@ def test_bad_input_is_one_sentence(shop: World, tmp_path: Path) -> None:
             fg.spark.audit(nothing, journal=shop.journal, store=url)
     other = copy(shop, tmp_path / "other")
     other.sql("update faregate_ledger set node = 'else' || node")
-    with pytest.raises(ConfigurationError, match=r"is another store: it is of elsebilling, elsestock, and the journal"):
+    with pytest.raises(ConfigurationError, match=r"is another store: it is of elsebilling, elsestock, and the log"):
         fg.spark.audit(nothing, journal=shop.journal, store=other.store)
     other.sql("drop table faregate_ledger")
     with pytest.raises(ConfigurationError, match="has no tables of Faregate"):

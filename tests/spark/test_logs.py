@@ -86,9 +86,9 @@ def test_a_log_of_another_package_is_read_by_its_url(foreign: str) -> None:
 
 
 def test_what_a_log_lacks_is_named_when_it_is_needed(foreign: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"Foreign is no log: it lacks commit, discard, stage\."):
+    with pytest.raises(ConfigurationError, match=r"it lacks commit, discard, stage\. Needed is a log that takes"):
         logs.open_staging(foreign)
-    with pytest.raises(ConfigurationError, match=r"Foreign is no log: it lacks dead_letters, settlements\."):
+    with pytest.raises(ConfigurationError, match=r"it lacks dead_letters, settlements\. Needed is a log that"):
         logs.open_settled(foreign)
 
 

@@ -3,7 +3,8 @@
     LogTransport   reading: offsets, moments, batches of columns, named readers, parts for tasks that share the work
     Appendable     appending a batch, once by its name
     Staging        appending what many tasks made, once by (origin, batch): they stage, one commits
-    Subscribed     who subscribed to what, through which view, and handing over between the views
+    Subscribed     who subscribed to what
+    TwoViews       handing subscriptions over between their queues and the log
     Settled        what became of messages, and the dead letters that were given to the log
 
 All but the first are capabilities: protocols of their own, which a log has or lacks. Spark knows logs by these alone,
@@ -191,9 +192,13 @@ class Handover(Protocol):
 
 
 class Subscribed(Protocol):
-    """A log that knows who subscribed to what."""
+    """A log that knows who subscribed to what: the column `topic` is a number in its topology."""
 
     def topology(self) -> Topology: ...
+
+
+class TwoViews(Subscribed, Protocol):
+    """A log whose subscriptions read it, or queues that are filled from it, and can be handed over."""
 
     def handover(self) -> AbstractContextManager[Handover]:
         """Raises `JournalLocked` while a bus runs."""

@@ -73,7 +73,15 @@ def open_transport(given: str | QueueTransport, clock: Clock) -> QueueTransport:
 def open_log(given: str | Path, port: Any = LogTransport) -> Any:
     """The log that a URL or a journal's folder names, open, with all members of `port`. Raises `ConfigurationError`,
     and what opening it raises."""
-    return _fitting(LOGS, port, _factory(LOGS, "journal:" if isinstance(given, Path) else given)(given))
+    log = _fitting(LOGS, LogTransport, _factory(LOGS, "journal:" if isinstance(given, Path) else given)(given))
+    lacking = [name for name in members(port) if not hasattr(log, name)]
+    if lacking:
+        what = (port.__doc__ or "").partition("\n")[0]
+        raise ConfigurationError(
+            f"{log.name} cannot be used for this: it lacks {', '.join(lacking)}. Needed is "
+            f"{what[:1].lower()}{what[1:]} ({port.__module__}.{port.__name__})"
+        )
+    return log
 
 
 def open_store(given: str | Store, clock: Clock, *, blocking: bool = False) -> Store:

@@ -3,7 +3,7 @@
 A journal keeps it in topology.json.
 
 A subscription is consumed through one view at a time: its queue, or the log. Its record says which, since when, and
-from which offset on; see `Subscribed` in `log.py`.
+from which offset on; see `TwoViews` in `log.py`.
 """
 
 from collections.abc import Collection

@@ -4,14 +4,18 @@ Where a log lies is a journal's folder, or a URL whose scheme a package has regi
 it for themselves.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeGuard
+
+import pyarrow as pa
 
 from faregate.errors import ConfigurationError
 from faregate.ports import schemes
-from faregate.ports.log import Appendable, LogTransport, Settled, Staging, Subscribed
+from faregate.ports.dead_letter import DeadLetter
+from faregate.ports.log import Appendable, ArrowBatch, LogPart, LogTransport, Settled, Staging, Subscribed, TwoViews
 from faregate.spark.options import Options, Place
 
 
@@ -55,4 +59,31 @@ open_log: Callable[[Place], LogTransport] = partial(schemes.open_log, port=LogTr
 open_appendable: Callable[[Place], Appendable] = partial(schemes.open_log, port=Appendable)
 open_staging: Callable[[Place], Staging] = partial(schemes.open_log, port=Staging)
 open_subscribed: Callable[[Place], Subscribed] = partial(schemes.open_log, port=Subscribed)
+open_two_views: Callable[[Place], TwoViews] = partial(schemes.open_log, port=TwoViews)
 open_settled: Callable[[Place], Settled] = partial(schemes.open_log, port=Settled)
+
+
+def settlements_of(place: Place, part: LogPart) -> ArrowBatch:
+    """What the log knows of what became of messages. One that keeps no such thing knows nothing: stores may."""
+    log = open_log(place)
+    return log.settlements(part) if _is_settled(log) else _NO_SETTLEMENTS
+
+
+def dead_letters_of(place: Place, start: int) -> Iterator[list[DeadLetter]]:
+    """Those that were given to the log, if it takes any."""
+    log = open_log(place)
+    return log.dead_letters(start) if _is_settled(log) else iter(())
+
+
+def _is_settled(log: LogTransport) -> TypeGuard[Settled]:
+    return all(hasattr(log, name) for name in schemes.members(Settled))
+
+
+_NO_SETTLEMENTS: ArrowBatch = pa.RecordBatch.from_pylist(
+    [],
+    pa.schema(
+        [("offset", pa.int64())]
+        + [(name, pa.int32()) for name in ("queue", "outcome", "tries", "redeliveries")]
+        + [("time", pa.float64())]
+    ),
+)

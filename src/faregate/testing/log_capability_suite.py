@@ -11,7 +11,7 @@ from faregate.columns import to_batch
 from faregate.errors import BatchDiffers
 from faregate.message import Envelope
 from faregate.ports.dead_letter import DeadLetter
-from faregate.ports.log import HANDLED, REDELIVER, Appendable, Settled, Staging, Subscribed, Waits
+from faregate.ports.log import HANDLED, REDELIVER, Appendable, Settled, Staging, TwoViews, Waits
 from faregate.ports.queue import Binding
 from faregate.ports.schemes import members
 from faregate.testing.cases import Case, Cases, refused, run_case
@@ -156,7 +156,7 @@ async def _bound(subject: LogSubject, *found: str) -> Any:
     return log
 
 
-@needs(Appendable, Subscribed)
+@needs(Appendable, TwoViews)
 async def a_subscription_that_is_new_reads_the_log_from_its_beginning(subject: LogSubject) -> None:
     log: Any = subject.reader
     log.append([message("a"), message("b")])
@@ -169,7 +169,7 @@ async def a_subscription_that_is_new_reads_the_log_from_its_beginning(subject: L
     assert (reading.view, reading.epoch, reading.offset, reading.history) == ("log", 1, 0, 2), f"it is {reading}"
 
 
-@needs(Appendable, Subscribed)
+@needs(Appendable, TwoViews)
 async def a_log_view_begins_with_what_waits_in_the_queue(subject: LogSubject) -> None:
     log = await _bound(subject, "a", "b")
     with log.handover() as held:
@@ -181,7 +181,7 @@ async def a_log_view_begins_with_what_waits_in_the_queue(subject: LogSubject) ->
         assert held.waiting(BINDING.queue) == [], "both views have the messages"
 
 
-@needs(Appendable, Subscribed)
+@needs(Appendable, TwoViews)
 async def a_queue_gets_back_what_is_not_done(subject: LogSubject) -> None:
     log = await _bound(subject, "a", "b", "c")
     with log.handover() as held:
@@ -202,7 +202,7 @@ async def a_queue_gets_back_what_is_not_done(subject: LogSubject) -> None:
 # --- what became of messages ------------------------------------------------------------------------------------
 
 
-@needs(Appendable, Subscribed, Settled)
+@needs(Appendable, TwoViews, Settled)
 async def what_became_of_messages_is_told(subject: LogSubject) -> None:
     log = await _bound(subject, "a", "b", "c")
     [queue] = [each.number for each in log.topology().queues if each.name == BINDING.queue]

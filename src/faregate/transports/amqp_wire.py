@@ -10,6 +10,7 @@ both keep to these names, and to these rules:
 """
 
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any
 
 from faregate.message import Envelope
@@ -28,16 +29,13 @@ _BROKERS_OWN = frozenset(
 def headers_of(envelope: Envelope) -> dict[str, str | int]:
     """All that is no property, the user's headers included."""
     headers: dict[str, str | int] = dict(envelope.headers)
-    for field, header in _TEXTS:
-        text = getattr(envelope, field)
-        if text is not None:
-            headers[header] = text
-    for field, header in _NUMBERS:
-        number = getattr(envelope, field)
-        if number:
-            headers[header] = number
-    for field, header in _TIMES:
-        time = getattr(envelope, field)
+    texts = _texts_of(envelope)
+    if texts != _NO_TEXTS:
+        headers |= {header: text for (_, header), text in zip(_TEXTS, texts, strict=True) if text is not None}
+    numbers = _numbers_of(envelope)
+    if numbers != _NO_NUMBERS:
+        headers |= {header: number for (_, header), number in zip(_NUMBERS, numbers, strict=True) if number}
+    for (_, header), time in zip(_TIMES, _times_of(envelope), strict=True):
         if time:
             headers[header] = repr(time)
     if envelope.body_digest is not None:
@@ -120,6 +118,9 @@ _TEXTS = (
 _NUMBERS = (("marker", OURS + "marker"), ("replay", OURS + "replay"), ("redeliveries", OURS + "redeliveries"))
 _TIMES = (("sent_at", OURS + "sent-at"), ("deliver_at", OURS + "deliver-at"), ("expires_at", OURS + "expires-at"))
 _DIGEST = OURS + "digest"
+_texts_of, _numbers_of, _times_of = (attrgetter(*(field for field, _ in names)) for names in (_TEXTS, _NUMBERS, _TIMES))
+_NO_TEXTS, _NO_NUMBERS = (None,) * len(_TEXTS), (0,) * len(_NUMBERS)
+"""What most messages have: then nothing is looked at one by one."""
 _READ: dict[str, tuple[str, Callable[[object], Any]]] = {
     **{header: (field, _text) for field, header in _TEXTS},
     **{header: (field, _number) for field, header in _NUMBERS},

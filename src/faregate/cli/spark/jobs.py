@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from faregate.cli.journal.progress import JournalPath, plain_errors, progress
+from faregate.cli.journal.progress import plain_errors, progress
 from faregate.cli.output import AsJson, answer, console, counted, fail, print_json, say
 from faregate.cli.spark.session import LOCAL, Master, import_spark, session, watched
 from faregate.errors import ConfigurationError, FaregateError
@@ -34,6 +34,8 @@ Stores = Annotated[
     list[str],
     typer.Option("--store", help="The store, sqlite:PATH or postgresql://…; or NODE=URL, once for each node."),
 ]
+
+LogPlace = Annotated[str, typer.Argument(help="The journal's folder, or the URL of another log.", metavar="LOG")]
 
 
 def stores_of(given: list[str]) -> str | dict[str, str] | None:
@@ -51,7 +53,7 @@ def stores_of(given: list[str]) -> str | dict[str, str] | None:
 
 
 def audit(
-    path: JournalPath,
+    path: LogPlace,
     store: Stores = [],  # noqa: B006 - typer reads it
     effects: Annotated[
         list[str],
@@ -138,7 +140,7 @@ def _show_audit(found: Any, listed: list[dict[str, Any]]) -> None:
 
 
 def rates(
-    path: JournalPath,
+    path: LogPlace,
     store: Stores = [],  # noqa: B006
     window: Annotated[str, typer.Option(help="The length of a window: 10s, 5m, 1h, 1d.")] = "10s",
     chart: Annotated[Path | None, typer.Option(help="Draw an HTML page of it here.")] = None,
@@ -162,12 +164,12 @@ def rates(
         with watched(spark, "rates"):
             rows = _in_utc(run(spark, journal=path, store=stores, window=window))
         if chart is not None:
-            chart.write_text(draw(rows, window_seconds(window), str(path)), encoding="utf-8")
+            chart.write_text(draw(rows, window_seconds(window), hide_password(path)), encoding="utf-8")
     if as_json:
         print_json([{**row, "from": _iso(row["from"]), "to": _iso(row["to"])} for row in rows])
         return
     if not rows:
-        say(f"nothing has ended in {path} yet")
+        say(f"nothing has ended in {hide_password(path)} yet")
     else:
         _show_rates(rows, window_seconds(window))
     if chart is not None:
@@ -248,7 +250,7 @@ def drain(
 
 
 def replay(
-    path: JournalPath,
+    path: LogPlace,
     start: Annotated[str, typer.Option("--from", help="An offset, or a time: 2026-11-15T09:00:00Z.")] = "earliest",
     end: Annotated[str, typer.Option("--to", help="The same, not included.")] = "latest",
     types: Annotated[list[str], typer.Option("--type", help="Only this type.")] = [],  # noqa: B006

@@ -109,17 +109,17 @@ def prepare(
 
 def _check(plan: JournalPlan, databases: Sequence[JobStore], store: StoreUrls, unordered: Sequence[str]) -> None:
     if not plan.segments:
-        raise ConfigurationError(f"the journal {plan.path} has no messages: there is nothing to audit")
+        raise ConfigurationError(f"the log {plan.shown} has no messages: there is nothing to audit")
     named = [node for node in store if node not in plan.everyone] if isinstance(store, Mapping) else []
     if named:
         raise ConfigurationError(
-            f"the journal {plan.path} knows no node {', '.join(named)}; there are {', '.join(plan.everyone)}"
+            f"the log {plan.shown} knows no node {', '.join(named)}; there are {', '.join(plan.everyone)}"
         )
     known = nodes_in(databases, "ledger")
     if known and known.isdisjoint(plan.everyone):
         given = " and ".join(each.reader.url for each in databases)
         raise ConfigurationError(
-            f"{given} is another store: it is of {', '.join(sorted(known))}, and the journal {plan.path} of "
+            f"{given} is another store: it is of {', '.join(sorted(known))}, and the log {plan.shown} of "
             f"{', '.join(plan.everyone)}"
         )
     names = {queue.name for queue in plan.queues} | set(plan.nodes)

@@ -19,7 +19,7 @@ from faregate import ids
 from faregate.columns import to_envelopes
 from faregate.ports.log import DEAD, DUPLICATE, HANDLED, REDELIVER, SKIPPED, LogPart
 from faregate.spark.jobs.settlements import HandedOverQueue, JournalPlan, batch_of
-from faregate.spark.logs import open_log, open_settled, open_subscribed
+from faregate.spark.logs import dead_letters_of, open_log, open_subscribed, settlements_of
 from faregate.spark.options import Place
 
 FIELDS = (
@@ -40,7 +40,7 @@ class Ends:
         self._nodes = plan.nodes
         self._base = segment.base
         numbers = {queue.number: self._nodes.index(queue.node) for queue in plan.queues}
-        records = open_settled(plan.path).settlements(segment)
+        records = settlements_of(plan.path, segment)
         records = records.filter(pc.is_in(records.column("queue"), value_set=pa.array(list(numbers), pa.int32())))
         offsets, queues, outcomes, tries, times = (
             records.column(name).to_numpy() for name in ("offset", "queue", "outcome", "tries", "time")
@@ -178,7 +178,7 @@ def _queue_numbers(plan: JournalPlan) -> Any:
 
 def read_dead_letters(plan: JournalPlan) -> Iterator[list[tuple[str, bytes, float]]]:
     """Node, message id and time of the dead letters in the journal itself, of nodes without a store."""
-    for letters in open_settled(plan.path).dead_letters(plan.earliest):
+    for letters in dead_letters_of(plan.path, plan.earliest):
         yield [(each.node, id_digits(each.message_id), each.at) for each in letters]
 
 

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
 from faregate.ports.log import OUTCOME_NAMES, LogPart, LogTransport
+from faregate.ports.schemes import hide_password
 from faregate.ports.topology import QueueRecord, Reading
 from faregate.spark.logs import log_place, open_log, open_settled, open_subscribed
 from faregate.spark.options import Place
@@ -65,6 +66,11 @@ class JournalPlan:
     @property
     def nodes(self) -> tuple[str, ...]:
         return tuple(sorted({queue.node for queue in self.queues}))
+
+    @property
+    def shown(self) -> str:
+        """Where the log is, for people."""
+        return hide_password(str(self.path))
 
 
 def plan_journal(path: str | Path, start: int | None = None, end: int | None = None) -> JournalPlan:

@@ -25,7 +25,7 @@ from faregate.node.node import Node
 from faregate.ports.log import Handover, Waits
 from faregate.ports.queue import Binding
 from faregate.ports.store import Parked, Store
-from faregate.spark.logs import open_appendable, open_log, open_subscribed
+from faregate.spark.logs import open_appendable, open_log, open_subscribed, open_two_views
 from faregate.spark.options import Place
 from faregate.spark.runs.driver import LoopThread
 from faregate.spark.runs.views import LOW_WATER, bindings_of, low_water_name, reader_name, take_log
@@ -64,7 +64,7 @@ def hand_over(node: Node, path: Place, store: Store | None, to: To) -> list[Hand
 
 
 def _to_queue(node: Node, path: Place, store: Store | None, changing: list[Binding]) -> None:
-    with open_subscribed(path).handover() as closed:
+    with open_two_views(path).handover() as closed:
         if store is None:
             _fast_path_to_queue(node, closed, changing, path)
             return

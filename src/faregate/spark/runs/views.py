@@ -15,7 +15,7 @@ from faregate.errors import ConfigurationError, JournalLocked, ViewTaken
 from faregate.node.node import Node
 from faregate.ports.queue import Binding
 from faregate.ports.topology import Reading, Topology
-from faregate.spark.logs import open_subscribed
+from faregate.spark.logs import open_subscribed, open_two_views
 from faregate.spark.options import Place
 
 
@@ -55,7 +55,7 @@ def _note_ways(path: Place, topology: Topology, bindings: list[Binding]) -> None
     if not new:
         return
     try:
-        with open_subscribed(path).handover() as closed:
+        with open_two_views(path).handover() as closed:
             for binding in new:
                 closed.bind(binding)
     except JournalLocked as exc:
@@ -66,7 +66,7 @@ def _note_ways(path: Place, topology: Topology, bindings: list[Binding]) -> None
 def take_log(path: Place, bindings: list[Binding], *, has_store: bool, check: Check | None = None) -> None:
     """Hand subscriptions over to the log. Raises `JournalLocked` while a bus runs."""
     try:
-        with open_subscribed(path).handover() as closed:
+        with open_two_views(path).handover() as closed:
             waiting = {binding.queue: len(closed.waiting(binding.queue)) for binding in bindings}
             left = [f"{queue} ({count})" for queue, count in waiting.items() if count]
             if left and not has_store:

@@ -1,12 +1,15 @@
 """RabbitMQ streams as a log: `rabbitmq-stream://…`. Needs the extra `faregate[rabbitmq]`.
 
-address.py      what the URL says
-connection.py   the stream protocol, blocking
-chunks.py       the entries of what the broker delivers, and of what it is given
-amqp.py         AMQP 1.0, as far as a message needs it
-entries.py      an envelope as an entry of a stream
-readers.py      how far named readers have come
-log.py          the log
+    log.py          the log
+    connection.py   the stream protocol, blocking; what the URL says is in address.py
+    pool.py         the connections that the logs of a process share
+    chunks.py       the entries of what the broker delivers, and of what it is given
+    entries.py      an envelope as an entry of a stream, an AMQP 1.0 message (amqp.py)
+    following.py    a small stream beside the messages:
+    readers.py      how far named readers have come
+    bindings.py     who subscribed to what, and when
+
+Nothing in here is asynchronous, but for what the port asks to be.
 """
 
 from faregate.ports.extras import needs_extra

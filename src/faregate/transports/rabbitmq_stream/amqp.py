@@ -42,8 +42,10 @@ def read_message(data: bytes) -> tuple[list[Any], dict[str, Any], bytes]:
             if section == _APPLICATION:
                 at = _read_map(data, at, headers)
             elif section == _DATA:
-                part, at = _read(data, at)
-                body = body + part if body else part
+                size = data[at + 1] if data[at] == 0xA0 else _length(data, at + 1)[0]
+                start = at + (2 if data[at] == 0xA0 else 5)
+                at = start + size
+                body = body + data[start:at] if body else data[start:at]
             elif section == _PROPERTIES:
                 properties, at = _read_list(data, at)
             elif section == _ANNOTATIONS:
@@ -68,7 +70,7 @@ def _read(data: bytes, at: int) -> tuple[Any, int]:
     at += 1
     if code in (0xA1, 0xA3):
         end = at + 1 + data[at]
-        return str(data[at + 1 : end], "utf-8"), end
+        return data[at + 1 : end].decode(), end
     kind = code & 0xF0
     if kind in _FIXED:
         end = at + _FIXED[kind]
@@ -80,7 +82,7 @@ def _read(data: bytes, at: int) -> tuple[Any, int]:
     if code in (0xA0, 0xB0):
         return data[at:end], end
     if code in (0xB1, 0xB3):
-        return str(data[at:end], "utf-8"), end
+        return data[at:end].decode(), end
     return None, end
 
 
@@ -98,24 +100,52 @@ def _compound(data: bytes, at: int, small: int, large: int) -> tuple[int, int, i
 
 def _read_list(data: bytes, at: int) -> tuple[list[Any], int]:
     at, end, count = _compound(data, at, 0xC0, 0xD0)
-    found = []
+    found: list[Any] = []
     for _ in range(count):
-        value, at = _read(data, at)
-        found.append(value)
+        code = data[at]
+        if code == 0x40:
+            found.append(None)
+            at += 1
+        elif code == 0xA1 or code == 0xA3:
+            stop = at + 2 + data[at + 1]
+            found.append(data[at + 2 : stop].decode())
+            at = stop
+        else:
+            value, at = _read(data, at)
+            found.append(value)
     return found, end
 
 
 def _read_map(data: bytes, at: int, found: dict[str, Any]) -> int:
+    """Names are short texts, and mostly values are: those are read in place."""
     at, end, _ = _compound(data, at, 0xC1, 0xD1)
     while at < end:
-        name, at = _read(data, at)
+        stop = at + 2 + data[at + 1]
+        name = _NAMES.get(data[at:stop])
+        if name is None:
+            name, stop = _name(data, at)
+        at = stop
         if data[at] == 0xA1:
             stop = at + 2 + data[at + 1]
-            found[name] = str(data[at + 2 : stop], "utf-8")
+            found[name] = data[at + 2 : stop].decode()
             at = stop
         else:
             found[name], at = _read(data, at)
     return end
+
+
+_NAMES: dict[bytes, str] = {}
+"""By the bytes that stand for them: few, and the same over and over."""
+_MOST_NAMES = 1000
+
+
+def _name(data: bytes, at: int) -> tuple[str, int]:
+    name, end = _read(data, at)
+    if not isinstance(name, str):
+        raise Malformed(f"{name!r} is no name of a header")
+    if data[at] in (0xA1, 0xA3) and len(_NAMES) < _MOST_NAMES:
+        _NAMES[data[at:end]] = name
+    return name, end
 
 
 def text(value: str, small: int = 0xA1, large: int = 0xB1) -> bytes:
@@ -125,7 +155,10 @@ def text(value: str, small: int = 0xA1, large: int = 0xB1) -> bytes:
 
 def _sized(data: bytes, small: int, large: int) -> bytes:
     size = len(data)
-    return bytes((small, size)) + data if size < 256 else large.to_bytes(1, "big") + size.to_bytes(4, "big") + data
+    return _HEADS[small][size] + data if size < 256 else bytes((large,)) + size.to_bytes(4, "big") + data
+
+
+_HEADS = {code: [bytes((code, size)) for size in range(256)] for code in (0xA0, 0xA1, 0xA3)}
 
 
 def write_properties(message_id: str, correlation_id: str, content_type: bytes, milliseconds: int) -> bytes:
@@ -148,8 +181,8 @@ def content(content_type: str, content_encoding: str | None) -> bytes:
 
 def write_headers(items: list[bytes]) -> bytes:
     """Application properties from names and values, each as `text` or `number` makes it."""
-    size = sum(map(len, items)) + 4
-    return b"".join((b"\x00St\xd1", size.to_bytes(4, "big"), len(items).to_bytes(4, "big"), *items))
+    data = b"".join(items)
+    return b"\x00St\xd1" + (len(data) + 4).to_bytes(4, "big") + len(items).to_bytes(4, "big") + data
 
 
 def number(value: int) -> bytes:

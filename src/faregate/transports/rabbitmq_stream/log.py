@@ -16,11 +16,16 @@ from hashlib import blake2b
 from itertools import islice
 from threading import Lock
 
+import msgspec
+
 from faregate.columns import to_batch
 from faregate.errors import OffsetGone
 from faregate.message import Envelope
 from faregate.ports.log import ArrowBatch, LogPart, ReaderOffset
+from faregate.ports.queue import Binding
+from faregate.ports.topology import Topology
 from faregate.transports.rabbitmq_stream.address import parse_address
+from faregate.transports.rabbitmq_stream.bindings import Bindings
 from faregate.transports.rabbitmq_stream.chunks import behind, records
 from faregate.transports.rabbitmq_stream.connection import FIRST, LAST, Connection, at_time
 from faregate.transports.rabbitmq_stream.entries import decode, encode
@@ -55,7 +60,8 @@ class RabbitmqStreamLog:
         self.log_id = f"rabbitmq-stream:{address.vhost}:{address.stream}"
         self._pool = pool_of(address)
         self._readers = Readers(address.stream)
-        self._readers_lock = Lock()
+        self._bindings = Bindings(address.stream)
+        self._lock = Lock()
         self.latest()
 
     # --- reading ------------------------------------------------------------------------------------------------
@@ -77,8 +83,8 @@ class RabbitmqStreamLog:
         most = rows or _ROWS
         for time, found in self._chunks(start, end):
             while taken := list(islice(found, most)):
-                offsets = [offset for offset, _ in taken]
-                yield to_batch([envelope for _, envelope in taken], [-1] * len(taken), offsets, time)
+                offsets, envelopes = [offset for offset, _ in taken], [envelope for _, envelope in taken]
+                yield to_batch(envelopes, [self._bindings.route(each, time)[0] for each in envelopes], offsets, time)
 
     def envelopes(self, start: int = 0, end: int | None = None) -> Iterator[tuple[int, Envelope]]:
         for _, found in self._chunks(start, end):
@@ -118,6 +124,7 @@ class RabbitmqStreamLog:
         self._check(start, latest)
         if start >= stop:
             return
+        self.topology()
         with (
             self._pool.connection() as connection,
             closing(connection.chunks(self._stream, start, stop)) as chunks,
@@ -127,8 +134,15 @@ class RabbitmqStreamLog:
                 if number == 0 and first > start:
                     self._check(start, latest)  # a gap, or was it removed meanwhile?
                 if first < stop:
+                    time = chunk.timestamp * 1000
                     entries = islice(enumerate(records(chunk), first), max(0, start - first), stop - first)
-                    yield chunk.timestamp * 1000, ((offset, decode(entry)) for offset, entry in entries)
+                    yield time, ((offset, self._addressed(decode(entry), time)) for offset, entry in entries)
+
+    def _addressed(self, envelope: Envelope, time: int) -> Envelope:
+        """One that does not name its recipients went to those who were bound then."""
+        if not envelope.recipients and (nodes := self._bindings.route(envelope, time)[1]):
+            msgspec.structs.force_setattr(envelope, "recipients", nodes)
+        return envelope
 
     def _check(self, start: int, latest: int) -> None:
         if start > latest:
@@ -153,18 +167,35 @@ class RabbitmqStreamLog:
     async def take_in(self) -> bool:
         return True
 
+    # --- subscriptions ------------------------------------------------------------------------------------------
+
+    def topology(self) -> Topology:
+        with self._lock:
+            self._pool.ask(self._bindings.catch_up)
+            return self._bindings.topology.copy()
+
+    def bind(self, binding: Binding) -> None:
+        """Note that this subscription gets what is appended from now on. Whoever binds its queue does so."""
+        with self._lock:
+            self._pool.ask(lambda connection: self._bindings.note(connection, binding, bound=True))
+
+    def unbind(self, binding: Binding) -> None:
+        """Note that it gets nothing more."""
+        with self._lock:
+            self._pool.ask(lambda connection: self._bindings.note(connection, binding, bound=False))
+
     # --- named readers ------------------------------------------------------------------------------------------
 
     def reader_offsets(self) -> list[ReaderOffset]:
-        with self._readers_lock:
+        with self._lock:
             return self._pool.ask(self._readers.offsets)
 
     def save_reader_offset(self, name: str, offset: int) -> None:
-        with self._readers_lock:
+        with self._lock:
             self._pool.ask(lambda connection: self._readers.save(connection, name, offset))
 
     def forget_reader(self, name: str) -> None:
-        with self._readers_lock:
+        with self._lock:
             self._pool.ask(lambda connection: self._readers.save(connection, name, None))
 
 

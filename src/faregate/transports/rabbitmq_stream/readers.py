@@ -8,10 +8,9 @@ that writers need not agree. RabbitMQ keeps a bounded number of entries; what wo
 
 import msgspec
 
-from faregate.errors import StreamNotFound
 from faregate.ports.log import ReaderOffset
-from faregate.transports.rabbitmq_stream.chunks import behind, records
-from faregate.transports.rabbitmq_stream.connection import LAST, Connection
+from faregate.transports.rabbitmq_stream.connection import Connection
+from faregate.transports.rabbitmq_stream.following import Following
 
 _RETENTION = {"max-length-bytes": "20000000", "stream-max-segment-size-bytes": "1000000"}
 _KEPT = 10_000
@@ -27,11 +26,12 @@ _decode = msgspec.msgpack.Decoder(Entry).decode
 
 
 class Readers:
+    """Of one thread at a time."""
+
     def __init__(self, stream: str) -> None:
-        self._stream = f"{stream}.readers"
+        self._following = Following(f"{stream}.readers")
         self._known: dict[str, tuple[int, int]] = {}
         """By name: the offset, and where the entry is that says so."""
-        self._read = 0
 
     def offsets(self, connection: Connection) -> list[ReaderOffset]:
         self._catch_up(connection)
@@ -42,37 +42,18 @@ class Readers:
         self._catch_up(connection)
         if offset is None and name not in self._known:
             return
-        entries = [Entry(name, offset)]
-        entries += [
-            Entry(old, said) for old, (said, at) in self._known.items() if at < self._read - _KEPT and old != name
-        ]
-        packed = [msgspec.msgpack.encode(entry) for entry in entries]
-        try:
-            connection.publish(self._stream, packed, "")
-        except StreamNotFound:
-            connection.create(self._stream, _RETENTION)
-            connection.publish(self._stream, packed, "")
+        oldest = self._following.read - _KEPT
+        again = [Entry(other, said) for other, (said, at) in self._known.items() if at < oldest and other != name]
+        entries = [msgspec.msgpack.encode(entry) for entry in (Entry(name, offset), *again)]
+        self._following.publish(connection, entries, _RETENTION)
 
     def _catch_up(self, connection: Connection) -> None:
-        try:
-            last = connection.probe(self._stream, LAST)
-        except StreamNotFound:
-            self._known, self._read = {}, 0
-            return
-        if last is None or behind(last) == self._read:
-            return
-        end = behind(last)
-        if end < self._read:  # it was made anew
-            self._known, self._read = {}, 0
-        for chunk in connection.chunks(self._stream, self._read, end):
-            for at, record in enumerate(records(chunk), chunk.chunk_first_offset):
-                if at >= self._read:
-                    self._apply(at, _decode(record))
-        self._read = end
-
-    def _apply(self, at: int, entry: Entry) -> None:
-        if entry.offset is None:
-            self._known.pop(entry.name, None)
-        else:
-            known = self._known.get(entry.name, (0, 0))[0]
-            self._known[entry.name] = (max(known, entry.offset), at)
+        for at, _, record in self._following.more(connection):
+            if at == 0:
+                self._known = {}
+            entry = _decode(record)
+            if entry.offset is None:
+                self._known.pop(entry.name, None)
+            else:
+                known = self._known.get(entry.name, (0, 0))[0]
+                self._known[entry.name] = (max(known, entry.offset), at)
