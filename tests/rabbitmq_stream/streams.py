@@ -40,7 +40,7 @@ def new_stream(server: str, **arguments: str) -> Iterator[str]:
         try:
             yield url
         finally:
-            for each in (name, f"{name}.readers", f"{name}.bindings"):
+            for each in (name, *(f"{name}.{beside}" for beside in ("readers", "bindings", "staged", "commits"))):
                 try:
                     connection.delete(each)
                 except StreamNotFound:

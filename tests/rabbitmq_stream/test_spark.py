@@ -70,6 +70,32 @@ def test_a_query_goes_on_where_it_was(spark: SparkSession, stream: str, tmp_path
     assert reader.name == "query" and 0 < reader.offset <= 130
 
 
+def test_rows_are_written_to_a_stream_once(spark: SparkSession, stream: str, tmp_path: Path) -> None:
+    log = open_log(stream)
+    rows = spark.range(100).selectExpr("'Noted' as type", "cast(id as string) as body", "cast(id as string) as key")
+    rows.write.format("faregate").mode("append").option("url", stream).option("source", "shop").save()
+    assert sorted(int(envelope.key) for _, envelope in log.envelopes()) == list(range(100))
+    with new_stream(address("FAREGATE_TEST_RABBITMQ_STREAM")) as copy:
+
+        def run() -> None:
+            read = spark.readStream.format("faregate").option("maxMessagesPerTrigger", 40).load(stream)
+            query = (
+                read.select("publication_id", "type", "body", "key").writeStream.format("faregate").option("url", copy)
+                .option("source", "copier").option("checkpointLocation", str(tmp_path / "checkpoint"))
+                .trigger(availableNow=True).start()
+            )  # fmt: skip
+            query.awaitTermination()
+
+        run()
+        commits = tmp_path / "checkpoint" / "commits"
+        for each in commits.iterdir():
+            if "2" in each.name:
+                each.unlink()  # Spark died before it noted that the last batch was done
+        run()
+        found = [int(envelope.key) for _, envelope in open_log(copy).envelopes()]
+        assert sorted(found) == list(range(100)), "a batch that came again was appended twice, or lost"
+
+
 def deployment(stream: str, world: World) -> Any:
     """What a bus on RabbitMQ leaves: its messages in the stream, without recipients, and its subscriptions noted."""
     log, journal = open_log(stream), open_log(world.journal)

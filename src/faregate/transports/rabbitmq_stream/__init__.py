@@ -8,6 +8,7 @@
     following.py    a small stream beside the messages:
     readers.py      how far named readers have come
     bindings.py     who subscribed to what, and when
+    staging.py      what many tasks made, as one batch
 
 Nothing in here is asynchronous, but for what the port asks to be.
 """

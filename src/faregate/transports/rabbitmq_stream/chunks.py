@@ -4,7 +4,7 @@ A batch is one entry to the broker, with one number: it is in the stream as a wh
 has an offset of its own.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from struct import Struct
 
 from rstream import schema
@@ -51,10 +51,10 @@ def behind(chunk: schema.Deliver) -> int:
     return chunk.chunk_first_offset + chunk.num_records
 
 
-def cut(entries: Sequence[bytes], frame_max: int) -> list[list[bytes]]:
+def cut(entries: Iterable[bytes], frame_max: int) -> Iterator[list[bytes]]:
     """As few batches as fit into frames; the same entries are cut the same. Raises `MessageTooLarge`."""
-    found: list[list[bytes]] = []
-    room = 0
+    found: list[bytes] = []
+    room = frame_max - _OVERHEAD
     for entry in entries:
         size = len(entry) + 4
         if size > frame_max - _OVERHEAD:
@@ -62,12 +62,14 @@ def cut(entries: Sequence[bytes], frame_max: int) -> list[list[bytes]]:
                 f"a message of {len(entry):,} bytes is more than the broker takes, {frame_max:,} bytes in a frame "
                 "(stream.frame_max in its configuration)"
             )
-        if size > room or len(found[-1]) == MOST_RECORDS:
-            found.append([])
+        if size > room or len(found) == MOST_RECORDS:
+            yield found
+            found = []
             room = frame_max - _OVERHEAD
-        found[-1].append(entry)
+        found.append(entry)
         room -= size
-    return found
+    if found:
+        yield found
 
 
 def batch_frame(publisher: int, number: int, entries: Sequence[bytes]) -> schema.PublishSubBatching:

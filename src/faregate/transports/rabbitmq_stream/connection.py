@@ -11,7 +11,7 @@ Rules kept here:
 """
 
 import socket
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any, TypeVar
@@ -109,22 +109,36 @@ class Connection:
                 raise
             self._ask(schema.Unsubscribe(next(self._numbers), _SUBSCRIPTION), schema.UnsubscribeResponse)
 
-    def publish(self, stream: str, entries: list[bytes], name: str) -> None:
-        """Under a name a batch is published once; an empty name is none. Raises `MessageTooLarge`, `OutcomeUnknown`."""
-        batches = cut(entries, self.frame_max)
+    def publish(self, stream: str, entries: Iterable[bytes], name: str, first: int = 1, last: int = COMPLETE) -> None:
+        """Under a name what has a number is published once; an empty name is none. What does not fit into one frame is
+        numbered from `first` on, and its end is `last`. Raises `MessageTooLarge`, `OutcomeUnknown`."""
+        batches = list(cut(entries, self.frame_max))
         with self._told(stream):
             declared = schema.DeclarePublisher(next(self._numbers), _PUBLISHER, name, stream)
             self._check(self._ask(declared, schema.DeclarePublisherResponse), stream)
             try:
-                self._publish(stream, batches)
+                self._publish(batches, [*range(first, first + len(batches) - 1), last])
             except (OSError, ValueError, EOFError, FaregateError) as exc:
                 self._drop()
                 raise OutcomeUnknown(
-                    f"{len(entries)} messages for the stream {stream} of {self._address.url} were not confirmed: "
-                    f"{exc}. Append them again, under the same name"
+                    f"{sum(map(len, batches))} messages for the stream {stream} of {self._address.url} were not "
+                    f"confirmed: {exc}. Append them again, under the same name"
                 ) from exc
             gone = schema.DeletePublisher(next(self._numbers), _PUBLISHER)
             self._check(self._ask(gone, schema.DeletePublisherResponse), stream)
+
+    def published(self, stream: str, name: str) -> int:
+        """The last number under a name; 0 when there is none."""
+        with self._told(stream):
+            asked = schema.QueryPublisherSequence(next(self._numbers), name, stream)
+            answer = self._ask(asked, schema.QueryPublisherSequenceResponse)
+            self._check(answer, stream)
+            return answer.sequence
+
+    def end(self, stream: str) -> int:
+        """The offset behind the last record."""
+        last = self.probe(stream, LAST)
+        return 0 if last is None else behind(last)
 
     def create(self, stream: str, arguments: dict[str, str]) -> bool:
         """False: it is there already."""
@@ -159,13 +173,12 @@ class Connection:
         asked = schema.Subscribe(next(self._numbers), _SUBSCRIPTION, stream, where, credit, [])
         self._check(self._ask(asked, schema.SubscribeResponse), stream)
 
-    def _publish(self, stream: str, batches: list[list[bytes]]) -> None:
+    def _publish(self, batches: list[list[bytes]], numbers: list[int]) -> None:
         waiting: set[int] = set()
-        for number, entries in enumerate(batches, 1):
-            chosen = COMPLETE if number == len(batches) else number
-            self._send(batch_frame(_PUBLISHER, chosen, entries))
-            waiting.add(chosen)
-            while len(waiting) >= (_IN_FLIGHT if number < len(batches) else 1):
+        for number, entries in zip(numbers, batches, strict=True):
+            self._send(batch_frame(_PUBLISHER, number, entries))
+            waiting.add(number)
+            while len(waiting) >= (_IN_FLIGHT if number != numbers[-1] else 1):
                 frame = self._read()
                 if isinstance(frame, schema.PublishConfirm):
                     waiting.difference_update(frame.publishing_ids)

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from faregate.errors import StreamNotFound
-from faregate.transports.rabbitmq_stream.chunks import behind, records
-from faregate.transports.rabbitmq_stream.connection import LAST, Connection
+from faregate.transports.rabbitmq_stream.chunks import records
+from faregate.transports.rabbitmq_stream.connection import Connection
 
 
 class Following:
@@ -26,11 +26,10 @@ class Following:
     def more(self, connection: Connection) -> Iterator[tuple[int, int, bytes]]:
         """(offset, milliseconds, record) of what is new; from the beginning when the stream was made anew."""
         try:
-            last = connection.probe(self._stream, LAST)
+            end = connection.end(self._stream)
         except StreamNotFound:
             self.read = 0
             return
-        end = 0 if last is None else behind(last)
         if end < self.read:
             self.read = 0
         if end == self.read:

@@ -10,7 +10,7 @@ Rules kept here:
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import closing
 from hashlib import blake2b
 from itertools import islice
@@ -21,16 +21,17 @@ import msgspec
 from faregate.columns import to_batch
 from faregate.errors import OffsetGone
 from faregate.message import Envelope
-from faregate.ports.log import ArrowBatch, LogPart, ReaderOffset
+from faregate.ports.log import ArrowBatch, LogPart, Piece, ReaderOffset, Staged
 from faregate.ports.queue import Binding
 from faregate.ports.topology import Topology
 from faregate.transports.rabbitmq_stream.address import parse_address
 from faregate.transports.rabbitmq_stream.bindings import Bindings
-from faregate.transports.rabbitmq_stream.chunks import behind, records
-from faregate.transports.rabbitmq_stream.connection import FIRST, LAST, Connection, at_time
+from faregate.transports.rabbitmq_stream.chunks import records
+from faregate.transports.rabbitmq_stream.connection import FIRST, Connection, at_time
 from faregate.transports.rabbitmq_stream.entries import decode, encode
 from faregate.transports.rabbitmq_stream.pool import pool_of
 from faregate.transports.rabbitmq_stream.readers import Readers
+from faregate.transports.rabbitmq_stream.staging import Stage
 
 _ROWS = 10_000
 _PART = 250_000
@@ -61,6 +62,7 @@ class RabbitmqStreamLog:
         self._pool = pool_of(address)
         self._readers = Readers(address.stream)
         self._bindings = Bindings(address.stream)
+        self._stage = Stage(address.stream, self._pool)
         self._lock = Lock()
         self.latest()
 
@@ -71,8 +73,7 @@ class RabbitmqStreamLog:
         return 0 if first is None else first.chunk_first_offset
 
     def latest(self) -> int:
-        last = self._pool.ask(lambda connection: connection.probe(self._stream, LAST))
-        return 0 if last is None else behind(last)
+        return self._pool.ask(lambda connection: connection.end(self._stream))
 
     def offset_at(self, time: float) -> int:
         wanted = at_time(-int(-time * 1000 // 1))
@@ -166,6 +167,15 @@ class RabbitmqStreamLog:
 
     async def take_in(self) -> bool:
         return True
+
+    def stage(self, origin: str, batch: int, attempt: str, pieces: Iterable[Piece]) -> Staged:
+        return self._stage.stage(pieces)
+
+    def commit(self, origin: str, batch: int, staged: Sequence[Staged], *, once: bool) -> None:
+        self._stage.commit(origin, batch, staged, once=once)
+
+    def discard(self, origin: str, batch: int, staged: Iterable[Staged]) -> None:
+        """The broker removes it by itself."""
 
     # --- subscriptions ------------------------------------------------------------------------------------------
 
