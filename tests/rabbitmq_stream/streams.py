@@ -40,7 +40,10 @@ def new_stream(server: str, **arguments: str) -> Iterator[str]:
         try:
             yield url
         finally:
-            for each in (name, *(f"{name}.{beside}" for beside in ("readers", "bindings", "staged", "commits"))):
+            for each in (
+                name,
+                *(f"{name}.{beside}" for beside in ("readers", "bindings", "staged", "commits", "identity")),
+            ):
                 try:
                     connection.delete(each)
                 except StreamNotFound:

@@ -6,6 +6,7 @@
     chunks.py       the entries of what the broker delivers, and of what it is given
     entries.py      an envelope as an entry of a stream, an AMQP 1.0 message (amqp.py)
     following.py    a small stream beside the messages:
+    identity.py     whether a stream is the one that it was
     readers.py      how far named readers have come
     bindings.py     who subscribed to what, and when
     staging.py      what many tasks made, as one batch

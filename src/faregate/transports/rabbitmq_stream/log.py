@@ -58,13 +58,12 @@ class RabbitmqStreamLog:
         address = parse_address(url)
         self._stream = address.stream
         self.name = f"the stream {address.stream} of {address.url.partition('?')[0]}"
-        self.log_id = f"rabbitmq-stream:{address.vhost}:{address.stream}"
         self._pool = pool_of(address)
+        self.log_id = self._pool.log_id()
         self._readers = Readers(address.stream)
         self._bindings = Bindings(address.stream)
         self._stage = Stage(address.stream, self._pool)
         self._lock = Lock()
-        self.latest()
 
     # --- reading ------------------------------------------------------------------------------------------------
 

@@ -16,11 +16,14 @@ from weakref import finalize
 from faregate.errors import BrokerUnavailable
 from faregate.transports.rabbitmq_stream.address import Address
 from faregate.transports.rabbitmq_stream.connection import Connection
+from faregate.transports.rabbitmq_stream.identity import identify
 
 T = TypeVar("T")
 
 _IDLE_SECONDS = 20.0
 """A connection that nobody used for longer is not trusted."""
+_IDENTITY_SECONDS = 1.0
+"""Spark opens a log a hundred times a second, and asks for its id each time."""
 _POOLS: dict[tuple[int, Address], "Pool"] = {}
 _LOCK = threading.Lock()
 
@@ -40,7 +43,17 @@ class Pool:
         self._leader = address
         self._lock = threading.Lock()
         self._idle: list[tuple[float, Connection]] = []
+        self._identified = threading.Lock()
+        self._identity, self._identity_until = "", 0.0
         finalize(self, _close_all, self._idle)
+
+    def log_id(self) -> str:
+        """Of the stream, as it was a moment ago."""
+        with self._identified:
+            if time.monotonic() > self._identity_until:
+                self._identity = self.ask(lambda connection: identify(connection, self._address.stream))
+                self._identity_until = time.monotonic() + _IDENTITY_SECONDS
+            return self._identity
 
     def ask(self, question: Callable[[Connection], T]) -> T:
         """Something that may be asked twice: a connection that died while it was idle is not the asker's business."""
