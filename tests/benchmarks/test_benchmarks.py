@@ -14,8 +14,8 @@ from tests.presence import address, require_java
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 TINY = {"ledger_growth": ["--messages", "100", "--rows", "2000"], "journal_write": ["--messages", "1000"]}
-POSTGRES = {"exactly_once", "ledger_growth", "spark_effects"}
-RABBITMQ = {"rabbitmq_stream"}
+POSTGRES = {"exactly_once", "ledger_growth", "rabbitmq_consume", "spark_effects"}
+RABBITMQ = {"rabbitmq_consume", "rabbitmq_publish", "rabbitmq_stream"}
 NAMES = sorted(path.stem for path in BENCHMARKS.glob("[!_]*.py"))
 SPARK = [name for name in NAMES if name.startswith("spark_")]
 
@@ -51,7 +51,7 @@ def test_the_last_line_is_the_result(name: str) -> None:
     if name in POSTGRES:
         address("FAREGATE_TEST_POSTGRES")
     if name in RABBITMQ:
-        address("FAREGATE_TEST_RABBITMQ_STREAM")
+        address("FAREGATE_TEST_RABBITMQ")
     lines = run(str(BENCHMARKS / f"{name}.py"), "--rounds", "0", *TINY.get(name, ["--messages", "200"]))
     assert len(lines) > 5
     check_result(lines[-1], name)
