@@ -13,6 +13,10 @@ update faregate_ledger set sent = ?, sent_ids = ? where node = ? and message_id 
 -- The same, by where its row is.
 update faregate_ledger set sent = ?, sent_ids = ? where seq = ?;
 
+-- name: note_sent_range
+-- The same for rows that lie together, and whose handlers sent equally many: their ids stand one behind the other.
+update faregate_ledger set sent = ?1, sent_ids = substr(?2, (seq - ?3) * 16 + 1, 16) where seq between ?3 and ?4;
+
 -- name: recorded
 -- One ledger row's place and digest.
 select seq, digest from faregate_ledger where node = ? and message_id = ?;

@@ -13,6 +13,8 @@ from faregate.stores.sql.records import SqlRecords
 QUERIES = load_queries(__package__)
 ANY_DEAD = QUERIES["any_dead"]
 """Mostly there is none, and then nobody need look among them."""
+ROWS_TOGETHER = 64
+"""How many rows one statement inserts, where there are many. More at a time are not faster."""
 _AT_ONCE = 256
 
 
@@ -57,6 +59,14 @@ def _among(name: str, values: Sequence[Any]) -> Iterator[tuple[str, list[Any]]]:
 @lru_cache
 def _with_parameters(name: str, count: int) -> str:
     return QUERIES[name].replace("/*values*/", ", ".join("?" * count))
+
+
+@lru_cache
+def insert_together(name: str) -> str:
+    """An insertion of one row, for `ROWS_TOGETHER` of them."""
+    head, _, tail = QUERIES[name].partition("values (")
+    row, _, rest = tail.partition(")")
+    return f"{head}values {', '.join([f'({row})'] * ROWS_TOGETHER)}{rest}"
 
 
 def token_values(tokens: Sequence[Token], now: float) -> list[tuple[Any, ...]]:
