@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from faregate.broker.queue import Queue
 
 
-class BrokerDelivery(msgspec.Struct, eq=False):
+class BrokerDelivery(msgspec.Struct, gc=False, eq=False):
     """Carries the lock token of its acquisition, so that ending it late is refused by the queue.
 
-    A struct, as an entry is: one is made for every delivery.
+    A struct without garbage-collector tracking, as an entry is: one is made for every delivery. Whoever keeps one keeps
+    its queue; a closed queue leads to nobody, so no cycle is left.
     """
 
     queue: Queue

@@ -57,6 +57,10 @@ _MOST_RESIDENT = 100_000
 MakeDeadLetter = Callable[["Queue", Entry, str, str], None]
 
 
+def _make_none(queue: "Queue", entry: Entry, reason: str, error: str) -> None:
+    """A closed queue gives nothing up any more."""
+
+
 class Queue:
     def __init__(
         self,
@@ -715,9 +719,12 @@ class Queue:
             self._wait_for_redelivery(entry, self._seconds_until(found.due))
 
     def close(self) -> None:
-        """Detach everybody, stop all timers and forget the entries: cycles through them are never collected."""
+        """Detach everybody, stop all timers, and forget the entries and who made this: cycles through entries and
+        deliveries are never collected."""
         self._closed = True
         self.detach_all()
+        self._recorder = self._key_of = self._on_dead_letter = None
+        self._make_dead_letter = _make_none
         if self._lock_timer is not None:
             self._lock_timer.cancel()
             self._lock_timer = None

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from faregate.core.states import TABLE, Event, State, after
 from faregate.ids import message_id_of
-from faregate.ports.store import LedgerRow
 
 if TYPE_CHECKING:
     from faregate.core.context import Context
@@ -89,8 +88,10 @@ class Work:
     """What the node knows it by."""
     dedup: Dedup
     """How copies of it are recognised."""
-    row: LedgerRow | None = None
-    """Its row in the ledger, where it is deduplicated by that."""
+    by_ledger = False
+    """Whether it is deduplicated by a row of its own in the ledger."""
+    noted = False
+    """Whether that row was made with what its handler sent."""
     attempt_id: str | None = None
     """Its token, if its sender made one."""
     claim_id: str | None = None

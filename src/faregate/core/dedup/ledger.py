@@ -29,17 +29,13 @@ class Ledger(Dedup):
 
     def enlist(self, work: Work) -> None:
         work.dedup = self
-        envelope, delivery = work.envelope, work.delivery
-        digest = envelope.body_digest or digest_of(envelope)
-        work.row = LedgerRow(work.message_id, digest, delivery.key, delivery.position, work.at)
+        work.by_ledger = True
 
     async def mark(self, transaction: Transaction, works: Sequence[Work]) -> None:
-        for work in works:
-            if work.sent and work.row is not None:  # its handler ran before anybody needed the transaction
-                work.row = LedgerRow(*work.row[:6], *_sent_by(work)[1:])
-        there = await transaction.record(self._node, [work.row for work in works if work.row is not None])
+        there = await transaction.record(self._node, [_row(work) for work in works if work.by_ledger])
         for work in works:
             work.marked = work.message_id not in there
+            work.noted = bool(work.sent)
             if not work.marked:
                 work.move("known")
                 check_digest(self._alarms, self._node, work, there[work.message_id])
@@ -55,7 +51,7 @@ class Ledger(Dedup):
         skipped = [work for work in works if work.ctx is not None and not work.ctx._completed]
         if skipped:
             await self.unmark(transaction, skipped)
-            rows = [work.row._replace(outcome="skipped") for work in skipped if work.row is not None]
+            rows = [_row(work)._replace(outcome="skipped") for work in skipped if work.by_ledger]
             await transaction.record(self._node, rows)
 
     async def _check_floor(self, transaction: Transaction, works: Sequence[Work]) -> None:
@@ -68,13 +64,13 @@ class Ledger(Dedup):
                 raise below_floor(work, floor)
 
     async def sent(self, transaction: Transaction, works: Sequence[Work]) -> None:
-        sent = [_sent_by(work) for work in works if work.sent and work.row is not None and not work.row.sent]
+        sent = [_sent_by(work) for work in works if work.sent and work.by_ledger and not work.noted]
         if sent:
             await transaction.note_sent(self._node, sent)
 
     async def is_unhandled(self, transaction: Transaction, work: Work) -> bool:
-        if work.row is not None:
-            if await transaction.record(self._node, [work.row]):
+        if work.by_ledger:
+            if await transaction.record(self._node, [_row(work)]):
                 return False
             await transaction.unrecord(self._node, [work.message_id])
         return True
@@ -110,7 +106,7 @@ class LookUp:
         for work in asked if known or floor is not None else ():
             found = known.get(work.message_id)
             if found is None:
-                if work.row is not None and floor is not None and work.set_out_at < floor:
+                if work.by_ledger and floor is not None and work.set_out_at < floor:
                     work.fail(below_floor(work, floor))
             elif found.state == "handled":
                 if self._recognises:
@@ -142,6 +138,14 @@ def below_floor(work: Work, floor: float) -> BelowFloor:
         "remembers nothing from before, so a repetition could not be recognised. If it never was handled, replay its "
         "dead letter"
     )
+
+
+def _row(work: Work) -> LedgerRow:
+    """Its row in the ledger. If its handler ran before anybody needed the transaction, with what that sent."""
+    envelope, delivery = work.envelope, work.delivery
+    digest = envelope.body_digest or digest_of(envelope)
+    row = LedgerRow(work.message_id, digest, delivery.key, delivery.position, work.at)
+    return row if not work.sent else LedgerRow(*row[:6], *_sent_by(work)[1:])
 
 
 def _sent_by(work: Work) -> Sent:

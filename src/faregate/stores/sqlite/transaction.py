@@ -37,6 +37,8 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
         self._clock = clock
         self._connection: sqlite3.Connection | None = None
         self._used = False
+        self._steps: sqlite3.Cursor | None = None
+        """For savepoints."""
         self._seqs: tuple[str, dict[str, int]] = ("", {})
         """A node, and where the ledger has the rows that were recorded for it, as long as all of them are there."""
 
@@ -133,14 +135,24 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
     # --- savepoints ---
 
     async def savepoint(self) -> None:
-        self._run("savepoint faregate")
+        self._step("savepoint faregate")
 
     async def release_savepoint(self) -> None:
-        self._run("release faregate")
+        self._step("release faregate")
 
     async def roll_back_to_savepoint(self) -> None:
         self._seqs = ("", {})
-        self._run("rollback to faregate")
+        self._step("rollback to faregate")
+
+    def _step(self, sql: str) -> None:
+        """Each message has two of them, and a cursor for each would cost more than they do."""
+        connection = self._live()
+        try:
+            if self._steps is None:
+                self._steps = connection.cursor()
+            self._steps.execute(sql)
+        except sqlite3.Error as exc:
+            raise_translated(exc, self._database.url)
 
     # --- the user's statements ---
 
