@@ -5,6 +5,11 @@
 insert into faregate_ledger (node, message_id, digest, key, position, handled_at, outcome, sent, sent_ids)
 values (?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict do nothing;
 
+-- name: record_unsent
+-- The same while the handler has sent nothing.
+insert into faregate_ledger (node, message_id, digest, key, position, handled_at, outcome, sent)
+values (?, ?, ?, ?, ?, ?, ?, 0) on conflict do nothing;
+
 -- name: note_sent
 -- Keep what a message's handler sent.
 update faregate_ledger set sent = ?, sent_ids = ? where node = ? and message_id = ?;

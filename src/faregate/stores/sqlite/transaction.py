@@ -4,6 +4,7 @@ Rules kept here:
 - Before every statement we check that the transaction is still open: SQLite ends it after some errors, and then the
   next statement would be committed alone, without its ledger row.
 - The methods are coroutines for the port's sake; between `begin` and `commit` none of them waits.
+- What is bound by the thousand is a `bytearray`: for `bytes` the driver looks for an adapter, each time in vain.
 """
 
 import sqlite3
@@ -184,11 +185,15 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
 
     async def record(self, node: str, rows: Sequence[LedgerRow]) -> dict[str, bytes | None]:
         rows = sorted(rows, key=_BY_ID)
-        values = [
-            (node, bytes.fromhex(message_id.replace("-", "")), digest, key, position, at, outcome, sent, sent_ids)
-            for message_id, digest, key, position, at, outcome, sent, sent_ids in rows
+        values: list[tuple[Any, ...]] = [
+            (node, _as_blob(message_id), digest and bytearray(digest), key, position, at, outcome)
+            for message_id, digest, key, position, at, outcome, _, _ in rows
         ]
-        inserted = self._insert("record", values)
+        if any([row.sent for row in rows]):
+            values = [(*value, row.sent, row.sent_ids) for value, row in zip(values, rows, strict=True)]
+            inserted = self._insert("record", values)
+        else:
+            inserted = self._insert("record_unsent", values)
         if inserted < len(values):
             return self._there_before(values, inserted)
         if inserted > 1:
@@ -236,7 +241,7 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
             self._insert(
                 "send",
                 [
-                    (node, cause and bytes.fromhex(cause.replace("-", "")), ordinal, destination, key, pack(envelope))
+                    (node, cause and _as_blob(cause), ordinal, destination, key, bytearray(pack(envelope)))
                     for _, node, cause, ordinal, destination, key, envelope, _, _, _, _, _ in rows
                 ],
             )
@@ -301,3 +306,7 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
         rows = await self._read_among("parked_ids", (node,), map(id_bytes, message_ids))
         rows += await self._read_among("parked_keys", (node,), keys)
         return list({row[0]: self._parked(row) for row in rows}.values())
+
+
+def _as_blob(message_id: str) -> bytearray:
+    return bytearray.fromhex(message_id.replace("-", ""))
