@@ -60,24 +60,22 @@ class Database:
         self._ctx = ctx
         self._work = work
 
-    async def execute(self, sql: str, parameters: Sequence[Any] = ()) -> int:
+    # Not `async def`: they hand on the coroutine of the unit of work, and have none of their own.
+
+    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> Coroutine[Any, Any, int]:
         """Run a statement; how many rows it changed."""
-        changed: int = await self._work.run(self._ctx, "execute", sql, parameters)
-        return changed
+        return self._work.run(self._ctx, "execute", sql, parameters)
 
-    async def executemany(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
+    def executemany(self, sql: str, rows: Sequence[Sequence[Any]]) -> Coroutine[Any, Any, int]:
         """Run a statement once for each row of parameters; how many rows it changed in all."""
-        changed: int = await self._work.run(self._ctx, "executemany", sql, rows)
-        return changed
+        return self._work.run(self._ctx, "executemany", sql, rows)
 
-    async def fetchone(self, sql: str, parameters: Sequence[Any] = ()) -> Row | None:
+    def fetchone(self, sql: str, parameters: Sequence[Any] = ()) -> Coroutine[Any, Any, Row | None]:
         """The first row of the result, or None."""
-        row: Row | None = await self._work.run(self._ctx, "fetchone", sql, parameters)
-        return row
+        return self._work.run(self._ctx, "fetchone", sql, parameters)
 
-    async def fetchall(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
-        rows: list[Row] = await self._work.run(self._ctx, "fetchall", sql, parameters)
-        return rows
+    def fetchall(self, sql: str, parameters: Sequence[Any] = ()) -> Coroutine[Any, Any, list[Row]]:
+        return self._work.run(self._ctx, "fetchall", sql, parameters)
 
     def write(self, sql: str, parameters: Sequence[Any] = ()) -> None:
         """Run a statement whose result nobody needs; not awaited. Many of them go out together."""

@@ -6,14 +6,14 @@ effect, executed by the node's interpreter for its class within the same unit of
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from typing import Any
 
 from faregate.core.context import Context
 from faregate.core.work import let_go
 from faregate.errors import UninterpretedEffect
-from faregate.node.outgoing import as_outgoing
+from faregate.node.outgoing import NOTHING_TO_AWAIT, as_outgoing
 from faregate.node.signature import Signature
 
 Call = Callable[[Context, Any], Any]
@@ -85,17 +85,20 @@ def compile_collect(interpreters: Mapping[type, Signature], places: Places, pool
     interpret = {cls: _caller(signature, places, pool) for cls, signature in interpreters.items()}
     generating = {cls for cls, signature in interpreters.items() if signature.shape == "async generator"}
 
-    async def collect(ctx: Context, result: Any) -> None:
+    def collect(ctx: Context, result: Any) -> Awaitable[None]:
         if result is None:
-            return
+            return NOTHING_TO_AWAIT
         outgoing = as_outgoing(result)
-        if outgoing is not None:
+        if outgoing is not None:  # nearly always: no coroutine for that
             ctx._send(outgoing)
-        elif isinstance(result, list | tuple | Iterator) and type(result) not in interpret:
-            for item in result:
-                await collect(ctx, item)
-        else:
-            await execute(ctx, result)
+            return NOTHING_TO_AWAIT
+        if isinstance(result, list | tuple | Iterator) and type(result) not in interpret:
+            return collect_all(ctx, result)
+        return execute(ctx, result)
+
+    async def collect_all(ctx: Context, items: Iterable[Any]) -> None:
+        for item in items:
+            await collect(ctx, item)
 
     async def execute(ctx: Context, effect: Any) -> None:
         cls = type(effect)

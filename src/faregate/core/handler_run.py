@@ -87,6 +87,7 @@ class HandlerRun:
                     if not self._sends_in_scope:
                         await self._send_outputs(ctx)
                     work.sent = ctx._sealed or ()
+                ctx._outputs = ctx._try = None  # what is sealed goes at once, and is no matter of the garbage collector
             ctx._ended = True
             if self._has_store:
                 await unit.leave(work)

@@ -144,8 +144,8 @@ def _row(work: Work) -> LedgerRow:
     """Its row in the ledger. If its handler ran before anybody needed the transaction, with what that sent."""
     envelope, delivery = work.envelope, work.delivery
     digest = envelope.body_digest or digest_of(envelope)
-    row = LedgerRow(work.message_id, digest, delivery.key, delivery.position, work.at)
-    return row if not work.sent else LedgerRow(*row[:6], *_sent_by(work)[1:])
+    sent = _sent_by(work)[1:] if work.sent else (0, None)
+    return LedgerRow(work.message_id, digest, delivery.key, delivery.position, work.at, "handled", *sent)
 
 
 def _sent_by(work: Work) -> Sent:
