@@ -338,10 +338,12 @@ class Queue:
         found: list[StaleLock | None] = []
         begun: list[Entry] = []
         for each in held:
-            entry, lock = each.entry, each.lock
-            stale = None if entry.lock == lock and entry.state == ACQUIRED else self._stale(entry, lock)
-            found.append(stale)
-            if stale is None and (entry.expires_at is None or not self.has_expired(entry)):
+            entry = each.entry
+            if entry.lock != each.lock or entry.state != ACQUIRED:
+                found.append(self._stale(entry, each.lock))
+                continue
+            found.append(None)
+            if entry.expires_at is None or not self.has_expired(entry):
                 entry.started = True
                 entry.tries += 1
                 begun.append(entry)
@@ -354,25 +356,27 @@ class Queue:
         found: list[StaleLock | None] = []
         ended: list[Entry] = []
         ends: list[Outcome] = []
-        credit: dict[QueueConsumer, int] = {}
+        consumers: list[QueueConsumer | None] = []
         for each, outcome in zip(held, outcomes, strict=True):
-            entry, lock = each.entry, each.lock
-            stale = None if entry.lock == lock and entry.state == ACQUIRED else self._stale(entry, lock)
-            found.append(stale)
-            if stale is None:
-                entry.state = ARCHIVED
-                consumer, entry.consumer = self._acquired.pop(lock).consumer, None
-                if consumer is not None:
-                    credit[consumer] = credit.get(consumer, 0) + 1
-                self.settled[outcome] += 1
-                ended.append(entry)
-                ends.append(outcome)
+            entry = each.entry
+            if entry.lock != each.lock or entry.state != ACQUIRED:
+                found.append(self._stale(entry, each.lock))
+                continue
+            found.append(None)
+            ended.append(entry)
+            ends.append(outcome)
+            consumers.append(entry.consumer)
+            entry.state, entry.consumer = ARCHIVED, None
+            del self._acquired[entry.lock]
+        for outcome in set(ends):
+            self.settled[outcome] += ends.count(outcome)
         if self._recorder is not None:
             self._recorder.ended(self, ended, ends)
         self._remove(ended)
         self._in_flight.land(len(ended))
-        for consumer, count in credit.items():
-            consumer.ended(count)
+        for consumer in dict.fromkeys(consumers):
+            if consumer is not None:
+                consumer.ended(consumers.count(consumer))
         return found
 
     def release(self, entry: Entry, lock: int, *, forgive: bool = False, begun: bool = True) -> None:
