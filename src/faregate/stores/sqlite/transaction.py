@@ -189,7 +189,7 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
             (node, _as_blob(message_id), digest and bytearray(digest), key, position, at, outcome)
             for message_id, digest, key, position, at, outcome, _, _ in rows
         ]
-        if any([row.sent for row in rows]):
+        if any(row.sent for row in rows):
             values = [(*value, row.sent, row.sent_ids) for value, row in zip(values, rows, strict=True)]
             inserted = self._insert("record", values)
         else:
@@ -219,7 +219,7 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
 
     async def note_sent(self, node: str, rows: Sequence[Sent]) -> None:
         recorded, seqs = self._seqs
-        if recorded != node or not all([row.message_id in seqs for row in rows]):
+        if recorded != node or not all(row.message_id in seqs for row in rows):
             values = [(count, sent, node, id_bytes(message_id)) for message_id, count, sent in rows]
             self._run_many(QUERIES["note_sent"], values)
             return
