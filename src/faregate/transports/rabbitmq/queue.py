@@ -53,7 +53,9 @@ class _Queue:
 
 
 class RabbitmqQueue:
-    capabilities: frozenset[Capability] = frozenset({"browse", "count", "dead letters", "delay", "expire"})
+    capabilities: frozenset[Capability] = frozenset(
+        {"browse", "count", "dead letters", "delay", "expire", "partitions"}
+    )
 
     def __init__(self, url: str, *, clock: Clock | None = None) -> None:
         self._address = parse_address(url)
