@@ -1,0 +1,54 @@
+"""One instance of a node in a process of its own: python -m tests.rabbitmq.instance BROKER STORE NODE SOURCE PARTITIONS
+
+Every effect is a row; the handler fails now and then, by what is in the message, so that some messages wait for a
+later try and others park behind them.
+"""
+
+import asyncio
+import signal
+import sys
+
+import faregate as fg
+
+
+class Step(fg.Event, key="account"):
+    account: str
+    number: int
+    fails: int = 0
+    """How many of its tries fail."""
+
+
+def make_node(name: str, source: str, partitions: int) -> fg.Node:
+    node = fg.Node(name, schema="create table if not exists effects(at serial, account text, number int, tries int)")
+
+    @node.on(
+        Step,
+        source=source,
+        key="account",
+        order=fg.ByKey(4),
+        partitions=partitions,
+        retry=fg.Retry(0),
+        redeliver=fg.Redeliver(0.2, 0.2, 0.2),
+    )
+    async def apply(step: Step, ctx: fg.Context) -> None:
+        if ctx.redeliveries < step.fails:
+            raise ValueError("not yet")
+        ctx.db.write(
+            "insert into effects(account, number, tries) values (?, ?, ?)",
+            (step.account, step.number, ctx.redeliveries),
+        )
+
+    return node
+
+
+async def main(broker: str, store: str, name: str, source: str, partitions: int) -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    async with fg.Bus(broker, nodes=[make_node(name, source, partitions)], store=store):
+        print("ready", flush=True)
+        await stop.wait()
+
+
+if __name__ == "__main__":
+    broker, store, name, source, partitions = sys.argv[1:]
+    asyncio.run(main(broker, store, name, source, int(partitions)))

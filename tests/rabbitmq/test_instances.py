@@ -1,0 +1,136 @@
+"""Several processes of one node on one PostgreSQL: killed, stopped past their leases, started and ended while messages
+come. Nothing is lost, nothing is doubled, no key is out of order, and no try is used up by any of it."""
+
+import asyncio
+import random
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import psycopg
+import pytest
+
+import faregate as fg
+from faregate.bus.leases import LEASE_SECONDS
+from faregate.transports.rabbitmq import RabbitmqQueue
+from tests.rabbitmq.instance import Step, make_node
+from tests.rabbitmq.rig import remove_queues
+
+ROOT = Path(__file__).resolve().parents[2]
+ACCOUNTS = 40
+PARTITIONS = 8
+
+
+class Fleet:
+    def __init__(self, broker: str, store: str) -> None:
+        suffix = uuid.uuid4().hex[:8]
+        self.broker, self.store = broker, store
+        self.author, self.name = fg.Node(f"author-{suffix}"), f"ledger-{suffix}"
+        self._running: list[asyncio.subprocess.Process] = []
+        self._stopped: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        arguments = (self.broker, self.store, self.name, self.author.name, str(PARTITIONS))
+        command = (sys.executable, "-m", "tests.rabbitmq.instance", *arguments)
+        process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"ready\n"
+        self._running.append(process)
+
+    async def disturb(self, chance: random.Random) -> None:
+        """One thing happens to one instance."""
+        process = chance.choice(self._running)
+        what = chance.choice(["kill", "stop", "end", "start"])
+        if what == "start" and len(self._running) < 5:
+            await self.start()
+        elif what == "stop":
+            process.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(LEASE_SECONDS + 3)  # its leases are over by the database's clock
+            process.send_signal(signal.SIGCONT)
+        else:
+            self._running.remove(process)
+            process.send_signal(signal.SIGKILL if what == "kill" else signal.SIGTERM)
+            await process.wait()
+            await self.start()
+
+    async def end(self) -> None:
+        for process in self._running:
+            process.send_signal(signal.SIGTERM)
+        for process in self._running:
+            await process.wait()
+
+
+async def run_through(broker: str, store: str, *, disturbances: int, seed: int) -> None:
+    chance = random.Random(seed)
+    fleet = Fleet(broker, store)
+    # The queues are there before anything is published.
+    prepared = fg.Bus(broker, nodes=[make_node(fleet.name, fleet.author.name, PARTITIONS)], store=store)
+    await prepared.prepare()
+    published: dict[str, int] = dict.fromkeys((f"account-{number}" for number in range(ACCOUNTS)), 0)
+    over = asyncio.Event()
+    async with fg.Bus(f"{broker}?confirm=120s", nodes=[fleet.author]) as bus:
+
+        async def publish(account: str) -> None:
+            while not over.is_set():
+                fails = chance.choice([0] * 60 + [1, 2])
+                step = Step(account=account, number=published[account], fails=fails)
+                await bus.publish(step, node=fleet.author)
+                published[account] += 1
+                await asyncio.sleep(0.05)
+
+        for _ in range(3):
+            await fleet.start()
+        publishing = asyncio.gather(*map(publish, published))
+        for _ in range(disturbances):
+            await asyncio.sleep(0.5)
+            await fleet.disturb(chance)
+        over.set()
+        await publishing
+    total = sum(published.values())
+    found = await until_handled(store, total)
+    await fleet.end()
+    await forget_queues(prepared)
+    seen: dict[str, list[int]] = {}
+    for account, number in found:
+        seen.setdefault(account, []).append(number)
+    lost = {account: set(range(count)) - set(seen.get(account, ())) for account, count in published.items()}
+    assert not any(lost.values()), f"lost: {lost}"
+    assert len(found) == total, f"{len(found) - total} effects happened twice"
+    reordered = {account: numbers for account, numbers in seen.items() if numbers != sorted(numbers)}
+    assert not reordered, f"out of order: {reordered}"
+    async with await psycopg.AsyncConnection.connect(store) as connection:
+        dead = await (await connection.execute("select count(*) from faregate_dead")).fetchone()
+    assert dead == (0,), "restarts used up tries"
+
+
+async def until_handled(store: str, total: int) -> list[tuple[str, int]]:
+    async with await psycopg.AsyncConnection.connect(store, autocommit=True) as connection, asyncio.timeout(120):
+        while True:
+            rows = await (await connection.execute("select account, number from effects order by at")).fetchall()
+            if len(rows) >= total:
+                await asyncio.sleep(1)  # anything doubled would come now
+                rows = await (await connection.execute("select account, number from effects order by at")).fetchall()
+                return [(account, number) for account, number in rows]
+            await asyncio.sleep(0.2)
+
+
+async def forget_queues(bus: fg.Bus) -> None:
+    transport = bus.transport
+    assert isinstance(transport, RabbitmqQueue)
+    await transport.open()
+    await remove_queues(transport)
+    await transport.close()
+
+
+@pytest.mark.services
+async def test_three_instances_share_partitions_through_a_few_disturbances(broker: str, postgres_url: str) -> None:
+    await run_through(broker, postgres_url, disturbances=4, seed=5)
+
+
+@pytest.mark.full
+@pytest.mark.services
+@pytest.mark.timeout(900)
+async def test_three_instances_through_thirty_kills_stops_starts_and_ends(broker: str, postgres_url: str) -> None:
+    await run_through(broker, postgres_url, disturbances=30, seed=6)
