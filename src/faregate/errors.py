@@ -158,6 +158,9 @@ class StaleLock(Transient):
 class LeaseLost(StaleLock):
     """An instance wanted to commit what it did with a partition that is another instance's by now."""
 
+    deliveries: Sequence[object] = ()
+    """What came from that partition, of those that were to be committed together."""
+
 
 class ConsumerRefused(Transient):
     """A queue does not take this consumer now: another one has it exclusively."""

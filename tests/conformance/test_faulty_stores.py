@@ -851,6 +851,13 @@ class LetsOthersInWithTheLock(Faulty):
             pass
 
 
+@breaks("what_waits_of_keys_is_found_up_to_a_place")
+class FindsWhatIsDispatched(Faulty):
+    async def keyed_before(self, seq: int, nodes: Sequence[str] | None = None) -> list[tuple[int, str, str]]:
+        rows = await self._rows("select seq, destination, key from faregate_outbox where key is not null")
+        return [row for row in rows if row[0] < seq]
+
+
 # --- leases, and parked messages that several instances share ---
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 import faregate as fg
-from faregate.testing import QUEUE_CASES, journal_subject, run_queue_case
+from faregate.testing import journal_subject, queue_cases, run_queue_case
+from faregate.transports.journal import JournalTransport
 
 
-@pytest.mark.parametrize("name", QUEUE_CASES)
+@pytest.mark.parametrize("name", queue_cases(JournalTransport.capabilities))
 async def test_the_journal_transport(name: str, tmp_path: Path) -> None:
     await run_queue_case(name, partial(journal_subject, tmp_path / "journal"))
 

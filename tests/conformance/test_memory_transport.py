@@ -2,10 +2,11 @@
 
 import pytest
 
-from faregate.testing import QUEUE_CASES, memory_subject, run_queue_case
+from faregate.testing import QUEUE_CASES, memory_subject, queue_cases, run_queue_case
+from faregate.transports.memory import MemoryTransport
 
 
-@pytest.mark.parametrize("name", QUEUE_CASES)
+@pytest.mark.parametrize("name", queue_cases(MemoryTransport.capabilities))
 async def test_the_memory_transport_keeps_the_promise(name: str) -> None:
     await run_queue_case(name, memory_subject)
 

@@ -11,17 +11,22 @@ Rules kept here:
   since sending may need the store).
 - A row is removed in the commit of the next unit of work on the same store, if there is one soon.
 - Rows of other processes (`fg.outbox`, `faregate dead replay`) are looked for when there is nothing else to do.
+- Where several processes send from one outbox (`presence.py`), each sends what it committed. What another committed is
+  left to it for a moment; then one process sends that, whoever is the lowest. Nobody sends a row with a key while an
+  older one of the same destination and key is there, whoever committed it.
 """
 
 import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 
 import msgspec
 
 from faregate.bus.attempts import Attempts, has_strays, is_pending, is_unresolved, signals, without_attempts
+from faregate.bus.presence import Presence
 from faregate.core.alarms import AlarmKind, Alarms
 from faregate.core.dead_letter import unsent
 from faregate.core.outlet import OutboxOutlet, Recorded
@@ -40,6 +45,8 @@ _BATCH, _BATCH_BYTES = 500, 4 << 20
 _MOST_WAITING, _MOST_WAITING_BYTES = 5_000, 16 << 20
 """When so much waits, no handler that sends begins a transaction."""
 _LOOK_SECONDS = 0.25
+_OTHERS_SECONDS = 2.0
+"""For how long what another process committed is left to it."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 30.0
 _ALARM_AFTER = 10.0
 _DOUBT_SECONDS = 600.0
@@ -61,6 +68,7 @@ class Dispatcher(OutboxOutlet):
         nodes: Sequence[str] | None = None,
         around: Mapping[str, Around] | None = None,
         patience: float = float("inf"),
+        presence: Presence | None = None,
     ) -> None:
         self._store = store
         self._nodes = nodes
@@ -69,6 +77,10 @@ class Dispatcher(OutboxOutlet):
         """The outgoing middlewares of nodes, for what `fg.outbox` recorded without them."""
         self._patience = patience
         """For how many seconds sending is tried; then its error is raised."""
+        self._presence = presence
+        """Who else sends from this outbox; None: nobody does."""
+        self._others: dict[int, float] = {}
+        """Rows that others committed, and since when we know of them."""
         self._attempts = attempts
         """Prepares rows whose recipients may want tokens."""
         self._transport = transport
@@ -157,7 +169,10 @@ class Dispatcher(OutboxOutlet):
     # --- life ------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Send what an earlier process left, before anything new can overtake it; then go on in the background."""
+        """Send what an earlier process left, before anything new can overtake it; then go on in the background. What
+        another process may still send is left to it: then its keys wait for that."""
+        if self._presence is not None:
+            await self._presence.start()
         while await self.look():
             await self._send_queue()
             await self._remove()
@@ -179,6 +194,14 @@ class Dispatcher(OutboxOutlet):
             await asyncio.wait_for(self._remove(), 5)
         except (TimeoutError, *_STORE_ERRORS) as exc:
             log.info("sent messages stay in the outbox of %s, and are recognised next time: %s", self._store.url, exc)
+        if self._presence is not None:
+            with suppress(*_STORE_ERRORS):  # then its place is free in a while
+                await self._presence.stop()
+
+    async def look_around(self) -> None:
+        """Before somebody else's messages are handled here: learn who may have sent for their keys."""
+        if self._presence is not None:
+            await self._presence.look()
 
     @property
     def busy(self) -> bool:
@@ -252,21 +275,61 @@ class Dispatcher(OutboxOutlet):
         known = self._held.copy()  # a row that is removed while we read may still be among those we read
         rows = await self._store.undispatched(_BATCH + len(known), self._nodes)
         found = [row for row in rows if row.seq not in known and row.seq not in self._held]
-        self.take_up(found)
+        if self._presence is None or self._presence.is_alone:
+            self.take_up(found)
+            return len(found)
+        found = self._left_by_others(found, self._presence.is_lowest)
+        if found:  # they go in where they belong
+            self.take_up(found)
+            self._queue = deque(sorted(self._queue, key=lambda row: row.seq))
         return len(found)
+
+    def _left_by_others(self, rows: list[OutboxRow], is_lowest: bool) -> list[OutboxRow]:
+        """Those that nobody else sends: from outside, and those that are there for so long that their process died.
+        The lowest comes first; it may be what died, so the others come behind it."""
+        now = self._clock.monotonic()
+        self._others = {row.seq: self._others.get(row.seq, now) for row in rows}
+        long_ago = now - (0 if is_lowest else _OTHERS_SECONDS)
+        return [
+            row
+            for row in rows
+            if self._others[row.seq] <= long_ago - (0 if row.ordinal == FROM_OUTSIDE else _OTHERS_SECONDS)
+        ]
 
     async def _send_queue(self) -> None:
         while self._queue:
             rows = self._next_batch()
-            await self._send(rows)
+            if self._presence is None or self._presence.is_alone:
+                await self._send(rows)
+                for _ in rows:
+                    self._queue.popleft()
+            else:
+                rows = await self._not_behind_others(rows)
+                if not rows:
+                    await self._remove()  # others wait for that
+                    await self._clock.sleep(_FIRST_PAUSE)
+                    await self.look()
+                    continue
+                await self._send(rows)
+                sent = {row.seq for row in rows}
+                self._queue = deque(row for row in self._queue if row.seq not in sent)
             for row in rows:
-                self._queue.popleft()
                 self._bytes -= len(row.envelope.body)
                 for future in self._waiting.pop(row.seq, ()) if self._waiting else ():
                     if not future.done():
                         future.set_result(None)
             self.activity += 1
             self._changed.set()
+
+    async def _not_behind_others(self, rows: list[OutboxRow]) -> list[OutboxRow]:
+        """Without those that wait for an older one of their key that another committed."""
+        last = max((row.seq for row in rows if row.key is not None), default=0)
+        if not last:
+            return rows
+        known = self._held.copy()
+        older = [each for each in await self._store.keyed_before(last, self._nodes) if each[0] not in known]
+        first = {(destination, key): seq for seq, destination, key in reversed(older)}
+        return [row for row in rows if first.get((row.destination, row.key or ""), row.seq) >= row.seq]
 
     def _next_batch(self) -> list[OutboxRow]:
         """What is sent together; it stays in the queue until it is."""

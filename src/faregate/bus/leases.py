@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple, Protocol, cast
 
-from faregate.core.feed import Disowned, QueueFeed
+from faregate.core.feed import QueueFeed
 from faregate.core.unit import TRANSACTION_LOST
 from faregate.core.work import Work
 from faregate.errors import LeaseLost
@@ -94,7 +94,8 @@ class LeasedFeed(QueueFeed):
             try:
                 await partition.hold(transaction)
             except LeaseLost as exc:
-                raise Disowned(str(exc), found[partition]) from exc
+                exc.deliveries = found[partition]
+                raise
 
     async def dead_letter(self, transaction: Transaction, work: Work) -> None:
         await self.record(transaction, [work])

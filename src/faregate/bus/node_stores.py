@@ -8,6 +8,7 @@ from faregate.bus.attempts import Attempts
 from faregate.bus.dead_letter_retention import RetainDead
 from faregate.bus.dispatcher import Around, Dispatcher
 from faregate.bus.housekeeping import Housekeeper
+from faregate.bus.presence import Presence
 from faregate.bus.supplied import Waiting
 from faregate.core.alarms import Alarms
 from faregate.core.dedup.claims import Claims
@@ -60,7 +61,9 @@ class NodeStores:
             lists = self.recipient_lists
             attempts = None if lists is None else Attempts(opened, lists, clock, alarms)
             owners = [name for name, its_store in stores.items() if its_store is opened]
-            dispatcher = Dispatcher(opened, transport, clock, alarms, attempts, owners, around)
+            several = "partitions" in transport.capabilities
+            presence = Presence(opened, instance, clock) if several else None
+            dispatcher = Dispatcher(opened, transport, clock, alarms, attempts, owners, around, presence=presence)
             self.dispatchers[opened.database_id] = dispatcher
         self._of: dict[str, NodeStore] = {}
         for name, opened in stores.items():
@@ -89,7 +92,10 @@ class NodeStores:
     def waiting(self, node: str) -> Waiting:
         if node not in self._waiting:
             keep_dead = self._housekeepers[node].keep_dead
-            self._waiting[node] = Waiting(node, self._of[node].store, self._clock, keep_dead, self._instance)
+            look_around = self.dispatchers[self._of[node].store.database_id].look_around
+            self._waiting[node] = Waiting(
+                node, self._of[node].store, self._clock, keep_dead, self._instance, look_around
+            )
         return self._waiting[node]
 
     def hand_in(self) -> None:

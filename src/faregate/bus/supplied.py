@@ -18,7 +18,7 @@ A node with a store needs none of these from its transport. Rules kept here:
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from heapq import heappop, heappush
 from typing import Any, NamedTuple, cast
@@ -190,13 +190,21 @@ class Waiting:
     """The messages of one node that wait in its store."""
 
     def __init__(
-        self, node: str, store: Store, clock: Clock, keep_dead: Callable[[Delivery], None], instance: str
+        self,
+        node: str,
+        store: Store,
+        clock: Clock,
+        keep_dead: Callable[[Delivery], None],
+        instance: str,
+        look_around: Callable[[], Awaitable[None]],
     ) -> None:
+        """`look_around` comes before this instance handles what another has handled until now."""
         self._node = node
         self._store = store
         self.clock = clock
         self._keep_dead = keep_dead
         self._instance = instance
+        self._look_around = look_around
         self._entrances: dict[tuple[str, str | None], Entrance] = {}
         self._partitions: dict[str, Partition] = {}
         self._out: dict[str, str | None] = {}
@@ -250,6 +258,7 @@ class Waiting:
 
     async def move_in(self, partition: Partition) -> None:
         """This instance consumes a partition from now on, and hands in what waits of it."""
+        await self._look_around()
         async with self._store.transaction() as transaction:
             partition.keys = set(await transaction.parked_keys(self._node, partition.queue))
             await transaction.roll_back()  # it only read

@@ -11,17 +11,8 @@ from typing import Protocol
 
 from faregate.core.verdict import Verdict, judge
 from faregate.core.work import Work
-from faregate.errors import LeaseLost
 from faregate.ports.queue import Delivery
 from faregate.ports.store import Transaction
-
-
-class Disowned(LeaseLost):
-    """These deliveries are another instance's by now; nothing of them may be committed."""
-
-    def __init__(self, text: str, deliveries: Sequence[Delivery]) -> None:
-        super().__init__(text)
-        self.deliveries = deliveries
 
 
 class Feed(Protocol):
@@ -32,7 +23,7 @@ class Feed(Protocol):
         """First in every transaction: may find messages that an earlier run has dealt with."""
 
     async def record(self, transaction: Transaction, works: Sequence[Work]) -> None:
-        """With the commit of these: how far they were handled. Raises `Disowned` when some are somebody else's."""
+        """With the commit of these: how far they were handled. Raises `LeaseLost` when some are somebody else's."""
 
     async def dead_letter(self, transaction: Transaction, work: Work) -> None:
         """First in the commit that makes it a dead letter."""

@@ -25,7 +25,7 @@ from typing import Any
 from faregate.core.alarms import Alarms
 from faregate.core.committing import Committing, scatter, start_again
 from faregate.core.endings import Endings
-from faregate.core.feed import Disowned, Feed
+from faregate.core.feed import Feed
 from faregate.core.handler_run import HandlerRun
 from faregate.core.last_resort import LastResort
 from faregate.core.node_store import NodeStore
@@ -41,7 +41,7 @@ from faregate.core.states import UNDECIDED
 from faregate.core.unit import TRANSACTION_LOST, Home, TransactionEnded, UnitOfWork
 from faregate.core.verdict import failure_of, first_line
 from faregate.core.work import Spoiled, Work
-from faregate.errors import Expired, Permanent, StaleLock
+from faregate.errors import Expired, LeaseLost, Permanent, StaleLock
 from faregate.node.node import Node
 from faregate.node.policy import Serial
 from faregate.node.subscription import Subscription
@@ -361,11 +361,11 @@ class Handling:
             if isinstance(exc, TransactionEnded):
                 await self._committing.save(works)
             elif isinstance(exc, Spoiled) or (
-                unit.shared and isinstance(exc, Exception) and not isinstance(exc, (*TRANSACTION_LOST, Disowned))
+                unit.shared and isinstance(exc, Exception) and not isinstance(exc, (*TRANSACTION_LOST, LeaseLost))
             ):  # what somebody wrote may have been refused with the commit
                 start_again(works)
                 return True
-            elif isinstance(exc, Disowned):
+            elif isinstance(exc, LeaseLost):
                 for work in works:
                     if work.delivery in exc.deliveries:
                         work.move("lost")

@@ -52,6 +52,9 @@ class OutboxStore(Protocol):
     async def undispatched(self, limit: int, nodes: Sequence[str] | None = None) -> list[OutboxRow]:
         """Outbox rows that are not dispatched, by `seq`; of these nodes, or of all."""
 
+    async def keyed_before(self, seq: int, nodes: Sequence[str] | None = None) -> list[tuple[int, str, str]]:
+        """Of the rows below `seq` that have a key and are not dispatched: `seq`, destination and key, by `seq`."""
+
     async def outbox_row(self, seq: int) -> OutboxRow | None: ...
     async def outbox_rows_of(self, node: str, message_id: str) -> list[OutboxRow]:
         """The rows that this message caused and that are not dispatched, by `seq`."""

@@ -66,6 +66,13 @@ from faregate_outbox
 where dispatched_at is null and (%(nodes)s::text[] is null or node = any(%(nodes)s::text[]))
 order by seq limit %(limit)s;
 
+-- name: keyed_before
+-- What is not dispatched of keys, up to a seq.
+select seq, destination, key from faregate_outbox
+where seq < %(seq)s::bigint and key is not null and dispatched_at is null
+    and (%(nodes)s::text is null or node in (select json_array_elements_text(%(nodes)s::json)))
+order by seq;
+
 -- name: keep_dispatched
 -- Outbox rows that are dispatched, and stay.
 update faregate_outbox set dispatched_at = %s where seq = any(%s::bigint[]) and dispatched_at is null;

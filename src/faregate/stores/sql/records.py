@@ -209,6 +209,10 @@ class SqlStore(SqlRecords):
 
     # --- outbox ---
 
+    async def keyed_before(self, seq: int, nodes: Sequence[str] | None = None) -> list[tuple[int, str, str]]:
+        given = None if nodes is None else json.dumps(list(nodes))
+        return [tuple(row) for row in await self._read("keyed_before", {"seq": seq, "nodes": given})]
+
     async def outbox_row(self, seq: int) -> OutboxRow | None:
         rows = await self._read("outbox_row", (seq,))
         return outbox_row(rows[0], self.id_out) if rows else None

@@ -63,6 +63,13 @@ from faregate_outbox
 where dispatched_at is null and (:nodes is null or node in (select value from json_each(:nodes)))
 order by seq limit :limit;
 
+-- name: keyed_before
+-- What is not dispatched of keys, up to a seq.
+select seq, destination, key from faregate_outbox
+where seq < :seq and key is not null and dispatched_at is null
+    and (:nodes is null or node in (select value from json_each(:nodes)))
+order by seq;
+
 -- name: keep_dispatched
 -- An outbox row that is dispatched, and stays.
 update faregate_outbox set dispatched_at = ? where seq = ? and dispatched_at is null;

@@ -101,3 +101,23 @@ async def rows_that_are_marked_as_dispatched_stay_until_they_are_removed(subject
     async with store.transaction() as tx:
         await tx.dispatched(seqs[:1])
     assert await store.dispatched_rows(10) == []
+
+
+@case
+async def what_waits_of_keys_is_found_up_to_a_place(subject: StoreSubject) -> None:
+    store = subject.store
+    rows = [
+        outgoing("billing")._replace(key="a"),
+        outgoing("billing")._replace(key=None),
+        outgoing("shipping")._replace(key="b"),
+        outgoing("billing")._replace(key="c"),
+        outgoing("billing")._replace(key="d"),
+    ]
+    async with store.transaction() as tx:
+        given = await tx.send(rows)
+    seqs = list(given)
+    await store.keep_dispatched(seqs[3:4], 10.0)
+    found = [(seqs[0], "author.Noted", "a"), (seqs[2], "author.Noted", "b"), (seqs[4], "author.Noted", "d")]
+    assert await store.keyed_before(seqs[4] + 1) == found
+    assert await store.keyed_before(seqs[4]) == found[:2], "not only those before it"
+    assert await store.keyed_before(seqs[4], ["billing", "stock"]) == found[:1], "another node's"
