@@ -13,7 +13,7 @@ import pytest
 import faregate as fg
 from faregate.bus import leases as leasing
 from faregate.bus.leases import LeasedConsumer, plan
-from faregate.errors import LeaseLost, StoreUnavailable
+from faregate.errors import StoreUnavailable
 from faregate.ports import faults
 from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import open_store
@@ -364,6 +364,27 @@ async def test_a_serial_subscription_waits_as_a_whole(tmp_path: Path) -> None:
     assert [each[1:] for each in it.began] == [("k", 1), ("k", 2), *steps[1:], ("c", 1)]
 
 
+async def test_a_scheduled_message_keeps_nobody_waiting_and_waits_behind_what_waits_of_its_key(tmp_path: Path) -> None:
+    it = Town(tmp_path)
+    it.failing["k", 2] = 1
+    async with it.instance("a") as a:
+        await a.publish(Step(key="k", number=1), node="author", delay=5)
+        await it.until_parked(a, 1)
+        await it.publish(a, ("k", 2), ("k", 3))
+        await it.until_parked(a, 3)
+        await it.later(6)
+        assert it.ended["k"] == [], "it passed one that waits"
+        await it.later(6)
+        await it.until(lambda: it.ended["k"] == [2, 3, 1])
+        await it.until_parked(a, 0)
+        await a.publish(Step(key="k", number=4), node="author", delay=5)
+        await it.until_parked(a, 1)
+        await it.later(6)
+        await it.until(lambda: it.ended["k"][3:] == [4])
+        await it.until_parked(a, 0)
+        assert not any(partition.keys for partition in it.consumer("a")._held.values())
+
+
 async def test_a_key_that_is_not_strict_lets_later_ones_pass(tmp_path: Path) -> None:
     it = Town(tmp_path, order=fg.ByKey(strict=False))
     it.failing["k", 1] = 1
@@ -525,7 +546,3 @@ def test_order_by_partitions_needs_a_store() -> None:
     node.schema = None
     with pytest.raises(fg.ConfigurationError, match=r'needs a store: the transport Parted lacks .*"order", "place"'):
         fg.Bus(Parted(FakeClock()), nodes=[node])
-
-
-async def test_a_commit_under_a_lost_lease_is_an_error_of_its_own() -> None:
-    assert issubclass(LeaseLost, fg.StaleLock)

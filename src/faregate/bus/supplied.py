@@ -313,7 +313,7 @@ class Waiting:
                 admitted.append(each)
             else:
                 others.setdefault(partition, []).append(each)
-                if each.order_key is not None and partition is not None:
+                if each.row is None and each.order_key is not None and partition is not None:
                     partition.keys.add(each.order_key)
         for partition, group in others.items():
             admitted += await self._park_or_count(partition, group)
@@ -328,8 +328,10 @@ class Waiting:
             async with self._store.transaction() as transaction:
                 for each in group[:1]:
                     await each.hold(transaction)
-                rows = [(self._row(each, now, BEHIND), each.row and each.row.redeliveries) for each in parking]
-                await transaction.park(self._node, rows)
+                # What was scheduled gets a new place, behind what came before its time.
+                scheduled = {each.row.message_id: each.row.position for each in parking if each.row is not None}
+                await transaction.unpark(self._node, scheduled)
+                await transaction.park(self._node, [(self._row(each, now, BEHIND), None) for each in parking])
                 for key in sorted({each.order_key for each in parking if each.order_key is not None}):
                     assert partition is not None
                     await transaction.next_of_key(self._node, partition.queue, key, now)
@@ -399,7 +401,8 @@ class Waiting:
         place = NEXT if delivery.held.position is None else delivery.held.position
         if key is None and due == BEHIND:
             due = now
-        return Parked(message_id, due, delivery.redeliveries, key, place, delivery.envelope, queue)
+        starts = 0 if delivery.row is None else delivery.row.starts
+        return Parked(message_id, due, delivery.redeliveries, key, place, delivery.envelope, queue, starts)
 
     async def _settle_parked(self, delivery: Supplied) -> None:
         """Its row counts from now on."""

@@ -10,7 +10,7 @@
 What has not run when its batch ends is new, and runs `again` in the next; or it is `released`, when nothing may begin.
 
 A transaction that is rolled back takes its messages back: `undone` makes them new, `failed` ends them here. Whatever
-was decided, the delivery may turn out to be someone else's by now (`lost`), or the store may be away (`put off`).
+was decided, or not yet, the delivery may turn out to be someone else's (`lost`), or the store may be away (`put off`).
 """
 
 from collections.abc import Mapping
