@@ -19,7 +19,7 @@ OURS = "x-faregate-"
 TYPE, SOURCE = "x-basic-type", "x-basic-app-id"
 """What the broker makes of the properties `type` and `app_id`, which AMQP 1.0 does not have."""
 ROUTING_KEY = "x-routing-key"
-DESTINATION, RECIPIENT, RECIPIENTS = OURS + "destination", OURS + "recipient", OURS + "recipients"
+DESTINATION, RECIPIENTS = OURS + "destination", OURS + "recipients"
 _BROKERS = ("x-basic-", "x-first-death-", "x-last-death-", "x-opt-", OURS)
 _BROKERS_OWN = frozenset(
     {ROUTING_KEY, "x-exchange", "x-death", "x-delivery-count", "x-acquired-count", "x-stream-offset"}
@@ -126,7 +126,6 @@ _READ: dict[str, tuple[str, Callable[[object], Any]]] = {
     **{header: (field, _number) for field, header in _NUMBERS},
     **{header: (field, _time) for field, header in _TIMES},
     _DIGEST: ("body_digest", _digest),
-    RECIPIENT: ("recipients", _names),
     RECIPIENTS: ("recipients", _names),
     TYPE: ("type", _text),
     SOURCE: ("source", _text),
