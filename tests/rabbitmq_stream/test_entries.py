@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import aiormq
+import msgspec
 import pytest
 from aiormq.abc import AbstractChannel
 from hypothesis import given
@@ -14,6 +15,7 @@ from rstream import amqp_decoder
 from faregate.errors import Unwritable
 from faregate.message import Envelope
 from faregate.ports.schemes import open_log
+from faregate.transports.rabbitmq import wire
 from faregate.transports.rabbitmq_stream.address import parse_address
 from faregate.transports.rabbitmq_stream.amqp import Malformed, read_message
 from faregate.transports.rabbitmq_stream.entries import decode, encode
@@ -131,3 +133,19 @@ async def test_what_a_bare_client_left_out_is_in_the_routing_key(stream: str) ->
 async def test_a_bare_command_is_known_by_its_routing_key(stream: str) -> None:
     found = await routed(stream, "command.billing.Charge.-", b"{}", Basic.Properties(message_id="p"))
     assert (found.kind, found.destination, found.type) == ("command", "billing", "Charge")
+
+
+@pytest.mark.services
+async def test_a_queue_and_a_stream_read_the_same_of_a_message(stream: str) -> None:
+    """A delivery names its one recipient; a stream knows them by bindings."""
+    sent = Envelope(
+        publication_id="p", type="Charge", kind="command", source="shop", body=b"\x00\xff", destination="billing",
+        correlation_id="c", causation_id="m", marker=7, key="k", attempt_id="t", sent_at=1.7e9 + 0.123456, replay=1,
+        deliver_at=2.25, expires_at=3.125, content_type="x/y", content_encoding="gzip", key_id="i", algorithm="l",
+        payload_ref="r", body_digest=b"\x01" * 16, traceparent="00-1", headers={"h": "ü"},
+    )  # fmt: skip
+    properties = wire.properties_of(sent)
+    by_stream = await routed(stream, "command.billing.Charge.17", sent.body, properties)
+    by_queue = wire.envelope_of(properties, sent.body, "command.billing.Charge.17", "billing")
+    assert by_stream == sent
+    assert msgspec.structs.replace(by_queue, recipients=()) == by_stream
