@@ -121,7 +121,7 @@ async def test_a_virtual_host_that_is_not_there_is_said_at_once(broker: str) -> 
         ("amqp:", "is no address of a RabbitMQ"),
         ("amqp://u:secret@h:port/", "is not HOST:PORT"),
         ("amqp://u:secret@h/a/b", "write that as %2F"),
-        ("amqp://u:secret@h/?prefetch=7", "knows the options confirm, connect, heartbeat, .* not prefetch"),
+        ("amqp://u:secret@h/?prefetch=7", "knows the options confirm, connect, heartbeat, stream, .* not prefetch"),
         ("amqp://u:secret@h/?confirm=soon", "confirm"),
     ],
 )

@@ -5,13 +5,15 @@
 
 Several hosts are those of one cluster: each is tried in turn. Options: `confirm=30s` (how long a publication waits for
 its confirmation, and for a broker that is away), `connect=30s` (how long the first connection is tried),
-`heartbeat=10s`; for TLS `cafile`, `certfile`, `keyfile`.
+`heartbeat=10s`, `stream=NAME` (a stream that everything goes into as well: the log view); for TLS `cafile`, `certfile`,
+`keyfile`.
 """
 
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from faregate.errors import ConfigurationError
+from faregate.message import check_name
 from faregate.ports.schemes import hide_password
 from faregate.units import parse_seconds
 
@@ -27,6 +29,7 @@ class Address:
     """For aiormq: a URL for each host, with the password and the options that aiormq knows."""
     confirm_seconds: float
     connect_seconds: float
+    stream: str | None
 
 
 def parse_address(url: str) -> Address:
@@ -37,10 +40,10 @@ def parse_address(url: str) -> Address:
     if parts.path.count("/") > 1:
         raise ConfigurationError(f"{shown!r} names a virtual host with a slash in it: write that as %2F")
     given = dict(parse_qsl(parts.query, keep_blank_values=True))
-    unknown = given.keys() - {"confirm", "connect", "heartbeat", *_TLS}
+    unknown = given.keys() - {"confirm", "connect", "heartbeat", "stream", *_TLS}
     if unknown:
         raise ConfigurationError(
-            f"{parts.scheme}: knows the options confirm, connect, heartbeat, {', '.join(_TLS)}, "
+            f"{parts.scheme}: knows the options confirm, connect, heartbeat, stream, {', '.join(_TLS)}, "
             f"not {', '.join(sorted(unknown))}"
         )
     heartbeat = _seconds(given, "heartbeat", 10.0)
@@ -50,7 +53,10 @@ def parse_address(url: str) -> Address:
         f"{parts.scheme}://{user}{at}{_with_port(host, _PORTS[parts.scheme], shown)}{parts.path or '/'}?{query}"
         for host in hosts.split(",")
     )
-    return Address(shown, brokers, _seconds(given, "confirm", 30.0), _seconds(given, "connect", 30.0))
+    stream = given.get("stream")
+    if stream is not None:
+        check_name(stream, "the stream")
+    return Address(shown, brokers, _seconds(given, "confirm", 30.0), _seconds(given, "connect", 30.0), stream)
 
 
 def _seconds(given: dict[str, str], name: str, default: float) -> float:

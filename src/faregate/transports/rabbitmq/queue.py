@@ -26,6 +26,7 @@ from faregate.transports.rabbitmq.consumer import QueueConsumer, Session
 from faregate.transports.rabbitmq.delivery import RabbitmqDelivery
 from faregate.transports.rabbitmq.endings import Endings
 from faregate.transports.rabbitmq.link import LOST, Link, said_by
+from faregate.transports.rabbitmq.log_view import declare_stream, lead_no_more, lead_to_stream, note
 from faregate.transports.rabbitmq.names import EXCHANGE, TO, dead_queue, queue_at, routing_key
 from faregate.transports.rabbitmq.publisher import Publisher
 from faregate.transports.rabbitmq.topology import (
@@ -59,6 +60,7 @@ class RabbitmqQueue:
 
     def __init__(self, url: str, *, clock: Clock | None = None) -> None:
         self._address = parse_address(url)
+        self._stream = self._address.stream
         self.clock = clock or SystemClock()
         self._bindings: dict[str, Binding] = {}
         self._queues: dict[str, _Queue] = {}
@@ -77,13 +79,13 @@ class RabbitmqQueue:
         except BaseException:
             await self._publishing.close()
             raise
-        self._publisher = Publisher(self._publishing, declare_exchanges, self._address.confirm_seconds)
+        self._publisher = Publisher(self._publishing, self._declare_exchanges, self._address.confirm_seconds)
         self._endings = Endings(self._publishing, self._publisher, self.clock)
         self._publisher.start()
         self._failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self._open = True
         try:
-            await self.on_channel(declare_exchanges)
+            await self.on_channel(self._declare_exchanges)
         except BaseException:
             await self.close()
             raise
@@ -106,7 +108,8 @@ class RabbitmqQueue:
     # --- queues ----------------------------------------------------------------------------------------------
 
     async def bind(self, binding: Binding) -> None:
-        await self.on_channel(lambda channel: declare(channel, binding))
+        await self.on_channel(lambda channel: self._declare(channel, binding))
+        await self._note(binding, bound=True)
         self._bindings[binding.queue] = binding
         self._unbound.discard(binding.queue)
         for name in partition_queues(binding):
@@ -117,9 +120,29 @@ class RabbitmqQueue:
 
     async def unbind(self, queue: str) -> None:
         binding = self._binding(queue)
-        await self.on_channel(lambda channel: undeclare(channel, binding))
+        await self.on_channel(lambda channel: self._undeclare(channel, binding))
+        await self._note(binding, bound=False)
         self._unbound.add(queue)
         self._routable.clear()
+
+    async def _declare_exchanges(self, channel: BatchChannel) -> None:
+        await declare_exchanges(channel)
+        if self._stream is not None:
+            await declare_stream(channel, self._stream)
+
+    async def _declare(self, channel: BatchChannel, binding: Binding) -> None:
+        await declare(channel, binding)
+        if self._stream is not None:
+            await lead_to_stream(channel, self._stream, binding)
+
+    async def _undeclare(self, channel: BatchChannel, binding: Binding) -> None:
+        if self._stream is not None:
+            await lead_no_more(channel, self._stream, binding)
+        await undeclare(channel, binding)
+
+    async def _note(self, binding: Binding, *, bound: bool) -> None:
+        if self._stream is not None:
+            await self._publisher.publish([note(self._stream, binding, bound=bound)])
 
     async def partitions(self, queue: str) -> list[str]:
         return partition_queues(self._binding(queue))
@@ -215,7 +238,7 @@ class RabbitmqQueue:
             self._consuming,
             found.name,
             take,
-            lambda channel: declare(channel, binding),
+            lambda channel: self._declare(channel, binding),
             prefetch=prefetch,
             ordered=binding.partitions is not None and not found.is_dead,
             on_close=self._consumers.discard,
