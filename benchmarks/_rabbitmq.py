@@ -74,11 +74,12 @@ async def queues(*names: str, made: str | None = None) -> AsyncIterator[Channel]
                 await channel.exchange_delete(name)  # Celery makes one for each queue
 
 
-async def wait_until_it_holds(channel: Channel, queue: str, messages: int) -> None:
+async def wait_until_it_holds(channel: Channel, queue: str, messages: int, *, or_up_to: int = 0) -> None:
     """The count lags a little behind what is confirmed or acknowledged."""
+    expected = range(messages, max(messages, or_up_to) + 1)
     try:
         async with asyncio.timeout(_PATIENCE_SECONDS):
-            while (found := (await channel.queue_declare(queue, passive=True)).message_count) != messages:  # noqa: ASYNC110
+            while (found := (await channel.queue_declare(queue, passive=True)).message_count) not in expected:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
     except TimeoutError:
         raise RuntimeError(f"{queue} holds {found} messages, and not {messages}") from None
