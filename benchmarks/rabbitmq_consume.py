@@ -1,8 +1,8 @@
 """Consume a quorum queue of RabbitMQ: beside aiormq, aio-pika, FastStream, Dramatiq, Celery; and with effects, once.
 
 All messages of about 250 bytes wait in the queue. The time runs from the first that arrives at a handler until the last
-has; with effects until the last is committed. Afterwards our queue has to be empty. Peers may leave what they handled
-last: some stop before they have acknowledged it.
+has; with effects until the last is committed. Afterwards our queue has to be empty. In a peer's as many as its prefetch
+may be left, handled and not acknowledged: that was seen, and why is not known.
 
 An empty handler, with a prefetch of 10 and of 100:
 
