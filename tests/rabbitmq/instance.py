@@ -5,6 +5,7 @@ later try and others park behind them.
 """
 
 import asyncio
+import logging
 import signal
 import sys
 
@@ -42,6 +43,7 @@ def make_node(name: str, source: str, partitions: int) -> fg.Node:
 
 
 async def main(broker: str, store: str, name: str, source: str, partitions: int) -> None:
+    logging.getLogger("faregate").setLevel(logging.ERROR)  # failures are what it is about
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     async with fg.Bus(broker, nodes=[make_node(name, source, partitions)], store=store):

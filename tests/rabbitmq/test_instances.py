@@ -21,6 +21,8 @@ from tests.rabbitmq.rig import remove_queues
 ROOT = Path(__file__).resolve().parents[2]
 ACCOUNTS = 40
 PARTITIONS = 8
+_BETWEEN_SECONDS = 0.4
+"""Between two messages of an account: about a hundred a second in all, which instances that catch up can follow."""
 
 
 class Fleet:
@@ -78,7 +80,7 @@ async def run_through(broker: str, store: str, *, disturbances: int, seed: int) 
                 step = Step(account=account, number=published[account], fails=fails)
                 await bus.publish(step, node=fleet.author)
                 published[account] += 1
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(_BETWEEN_SECONDS)
 
         for _ in range(3):
             await fleet.start()
@@ -89,9 +91,11 @@ async def run_through(broker: str, store: str, *, disturbances: int, seed: int) 
         over.set()
         await publishing
     total = sum(published.values())
-    found = await until_handled(store, total)
-    await fleet.end()
-    await forget_queues(prepared)
+    try:
+        found = await until_handled(store, total)
+    finally:
+        await fleet.end()
+        await forget_queues(prepared)
     seen: dict[str, list[int]] = {}
     for account, number in found:
         seen.setdefault(account, []).append(number)

@@ -26,6 +26,9 @@ from faregate.transports.rabbitmq.link import LOST, Link, not_cancelled
 log = logging.getLogger("faregate.rabbitmq")
 
 _PAUSE_SECONDS = 0.5
+_TAKEN_IN_SECONDS = 0.1
+"""A quorum queue has taken in acknowledgements by then. What it has not when the channel closes, the broker forgets,
+and delivers those messages again."""
 _MOST_PREFETCH = 65_535
 
 
@@ -46,6 +49,7 @@ class Session:
         self._done: list[int] = []
         self._returned: list[int] = []
         self._flushing: asyncio.Task[None] | None = None
+        self._acknowledged_at = 0.0
         self.quiet = asyncio.Event()
         """Nothing is out."""
         self.quiet.set()
@@ -83,6 +87,7 @@ class Session:
                 below = len(done) if first is None else bisect(done, first)
                 up_to = done[below - 1] if below else 0
                 await self._channel.write(self._channel.acknowledgements(returned, up_to, done[below:]))
+                self._acknowledged_at = asyncio.get_running_loop().time()
         except LOST as exc:
             log.debug("acknowledgements are lost with their channel: %s", exc)
         finally:
@@ -92,6 +97,9 @@ class Session:
         """Acknowledge what is done; everything else is back in its place."""
         if self._flushing is not None:
             await asyncio.wait({self._flushing})
+        if not self.lost:
+            since = asyncio.get_running_loop().time() - self._acknowledged_at
+            await asyncio.sleep(max(0.0, _TAKEN_IN_SECONDS - since))
         self.lost = True
         with suppress(*LOST):
             await self._channel.close()
