@@ -281,6 +281,34 @@ async def test_a_paused_instance_leaves_its_partitions_to_others(tmp_path: Path)
     assert it.began == [("a", "k", 1), ("b", "k", 2)]
 
 
+async def test_a_pause_and_a_resume_while_a_consumer_is_made_leave_no_partition_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = Town(tmp_path)
+    made, go_on = asyncio.Event(), asyncio.Event()
+    async with it.instance("a") as a:
+        await a.pause("reader", Step)
+        await it.until(lambda: it.parts("a") == 0)
+        consume = Parted.consume
+
+        async def slowly(self: Parted, *arguments: Any, **options: Any) -> Any:
+            consumer = await consume(self, *arguments, **options)
+            made.set()
+            await go_on.wait()
+            return consumer
+
+        monkeypatch.setattr(Parted, "consume", slowly)
+        await a.resume("reader", Step)
+        await it.until(made.is_set)
+        await a.pause("reader", Step)
+        await it.later(1)
+        await a.resume("reader", Step)
+        go_on.set()
+        await it.until(lambda: it.parts("a") == 4, pace=0.1)
+        await it.publish(a, *((f"k{number}", number) for number in range(40)))
+        await it.until(lambda: a.outcomes()["handled"] == 40)  # before a lock runs out
+
+
 @pytest.mark.services
 async def test_three_instances_on_postgresql_keep_the_order_of_every_key(postgres_url: str) -> None:
     """On a clock that goes by itself, with a server that decides on it."""

@@ -68,6 +68,8 @@ class Partition:
         self.ended = False
         """Whether nothing more of it begins here."""
         self.consumer: Consumer | None = None
+        self.arriving = True
+        """Whether its consumer is still being made; it is let go after that, so that the consumer is closed, too."""
 
     def is_held(self, now: float) -> bool:
         return not self.ended and now < self.until
@@ -198,7 +200,7 @@ class LeasedConsumer:
         node = self._binding.node
         todo = plan(self._instance, self._queues, await self._store.leases(node, self._queues))
         for queue in todo.claim:
-            if queue not in self._held:
+            if queue not in self._held and not self._paused:
                 await self._claim(queue)
         if todo.ask is not None:
             await self._store.ask_for_lease(node, todo.ask.queue, todo.ask.epoch, self._instance)
@@ -228,14 +230,16 @@ class LeasedConsumer:
             await self._move_in(partition)
             partition.consumer = await self._transport.consume(queue, take, prefetch=self._prefetch)
         except BaseException:
-            self._let_go(partition)
+            partition.ended = True
             raise
-        if self._paused:
-            self._let_go(partition)
+        finally:
+            partition.arriving = False
+            if partition.ended or self._paused:
+                self._let_go(partition)
 
     def _let_go(self, partition: Partition) -> None:
         partition.ended = True
-        if partition.queue in self._leaving:
+        if partition.arriving or partition.queue in self._leaving:
             return
         if partition.consumer is not None:
             partition.consumer.pause()
