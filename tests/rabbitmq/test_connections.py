@@ -8,6 +8,7 @@ import pytest
 
 import faregate as fg
 from faregate.transports.rabbitmq import RabbitmqQueue
+from faregate.transports.rabbitmq.channels import BatchChannel
 from tests.rabbitmq.proxy import proxied
 from tests.rabbitmq.rig import Counted, Shop, running
 
@@ -72,6 +73,26 @@ async def test_a_broker_that_is_away_is_said_to_be_unavailable_in_time(broker: s
                     continue
         await shop.until_seen(1)
         assert set(shop.seen) == {2}, "what was said not to be sent was sent"
+
+
+async def test_what_one_of_two_queues_refuses_has_an_unknown_outcome(broker: str) -> None:
+    shop = Shop()
+    full = f"full-{shop.author.name}"
+    async with running(f"{broker}?confirm=1s", shop) as bus:
+        assert isinstance(bus.transport, RabbitmqQueue)
+
+        async def declare(channel: BatchChannel) -> None:
+            await channel.queue_declare(full, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+            await channel.queue_bind(full, "faregate", routing_key=f"event.{shop.author.name}.#")
+
+        await bus.transport.on_channel(declare)
+        await bus.publish(Counted(number=1), node=shop.author)
+        with pytest.raises(fg.OutcomeUnknown, match="refuses it: a queue that it goes to is full") as caught:
+            await bus.publish(Counted(number=2), node=shop.author)
+        await shop.until_seen(2)  # the other queue took it
+        await bus.transport.on_channel(lambda channel: channel.queue_delete(full))
+        [publication] = caught.value.publications
+        await bus.publish(publication)
 
 
 async def test_a_stalled_connection_is_given_up_and_made_anew(broker: str) -> None:

@@ -3,7 +3,8 @@
 Rules kept here:
 - Batches go out in the order in which they were handed in. What was not confirmed when a channel is lost goes out again
   on the next one, before anything newer: recipients recognise the repetition by its id.
-- What the broker refuses, because a queue is full or has no leader, goes out again until its time is over.
+- What the broker refuses, because a queue is full or has no leader, goes out again until its time is over. Other queues
+  may have taken it.
 - Whoever publishes waits for the broker's answer, and not longer than `confirm=`. Then it is `BrokerUnavailable` where
   nothing was sent, and `OutcomeUnknown` where the answer is missing.
 - A command that no queue takes is `Unroutable`. An event may have no recipient.
@@ -55,25 +56,32 @@ class Publisher:
     async def publish(self, publications: Sequence[Publication]) -> Confirmation:
         """Returns once the broker has answered for all of them. Raises `BrokerUnavailable`, `OutcomeUnknown`."""
         batch = Confirmation(publications)
+        refused = False
         self._waiting.append(batch)
         self._wake.set()
         try:
             async with asyncio.timeout(self._seconds):
                 await batch.done
                 while batch.refused:  # a queue is full, or has no leader for a moment
+                    refused = True
                     batch = Confirmation(publications)
                     await asyncio.sleep(_REFUSED_SECONDS)
                     self._waiting.appendleft(batch)
                     self._wake.set()
                     await batch.done
         except TimeoutError:
-            raise self._missing(batch) from None
+            raise self._missing(batch, refused) from None
         finally:
             batch.done.cancel()
         return batch
 
-    def _missing(self, batch: Confirmation) -> FaregateError:
+    def _missing(self, batch: Confirmation, refused: bool) -> FaregateError:
         what = f"RabbitMQ did not confirm it within {self._seconds:g} s"
+        if refused:
+            return OutcomeUnknown(
+                f"{what} and refuses it: a queue that it goes to is full or has no leader. Other queues may have it; "
+                "publish it again under its id"
+            )
         if batch.first:
             return OutcomeUnknown(f"{what}: whether it took the message is unknown; publish it again under its id")
         return BrokerUnavailable(f"{what}, and nothing was sent: it is away, or takes no publications now")
