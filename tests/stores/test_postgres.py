@@ -15,6 +15,7 @@ from faregate.ids import root_id
 from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import open_store
 from faregate.stores.postgres import PostgresStore
+from faregate.testing.store_suite.parked import parked
 from faregate.testing.store_suite.rows import aborted, ids, ledger, outgoing
 
 UNREACHABLE = "postgresql://shop:secret@127.0.0.1:1/shop"
@@ -272,3 +273,18 @@ async def test_the_size_of_the_pool_is_said_by_giving_the_bus_an_object(postgres
 def test_a_pool_of_none_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="pool_size must be 1 or more; got 0"):
         PostgresStore(UNREACHABLE, pool_size=0)
+
+
+@pytest.mark.services
+async def test_keeping_what_is_claimed_does_not_wait_for_what_is_being_ended(store: PostgresStore) -> None:
+    given = ids(2)
+    async with store.transaction() as tx:
+        await tx.park("billing", [(parked(each, place), None) for place, each in enumerate(given)])
+        assert len(await tx.claim_parked("billing", [], 99.0, 10, "a", 600.0)) == 2
+    async with store.transaction() as ending:
+        await ending.count_starts("billing", given[:1])
+        async with asyncio.timeout(20), store.transaction() as tx:
+            await tx.keep_claimed("billing", "a", 0.0)
+    async with store.transaction() as tx:
+        free = await tx.claim_parked("billing", [], 99.0, 10, "b", 600.0)
+    assert [each.message_id for each in free] == given[1:], "what was locked is claimed as before"

@@ -199,9 +199,12 @@ where node = %(node)s and due_at <= %(due)s::float8 and (
 order by position limit %(limit)s for update skip locked;
 
 -- name: keep_claimed
--- What an instance has claimed is its own for a while.
+-- What an instance has claimed is its own for a while. Others pass over what is locked, and so does this: the rows that
+-- handlers end just now are locked in an order of their own, and waiting for them would be a deadlock.
 update faregate_parked set claimed_until = extract(epoch from clock_timestamp())::float8 + %(seconds)s::float8
-where node = %(node)s and claimed_by = %(owner)s;
+where node = %(node)s and message_id in (
+    select message_id from faregate_parked where node = %(node)s and claimed_by = %(owner)s for update skip locked
+);
 
 -- name: claim_lease
 -- Take a lease that nobody has; its epoch. The lock waits for every commit under the lease, which a plain update does not.
