@@ -66,8 +66,7 @@ class Link:
                 await self._connect()
                 break
             except BrokerUnavailable as exc:
-                pause = next(pauses)
-                if loop.time() + pause > until:
+                if loop.time() >= until:
                     raise BrokerUnavailable(
                         f"no RabbitMQ answered at {self._address.url} within {self._address.connect_seconds:g} s: "
                         f"{exc}. Start it, or mend the address"
@@ -75,7 +74,7 @@ class Link:
                 if not told:
                     log.warning("waiting for RabbitMQ at %s: %s", self._address.url, exc)
                     told = True
-                await asyncio.sleep(pause)
+                await asyncio.sleep(min(next(pauses), until - loop.time()))
         self._task = asyncio.create_task(self._keep())
 
     async def close(self) -> None:
@@ -173,10 +172,11 @@ def said_by(url: str) -> Iterator[None]:
             "(rabbitmqctl add_user)"
         ) from exc
     except (ConnectionNotAllowed, ChannelAccessRefused, InvalidFrameError) as exc:
-        # aiormq takes the refusal of a virtual host for a frame that it did not expect.
+        # aiormq takes the refusal of a virtual host for a frame that it did not expect, and drops the reason.
+        why = "" if isinstance(exc, InvalidFrameError) else f" It says: {_words(exc)}"
         raise ConfigurationError(
             f"RabbitMQ at {url} does not let this user in. Name a virtual host that is there (rabbitmqctl add_vhost), "
-            f"in which the user may configure, write and read (rabbitmqctl set_permissions). It says: {_words(exc)}"
+            f"in which the user may configure, write and read (rabbitmqctl set_permissions).{why}"
         ) from exc
     except ConnectionClosed as exc:
         raise BrokerUnavailable(f"RabbitMQ closed the connection: {_words(exc)}") from exc
@@ -185,4 +185,4 @@ def said_by(url: str) -> Iterator[None]:
 
 
 def _words(exc: BaseException) -> str:
-    return " ".join(str(part) for part in exc.args) or type(exc).__name__
+    return " ".join(str(part) for part in exc.args).rstrip(".") or type(exc).__name__
