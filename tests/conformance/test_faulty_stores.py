@@ -15,7 +15,7 @@ import pytest
 
 from faregate.errors import FaregateError, LeaseLost, StoreConflict, StoreUnavailable
 from faregate.ports.dead_letter import DeadLetter, DeadStatus
-from faregate.ports.store import ClaimRecord, DeadFilter, Known, LedgerRow, OutboxRow, Parked, Sent
+from faregate.ports.store import ClaimRecord, DeadFilter, Generation, Known, LedgerRow, OutboxRow, Parked, Sent
 from faregate.ports.tokens import NOBODY, Claim, Mode, Recipients, Token
 from faregate.stores.sql.columns import id_bytes
 from faregate.stores.sqlite import MemoryStore, MemoryTokenStore, SqliteStore
@@ -894,6 +894,13 @@ class ForgetsWhoAskedFirst(Faulty):
     async def ask_for_lease(self, node: str, queue: str, epoch: int, instance: str) -> bool:
         await self._write(lambda c: c.execute("update faregate_leases set wanted_by = null"))
         return await super().ask_for_lease(node, queue, epoch, instance)
+
+
+@breaks("a_generation_is_noted_once_and_followed_once")
+class NotesAnyNumberOfPartitions(Faulty):
+    async def note_generation(self, node: str, queue: str, partitions: int) -> Generation:
+        found = await super().note_generation(node, queue, partitions)
+        return found._replace(partitions=partitions)
 
 
 @breaks("a_commit_under_a_lease_that_is_anothers_is_refused")

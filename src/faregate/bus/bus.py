@@ -240,7 +240,7 @@ class Bus:
         try:
             await self._transport.open()
             for worker in self._workers:
-                await self._transport.bind(worker.binding)
+                await worker.bind()
             await self._stores.subscribe()
         except BaseException:
             await self._close()

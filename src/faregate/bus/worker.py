@@ -11,7 +11,7 @@ from faregate.bus.lanes import Lanes
 from faregate.bus.leases import LeasedConsumer, OfPartition, Partition
 from faregate.bus.supplied import Entrance, Waiting
 from faregate.core.handling import Handling
-from faregate.errors import StaleLock
+from faregate.errors import ConfigurationError, StaleLock
 from faregate.ids import message_id_of
 from faregate.node.policy import ByKey
 from faregate.ports import faults
@@ -97,6 +97,25 @@ class Worker:
     def _occupation(self, delivery: Delivery, text: str) -> Occupation:
         node = self.subscription.node
         return Occupation(delivery, node, message_id_of(delivery.envelope, node), text)
+
+    async def bind(self) -> None:
+        """Declare its queues; those of an ordered subscription as its store has them noted."""
+        if self._lessor is not None and self.binding.partitions is not None:
+            wanted, binding = self.binding.partitions, self.binding
+            found = await self._lessor.store.note_generation(binding.node, binding.queue, wanted)
+            if wanted == 1 < found.partitions:
+                raise ConfigurationError(
+                    f"{self.subscription} is one part of what is ordered, and its messages are in {found.partitions}: "
+                    "they would not stay in order. Give it the key of its type, as before, or change the number of its "
+                    "partitions first"
+                )
+            if found.partitions != wanted:
+                log.warning(
+                    "%s has %d partitions, and partitions=%d has no effect: what waits in them keeps their number",
+                    self.subscription, found.partitions, wanted,
+                )  # fmt: skip
+            self.binding = replace(binding, generation=found.number, partitions=found.partitions)
+        await self._transport.bind(self.binding)
 
     async def start(self) -> None:
         if self._lessor is not None and self._waiting is not None:

@@ -102,6 +102,8 @@ class Binding:
     partitions: int | None = None
     """Of an ordered subscription, into how many queues its messages may be parted by the slot of their type's key
     (`ids.slot_of`); 1 where that key does not tell what comes together. None: no order is asked for."""
+    generation: int = 1
+    """Of the partitions: every change of their number makes new queues."""
     parks: bool = False
     """The consumer itself keeps what has to wait, and its dead letters: it is handed whatever is there."""
     on_dead_letter: Callable[["Delivery", str, str], None] | None = None

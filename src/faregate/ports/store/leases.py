@@ -1,4 +1,4 @@
-"""Leases: which instance of a node consumes which partition of an ordered subscription.
+"""Leases: which instance of a node consumes which partition of an ordered subscription; and which partitions it has.
 
 A lease belongs to its owner for so many seconds by the store's clock; no other clock is asked. Each new owner has a
 higher epoch. What a deposed owner has not committed it never will: every commit holds the lease that it was made under
@@ -27,6 +27,13 @@ class Lease(NamedTuple):
         return self.owner is not None and self.left > 0
 
 
+class Generation(NamedTuple):
+    """The partitions that an ordered subscription has now: each change of their number makes a new generation."""
+
+    number: int
+    partitions: int
+
+
 class LeaseTransaction(Protocol):
     async def hold_lease(self, node: str, queue: str, epoch: int) -> None:
         """Nobody else gets this lease before the transaction ends. Raises `LeaseLost` when it is somebody else's by
@@ -53,3 +60,12 @@ class LeaseStore(Protocol):
 
     async def leases(self, node: str, queues: Sequence[str]) -> list[Lease]:
         """Those of these partitions that were ever claimed, by the queue's name."""
+
+    async def generation(self, node: str, queue: str) -> Generation | None:
+        """The current one of a subscription, by its queue; None: none is noted."""
+
+    async def note_generation(self, node: str, queue: str, partitions: int) -> Generation:
+        """The current one; if none is noted, the first with so many partitions, which is noted from now on."""
+
+    async def next_generation(self, node: str, queue: str, after: int, partitions: int) -> bool:
+        """The one after this has so many partitions, and is the current one from now on. False: another is by now."""

@@ -144,6 +144,19 @@ select 1 from faregate_parked where node = ? and queue = ? and key = ? limit 1;
 -- How many messages of each key are parked in a partition.
 select key, count(*) from faregate_parked where node = ? and queue = ? and key is not null group by key;
 
+-- name: generation
+-- The current generation of a subscription's partitions, and how many they are.
+select generation, partitions from faregate_generations where node = ? and queue = ?;
+
+-- name: note_generation
+-- Note the first generation of a subscription that has none.
+insert into faregate_generations (node, queue, generation, partitions) values (?, ?, 1, ?) on conflict do nothing;
+
+-- name: next_generation
+-- Go on to the next generation, unless somebody did.
+update faregate_generations set generation = generation + 1, partitions = ?
+where node = ? and queue = ? and generation = ?;
+
 -- name: ask_for_lease
 -- Ask the owner of a lease to let go, unless somebody did.
 update faregate_leases set wanted_by = ?

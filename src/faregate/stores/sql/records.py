@@ -11,7 +11,7 @@ from typing import Any
 
 from faregate.errors import LeaseLost
 from faregate.ports.dead_letter import DeadLetter, DeadStatus
-from faregate.ports.store import NEXT, ClaimRecord, DeadFilter, Lease, OutboxRow, Parked
+from faregate.ports.store import NEXT, ClaimRecord, DeadFilter, Generation, Lease, OutboxRow, Parked
 from faregate.ports.tokens import Claim, Mode, Token
 from faregate.stores.sql.columns import (
     attempts_text,
@@ -198,6 +198,18 @@ class SqlStore(SqlRecords):
     async def leases(self, node: str, queues: Sequence[str]) -> list[Lease]:
         given = {"node": node, "queues": json.dumps(list(queues))}
         return [Lease(*row) for row in await self._read("leases", given | self._now())]
+
+    async def generation(self, node: str, queue: str) -> Generation | None:
+        rows = await self._read("generation", (node, queue))
+        return Generation(*rows[0]) if rows else None
+
+    async def note_generation(self, node: str, queue: str, partitions: int) -> Generation:
+        await self._change("note_generation", (node, queue, partitions))
+        [row] = await self._read("generation", (node, queue))
+        return Generation(*row)
+
+    async def next_generation(self, node: str, queue: str, after: int, partitions: int) -> bool:
+        return await self._change("next_generation", (partitions, node, queue, after)) == 1
 
     async def has_business_key(self, node: str, handler: str, key: str) -> bool:
         return bool(await self._read("has_business_key", (node, handler, key)))

@@ -142,6 +142,15 @@ create table faregate_leases (
     primary key (node, queue)
 ) without rowid;
 
+-- The current generation of an ordered subscription's partitions, and how many they are.
+create table faregate_generations (
+    node text not null,
+    queue text not null,
+    generation integer not null,
+    partitions integer not null,
+    primary key (node, queue)
+) without rowid;
+
 -- Which migrations this database has seen.
 create table faregate_migrations (
     version integer primary key,

@@ -103,6 +103,20 @@ async def a_takeover_waits_for_a_commit_under_the_lease_and_a_renewal_does_not(s
 
 
 @case
+async def a_generation_is_noted_once_and_followed_once(subject: StoreSubject) -> None:
+    store = subject.store
+    assert await store.generation("billing", "q") is None
+    assert await store.note_generation("billing", "q", 8) == (1, 8)
+    assert await store.note_generation("billing", "q", 12) == (1, 8), "the number changed without a new generation"
+    assert await store.note_generation("shipping", "q", 4) == (1, 4)
+    assert await store.next_generation("billing", "q", 1, 12)
+    assert not await store.next_generation("billing", "q", 1, 16), "two followed one generation"
+    assert not await store.next_generation("billing", "other", 1, 16)
+    assert await store.generation("billing", "q") == (2, 12)
+    assert await store.generation("shipping", "q") == (1, 4)
+
+
+@case
 async def what_no_transport_numbers_is_parked_in_the_order_in_which_it_comes(subject: StoreSubject) -> None:
     store, given = subject.store, ids(6)
     rows = [parked(each, NEXT)._replace(queue="q-0", starts=place) for place, each in enumerate(reversed(given))]

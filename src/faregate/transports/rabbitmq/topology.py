@@ -40,16 +40,16 @@ def arguments_of(binding: Binding) -> dict[str, Any]:
     return found if binding.partitions is None else {**found, "x-single-active-consumer": True}
 
 
-def partition_queues(binding: Binding, generation: int = 1) -> list[str]:
+def partition_queues(binding: Binding) -> list[str]:
     if binding.partitions is None:
         return [binding.queue]
-    return [f"{binding.queue}.g{generation}-{number}" for number in range(binding.partitions)]
+    return [f"{binding.queue}.g{binding.generation}-{number}" for number in range(binding.partitions)]
 
 
-def routes_of(binding: Binding, generation: int = 1) -> Iterator[tuple[str, str, str]]:
+def routes_of(binding: Binding) -> Iterator[tuple[str, str, str]]:
     """(queue, exchange, routing key) of each of its bindings. With one queue it takes every slot; with several each
     takes its share, and the first those messages, too, that have none: the bus says that they cannot be ordered."""
-    queues = partition_queues(binding, generation)
+    queues = partition_queues(binding)
     for number, queue in enumerate(queues):
         slots = ["*"] if len(queues) == 1 else [str(slot) for slot in range(SLOTS) if slot % len(queues) == number]
         for slot in slots + (["-"] if number == 0 and len(queues) > 1 else []):
