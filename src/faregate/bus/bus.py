@@ -38,7 +38,7 @@ from faregate.node.subscription import Subscription
 from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.dead_letter import DeadLetter, DeadStatus
 from faregate.ports.progress import Occupied
-from faregate.ports.queue import Browsing, Counting, InProcess, QueueTransport, Recognising, SpoolTransport
+from faregate.ports.queue import Binding, Browsing, Counting, InProcess, QueueTransport, Recognising, SpoolTransport
 from faregate.ports.schemes import hide_password, open_transport
 from faregate.ports.store import DeadFilter, Store
 from faregate.ports.tokens import TokenStore
@@ -514,6 +514,11 @@ class Bus:
         """The store of a node; it is open while the bus runs."""
         shared = self._stores.of(node.name if isinstance(node, Node) else node)
         return None if shared is None else shared.store
+
+    @property
+    def bindings(self) -> list[Binding]:
+        """What each subscription asks of the transport."""
+        return [worker.binding for worker in self._workers]
 
     @property
     def transport(self) -> QueueTransport:

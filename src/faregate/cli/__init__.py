@@ -10,6 +10,7 @@ from faregate.cli.demo import add_demo
 from faregate.cli.journal.commands import journal
 from faregate.cli.output import fail
 from faregate.cli.publish import publish
+from faregate.cli.rabbitmq.commands import rabbitmq
 from faregate.cli.run import run
 from faregate.cli.spark.commands import spark
 from faregate.cli.store import store
@@ -26,6 +27,7 @@ app.command()(run)
 app.command()(publish)
 app.add_typer(dead, name="dead")
 app.add_typer(journal, name="journal")
+app.add_typer(rabbitmq, name="rabbitmq")
 app.add_typer(spark, name="spark")
 app.add_typer(store, name="store")
 

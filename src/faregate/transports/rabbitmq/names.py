@@ -4,6 +4,7 @@ faregate              where every publication goes: event.SOURCE.TYPE.SLOT, comm
 faregate.to           for those that name their recipients: QUEUE.SLOT, for each of them
 NODE.TYPE[.SOURCE]    the queue of a subscription; with .gG-P behind it, partition P of its generation G
 NODE-dead             the dead letters of a node
+QUEUE.moving          what waits and what comes while `faregate rabbitmq migrate` makes a queue anew
 faregate.delay.…      queues that messages wait in (`delay.py`)
 """
 
@@ -34,6 +35,10 @@ def topic(binding: Binding) -> str:
 
 def dead_queue(node: str) -> str:
     return f"{node}-dead"
+
+
+def moving_queue(queue: str) -> str:
+    return f"{queue}.moving"
 
 
 def check_queue(name: str) -> str:

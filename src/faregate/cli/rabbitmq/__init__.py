@@ -1,0 +1,1 @@
+"""`faregate rabbitmq`."""

@@ -1,0 +1,57 @@
+"""`faregate rabbitmq`: look after what is on the broker. Each command loads the driver when it runs, not before."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from faregate.cli.load import BusName
+from faregate.cli.loop import run_async
+from faregate.cli.output import AsJson, answer
+from faregate.cli.rabbitmq import doctor as examination
+from faregate.cli.rabbitmq.doctor import Part, examine
+from faregate.cli.rabbitmq.site import opened_site
+from faregate.errors import ConfigurationError
+
+rabbitmq = typer.Typer(no_args_is_help=True, help="Look after the queues of a bus on RabbitMQ.")
+
+
+@rabbitmq.command()
+def doctor(
+    target: BusName,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Remove queues that are left over, empty and without consumers.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what is on the broker for each subscription, what is wrong with it, and what to run about it.
+
+    Declares and removes no queue without --prune, and works beside a running bus. Exits with 1 when something is to be
+    done.
+    """
+    if prune and not yes:
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise ConfigurationError("--prune removes without asking only with --yes: there is no terminal to ask on")
+        typer.confirm("Remove the queues that are left over, empty and without consumers?", abort=True, err=True)
+    url, parts, removed = run_async(_examine(target, prune))
+    answer(
+        examination.as_json(url, parts, removed),
+        lambda: examination.show(url, parts, removed),
+        as_json=as_json,
+    )
+    if any(part.findings for part in parts):
+        raise typer.Exit(1)
+
+
+async def _examine(target: str, prune: bool) -> tuple[str, list[Part], list[str]]:
+    async with opened_site(target) as (bus, transport):
+        removed: list[str] = []
+        if prune:
+            from faregate.transports.rabbitmq.survey import as_noted, remove_left_over
+
+            for wanted in bus.bindings:
+                binding = await as_noted(wanted, bus.store_of(wanted.node))
+                await transport.bind(binding)
+                removed += await remove_left_over(transport, binding)
+        return bus.url, await examine(bus, transport, target), removed
