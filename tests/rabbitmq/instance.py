@@ -8,6 +8,7 @@ import asyncio
 import logging
 import signal
 import sys
+from typing import Any
 
 import faregate as fg
 
@@ -19,15 +20,16 @@ class Step(fg.Event, key="account"):
     """How many of its tries fail."""
 
 
-def make_node(name: str, source: str, partitions: int) -> fg.Node:
-    node = fg.Node(name, schema="create table if not exists effects(at serial, account text, number int, tries int)")
+def make_node(name: str, source: str, partitions: int, at: str = "serial", *, ordered: bool = True) -> fg.Node:
+    """`at`: the type of the column that numbers the effects."""
+    node = fg.Node(name, schema=f"create table if not exists effects(at {at}, account text, number int, tries int)")
+
+    order: dict[str, Any] = {"key": "account", "order": fg.ByKey(4), "partitions": partitions} if ordered else {}
 
     @node.on(
         Step,
         source=source,
-        key="account",
-        order=fg.ByKey(4),
-        partitions=partitions,
+        **order,
         retry=fg.Retry(0),
         redeliver=fg.Redeliver(0.2, 0.2, 0.2),
     )

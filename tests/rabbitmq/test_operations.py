@@ -2,19 +2,23 @@
 
 import asyncio
 import json
+import sqlite3
 import sys
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import closing, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from pamqp.commands import Basic
 from typer.testing import CliRunner
 
 import faregate as fg
 from faregate.cli import app
 from faregate.ports.queue import Partitioned
+from faregate.stores.sqlite import SqliteStore
 from faregate.transports.rabbitmq import RabbitmqQueue
 from faregate.transports.rabbitmq.channels import BatchChannel
 from faregate.transports.rabbitmq.names import moving_queue
@@ -34,15 +38,21 @@ class Site:
         self.author, self.name = f"author-{suffix}", f"ledger-{suffix}"
         self.queue = f"{self.name}.Step.{self.author}"
         parted = [f"{self.queue}.g{generation}-{number}" for generation in (1, 2) for number in range(6)]
+        self.partitions, self.ordered = 4, True
         self.names = [self.queue, f"{self.name}-dead", *parted]
 
-    def bus(self, partitions: int = 4) -> fg.Bus:
-        author = fg.Node(self.author)
-        return fg.Bus(self.broker, nodes=[author, make_node(self.name, self.author, partitions)], store=self.store)
+    def bus(self, partitions: int | None = None) -> fg.Bus:
+        node = make_node(
+            self.name, self.author, partitions or self.partitions, at="integer primary key", ordered=self.ordered
+        )
+        return fg.Bus(self.broker, nodes=[node], store=self.store)
 
     async def publish(self, count: int) -> None:
+        await self.publish_more(0, count)
+
+    async def publish_more(self, first: int, end: int) -> None:
         async with fg.Bus(self.broker, nodes=[fg.Node(self.author)]) as bus:
-            for number in range(count):
+            for number in range(first, end):
                 await bus.publish(Step(account=f"account-{number % 7}", number=number))
 
     async def run(self, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, Any]:
@@ -184,3 +194,258 @@ async def test_pruning_removes_what_is_left_over_and_empty(site: Site, monkeypat
 async def test_pruning_asks_or_is_told(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(fg.ConfigurationError, match="--yes"):
         await site.run(monkeypatch, "doctor", "--prune")
+
+
+# --- migrate ---
+
+CLASSIC: dict[str, Any] = {"arguments": {"x-queue-type": "classic"}}
+OTHER: dict[str, Any] = {"arguments": {"x-queue-type": "quorum", "x-single-active-consumer": True}}
+
+
+async def bind(site: Site, queue: str, *keys: str) -> None:
+    async def lead(channel: BatchChannel) -> None:
+        for key in keys:
+            await channel.queue_bind(queue, "faregate", routing_key=f"event.{site.author}.Step.{key}")
+
+    transport = RabbitmqQueue(site.broker)
+    await transport.open()
+    await transport.on_channel(lead)
+    await transport.close()
+
+
+async def otherwise(site: Site, **options: Any) -> None:
+    """The one partition of the node is there, and bound, and not as it should be."""
+    await declare(site.broker, f"{site.queue}.g1-0", **options)
+    await bind(site, f"{site.queue}.g1-0", "*")
+
+
+async def effects(site: Site, count: int) -> dict[str, list[int]]:
+    """What the node does when it starts, by account, in its order."""
+    store = site.store.removeprefix("sqlite:")
+    bus = site.bus()
+    async with bus, asyncio.timeout(60):
+        rows: list[tuple[str, int]] = []
+        while len(rows) < count:
+            await asyncio.sleep(0.1)
+            with closing(sqlite3.connect(store)) as connection:
+                rows = connection.execute("select account, number from effects order by at").fetchall()
+        await bus.idle()
+    found: dict[str, list[int]] = {}
+    for account, number in rows:
+        found.setdefault(account, []).append(number)
+    return found
+
+
+def in_order(count: int) -> dict[str, list[int]]:
+    return {f"account-{each}": list(range(each, count, 7)) for each in range(7)}
+
+
+@pytest.mark.parametrize("options", [CLASSIC, OTHER], ids=["classic", "other-arguments"])
+async def test_an_ordered_queue_is_made_anew_with_all_messages_in_order(
+    site: Site, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    site.partitions = 1
+    await otherwise(site, **options)
+    await site.publish(500)
+    with pytest.raises(fg.QueueDiffers):
+        await site.bus().prepare()
+    status, told = await site.run(monkeypatch, "migrate")
+    assert (status, told["moved"]) == (0, 500)
+    await site.publish_more(500, 600)
+    assert await effects(site, 600) == in_order(600)
+    status, told = await site.run(monkeypatch, "migrate")
+    assert told["migrated"] == [], "it made something that was right already"
+    status, told = await site.run(monkeypatch, "doctor")
+    assert (status, told["sound"]) == (0, True)
+
+
+STEPS = 30
+"""More than a migration has."""
+SOME = (12, 16, 20)
+
+
+def steps() -> list[Any]:
+    """A few in every run, all in the long tier."""
+    return [pytest.param(step, marks=[] if step in SOME else [pytest.mark.full]) for step in range(STEPS)]
+
+
+class Interrupted:
+    """Every step of a migration counts; the one after so many fails, and all after that."""
+
+    def __init__(self, step: int) -> None:
+        self.left = step
+
+    def before(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        async def interrupted(*arguments: Any) -> Any:
+            self._count()
+            return await work(*arguments)
+
+        return interrupted
+
+    def before_ack(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        def interrupted(*arguments: Any) -> Any:
+            self._count()
+            return work(*arguments)
+
+        return interrupted
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise fg.BrokerUnavailable("interrupted by the test")
+
+
+async def interrupt(site: Site, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Its connection ends with it, as when its process is killed."""
+    interrupted = Interrupted(step)
+    with monkeypatch.context() as patch, suppress(fg.BrokerUnavailable):
+        patch.setattr(RabbitmqQueue, "on_channel", interrupted.before(RabbitmqQueue.on_channel))
+        patch.setattr(BatchChannel, "acknowledgements", interrupted.before_ack(BatchChannel.acknowledgements))
+        await site.run(patch, "migrate")
+    assert step < STEPS - 1 or interrupted.left >= 0, f"a migration has more than {STEPS} steps"
+    assert step not in SOME or interrupted.left < 0, f"it was over before step {step}"
+
+
+@pytest.mark.parametrize("step", steps())
+async def test_a_migration_goes_on_wherever_it_was_interrupted(
+    site: Site, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    site.partitions = 1
+    await otherwise(site, **OTHER)
+    await site.publish(60)
+    await interrupt(site, monkeypatch, step)
+    await site.publish_more(60, 80)
+    await site.run(monkeypatch, "migrate")
+    assert await effects(site, 80) == in_order(80)
+
+
+async def test_a_migration_that_only_kept_its_lease_is_finished(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.partitions = 1
+    await otherwise(site, **OTHER)
+    await site.publish(7)
+
+    async def cut(*_: object) -> None:
+        raise fg.StoreUnavailable("interrupted by the test")
+
+    with monkeypatch.context() as patch, pytest.raises(fg.StoreUnavailable):
+        patch.setattr(SqliteStore, "release_lease", cut)
+        await site.run(patch, "migrate")
+    status, told = await site.run(monkeypatch, "doctor")
+    assert status == 1 and "nobody may consume" in found(told)[f"{site.queue}.g1-0"][0]
+    await site.run(monkeypatch, "migrate")
+    assert await effects(site, 7) == in_order(7)
+
+
+@pytest.mark.parametrize("step", steps())
+async def test_a_queue_without_order_goes_on_wherever_it_was_interrupted(
+    site: Site, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    site.ordered = False
+    await declare(site.broker, site.queue, **CLASSIC)
+    await bind(site, site.queue, "*")
+    await site.publish(60)
+    await interrupt(site, monkeypatch, step)
+    await site.publish_more(60, 80)
+    await site.run(monkeypatch, "migrate")
+    found = await effects(site, 80)
+    assert {account: sorted(numbers) for account, numbers in found.items()} == in_order(80)
+
+
+async def test_nothing_is_migrated_while_somebody_consumes(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.partitions = 1
+    await otherwise(site, **OTHER)
+    await site.publish(3)
+    transport = RabbitmqQueue(site.broker)
+    await transport.open()
+    consuming, over = asyncio.Event(), asyncio.Event()
+
+    async def consume(channel: BatchChannel) -> None:
+        await channel.basic_consume(f"{site.queue}.g1-0", _never)
+        consuming.set()
+        await over.wait()
+
+    task = asyncio.create_task(transport.on_channel(consume))
+    await consuming.wait()
+    with pytest.raises(fg.ConfigurationError, match="stop the instances"):
+        await site.run(monkeypatch, "migrate")
+    over.set()
+    await task
+    await transport.close()
+    status, told = await site.run(monkeypatch, "migrate")
+    assert (status, told["moved"]) == (0, 3)
+
+
+async def _never(message: object) -> None:
+    """Nobody acknowledges."""
+
+
+async def test_nothing_is_migrated_while_an_instance_holds_the_partition(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.partitions = 1
+    await otherwise(site, **OTHER)
+    await site.publish(3)
+    store = site.bus().store_of(site.name)
+    assert store is not None
+    await store.open()
+    assert await store.claim_lease(site.name, f"{site.queue}.g1-0", "another", 1000) == 1
+    with pytest.raises(fg.ConfigurationError, match="is held by another for"):
+        await site.run(monkeypatch, "migrate")
+    await store.release_lease(site.name, f"{site.queue}.g1-0", "another", 1, 0)
+    await store.close()
+    await site.run(monkeypatch, "migrate")
+    assert await effects(site, 3) == {f"account-{each}": [each] for each in range(3)}
+
+
+async def test_what_another_program_published_is_known_by_its_routing_key_afterwards(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.ordered = False
+    await declare(site.broker, site.queue, **CLASSIC)
+    await bind(site, site.queue, "*")
+    await publish_plainly(site)
+    await site.run(monkeypatch, "migrate")
+    assert await effects(site, 1) == {"plain": [7]}
+
+
+async def publish_plainly(site: Site) -> None:
+    async def send(channel: BatchChannel) -> None:
+        key, properties = f"event.{site.author}.Step.-", Basic.Properties(message_id=uuid.uuid4().hex)
+        await channel.basic_publish(
+            b'{"account": "plain", "number": 7}', exchange="faregate", routing_key=key, properties=properties
+        )
+
+    transport = RabbitmqQueue(site.broker)
+    await transport.open()
+    await transport.on_channel(send)
+    await transport.close()
+
+
+async def test_dead_letters_are_kept_when_their_queue_is_made_anew(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    await site.bus().prepare()
+    transport = RabbitmqQueue(site.broker)
+    await transport.open()
+    await remove_queues(transport, f"{site.name}-dead")
+    await transport.close()
+    await declare(site.broker, f"{site.name}-dead", **CLASSIC)
+    await publish_dead(site)
+    status, told = await site.run(monkeypatch, "migrate")
+    assert (status, told["migrated"], told["moved"]) == (0, [f"{site.name}-dead"], 1)
+    bus = site.bus()
+    async with bus:
+        await bus.idle()
+        assert [letter.reason for letter in await bus.dead_letters()] == ["tired"]
+
+
+async def publish_dead(site: Site) -> None:
+    async def send(channel: BatchChannel) -> None:
+        headers: dict[str, Any] = {"x-faregate-reason": "tired", "x-faregate-queue": site.queue}
+        properties = Basic.Properties(
+            message_id=uuid.uuid4().hex, message_type="Step", app_id=site.author, headers=headers
+        )
+        await channel.basic_publish(b"{}", exchange="", routing_key=f"{site.name}-dead", properties=properties)
+
+    transport = RabbitmqQueue(site.broker)
+    await transport.open()
+    await transport.on_channel(send)
+    await transport.close()

@@ -7,7 +7,7 @@ import typer
 
 from faregate.cli.load import BusName
 from faregate.cli.loop import run_async
-from faregate.cli.output import AsJson, answer
+from faregate.cli.output import AsJson, answer, counted, errors
 from faregate.cli.rabbitmq import doctor as examination
 from faregate.cli.rabbitmq.doctor import Part, examine
 from faregate.cli.rabbitmq.site import opened_site
@@ -55,3 +55,39 @@ async def _examine(target: str, prune: bool) -> tuple[str, list[Part], list[str]
                 await transport.bind(binding)
                 removed += await remove_left_over(transport, binding)
         return bus.url, await examine(bus, transport, target), removed
+
+
+@rabbitmq.command()
+def migrate(target: BusName, as_json: AsJson = False) -> None:
+    """Make every queue as it should be: those that are declared otherwise anew, and those that are missing.
+
+    No message is lost, and those of one key stay in order. Stop the instances of the nodes first; publishers may go on.
+    When it is interrupted, run it again: it goes on from there.
+    """
+    url, migrated, moved = run_async(_migrate(target))
+    told = f"made {counted(len(migrated), 'queue')} on {url}, and moved {counted(moved, 'message')}"
+    if not migrated:
+        told = f"every queue on {url} is as it should be"
+    answer({"url": url, "migrated": migrated, "moved": moved}, told, as_json=as_json)
+
+
+async def _migrate(target: str) -> tuple[str, list[str], int]:
+    from faregate.transports.rabbitmq.migration import dead_plan, migrate, plans_of
+    from faregate.transports.rabbitmq.survey import as_noted
+
+    migrated: list[str] = []
+    moved = 0
+
+    def tell(what: str, count: int) -> None:
+        nonlocal moved
+        moved += count
+        errors.print(f"{what}: {counted(count, 'message')} moved" if count else what, markup=False, soft_wrap=True)
+
+    async with opened_site(target) as (bus, transport):
+        plans = [dead_plan(node) for node in dict.fromkeys(each.node for each in bus.bindings)]
+        for wanted in bus.bindings:
+            plans += plans_of(await as_noted(wanted, bus.store_of(wanted.node)))
+        for plan in plans:
+            if await migrate(transport, plan, bus.store_of(plan.node), tell):
+                migrated.append(plan.name)
+    return bus.url, migrated, moved

@@ -15,7 +15,7 @@ from faregate.bus.bus import Bus
 from faregate.cli.output import console, counted, say
 from faregate.plain import plain
 from faregate.ports.queue import Binding
-from faregate.ports.store import Lease
+from faregate.ports.store import MIGRATION, Lease
 
 if TYPE_CHECKING:
     from faregate.transports.rabbitmq import RabbitmqQueue
@@ -84,6 +84,8 @@ def _findings(seen: "Sequence[SeenQueue]", leases: dict[str, Lease], target: str
             yield Finding(each.name, "it is not there", f"{migrate} (or start the bus)")
         elif each.difference is not None:
             yield Finding(each.name, f"it is declared otherwise: {each.difference}", migrate)
+        elif each.name in leases and leases[each.name].owner == MIGRATION:
+            yield Finding(each.name, "a migration was interrupted, and nobody may consume it", migrate)
         elif each.waiting and not each.consumers and not (each.name in leases and leases[each.name].is_held):
             told = f"{counted(each.waiting, 'message waits', 'messages wait')}, and nobody consumes"
             yield Finding(each.name, told, f"faregate run {target}")

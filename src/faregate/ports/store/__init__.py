@@ -20,7 +20,7 @@ from typing import Protocol
 
 from faregate.ports.dead_letter import DeadLetter, DeadStatus
 from faregate.ports.store.dead_letters import DeadFilter, DeadLetterStore, DeadLetterTransaction
-from faregate.ports.store.leases import Generation, Lease, LeaseStore, LeaseTransaction
+from faregate.ports.store.leases import MIGRATION, Generation, Lease, LeaseStore, LeaseTransaction
 from faregate.ports.store.ledger import Known, LedgerOutcome, LedgerRow, LedgerStore, LedgerTransaction, Sent
 from faregate.ports.store.outbox import FROM_OUTSIDE, Insertion, OutboxRow, OutboxStore, OutboxTransaction
 from faregate.ports.store.parked import BEHIND, BUCKETS, NEXT, Parked, ParkedTransaction
@@ -33,6 +33,7 @@ __all__ = [
     "BUCKETS",
     "COLUMNS",
     "FROM_OUTSIDE",
+    "MIGRATION",
     "NEXT",
     "ClaimRecord",
     "ClaimState",

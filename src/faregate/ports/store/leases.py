@@ -8,6 +8,9 @@ higher epoch. What a deposed owner has not committed it never will: every commit
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+MIGRATION = "faregate rabbitmq migrate"
+"""Who owns the lease of a partition whose messages are being moved."""
+
 
 class Lease(NamedTuple):
     node: str

@@ -37,9 +37,14 @@ async def declare_ladder(channel: BatchChannel) -> None:
         await channel.exchange_bind(destination=below, source=name, routing_key=f"{above}0.#")
 
 
+def arrival(queue: str) -> str:
+    """What its binding to `LAST` takes."""
+    return "*." * LEVELS + queue
+
+
 async def lead_to(channel: BatchChannel, queue: str) -> None:
     """Let messages arrive at this queue."""
-    await channel.queue_bind(queue, LAST, routing_key="*." * LEVELS + queue)
+    await channel.queue_bind(queue, LAST, routing_key=arrival(queue))
 
 
 def _arguments(level: int, below: str) -> dict[str, Any]:

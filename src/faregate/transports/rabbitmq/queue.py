@@ -226,6 +226,12 @@ class RabbitmqQueue:
         for command in commands.values():
             self._routable[f"{command.destination}.{command.type}"] = until
 
+    async def put(self, publications: Sequence[Publication]) -> None:
+        """Publish them as they are. Raises `Unroutable` when no queue takes one of them."""
+        batch = await self._publisher.publish(publications)
+        if batch.returned:
+            raise Unroutable(batch.returned[0].text)
+
     # --- consuming -------------------------------------------------------------------------------------------
 
     async def consume(self, queue: str, on_delivery: Callable[[Held], None], *, prefetch: int) -> QueueConsumer:

@@ -6,6 +6,7 @@ Rules kept here:
   partitions, and that of a migration which was interrupted.
 """
 
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from itertools import count
@@ -22,6 +23,8 @@ from faregate.transports.rabbitmq.topology import arguments_of, partition_queues
 
 Role = Literal["current", "dead letters", "moving", "left over"]
 """moving: a migration was interrupted. left over: from before the subscription, or its partitions, were changed."""
+
+_NAMES = re.compile(r" for queue '[^']*' in vhost '[^']*'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,5 @@ async def _delete(channel: BatchChannel, name: str) -> None:
 
 
 def _words(exc: Exception) -> str:
-    """`inequivalent arg 'x-queue-type' for queue … received … but current is …`, without what the protocol adds."""
-    text = str(exc)
-    return text.removeprefix("PRECONDITION_FAILED - ")
+    """As in `inequivalent arg 'x-queue-type': received … but current is …`, without the names, which are known."""
+    return _NAMES.sub("", str(exc).removeprefix("PRECONDITION_FAILED - "))

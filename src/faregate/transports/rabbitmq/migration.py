@@ -1,0 +1,315 @@
+"""Makes a queue anew that is declared otherwise, without losing a message.
+
+Beside the queue there is QUEUE.moving for that time. Rules kept here:
+- At every moment one of the two takes what comes: the next one is bound before the other is unbound. What lands in both
+  is recognised by its id.
+- A message leaves a queue when the broker has confirmed it in the other, or the store has committed it.
+- Every step may be the last one. What is on the broker says what is left to do, so running it again goes on from there.
+- Without order, what waits goes to QUEUE.moving and back. The partition of an ordered subscription could not keep its
+  order so: what comes meanwhile would be before what is brought back. What waits there is parked in the store instead,
+  behind what is parked already, and whatever comes parks behind that. Until it is all there the lease of the partition
+  is the migration's, for as long as that takes: no instance consumes it, not even after an interruption.
+- It refuses while somebody consumes. AMQP does not show who holds a message and does not consume.
+- One migration of a queue at a time: it has an exclusive queue, which ends with its connection.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from aiormq.abc import DeliveredMessage
+from aiormq.exceptions import ChannelLockedResource
+from pamqp.commands import Basic
+
+from faregate.errors import ConfigurationError
+from faregate.ids import message_id_of
+from faregate.message import Envelope
+from faregate.ports.clock import Clock
+from faregate.ports.queue import Binding
+from faregate.ports.store import BEHIND, MIGRATION, NEXT, Parked, Store
+from faregate.transports.rabbitmq.channels import BatchChannel, Publication
+from faregate.transports.rabbitmq.delay import LAST, arrival
+from faregate.transports.rabbitmq.names import dead_queue, moving_queue
+from faregate.transports.rabbitmq.queue import RabbitmqQueue
+from faregate.transports.rabbitmq.survey import look_at
+from faregate.transports.rabbitmq.topology import (
+    arguments_of,
+    declare_exchange,
+    declare_queue,
+    partition_queues,
+    quorum,
+    routes_of,
+)
+from faregate.transports.rabbitmq.wire import envelope_of, properties_of
+
+_FOR_EVER = 100 * 365 * 86_400.0
+_AT_ONCE = 200
+_QUIET_SECONDS = 0.3
+"""For how long nothing comes from a queue that says it has nothing."""
+
+Told = Callable[[str, int], None]
+"""Called with what is done, and how many messages are where they stay by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One queue, as it should be."""
+
+    name: str
+    node: str
+    arguments: dict[str, Any]
+    routes: list[tuple[str, str]]
+    """(exchange, routing key) of each binding."""
+    ordered: Binding | None = None
+    """Of the partition of an ordered subscription."""
+
+    @property
+    def moving(self) -> str:
+        return moving_queue(self.name)
+
+    @property
+    def moving_arguments(self) -> dict[str, Any]:
+        """Any number may consume it: we do."""
+        return {name: value for name, value in self.arguments.items() if name != "x-single-active-consumer"}
+
+
+def plans_of(binding: Binding) -> list[Plan]:
+    found: dict[str, list[tuple[str, str]]] = {name: [] for name in partition_queues(binding)}
+    for queue, exchange, key in routes_of(binding):
+        found[queue].append((exchange, key))
+    if binding.partitions is None:  # later tries of a node without a store come back by its name
+        found[binding.queue].append((LAST, arrival(binding.queue)))
+    ordered = None if binding.partitions is None else binding
+    return [Plan(name, binding.node, arguments_of(binding), routes, ordered) for name, routes in found.items()]
+
+
+def dead_plan(node: str) -> Plan:
+    return Plan(dead_queue(node), node, quorum(), [])
+
+
+async def migrate(transport: RabbitmqQueue, plan: Plan, store: Store | None, told: Told) -> bool:
+    """Make it as it should be; False: it is. Raises `ConfigurationError` while somebody consumes it."""
+    async with _alone(transport, plan):
+        queue = await look_at(transport, plan.name, "current", plan.arguments)
+        moving = await look_at(transport, plan.moving, "moving")
+        if not moving.exists and queue.exists and queue.difference is None:
+            return plan.ordered is not None and store is not None and await _release_left(store, plan)
+        if not moving.exists and not queue.exists:
+            await _declare(transport, plan, plan.name, plan.arguments)
+            told(f"made {plan.name}", 0)
+            return True
+        if queue.consumers and (queue.difference is not None or plan.ordered is not None):
+            raise _consumed(plan.name, queue.consumers)
+        lease: _Lease | None = None
+        away, back = _to(transport, plan, plan.moving), _to(transport, plan, plan.name)
+        if plan.ordered is not None:
+            assert store is not None, "an ordered subscription has a store"
+            lease = await _Lease.claim(store, plan, plan.ordered, transport.clock)
+            away = back = lease.park
+        if queue.difference is not None:
+            await _declare(transport, plan, plan.moving, plan.moving_arguments)
+            await _unbind(transport, plan, plan.name)
+            moved = await _empty(transport, plan.name, away)
+            told(f"emptied {plan.name}", moved if lease is not None else 0)  # else they are counted on their way back
+        await _declare(transport, plan, plan.name, plan.arguments)
+        await _unbind(transport, plan, plan.moving)
+        told(f"made {plan.name} anew", await _empty(transport, plan.moving, back))
+        if lease is not None:
+            await lease.release()
+        return True
+
+
+@asynccontextmanager
+async def _alone(transport: RabbitmqQueue, plan: Plan) -> AsyncIterator[None]:
+    name = f"{plan.name}.migration"
+
+    async def lock(channel: BatchChannel) -> None:
+        try:
+            await channel.queue_declare(name, exclusive=True)
+        except ChannelLockedResource as exc:
+            raise ConfigurationError(f"another process migrates {plan.name} now: wait for it") from exc
+
+    async def unlock(channel: BatchChannel) -> None:
+        await channel.queue_delete(name)
+
+    await transport.on_channel(lock)
+    yield
+    await transport.on_channel(unlock)  # after an error it ends with the connection
+
+
+def _consumed(queue: str, consumers: int) -> ConfigurationError:
+    return ConfigurationError(
+        f"somebody consumes {queue} ({consumers}): stop the instances of its node, and then run this again. Publishers "
+        "may go on"
+    )
+
+
+async def _declare(transport: RabbitmqQueue, plan: Plan, name: str, arguments: dict[str, Any]) -> None:
+    """With all that leads to the queue of this plan."""
+
+    async def declare(channel: BatchChannel) -> None:
+        await declare_queue(channel, name, arguments)
+        if any(exchange == LAST for exchange, _ in plan.routes):
+            await declare_exchange(channel, LAST)
+        for exchange, key in plan.routes:
+            await channel.queue_bind(name, exchange, routing_key=key)
+
+    await transport.on_channel(declare)
+
+
+async def _unbind(transport: RabbitmqQueue, plan: Plan, name: str) -> None:
+    async def unbind(channel: BatchChannel) -> None:
+        for exchange, key in plan.routes:
+            await channel.queue_unbind(name, exchange, routing_key=key)
+
+    await transport.on_channel(unbind)
+
+
+# --- what waits ---------------------------------------------------------------------------------------------------
+
+_Move = Callable[[Sequence[DeliveredMessage]], Awaitable[None]]
+"""Put messages elsewhere; they are safe there when it returns."""
+
+
+def _to(transport: RabbitmqQueue, plan: Plan, to: str) -> _Move:
+    async def move(messages: Sequence[DeliveredMessage]) -> None:
+        await transport.put([Publication("", to, _as_it_was(each, plan.node), each.body) for each in messages])
+
+    return move
+
+
+async def _empty(transport: RabbitmqQueue, name: str, move: _Move) -> int:
+    """Move what waits in a queue that nothing leads to, and delete it; how many they were."""
+    moved = 0
+    while True:
+        seen = await look_at(transport, name, "moving")
+        if seen.consumers:
+            raise _consumed(name, seen.consumers)
+        if not seen.waiting:
+            break
+
+        async def take(channel: BatchChannel) -> None:
+            nonlocal moved
+            moved += await _take_all(channel, name, move)
+
+        await transport.on_channel(take)
+        await _until_left(transport, name)
+
+    async def delete(channel: BatchChannel) -> None:
+        await channel.queue_delete(name)
+
+    await transport.on_channel(delete)
+    return moved
+
+
+async def _take_all(channel: BatchChannel, name: str, move: _Move) -> int:
+    """By consuming: a queue with a single active consumer answers no `get`."""
+    arrived: asyncio.Queue[DeliveredMessage] = asyncio.Queue()
+    channel.on_delivery = arrived.put_nowait
+    lost = channel.closing
+    moved = 0
+    await channel.basic_qos(prefetch_count=_AT_ONCE)
+    await channel.basic_consume(name, _unused)
+    while not lost.done():
+        batch: list[DeliveredMessage] = []
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_QUIET_SECONDS):
+                batch.append(await arrived.get())
+        if not batch:
+            break
+        while not arrived.empty():
+            batch.append(arrived.get_nowait())
+        await move(batch)
+        await channel.write(channel.acknowledgements([], batch[-1].delivery_tag or 0, []))
+        moved += len(batch)
+    return moved
+
+
+async def _until_left(transport: RabbitmqQueue, name: str) -> None:
+    """The broker has seen that we consume no more: what was on its way to us is back."""
+    for _ in range(100):
+        if not (await look_at(transport, name, "moving")).consumers:
+            return
+        await asyncio.sleep(0.05)
+
+
+async def _unused(message: DeliveredMessage) -> None:
+    """The channel hands deliveries over by itself."""
+    raise AssertionError(message)
+
+
+def _envelope(message: DeliveredMessage, node: str) -> Envelope:
+    return envelope_of(message.header.properties, message.body, message.routing_key or "", node)
+
+
+def _as_it_was(message: DeliveredMessage, node: str) -> Basic.Properties:
+    """Its properties, with what only its routing key said, which is another one now."""
+    properties, envelope = message.header.properties, _envelope(message, node)
+    if not properties.message_type or not properties.app_id:
+        said = properties_of(envelope)
+        properties.headers = {**(said.headers or {}), **(properties.headers or {})}
+        properties.message_type = properties.message_type or envelope.type or None
+        properties.app_id = properties.app_id or envelope.source or None
+    properties.user_id = None  # the broker takes it from nobody else
+    properties.delivery_mode = 2
+    return properties
+
+
+async def _release_left(store: Store, plan: Plan) -> bool:
+    """Everything was done but this; whether it was."""
+    for lease in await store.leases(plan.node, [plan.name]):
+        if lease.owner == MIGRATION:
+            await store.release_lease(plan.node, plan.name, MIGRATION, lease.epoch, 0)
+            return True
+    return False
+
+
+class _Lease:
+    """The partition is ours: nobody consumes it before all that waits is parked, in order."""
+
+    def __init__(self, store: Store, queue: str, binding: Binding, clock: Clock, epoch: int) -> None:
+        self._store = store
+        self._queue = queue
+        self._binding = binding
+        self._clock = clock
+        self._epoch = epoch
+
+    @classmethod
+    async def claim(cls, store: Store, plan: Plan, binding: Binding, clock: Clock) -> "_Lease":
+        found = next(iter(await store.leases(plan.node, [plan.name])), None)
+        if found is not None and found.owner == MIGRATION:  # it was interrupted
+            return cls(store, plan.name, binding, clock, found.epoch)
+        epoch = await store.claim_lease(plan.node, plan.name, MIGRATION, _FOR_EVER)
+        if epoch is None:
+            owner = "another instance" if found is None else f"{found.owner or found.wanted_by}"
+            left = "" if found is None else f" for {max(0.0, found.left):.0f} s more"
+            raise ConfigurationError(
+                f"{plan.name} is held by {owner}{left}: stop the instances of {plan.node}, and then run this again"
+            )
+        return cls(store, plan.name, binding, clock, epoch)
+
+    async def park(self, messages: Sequence[DeliveredMessage]) -> None:
+        node, queue, now = self._binding.node, self._queue, self._clock.time()
+        rows = [self._row(_envelope(message, node), now) for message in messages]
+        async with self._store.transaction() as transaction:
+            await transaction.hold_lease(node, queue, self._epoch)
+            await transaction.park(node, [(row, None) for row in rows])
+            for key in sorted({row.key for row in rows if row.key is not None}):
+                await transaction.next_of_key(node, queue, key, now)
+
+    def _row(self, envelope: Envelope, now: float) -> Parked:
+        """As the bus parks what waits behind others, and what is scheduled."""
+        binding, key, due = self._binding, None, now
+        if envelope.deliver_at is not None and envelope.deliver_at > now:
+            due = envelope.deliver_at
+        elif binding.strict and binding.serial:
+            key = ""
+        elif binding.strict and binding.key_of is not None:
+            key = binding.key_of(envelope)
+        due = due if key is None else BEHIND
+        return Parked(message_id_of(envelope, binding.node), due, 0, key, NEXT, envelope, self._queue)
+
+    async def release(self) -> None:
+        await self._store.release_lease(self._binding.node, self._queue, MIGRATION, self._epoch, 0)
