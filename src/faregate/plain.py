@@ -9,7 +9,14 @@ of a log, an escape sequence would steer a terminal, a lone surrogate could not 
 import logging
 from typing import Any
 
-LOGGERS = ("faregate.broker", "faregate.bus", "faregate.journal", "faregate.spark", "faregate.stores")
+LOGGERS = (
+    "faregate.broker",
+    "faregate.bus",
+    "faregate.journal",
+    "faregate.rabbitmq",
+    "faregate.spark",
+    "faregate.stores",
+)
 _TRACE = logging.Formatter()
 
 

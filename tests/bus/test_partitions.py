@@ -21,7 +21,7 @@ from faregate.ports.store import Lease, Parked
 from faregate.testing import FakeClock
 from tests.bus.parted import Parted, Server
 
-LONG = 15.0
+LONG = 60.0
 
 
 class Step(fg.Event, key="key"):

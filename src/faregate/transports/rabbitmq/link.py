@@ -33,7 +33,7 @@ from faregate.transports.rabbitmq.address import Address
 from faregate.transports.rabbitmq.channels import BatchChannel, open_channel
 
 log = logging.getLogger("faregate.rabbitmq")
-if not (_drivers := logging.getLogger("aiormq")).level:
+if not (_drivers := logging.getLogger(aiormq.__name__)).level:
     _drivers.setLevel(logging.CRITICAL)  # what it would log is raised or logged here, with the message and the queue
 
 C = TypeVar("C", bound=BatchChannel)
