@@ -38,7 +38,7 @@ from faregate.transports.rabbitmq.topology import (
     undeclare,
     waiting_in,
 )  # fmt: skip
-from faregate.transports.rabbitmq.wire import properties_of
+from faregate.transports.rabbitmq.wire import check_headers, properties_of
 
 _LOOK_SECONDS = 0.02
 _ROUTABLE_SECONDS = 60.0
@@ -199,6 +199,8 @@ class RabbitmqQueue:
         publications: list[Publication] = []
         commands: dict[int, Envelope] = {}
         for envelope in envelopes:
+            if envelope.headers or envelope.key:
+                check_headers(envelope)
             properties = properties_of(envelope)
             if envelope.kind == "command":
                 check_command(envelope, [str(envelope.destination)])

@@ -10,15 +10,33 @@ from typing import Any
 
 from pamqp.commands import Basic
 
+from faregate.errors import MessageTooLarge
 from faregate.message import Envelope
 from faregate.transports.amqp_wire import OURS, ROUTING_KEY, fields_of, headers_of
 
+_MOST_HEADERS = 65_536
+"""Bytes. All properties of a message are one frame of 128 KiB, and the error of a dead letter needs its place there."""
+_LONGEST_NAME = 255
 REDELIVERIES, TRIES = OURS + "redeliveries", OURS + "tries"
 """How often it was put off, and how often a handler began on it: both travel with the message."""
 DUE = OURS + "due"
 """When it is to be delivered again."""
 REASON, ERROR, QUEUE, FAILED_AT = OURS + "reason", OURS + "error", OURS + "queue", OURS + "failed-at"
 """Why it is a dead letter, from which queue, and since when."""
+
+
+def check_headers(envelope: Envelope) -> None:
+    """Raises `MessageTooLarge`. A frame that is too long would cost the connection, and again with each new one."""
+    sizes = {name: len(name.encode()) + len(value.encode()) for name, value in envelope.headers.items()}
+    size = sum(sizes.values()) + len(envelope.key or "")
+    if size > _MOST_HEADERS:
+        raise MessageTooLarge(
+            f"{envelope} has headers and a key of {size} bytes, and RabbitMQ has room for {_MOST_HEADERS}: put them "
+            "into the message"
+        )
+    for name in envelope.headers:
+        if len(name.encode()) > _LONGEST_NAME:
+            raise MessageTooLarge(f"{envelope} has a header whose name is longer than {_LONGEST_NAME} bytes: {name!r}")
 
 
 def properties_of(envelope: Envelope, more: Mapping[str, Any] | None = None) -> Basic.Properties:
