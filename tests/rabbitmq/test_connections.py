@@ -173,6 +173,7 @@ async def test_a_queue_that_is_declared_otherwise_is_left_as_it_is(broker: str) 
     [
         ({"note": "x" * 200_000}, "headers and a key of 200004 bytes, and RabbitMQ has room for 65536"),
         ({"x" * 256: "note"}, "a header whose name is longer than 255 bytes"),
+        ({"note": "\ud800"}, "a header or a key that cannot be written as UTF-8"),
     ],
 )
 async def test_headers_for_which_a_frame_has_no_room_are_refused_and_cost_no_connection(
@@ -180,7 +181,7 @@ async def test_headers_for_which_a_frame_has_no_room_are_refused_and_cost_no_con
 ) -> None:
     shop = Shop()
     async with running(broker, shop) as bus:
-        with pytest.raises(fg.MessageTooLarge, match=told):
+        with pytest.raises(fg.Permanent, match=told):
             await bus.publish(Counted(number=1), node=shop.author, headers=headers)
         await bus.publish(Counted(number=2), node=shop.author, headers={"note": "x" * 60_000})
         await shop.until_seen(1)

@@ -10,7 +10,7 @@ from typing import Any
 
 from pamqp.commands import Basic
 
-from faregate.errors import MessageTooLarge
+from faregate.errors import MessageTooLarge, Permanent
 from faregate.message import Envelope
 from faregate.transports.amqp_wire import OURS, ROUTING_KEY, fields_of, headers_of
 
@@ -26,9 +26,13 @@ REASON, ERROR, QUEUE, FAILED_AT = OURS + "reason", OURS + "error", OURS + "queue
 
 
 def check_headers(envelope: Envelope) -> None:
-    """Raises `MessageTooLarge`. A frame that is too long would cost the connection, and again with each new one."""
-    sizes = {name: len(name.encode()) + len(value.encode()) for name, value in envelope.headers.items()}
-    size = sum(sizes.values()) + len(envelope.key or "")
+    """Raises `MessageTooLarge`, and `Permanent` for what is no text. A frame that is too long costs the connection,
+    and again with each new one."""
+    try:
+        size = len((envelope.key or "").encode())
+        size += sum(len(name.encode()) + len(value.encode()) for name, value in envelope.headers.items())
+    except UnicodeEncodeError as exc:
+        raise Permanent(f"{envelope} has a header or a key that cannot be written as UTF-8: {exc}") from exc
     if size > _MOST_HEADERS:
         raise MessageTooLarge(
             f"{envelope} has headers and a key of {size} bytes, and RabbitMQ has room for {_MOST_HEADERS}: put them "
