@@ -1,4 +1,4 @@
-"""Looking after what is on the broker: generations of partitions, `faregate rabbitmq doctor` and `migrate`."""
+"""Looking after what is on the broker: generations, and `faregate rabbitmq doctor | migrate | repartition`."""
 
 import asyncio
 import json
@@ -50,17 +50,21 @@ class Site:
     async def publish(self, count: int) -> None:
         await self.publish_more(0, count)
 
-    async def publish_more(self, first: int, end: int) -> None:
+    async def publish_more(self, first: int, end: int, *, fails: int = 0) -> None:
+        """`fails`: how many tries of every tenth one fail."""
         async with fg.Bus(self.broker, nodes=[fg.Node(self.author)]) as bus:
             for number in range(first, end):
-                await bus.publish(Step(account=f"account-{number % 7}", number=number))
+                await bus.publish(
+                    Step(account=f"account-{number % 7}", number=number, fails=fails if number % 10 == 0 else 0)
+                )
 
     async def run(self, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, Any]:
         """`faregate rabbitmq …` on this bus: its exit status, and what it says in JSON."""
         module = ModuleType("site_under_test")
         module.bus = self.bus  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "site_under_test", module)
-        command = ["rabbitmq", arguments[0], "site_under_test:bus", *arguments[1:], "--json"]
+        more = [self.name, "Step", *arguments[1:]] if arguments[0] == "repartition" else arguments[1:]
+        command = ["rabbitmq", arguments[0], "site_under_test:bus", *more, "--json"]
         result = await asyncio.to_thread(CliRunner().invoke, app, command, catch_exceptions=False)
         return result.exit_code, json.loads(result.stdout)
 
@@ -259,14 +263,14 @@ async def test_an_ordered_queue_is_made_anew_with_all_messages_in_order(
     assert (status, told["sound"]) == (0, True)
 
 
-STEPS = 30
-"""More than a migration has."""
-SOME = (12, 16, 20)
+STEPS = 60
+"""More than any of these commands has."""
+SOME = (14, 20, 26)
 
 
 def steps() -> list[Any]:
-    """A few in every run, all in the long tier."""
-    return [pytest.param(step, marks=[] if step in SOME else [pytest.mark.full]) for step in range(STEPS)]
+    """A few in every run, every third one in the long tier."""
+    return [pytest.param(step, marks=[] if step in SOME else [pytest.mark.full]) for step in range(2, STEPS, 3)]
 
 
 class Interrupted:
@@ -295,15 +299,16 @@ class Interrupted:
             raise fg.BrokerUnavailable("interrupted by the test")
 
 
-async def interrupt(site: Site, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+async def interrupt(site: Site, monkeypatch: pytest.MonkeyPatch, step: int, *command: str) -> None:
     """Its connection ends with it, as when its process is killed."""
     interrupted = Interrupted(step)
     with monkeypatch.context() as patch, suppress(fg.BrokerUnavailable):
         patch.setattr(RabbitmqQueue, "on_channel", interrupted.before(RabbitmqQueue.on_channel))
+        for name in ("claim_lease", "next_generation", "release_lease"):
+            patch.setattr(SqliteStore, name, interrupted.before(getattr(SqliteStore, name)))
         patch.setattr(BatchChannel, "acknowledgements", interrupted.before_ack(BatchChannel.acknowledgements))
-        await site.run(patch, "migrate")
-    assert step < STEPS - 1 or interrupted.left >= 0, f"a migration has more than {STEPS} steps"
-    assert step not in SOME or interrupted.left < 0, f"it was over before step {step}"
+        await site.run(patch, *(command or ("migrate",)))
+    assert step < STEPS - 1 or interrupted.left >= 0, f"it has more than {STEPS} steps"
 
 
 @pytest.mark.parametrize("step", steps())
@@ -449,3 +454,62 @@ async def publish_dead(site: Site) -> None:
     await transport.open()
     await transport.on_channel(send)
     await transport.close()
+
+
+# --- repartition ---
+
+
+def parked(site: Site) -> int:
+    """How many wait in the store."""
+    with closing(sqlite3.connect(site.store.removeprefix("sqlite:"))) as connection:
+        [(count,)] = connection.execute("select count(*) from faregate_parked").fetchall()
+    return int(count)
+
+
+async def test_another_number_of_partitions_keeps_every_message_and_the_order_of_keys(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some are handled, some wait for a later try with others parked behind them, and some are in the queues."""
+    await site.bus().prepare()
+    await site.publish(100)
+    async with site.bus(), asyncio.timeout(60):
+        await site.publish_more(100, 170, fails=3)
+        waiting = 0
+        while not waiting:
+            await asyncio.sleep(0.01)
+            waiting = parked(site)
+    assert parked(site), "nothing waits for a later try"
+    await site.publish_more(170, 300)
+    status, told = await site.run(monkeypatch, "repartition", "--to", "6")
+    assert (status, told["changed"], told["partitions"]) == (0, True, 6)
+    assert told["moved"] >= 130, "what was in the queues, at least"
+    await site.publish_more(300, 340)
+    site.partitions = 6
+    assert await effects(site, 340) == in_order(340)
+    assert parked(site) == 0
+    queues = {f"{site.queue}.g2-{number}" for number in range(6)}
+    assert set(await left(site)) == queues | {f"{site.name}-dead"}
+    assert (await site.run(monkeypatch, "doctor"))[0] == 0
+    status, told = await site.run(monkeypatch, "repartition", "--to", "6")
+    assert (status, told["changed"]) == (0, False)
+
+
+@pytest.mark.parametrize("step", steps())
+async def test_a_change_of_partitions_goes_on_wherever_it_was_interrupted(
+    site: Site, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    site.partitions = 2
+    await site.bus().prepare()
+    await site.publish(60)
+    await interrupt(site, monkeypatch, step, "repartition", "--to", "3")
+    await site.publish_more(60, 80)
+    await site.run(monkeypatch, "repartition", "--to", "3")
+    site.partitions = 3
+    assert await effects(site, 80) == in_order(80)
+
+
+async def test_partitions_that_are_consumed_are_not_changed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with site.bus():
+        with pytest.raises(fg.ConfigurationError, match="stop the instances"):
+            await site.run(monkeypatch, "repartition", "--to", "6")
+    assert not [queue for queue in await left(site) if ".g2-" in queue]

@@ -76,18 +76,66 @@ async def _migrate(target: str) -> tuple[str, list[str], int]:
     from faregate.transports.rabbitmq.survey import as_noted
 
     migrated: list[str] = []
-    moved = 0
-
-    def tell(what: str, count: int) -> None:
-        nonlocal moved
-        moved += count
-        errors.print(f"{what}: {counted(count, 'message')} moved" if count else what, markup=False, soft_wrap=True)
-
+    progress = _Progress()
     async with opened_site(target) as (bus, transport):
         plans = [dead_plan(node) for node in dict.fromkeys(each.node for each in bus.bindings)]
         for wanted in bus.bindings:
             plans += plans_of(await as_noted(wanted, bus.store_of(wanted.node)))
         for plan in plans:
-            if await migrate(transport, plan, bus.store_of(plan.node), tell):
+            if await migrate(transport, plan, bus.store_of(plan.node), progress.tell):
                 migrated.append(plan.name)
-    return bus.url, migrated, moved
+    return bus.url, migrated, progress.moved
+
+
+@rabbitmq.command()
+def repartition(
+    target: BusName,
+    node: Annotated[str, typer.Argument(help="The node that subscribes.", metavar="NODE")],
+    type_: Annotated[str, typer.Argument(help="The type of the message, by its wire name.", metavar="TYPE")],
+    to: Annotated[int, typer.Option("--to", help="How many partitions.", min=1, max=256)],
+    as_json: AsJson = False,
+) -> None:
+    """Give an ordered subscription another number of partitions.
+
+    No message is lost, and those of one key stay in order. Stop the instances of the node first; publishers may go on.
+    When it is interrupted, run it again: it goes on from there, and until then nobody consumes.
+    """
+    url, changed, moved = run_async(_repartition(target, node, type_, to))
+    told = f"{node} takes {type_} in {counted(to, 'partition')} now; moved {counted(moved, 'message')}"
+    if not changed:
+        told = f"{node} takes {type_} in {counted(to, 'partition')} already"
+    answer({"url": url, "changed": changed, "partitions": to, "moved": moved}, told, as_json=as_json)
+
+
+async def _repartition(target: str, node: str, wire: str, to: int) -> tuple[str, bool, int]:
+    from faregate.transports.rabbitmq.repartition import repartition
+
+    progress = _Progress()
+    changed = False
+    async with opened_site(target) as (bus, transport):
+        store = bus.store_of(node) if node in bus.nodes else None
+        found = [each for each in bus.bindings if (each.node, each.type) == (node, wire) and each.partitions]
+        if not found or store is None:
+            ordered = ", ".join(f"{each.node} {each.type}" for each in bus.bindings if each.partitions)
+            raise ConfigurationError(
+                f"{target} has no ordered subscription of {node} to {wire}; it has: {ordered or 'none'}"
+            )
+        if to > 1 and any(each.partitions == 1 for each in found):
+            raise ConfigurationError(
+                f"the program has {wire} of {node} in one part: give it the key of its type and partitions= more than "
+                "1 first, since the messages of one key would be in several"
+            )
+        for binding in found:
+            changed |= await repartition(transport, binding, store, to, progress.tell)
+    return bus.url, changed, progress.moved
+
+
+class _Progress:
+    """Says on standard error what is done, and counts."""
+
+    def __init__(self) -> None:
+        self.moved = 0
+
+    def tell(self, what: str, count: int) -> None:
+        self.moved += count
+        errors.print(f"{what}: {counted(count, 'message')} moved" if count else what, markup=False, soft_wrap=True)

@@ -15,7 +15,7 @@ from faregate.bus.bus import Bus
 from faregate.cli.output import console, counted, say
 from faregate.plain import plain
 from faregate.ports.queue import Binding
-from faregate.ports.store import MIGRATION, Lease
+from faregate.ports.store import MIGRATION, REPARTITION, Lease
 
 if TYPE_CHECKING:
     from faregate.transports.rabbitmq import RabbitmqQueue
@@ -50,7 +50,7 @@ async def examine(bus: Bus, transport: "RabbitmqQueue", target: str) -> list[Par
         leases: dict[str, Lease] = {}
         if store is not None and binding.partitions is not None:
             leases = {each.queue: each for each in await store.leases(binding.node, [each.name for each in seen])}
-        findings = [*_findings(seen, leases, target), *_number(wanted, binding)]
+        findings = [*_findings(seen, leases, target, binding), *_number(wanted, binding, target)]
         parts.append(Part(_title(binding), seen, leases, findings))
     for node in dict.fromkeys(binding.node for binding in bus.bindings):
         seen = await survey_dead(transport, node)
@@ -68,7 +68,12 @@ def _title(binding: Binding) -> str:
     return f"{binding.node} takes {binding.type}{source}{parted}"
 
 
-def _findings(seen: "Sequence[SeenQueue]", leases: dict[str, Lease], target: str) -> Iterator[Finding]:
+def _findings(
+    seen: "Sequence[SeenQueue]", leases: dict[str, Lease], target: str, binding: Binding | None = None
+) -> Iterator[Finding]:
+    again = "consume it with the earlier program, or take the messages by hand"
+    if binding is not None and binding.partitions is not None:
+        again = _repartition(target, binding, binding.partitions)
     migrate = f"faregate rabbitmq migrate {target}"
     for each in seen:
         if each.role == "moving":
@@ -77,13 +82,15 @@ def _findings(seen: "Sequence[SeenQueue]", leases: dict[str, Lease], target: str
             yield Finding(each.name, "left over, and still consumed", "stop the instances with the earlier program")
         elif each.role == "left over" and each.waiting:
             told = f"left over, and {counted(each.waiting, 'message waits', 'messages wait')} in it"
-            yield Finding(each.name, told, "consume it with the earlier program, or take the messages by hand")
+            yield Finding(each.name, told, again)
         elif each.role == "left over":
             yield Finding(each.name, "left over, and empty", f"faregate rabbitmq doctor {target} --prune")
         elif not each.exists:
             yield Finding(each.name, "it is not there", f"{migrate} (or start the bus)")
         elif each.difference is not None:
             yield Finding(each.name, f"it is declared otherwise: {each.difference}", migrate)
+        elif each.name in leases and leases[each.name].owner == REPARTITION:
+            yield Finding(each.name, "a change of the partitions was interrupted, and nobody may consume it", again)
         elif each.name in leases and leases[each.name].owner == MIGRATION:
             yield Finding(each.name, "a migration was interrupted, and nobody may consume it", migrate)
         elif each.waiting and not each.consumers and not (each.name in leases and leases[each.name].is_held):
@@ -102,10 +109,15 @@ def _dead_findings(dead: "SeenQueue", target: str, has_store: bool) -> Iterator[
         yield Finding(dead.name, told, f"faregate run {target}; then faregate dead list {target}")
 
 
-def _number(wanted: Binding, binding: Binding) -> Iterator[Finding]:
-    if wanted.partitions != binding.partitions:
+def _number(wanted: Binding, binding: Binding, target: str) -> Iterator[Finding]:
+    if wanted.partitions is not None and wanted.partitions != binding.partitions:
         told = f"it has {binding.partitions} partitions, and the program says partitions={wanted.partitions}"
-        yield Finding(binding.queue, told, f"say partitions={binding.partitions}")
+        mend = f"{_repartition(target, binding, wanted.partitions)} (or say partitions={binding.partitions})"
+        yield Finding(binding.queue, told, mend)
+
+
+def _repartition(target: str, binding: Binding, to: int) -> str:
+    return f"faregate rabbitmq repartition {target} {binding.node} {binding.type} --to {to}"
 
 
 # --- what is said -----------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from faregate.ports.dead_letter import DeadLetter, DeadStatus
 from faregate.ports.store.dead_letters import DeadFilter, DeadLetterStore, DeadLetterTransaction
-from faregate.ports.store.leases import MIGRATION, Generation, Lease, LeaseStore, LeaseTransaction
+from faregate.ports.store.leases import MIGRATION, REPARTITION, Generation, Lease, LeaseStore, LeaseTransaction
 from faregate.ports.store.ledger import Known, LedgerOutcome, LedgerRow, LedgerStore, LedgerTransaction, Sent
 from faregate.ports.store.outbox import FROM_OUTSIDE, Insertion, OutboxRow, OutboxStore, OutboxTransaction
 from faregate.ports.store.parked import BEHIND, BUCKETS, NEXT, Parked, ParkedTransaction
@@ -35,6 +35,7 @@ __all__ = [
     "FROM_OUTSIDE",
     "MIGRATION",
     "NEXT",
+    "REPARTITION",
     "ClaimRecord",
     "ClaimState",
     "DeadFilter",

@@ -10,6 +10,8 @@ from typing import NamedTuple, Protocol
 
 MIGRATION = "faregate rabbitmq migrate"
 """Who owns the lease of a partition whose messages are being moved."""
+REPARTITION = "faregate rabbitmq repartition"
+"""Who owns those of earlier generations for ever, and those of a new one until it may be consumed."""
 
 
 class Lease(NamedTuple):

@@ -91,7 +91,7 @@ def dead_plan(node: str) -> Plan:
 
 async def migrate(transport: RabbitmqQueue, plan: Plan, store: Store | None, told: Told) -> bool:
     """Make it as it should be; False: it is. Raises `ConfigurationError` while somebody consumes it."""
-    async with _alone(transport, plan):
+    async with alone(transport, plan.name):
         queue = await look_at(transport, plan.name, "current", plan.arguments)
         moving = await look_at(transport, plan.moving, "moving")
         if not moving.exists and queue.exists and queue.difference is None:
@@ -101,7 +101,7 @@ async def migrate(transport: RabbitmqQueue, plan: Plan, store: Store | None, tol
             told(f"made {plan.name}", 0)
             return True
         if queue.consumers and (queue.difference is not None or plan.ordered is not None):
-            raise _consumed(plan.name, queue.consumers)
+            raise consumed(plan.name, queue.consumers)
         lease: _Lease | None = None
         away, back = _to(transport, plan, plan.moving), _to(transport, plan, plan.name)
         if plan.ordered is not None:
@@ -111,25 +111,26 @@ async def migrate(transport: RabbitmqQueue, plan: Plan, store: Store | None, tol
         if queue.difference is not None:
             await _declare(transport, plan, plan.moving, plan.moving_arguments)
             await _unbind(transport, plan, plan.name)
-            moved = await _empty(transport, plan.name, away)
+            moved = await empty_queue(transport, plan.name, away)
             told(f"emptied {plan.name}", moved if lease is not None else 0)  # else they are counted on their way back
         await _declare(transport, plan, plan.name, plan.arguments)
         await _unbind(transport, plan, plan.moving)
-        told(f"made {plan.name} anew", await _empty(transport, plan.moving, back))
+        told(f"made {plan.name} anew", await empty_queue(transport, plan.moving, back))
         if lease is not None:
             await lease.release()
         return True
 
 
 @asynccontextmanager
-async def _alone(transport: RabbitmqQueue, plan: Plan) -> AsyncIterator[None]:
-    name = f"{plan.name}.migration"
+async def alone(transport: RabbitmqQueue, queue: str) -> AsyncIterator[None]:
+    """Nobody else moves its messages. Raises `ConfigurationError` when somebody does."""
+    name = f"{queue}.migration"
 
     async def lock(channel: BatchChannel) -> None:
         try:
             await channel.queue_declare(name, exclusive=True)
         except ChannelLockedResource as exc:
-            raise ConfigurationError(f"another process migrates {plan.name} now: wait for it") from exc
+            raise ConfigurationError(f"another process works on {queue} now: wait for it") from exc
 
     async def unlock(channel: BatchChannel) -> None:
         await channel.queue_delete(name)
@@ -139,7 +140,7 @@ async def _alone(transport: RabbitmqQueue, plan: Plan) -> AsyncIterator[None]:
     await transport.on_channel(unlock)  # after an error it ends with the connection
 
 
-def _consumed(queue: str, consumers: int) -> ConfigurationError:
+def consumed(queue: str, consumers: int) -> ConfigurationError:
     return ConfigurationError(
         f"somebody consumes {queue} ({consumers}): stop the instances of its node, and then run this again. Publishers "
         "may go on"
@@ -169,24 +170,24 @@ async def _unbind(transport: RabbitmqQueue, plan: Plan, name: str) -> None:
 
 # --- what waits ---------------------------------------------------------------------------------------------------
 
-_Move = Callable[[Sequence[DeliveredMessage]], Awaitable[None]]
+Move = Callable[[Sequence[DeliveredMessage]], Awaitable[None]]
 """Put messages elsewhere; they are safe there when it returns."""
 
 
-def _to(transport: RabbitmqQueue, plan: Plan, to: str) -> _Move:
+def _to(transport: RabbitmqQueue, plan: Plan, to: str) -> Move:
     async def move(messages: Sequence[DeliveredMessage]) -> None:
         await transport.put([Publication("", to, _as_it_was(each, plan.node), each.body) for each in messages])
 
     return move
 
 
-async def _empty(transport: RabbitmqQueue, name: str, move: _Move) -> int:
+async def empty_queue(transport: RabbitmqQueue, name: str, move: Move) -> int:
     """Move what waits in a queue that nothing leads to, and delete it; how many they were."""
     moved = 0
     while True:
         seen = await look_at(transport, name, "moving")
         if seen.consumers:
-            raise _consumed(name, seen.consumers)
+            raise consumed(name, seen.consumers)
         if not seen.waiting:
             break
 
@@ -204,7 +205,7 @@ async def _empty(transport: RabbitmqQueue, name: str, move: _Move) -> int:
     return moved
 
 
-async def _take_all(channel: BatchChannel, name: str, move: _Move) -> int:
+async def _take_all(channel: BatchChannel, name: str, move: Move) -> int:
     """By consuming: a queue with a single active consumer answers no `get`."""
     arrived: asyncio.Queue[DeliveredMessage] = asyncio.Queue()
     channel.on_delivery = arrived.put_nowait
@@ -240,13 +241,13 @@ async def _unused(message: DeliveredMessage) -> None:
     raise AssertionError(message)
 
 
-def _envelope(message: DeliveredMessage, node: str) -> Envelope:
+def envelope_in(message: DeliveredMessage, node: str) -> Envelope:
     return envelope_of(message.header.properties, message.body, message.routing_key or "", node)
 
 
 def _as_it_was(message: DeliveredMessage, node: str) -> Basic.Properties:
     """Its properties, with what only its routing key said, which is another one now."""
-    properties, envelope = message.header.properties, _envelope(message, node)
+    properties, envelope = message.header.properties, envelope_in(message, node)
     if not properties.message_type or not properties.app_id:
         said = properties_of(envelope)
         properties.headers = {**(said.headers or {}), **(properties.headers or {})}
@@ -266,6 +267,33 @@ async def _release_left(store: Store, plan: Plan) -> bool:
     return False
 
 
+async def claim_for_ever(store: Store, node: str, queue: str, owner: str) -> int:
+    """Its epoch; that of an interrupted run, if it is ours already. Raises `ConfigurationError` if it is another's."""
+    found = next(iter(await store.leases(node, [queue])), None)
+    if found is not None and found.owner == owner:
+        return found.epoch
+    epoch = await store.claim_lease(node, queue, owner, _FOR_EVER)
+    if epoch is None:
+        who = "another instance" if found is None else f"{found.owner or found.wanted_by}"
+        left = "" if found is None or found.left > _FOR_EVER / 2 else f" for {max(0.0, found.left):.0f} s more"
+        raise ConfigurationError(
+            f"{queue} is held by {who}{left}: stop the instances of {node}, and then run this again"
+        )
+    return epoch
+
+
+def row_of(binding: Binding, envelope: Envelope, queue: str, now: float) -> Parked:
+    """As the bus parks what waits behind others, and what is scheduled."""
+    key, due = None, now
+    if envelope.deliver_at is not None and envelope.deliver_at > now:
+        due = envelope.deliver_at
+    elif binding.strict and binding.serial:
+        key = ""
+    elif binding.strict and binding.key_of is not None:
+        key = binding.key_of(envelope)
+    return Parked(message_id_of(envelope, binding.node), due if key is None else BEHIND, 0, key, NEXT, envelope, queue)
+
+
 class _Lease:
     """The partition is ours: nobody consumes it before all that waits is parked, in order."""
 
@@ -278,38 +306,16 @@ class _Lease:
 
     @classmethod
     async def claim(cls, store: Store, plan: Plan, binding: Binding, clock: Clock) -> "_Lease":
-        found = next(iter(await store.leases(plan.node, [plan.name])), None)
-        if found is not None and found.owner == MIGRATION:  # it was interrupted
-            return cls(store, plan.name, binding, clock, found.epoch)
-        epoch = await store.claim_lease(plan.node, plan.name, MIGRATION, _FOR_EVER)
-        if epoch is None:
-            owner = "another instance" if found is None else f"{found.owner or found.wanted_by}"
-            left = "" if found is None else f" for {max(0.0, found.left):.0f} s more"
-            raise ConfigurationError(
-                f"{plan.name} is held by {owner}{left}: stop the instances of {plan.node}, and then run this again"
-            )
-        return cls(store, plan.name, binding, clock, epoch)
+        return cls(store, plan.name, binding, clock, await claim_for_ever(store, plan.node, plan.name, MIGRATION))
 
     async def park(self, messages: Sequence[DeliveredMessage]) -> None:
         node, queue, now = self._binding.node, self._queue, self._clock.time()
-        rows = [self._row(_envelope(message, node), now) for message in messages]
+        rows = [row_of(self._binding, envelope_in(message, node), queue, now) for message in messages]
         async with self._store.transaction() as transaction:
             await transaction.hold_lease(node, queue, self._epoch)
             await transaction.park(node, [(row, None) for row in rows])
             for key in sorted({row.key for row in rows if row.key is not None}):
                 await transaction.next_of_key(node, queue, key, now)
-
-    def _row(self, envelope: Envelope, now: float) -> Parked:
-        """As the bus parks what waits behind others, and what is scheduled."""
-        binding, key, due = self._binding, None, now
-        if envelope.deliver_at is not None and envelope.deliver_at > now:
-            due = envelope.deliver_at
-        elif binding.strict and binding.serial:
-            key = ""
-        elif binding.strict and binding.key_of is not None:
-            key = binding.key_of(envelope)
-        due = due if key is None else BEHIND
-        return Parked(message_id_of(envelope, binding.node), due, 0, key, NEXT, envelope, self._queue)
 
     async def release(self) -> None:
         await self._store.release_lease(self._binding.node, self._queue, MIGRATION, self._epoch, 0)

@@ -80,7 +80,7 @@ async def survey(transport: RabbitmqQueue, binding: Binding) -> list[SeenQueue]:
     """The queues of a subscription; those that it should have, and those that it need not have if they are there."""
     seen = [await look_at(transport, name, "current", arguments_of(binding)) for name in partition_queues(binding)]
     seen += [moving for each in seen if (moving := await look_at(transport, moving_queue(each.name), "moving")).exists]
-    return seen + [each async for each in _left_over(transport, binding)]
+    return seen + [each async for each in left_over(transport, binding)]
 
 
 async def survey_dead(transport: RabbitmqQueue, node: str) -> list[SeenQueue]:
@@ -90,7 +90,7 @@ async def survey_dead(transport: RabbitmqQueue, node: str) -> list[SeenQueue]:
     return [dead, moving] if moving.exists else [dead]
 
 
-async def _left_over(transport: RabbitmqQueue, binding: Binding) -> AsyncIterator[SeenQueue]:
+async def left_over(transport: RabbitmqQueue, binding: Binding) -> AsyncIterator[SeenQueue]:
     generations = range(1, binding.generation)
     if binding.partitions is None:
         generations = range(1, binding.generation + 1)
@@ -109,7 +109,7 @@ async def remove_left_over(transport: RabbitmqQueue, binding: Binding) -> list[s
     first: those before a queue that stays are how it is found. What lands in one meanwhile is a copy of what the
     current queues get, as long as these are bound."""
     generations: dict[str, list[SeenQueue]] = {}
-    async for each in _left_over(transport, binding):
+    async for each in left_over(transport, binding):
         generations.setdefault(each.name.rpartition("-")[0], []).append(each)
     removed: list[str] = []
     for queues in generations.values():
