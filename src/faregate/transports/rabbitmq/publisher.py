@@ -101,6 +101,9 @@ class Publisher:
             except ConfigurationError as exc:
                 self._fail(exc)
                 await asyncio.sleep(_REFUSED_SECONDS)
+            except Exception as exc:
+                log.critical("an error that nobody foresaw while publishing; it goes on", exc_info=True)
+                self._fail(OutcomeUnknown(f"publishing failed: {type(exc).__name__}: {exc}"))
             finally:
                 if channel is not None:
                     with suppress(*LOST):
