@@ -62,10 +62,10 @@ def ledger_row_in_a_commit_of_its_own() -> None:
 
     async def broken(self: UnitOfWork) -> Any:
         if self.transaction is None:
-            assert self.store is not None
+            assert self.home.store is not None
             marked = await open_(self)
             await marked.commit()
-            self.transaction = self.store.transaction()
+            self.transaction = self.home.store.transaction()
             await self.transaction.begin()
         return self.transaction
 

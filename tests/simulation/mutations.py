@@ -62,12 +62,11 @@ def ledger_insert_in_its_own_transaction(patch: MonkeyPatch) -> None:
 
     async def mutant(self: Any) -> Any:
         if self.transaction is None:
-            own = self.store.transaction()
-            await own.begin()
-            await self._enter_all(own, self.works)
-            await own.commit()
-            self._enter_all = _nothing
-        return await open_(self)
+            marked = await open_(self)
+            await marked.commit()
+            self.transaction = self.home.store.transaction()
+            await self.transaction.begin()
+        return self.transaction
 
     patch.setattr(UnitOfWork, "open", mutant)
 
