@@ -380,7 +380,7 @@ def with_empty_handler(report: Report) -> list[Contestant]:
         peers.append(("aio-pika", aio_pika, PIKA_SHARE, None))
     if report.has_peer("faststream"):
         peers.append(("faststream", faststream, SLOW_SHARE, None))
-    if report.has_peer("pika"):
+    if report.has_peer("dramatiq"):
         peers.append(("dramatiq", dramatiq, SLOW_SHARE, send_dramatiq))
     if report.has_peer("celery"):
         peers.append(("celery", celery, SLOW_SHARE, send_celery))

@@ -167,7 +167,7 @@ def contestants(report: Report) -> list[Contestant]:
         found += [
             contestant(name, connect, in_flight, min(share, PEERS_SHARE)) for name, connect in asynchronous.items()
         ]
-    if report.has_peer("pika"):
+    if report.has_peer("dramatiq"):
         found.append(contestant("dramatiq", dramatiq, 1, SLOW_SHARE))
     if report.has_peer("celery"):
         found.append(contestant("celery", celery, 1, SLOW_SHARE))
