@@ -3,15 +3,18 @@
 import asyncio
 import logging
 import time
+import uuid
 from pathlib import Path
 
 import pytest
+from pamqp.commands import Basic
 
 import faregate as fg
+from faregate.ids import slot_of
 from faregate.transports.rabbitmq import RabbitmqQueue
-from faregate.transports.rabbitmq.channels import BatchChannel
+from faregate.transports.rabbitmq.channels import BatchChannel, Publication
 from tests.rabbitmq.proxy import proxied
-from tests.rabbitmq.rig import Counted, Shop, running
+from tests.rabbitmq.rig import Counted, Shop, remove_queues, running
 
 
 class Do(fg.Command):
@@ -197,8 +200,6 @@ async def test_a_command_that_nobody_takes_names_exchange_and_key(broker: str) -
 
 
 async def test_messages_of_other_programs_that_cannot_be_read_are_dead_letters(broker: str, tmp_path: Path) -> None:
-    from pamqp.commands import Basic
-
     shop = Shop()
     key = f"event.{shop.author.name}.Counted.-"
     async with running(broker, shop, store=f"sqlite:{tmp_path}/shop.db") as bus:
@@ -221,3 +222,42 @@ async def test_messages_of_other_programs_that_cannot_be_read_are_dead_letters(b
         reasons = sorted((letter.publication_id, letter.reason) for letter in await bus.dead_letters())
     assert reasons == [("another", "unknown-type"), ("no-json", "undecodable"), ("no-number", "undecodable")]
     assert shop.seen == {7: 1}
+
+
+class Placed(fg.Event, key="order"):
+    order: str | None
+    number: int
+
+
+async def test_a_message_for_partitions_that_came_without_its_slot_is_a_dead_letter(
+    broker: str, tmp_path: Path
+) -> None:
+    author, reader = (fg.Node(f"{name}-{uuid.uuid4().hex[:8]}") for name in ("author", "reader"))
+    seen: list[int] = []
+
+    @reader.on(Placed, source=author.name, key="order", partitions=4)
+    async def note(placed: Placed) -> None:
+        seen.append(placed.number)
+
+    topic = f"event.{author.name}.Placed"
+    async with fg.Bus(broker, nodes=[author, reader], store=f"sqlite:{tmp_path}/shop.db") as bus:
+        assert isinstance(bus.transport, RabbitmqQueue)
+
+        async def publish(slot: str, body: bytes, name: str) -> None:
+            properties = Basic.Properties(message_id=name, message_type="Placed")
+            await bus.transport.put([Publication("faregate", f"{topic}.{slot}", properties, body)])  # type: ignore[attr-defined]
+
+        await publish("-", b'{"order": "a", "number": 1}', "no-slot")
+        await publish(slot_of("a"), b'{"order": "a", "number": 2}', "slot")
+        await publish("-", b'{"order": null, "number": 3}', "no-key")
+        await bus.publish(Placed(order=None, number=4), node=author)
+        await bus.publish(Placed(order="a", number=5), node=author)
+        await bus.idle()
+        async with asyncio.timeout(30):
+            while not (letters := await bus.dead_letters()):  # drained from the broker's queue into the store
+                await asyncio.sleep(0.05)
+        await remove_queues(bus.transport)
+    [letter] = letters
+    assert (letter.publication_id, letter.reason) == ("no-slot", "no-slot")
+    assert f"should end in {slot_of('a')}" in letter.error
+    assert sorted(seen) == [2, 3, 4, 5]

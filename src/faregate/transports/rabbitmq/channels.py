@@ -1,21 +1,24 @@
 """aiormq's channel, working on batches: one write for many publications or acknowledgements, no task for each delivery.
 
-aiormq's own `basic_publish` makes two futures and takes a lock for each message, and it starts a task for each
-delivery. What is replaced here are the hooks of `aiormq.Channel` for single frames; connections, frames and their
-encoding stay aiormq's.
+aiormq's own `basic_publish` makes two futures and takes a lock for each message, and it wakes a task for each frame and
+starts one for each delivery. Here the frames of deliveries, confirms and returns are taken as the connection reads them
+(`Channel.frames`); all others go aiormq's way, and connections, frames and their encoding stay aiormq's.
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from aiormq.abc import AbstractConnection, ChannelFrame, DeliveredMessage
 from aiormq.channel import Channel
+from pamqp.body import ContentBody
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
 C = TypeVar("C", bound="BatchChannel")
+log = logging.getLogger("faregate.rabbitmq")
 
 
 class Publication(NamedTuple):
@@ -54,13 +57,28 @@ class Confirmation:
         self.returned: list[Returned] = []
 
 
+class _Frames(asyncio.Queue[Any]):
+    """What the connection reads for a channel."""
+
+    def __init__(self, channel: "BatchChannel") -> None:
+        super().__init__()
+        self._take = channel.take
+
+    async def put(self, item: Any) -> None:
+        if not self._take(item[1]):
+            self.put_nowait(item)
+
+
 class BatchChannel(Channel):
     """For publishing with confirms, for consuming, or for declaring."""
 
     def __init__(self, connector: AbstractConnection, number: int, **options: Any) -> None:
         super().__init__(connector, number, **options)
+        self.frames = _Frames(self)
         self._unconfirmed: dict[int, Confirmation] = {}
         self.on_delivery: Callable[[DeliveredMessage], None] | None = None
+        self._begun: Basic.Deliver | Basic.Return | None = None
+        """Of the message whose header or body comes next."""
 
     # --- publishing ------------------------------------------------------------------------------------------
 
@@ -89,14 +107,14 @@ class BatchChannel(Channel):
                 putting.cancel()
                 raise ConnectionError("the channel is lost") from None
 
-    async def _on_confirm_frame(self, frame: Basic.Ack | Basic.Nack | Basic.Reject) -> None:
+    def _confirmed(self, frame: Basic.Ack | Basic.Nack) -> None:
         tag = frame.delivery_tag or 0
         unconfirmed = self._unconfirmed
-        if getattr(frame, "multiple", False):
+        if frame.multiple:
             tags: Iterable[int] = _up_to(unconfirmed, tag)
         else:
             tags = (tag,)
-        refused = not isinstance(frame, Basic.Ack)
+        refused = type(frame) is not Basic.Ack
         for each in tags:
             confirmation = unconfirmed.pop(each, None)
             if confirmation is None:
@@ -107,9 +125,10 @@ class BatchChannel(Channel):
             if not confirmation.left and not confirmation.done.done():
                 confirmation.done.set_result(None)
 
-    async def _on_return_frame(self, frame: Basic.Return) -> None:
+    def _returned(self, message: DeliveredMessage) -> None:
         """It is answered before it is confirmed, in the order of publishing."""
-        message = await self._read_message(frame)
+        frame = message.delivery
+        assert isinstance(frame, Basic.Return)
         wanted = message.header.properties.message_id
         text = f"{frame.reply_text} (exchange {frame.exchange!r}, routing key {frame.routing_key!r})"
         for confirmation in dict.fromkeys(self._unconfirmed.values()):
@@ -123,17 +142,45 @@ class BatchChannel(Channel):
                     confirmation.returned.append(Returned(place, text))
                     return
 
-    # --- consuming -------------------------------------------------------------------------------------------
+    # --- reading ---------------------------------------------------------------------------------------------
 
-    async def _on_deliver_frame(self, frame: Basic.Deliver) -> None:
-        message = await self._read_message(frame)
-        if self.on_delivery is not None:
-            self.on_delivery(message)
+    def take(self, frame: object) -> bool:
+        """Of a delivery, a return or a confirm; False: it is for aiormq."""
+        kind = type(frame)
+        if self._begun is not None and kind is ContentBody:
+            self._body.append(cast(ContentBody, frame).value)
+            self._left -= len(self._body[-1])
+        elif self._begun is not None and kind is ContentHeader:
+            self._header = cast(ContentHeader, frame)
+            self._left = self._header.body_size or 0
+        elif kind is Basic.Deliver and self.on_delivery is not None:
+            self._begin(cast(Basic.Deliver, frame), self.on_delivery)
+            return True
+        elif kind is Basic.Return and self.publisher_confirms:
+            self._begin(cast(Basic.Return, frame), self._returned)
+            return True
+        elif kind in (Basic.Ack, Basic.Nack) and self.publisher_confirms:
+            self._confirmed(cast(Basic.Ack, frame))
+            return True
+        else:
+            return False
+        if self._left <= 0:
+            self._complete()
+        return True
 
-    async def _read_message(self, frame: Basic.Deliver | Basic.Return) -> DeliveredMessage:
-        header = await self._get_frame()
-        assert isinstance(header, ContentHeader), header
-        return await self._read_content(frame, header)
+    def _begin(self, frame: Basic.Deliver | Basic.Return, read: Callable[[DeliveredMessage], None]) -> None:
+        self._begun, self._read = frame, read
+        self._body: list[bytes] = []
+
+    def _complete(self) -> None:
+        frame, self._begun = self._begun, None
+        assert frame is not None
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        try:
+            self._read(DeliveredMessage(delivery=frame, header=self._header, body=body, channel=self))
+        except Exception as exc:  # it costs this channel, and not the connection
+            log.critical("an error that nobody foresaw while reading; the channel is made anew", exc_info=True)
+            self._ending = asyncio.get_running_loop().create_task(self.close(exc))
 
     def acknowledgements(self, returned: Iterable[int], up_to: int, single: Iterable[int]) -> ChannelFrame:
         """Those that go back to the queue; then all up to a tag (0: none), and single ones."""

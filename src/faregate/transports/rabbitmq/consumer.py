@@ -30,6 +30,13 @@ _TAKEN_IN_SECONDS = 0.1
 """A quorum queue has taken in acknowledgements by then. What it has not when the channel closes, the broker forgets,
 and delivers those messages again."""
 _MOST_PREFETCH = 65_535
+_HELD_TOO_LONG = "delivery acknowledgement on channel"
+"""How the broker says it."""
+_TOO_LONG = (
+    "a handler, or a message behind it, took longer than RabbitMQ lets a consumer hold one (consumer_timeout, 30 minutes "
+    "if nobody changed it). RabbitMQ delivers what was held again; what is handled by then is recognised where dedup is "
+    "on. Raise consumer_timeout, lower prefetch=, or let the handler end sooner and go on with a message to itself"
+)
 
 
 class Session:
@@ -191,6 +198,8 @@ class QueueConsumer:
                 log.warning("the queue %s is gone; it is declared anew", self.queue)
                 await self._declare_again()
             except LOST as exc:
+                if _HELD_TOO_LONG in str(exc):
+                    log.warning("%s: %s", self.queue, _TOO_LONG)
                 log.debug("the consumer of %s is lost and made anew: %s", self.queue, exc)
                 await asyncio.sleep(_PAUSE_SECONDS)
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from faregate.errors import FaregateError, StaleLock
+from faregate.ids import slot_of
 from faregate.message import Envelope
 from faregate.ports.clock import Clock
 from faregate.ports.dead_letter import DeadLetter
@@ -58,7 +59,7 @@ class Endings:
         binding, now = delivery.binding, self.clock.time()
         self._later.pop((binding.queue, delivery.envelope.publication_id), None)
         if delivery.redelivered:
-            delivery.tries += _delivery_count(delivery)
+            delivery.tries += delivery.deliveries or 1
         due = (
             time_of(delivery.properties, DUE)
             if delivery.redeliveries or delivery.tries
@@ -73,6 +74,24 @@ class Endings:
         else:
             return True
         return False
+
+    def lacks_slot(self, delivery: RabbitmqDelivery, routing_key: str) -> bool:
+        """Whether it has a key, and came to the partitions of its subscription without the slot of it: others of its
+        key are elsewhere, so it is a dead letter."""
+        key_of = delivery.binding.key_of
+        if not routing_key.endswith(f".{slot_of(None)}") or key_of is None:
+            return False
+        key = key_of(delivery.envelope)
+        if key is None:
+            return False
+        self._give_up(
+            delivery,
+            "no-slot",
+            f"{delivery.binding.queue} is in partitions, and this message came without the slot of its key {key!r}: "
+            f"its routing key is {routing_key} and should end in {slot_of(key)}. A node that publishes it needs the "
+            "message class with key=, another program the routing key of the slot",
+        )
+        return True
 
     def _give_up(self, delivery: RabbitmqDelivery, reason: str, error: str) -> None:
         async def end() -> None:
@@ -173,8 +192,3 @@ class Endings:
         task = asyncio.create_task(guarded())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _delivery_count(delivery: RabbitmqDelivery) -> int:
-    count = (delivery.properties.headers or {}).get("x-delivery-count")
-    return count if isinstance(count, int) else 1

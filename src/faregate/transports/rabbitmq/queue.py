@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from aiormq.abc import DeliveredMessage
 from aiormq.exceptions import ChannelNotFoundEntity
 
-from faregate.errors import OutcomeUnknown, QueueNotFound, Unroutable
+from faregate.errors import BrokerUnavailable, OutcomeUnknown, QueueNotFound, Unroutable
 from faregate.message import Envelope
 from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.dead_letter import DeadLetter
@@ -176,13 +176,19 @@ class RabbitmqQueue:
         """A batch with commands that are not known to lead somewhere is published in two steps: the first command of
         each kind, and the rest when these have found their queues."""
         first = self._unproven(envelopes) if len(envelopes) > 1 else []
+        rest = [envelope for envelope in envelopes if envelope not in first] if first else envelopes
+        left = envelopes
         try:
             if first:
                 await self._publish(first)
-                envelopes = [envelope for envelope in envelopes if envelope not in first]
-            await self._publish(envelopes)
+                left = rest
+            await self._publish(rest)
+        except BrokerUnavailable as exc:
+            if left is envelopes:
+                raise
+            raise OutcomeUnknown(f"{_names(left)}: {exc}; those before it were sent", publications=left) from exc
         except OutcomeUnknown as exc:
-            raise OutcomeUnknown(f"{_names(envelopes)}: {exc}", publications=envelopes) from exc
+            raise OutcomeUnknown(f"{_names(left)}: {exc}", publications=left) from exc
 
     def _unproven(self, envelopes: Sequence[Envelope]) -> list[Envelope]:
         now = self.clock.monotonic()
@@ -257,9 +263,12 @@ class RabbitmqQueue:
 
     def _deliveries(self, binding: Binding, hand_on: Callable[[Delivery], None]) -> "Take":
         endings, time = self._endings, self.clock.time
+        parted = (binding.partitions or 1) > 1
 
         def take(session: Session, message: DeliveredMessage) -> None:
             delivery = RabbitmqDelivery(session, message, binding, endings, time())
+            if parted and endings.lacks_slot(delivery, message.routing_key or ""):
+                return
             if binding.parks or endings.judge(delivery):
                 hand_on(delivery)
 

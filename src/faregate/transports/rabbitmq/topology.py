@@ -48,7 +48,7 @@ def partition_queues(binding: Binding) -> list[str]:
 
 def routes_of(binding: Binding) -> Iterator[tuple[str, str, str]]:
     """(queue, exchange, routing key) of each of its bindings. With one queue it takes every slot; with several each
-    takes its share, and the first those messages, too, that have none: the bus says that they cannot be ordered."""
+    takes its share, and the first those without a slot, too (`Endings.lacks_slot`)."""
     queues = partition_queues(binding)
     for number, queue in enumerate(queues):
         slots = ["*"] if len(queues) == 1 else [str(slot) for slot in range(SLOTS) if slot % len(queues) == number]
