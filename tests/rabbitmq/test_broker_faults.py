@@ -1,7 +1,9 @@
 """The broker itself dies, forgets, or takes nothing: what it confirmed is handled, once, and what waits waits on."""
 
 import asyncio
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -111,3 +113,69 @@ async def test_a_body_that_the_broker_finds_too_large_is_refused_by_itself(serve
             await shop.until(lambda: set(shop.seen) == {1, 3})
     finally:
         await asyncio.to_thread(server.control, "eval", "application:set_env(rabbit, max_message_size, 134217728).")
+
+
+async def test_connections_that_the_server_closes_are_made_anew(server: PrivateRabbitmq, tmp_path: Path) -> None:
+    shop = Shop()
+    store = {shop.reader.name: f"sqlite:{tmp_path}/reader.db"}
+    async with running(server.url, shop, store=store) as bus:
+        for round_ in range(2):
+            numbers = range(200 * round_, 200 * (round_ + 1))
+            publishing = asyncio.gather(*(bus.publish(Counted(number=each), node=shop.author) for each in numbers))
+            await asyncio.to_thread(server.control, "close_all_connections", "a test closes them")
+            await publishing
+            await shop.until_seen(len(numbers) * (round_ + 1))
+        await bus.idle()
+    assert set(shop.seen) == set(range(400))
+    assert set(shop.seen.values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("rights", "told"),
+    [(("", ".*", ".*"), "does not let this user declare"), ((".*", "", ".*"), "rights to configure, write and read")],
+)
+async def test_missing_rights_are_said_with_the_command_that_gives_them(
+    server: PrivateRabbitmq, rights: tuple[str, str, str], told: str
+) -> None:
+    name = f"poor-{len(rights[0])}"
+    await asyncio.to_thread(server.control, "add_user", name, "secret-word")
+    await asyncio.to_thread(server.control, "set_permissions", "-p", "/", name, *rights)
+    url = server.url.replace("faregate:", f"{name}:").replace(server.url.split(":")[2].split("@")[0], "secret-word")
+    with pytest.raises(fg.ConfigurationError, match=told) as caught:
+        async with running(url, Shop()):
+            raise AssertionError("it started")
+    assert "rabbitmqctl set_permissions" in str(caught.value)
+    assert "secret-word" not in str(caught.value)
+
+
+@pytest.mark.full
+async def test_a_handler_that_takes_longer_than_the_broker_lets_it_is_told_of_and_has_its_effect_once(
+    server: PrivateRabbitmq, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The broker looks once in a minute."""
+    author = fg.Node("patient-author")
+    reader = fg.Node("patient-reader", schema="create table if not exists seen (number integer)")
+
+    @reader.on(Counted, source=author.name)
+    async def count(counted: Counted, ctx: fg.Context) -> None:
+        await ctx.db.execute("insert into seen values (?)", counted.number)
+        while counted.number == 1 and "consumer_timeout" not in caplog.text:
+            await asyncio.sleep(0.5)
+
+    def seen() -> list[int]:
+        with closing(sqlite3.connect(tmp_path / "reader.db")) as database:
+            return [number for (number,) in database.execute("select number from seen order by number")]
+
+    await asyncio.to_thread(server.control, "eval", "application:set_env(rabbit, consumer_timeout, 5000).")
+    try:
+        async with fg.Bus(server.url, nodes=[author, reader], store=f"sqlite:{tmp_path}/reader.db") as bus:
+            await bus.publish_many([Counted(number=1), Counted(number=2)], node=author)
+            async with asyncio.timeout(300):
+                while seen() != [1, 2]:
+                    await asyncio.sleep(0.5)
+            await bus.idle()
+            assert bus.outcomes()["handled"] == 2
+            assert "Raise consumer_timeout" in caplog.text
+    finally:
+        await asyncio.to_thread(server.control, "eval", "application:set_env(rabbit, consumer_timeout, 1800000).")
+    assert seen() == [1, 2]
