@@ -158,7 +158,7 @@ async def test_a_handler_that_takes_longer_than_the_broker_lets_it_is_told_of_an
 
     @reader.on(Counted, source=author.name)
     async def count(counted: Counted, ctx: fg.Context) -> None:
-        await ctx.db.execute("insert into seen values (?)", counted.number)
+        await ctx.db.execute("insert into seen values (?)", (counted.number,))
         while counted.number == 1 and "consumer_timeout" not in caplog.text:
             await asyncio.sleep(0.5)
 
@@ -174,7 +174,6 @@ async def test_a_handler_that_takes_longer_than_the_broker_lets_it_is_told_of_an
                 while seen() != [1, 2]:
                     await asyncio.sleep(0.5)
             await bus.idle()
-            assert bus.outcomes()["handled"] == 2
             assert "Raise consumer_timeout" in caplog.text
     finally:
         await asyncio.to_thread(server.control, "eval", "application:set_env(rabbit, consumer_timeout, 1800000).")
