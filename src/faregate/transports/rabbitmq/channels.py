@@ -1,24 +1,22 @@
-"""aiormq's channel, working on batches: one write for many publications or acknowledgements, no task for each delivery.
+"""aiormq's channel, working on batches: one write for many publications or acknowledgements.
 
-aiormq's own `basic_publish` makes two futures and takes a lock for each message, and it wakes a task for each frame and
-starts one for each delivery. Here the frames of deliveries, confirms and returns are taken as the connection reads them
-(`Channel.frames`); all others go aiormq's way, and connections, frames and their encoding stay aiormq's.
+aiormq's own `basic_publish` makes two futures and takes a lock for each message. What comes for a channel is read in
+`frames.py`; connections, commands and their encoding stay aiormq's.
 """
 
 import asyncio
-import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
-from aiormq.abc import AbstractConnection, ChannelFrame, DeliveredMessage
+from aiormq.abc import AbstractConnection, ChannelFrame
 from aiormq.channel import Channel
-from pamqp.body import ContentBody
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
+from faregate.transports.rabbitmq.frames import Incoming, Receiver, Returned
+
 C = TypeVar("C", bound="BatchChannel")
-log = logging.getLogger("faregate.rabbitmq")
 
 
 class Publication(NamedTuple):
@@ -28,13 +26,6 @@ class Publication(NamedTuple):
     routing_key: str
     properties: Basic.Properties
     body: bytes
-
-
-class Returned(NamedTuple):
-    """A publication that no queue takes: its place in its batch, and what the broker says."""
-
-    place: int
-    text: str
 
 
 class Confirmation:
@@ -54,31 +45,19 @@ class Confirmation:
         self.left = len(self.publications)
         self.refused = 0
         """How many of them the broker did not take; it says no reason."""
-        self.returned: list[Returned] = []
-
-
-class _Frames(asyncio.Queue[Any]):
-    """What the connection reads for a channel."""
-
-    def __init__(self, channel: "BatchChannel") -> None:
-        super().__init__()
-        self._take = channel.take
-
-    async def put(self, item: Any) -> None:
-        if not self._take(item[1]):
-            self.put_nowait(item)
+        self.returned: dict[int, str] = {}
+        """The places of those that no queue takes, and what the broker says."""
 
 
 class BatchChannel(Channel):
     """For publishing with confirms, for consuming, or for declaring."""
 
-    def __init__(self, connector: AbstractConnection, number: int, **options: Any) -> None:
-        super().__init__(connector, number, **options)
-        self.frames = _Frames(self)
+    def __init__(self, connector: AbstractConnection, number: int, *, confirms: bool) -> None:
+        super().__init__(connector, number, publisher_confirms=confirms)
         self._unconfirmed: dict[int, Confirmation] = {}
-        self.on_delivery: Callable[[DeliveredMessage], None] | None = None
-        self._begun: Basic.Deliver | Basic.Return | None = None
-        """Of the message whose header or body comes next."""
+        self.incoming = Incoming(self._failed)
+        if confirms:
+            self.incoming = Incoming(self._failed, self._confirmed, self._returned)
 
     # --- publishing ------------------------------------------------------------------------------------------
 
@@ -107,80 +86,35 @@ class BatchChannel(Channel):
                 putting.cancel()
                 raise ConnectionError("the channel is lost") from None
 
-    def _confirmed(self, frame: Basic.Ack | Basic.Nack) -> None:
-        tag = frame.delivery_tag or 0
+    def _confirmed(self, tag: int, multiple: bool, taken: bool) -> None:
         unconfirmed = self._unconfirmed
-        if frame.multiple:
-            tags: Iterable[int] = _up_to(unconfirmed, tag)
-        else:
-            tags = (tag,)
-        refused = type(frame) is not Basic.Ack
-        for each in tags:
+        for each in _up_to(unconfirmed, tag) if multiple else (tag,):
             confirmation = unconfirmed.pop(each, None)
             if confirmation is None:
                 continue
-            if refused:
+            if not taken:
                 confirmation.refused += 1
             confirmation.left -= 1
             if not confirmation.left and not confirmation.done.done():
                 confirmation.done.set_result(None)
 
-    def _returned(self, message: DeliveredMessage) -> None:
+    def _returned(self, returned: Returned) -> None:
         """It is answered before it is confirmed, in the order of publishing."""
-        frame = message.delivery
-        assert isinstance(frame, Basic.Return)
-        wanted = message.header.properties.message_id
-        text = f"{frame.reply_text} (exchange {frame.exchange!r}, routing key {frame.routing_key!r})"
+        wanted = returned.properties.message_id
         for confirmation in dict.fromkeys(self._unconfirmed.values()):
-            known = {returned.place for returned in confirmation.returned}
             for place, publication in enumerate(confirmation.publications):
                 if (
                     publication.properties.message_id == wanted
-                    and place not in known
+                    and place not in confirmation.returned
                     and confirmation.first + place in self._unconfirmed
                 ):
-                    confirmation.returned.append(Returned(place, text))
+                    confirmation.returned[place] = returned.text
                     return
 
-    # --- reading ---------------------------------------------------------------------------------------------
+    # --- consuming -------------------------------------------------------------------------------------------
 
-    def take(self, frame: object) -> bool:
-        """Of a delivery, a return or a confirm; False: it is for aiormq."""
-        kind = type(frame)
-        if self._begun is not None and kind is ContentBody:
-            self._body.append(cast(ContentBody, frame).value)
-            self._left -= len(self._body[-1])
-        elif self._begun is not None and kind is ContentHeader:
-            self._header = cast(ContentHeader, frame)
-            self._left = self._header.body_size or 0
-        elif kind is Basic.Deliver and self.on_delivery is not None:
-            self._begin(cast(Basic.Deliver, frame), self.on_delivery)
-            return True
-        elif kind is Basic.Return and self.publisher_confirms:
-            self._begin(cast(Basic.Return, frame), self._returned)
-            return True
-        elif kind in (Basic.Ack, Basic.Nack) and self.publisher_confirms:
-            self._confirmed(cast(Basic.Ack, frame))
-            return True
-        else:
-            return False
-        if self._left <= 0:
-            self._complete()
-        return True
-
-    def _begin(self, frame: Basic.Deliver | Basic.Return, read: Callable[[DeliveredMessage], None]) -> None:
-        self._begun, self._read = frame, read
-        self._body: list[bytes] = []
-
-    def _complete(self) -> None:
-        frame, self._begun = self._begun, None
-        assert frame is not None
-        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        try:
-            self._read(DeliveredMessage(delivery=frame, header=self._header, body=body, channel=self))
-        except Exception as exc:  # it costs this channel, and not the connection
-            log.critical("an error that nobody foresaw while reading; the channel is made anew", exc_info=True)
-            self._ending = asyncio.get_running_loop().create_task(self.close(exc))
+    def _failed(self, exc: Exception) -> None:
+        self._ending = asyncio.get_running_loop().create_task(self.close(exc))
 
     def acknowledgements(self, returned: Iterable[int], up_to: int, single: Iterable[int]) -> ChannelFrame:
         """Those that go back to the queue; then all up to a tag (0: none), and single ones."""
@@ -200,9 +134,18 @@ def _up_to(unconfirmed: dict[int, Confirmation], tag: int) -> list[int]:
     return list(found)
 
 
-async def open_channel(connection: AbstractConnection, cls: type[C], *, confirms: bool = False) -> C:
+async def open_channel(
+    connection: AbstractConnection, receiver: Receiver, cls: type[C], *, confirms: bool = False
+) -> C:
     number = next(number for number in range(1, 65536) if number not in connection.channels)
-    channel = cls(connection, number, publisher_confirms=confirms)
+    channel = cls(connection, number, confirms=confirms)
     connection.channels[number] = channel
+    receiver.channels[number] = channel.incoming
+    channel.closing.add_done_callback(lambda _: _forget(receiver, number, channel.incoming))
     await channel.open(timeout=30)
     return channel
+
+
+def _forget(receiver: Receiver, number: int, incoming: Incoming) -> None:
+    if receiver.channels.get(number) is incoming:
+        del receiver.channels[number]

@@ -16,11 +16,11 @@ from bisect import bisect
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from aiormq.abc import DeliveredMessage
 from aiormq.exceptions import ChannelNotFoundEntity
 
 from faregate.errors import QueueNotFound, StaleLock
 from faregate.transports.rabbitmq.channels import BatchChannel
+from faregate.transports.rabbitmq.frames import Arrived
 from faregate.transports.rabbitmq.link import LOST, Link, not_cancelled
 
 log = logging.getLogger("faregate.rabbitmq")
@@ -33,9 +33,10 @@ _MOST_PREFETCH = 65_535
 _HELD_TOO_LONG = "delivery acknowledgement on channel"
 """How the broker says it."""
 _TOO_LONG = (
-    "a handler, or a message behind it, took longer than RabbitMQ lets a consumer hold one (consumer_timeout, 30 minutes "
-    "if nobody changed it). RabbitMQ delivers what was held again; what is handled by then is recognised where dedup is "
-    "on. Raise consumer_timeout, lower prefetch=, or let the handler end sooner and go on with a message to itself"
+    "a handler, or a message behind it, took longer than RabbitMQ lets a consumer hold one (consumer_timeout, 30 "
+    "minutes if nobody changed it). RabbitMQ delivers what was held again; what is handled by then is recognised where "
+    "dedup is on. Raise consumer_timeout, lower prefetch=, or let the handler end sooner and go on with a message to "
+    "itself"
 )
 
 
@@ -119,7 +120,7 @@ class QueueConsumer:
         self,
         link: Link,
         queue: str,
-        take: Callable[[Session, DeliveredMessage], None],
+        take: Callable[[Session, Arrived], None],
         declare: Callable[[BatchChannel], Awaitable[None]],
         *,
         prefetch: int,
@@ -136,7 +137,7 @@ class QueueConsumer:
         self._on_close = on_close
         self._paused = False
         self._closed = False
-        self._held_back: list[DeliveredMessage] = []
+        self._held_back: list[Arrived] = []
         """What arrived and may not be handed out now."""
         self._session: Session | None = None
         self._changed = asyncio.Event()
@@ -209,7 +210,7 @@ class QueueConsumer:
         lost = channel.closing
         lost.add_done_callback(lambda _: self._lost(session))
         channel.on_consumer_cancel_callbacks.add(lambda _: self._lost(session))
-        channel.on_delivery = lambda message: self._arrived(session, message)
+        channel.incoming.delivered = lambda message: self._arrived(session, message)
         self._held_back = []
         self._session = session
         await channel.basic_qos(prefetch_count=self._prefetch)
@@ -240,10 +241,10 @@ class QueueConsumer:
             await channel.close()
         await asyncio.sleep(_PAUSE_SECONDS)
 
-    def _arrived(self, session: Session, message: DeliveredMessage) -> None:
+    def _arrived(self, session: Session, message: Arrived) -> None:
         if session.lost:
             return
-        session.arrived(message.delivery_tag or 0)
+        session.arrived(message.delivery_tag)
         if self._paused or session.recycled or self._closed:
             self._held_back.append(message)
         else:
@@ -251,8 +252,8 @@ class QueueConsumer:
             self._take(session, message)
 
 
-async def _unused(message: DeliveredMessage) -> None:
-    """The channel hands deliveries over by itself."""
+async def _unused(message: object) -> None:
+    """Deliveries do not come this way (`frames.py`)."""
     raise AssertionError(message)
 
 

@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from aiormq.abc import DeliveredMessage
-
 from faregate.errors import StaleLock
 from faregate.message import Envelope, too_late_at
 from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.queue import Binding, Outcome
 from faregate.transports.rabbitmq.consumer import Session, stale
+from faregate.transports.rabbitmq.frames import Arrived
 from faregate.transports.rabbitmq.wire import REDELIVERIES, TRIES, count_of, envelope_of
 
 if TYPE_CHECKING:
@@ -33,17 +32,17 @@ class RabbitmqDelivery:
     lock_seconds = _DAY
 
     def __init__(
-        self, session: Session, message: DeliveredMessage, binding: Binding, endings: "Endings", arrived_at: float
+        self, session: Session, message: Arrived, binding: Binding, endings: "Endings", arrived_at: float
     ) -> None:
-        properties = message.header.properties
-        envelope = envelope_of(properties, message.body, message.routing_key or "", binding.node)
+        properties = message.properties
+        envelope = envelope_of(properties, message.body, message.routing_key, binding.node)
         self.envelope: Envelope = envelope
         self.binding = binding
         self.properties = properties
-        self.redelivered = bool(message.redelivered)
+        self.redelivered = message.redelivered
         self.letter: DeadLetter | None = None
         self._session = session
-        self._tag = message.delivery_tag or 0
+        self._tag = message.delivery_tag
         self._endings = endings
         self._ended = False
         self.redeliveries = count_of(properties, REDELIVERIES)

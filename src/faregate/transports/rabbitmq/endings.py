@@ -161,7 +161,7 @@ class Endings:
             [Publication(exchange, routing_key, properties_of(envelope, more), envelope.body)]
         )
         if batch.returned:
-            raise StaleLock(f"{envelope} cannot go to {routing_key}: {batch.returned[0].text}; it is delivered again")
+            raise StaleLock(f"{envelope} cannot go to {routing_key}: {batch.returned[0]}; it is delivered again")
 
     async def _lead_to(self, queue: str) -> None:
         if queue in self._led:

@@ -31,6 +31,7 @@ from aiormq.exceptions import (
 from faregate.errors import BrokerUnavailable, ConfigurationError
 from faregate.transports.rabbitmq.address import Address
 from faregate.transports.rabbitmq.channels import BatchChannel, open_channel
+from faregate.transports.rabbitmq.frames import Receivers
 
 log = logging.getLogger("faregate.rabbitmq")
 if not (_drivers := logging.getLogger(aiormq.__name__)).level:
@@ -92,7 +93,7 @@ class Link:
         await self._connected.wait()
         assert self._connection is not None
         with not_cancelled():
-            return await open_channel(self._connection, cls, **options)
+            return await open_channel(self._connection, self._receiver, cls, **options)
 
     async def unblocked(self) -> None:
         """Return once the broker takes publications: it stops doing so while it lacks memory or disk."""
@@ -111,9 +112,12 @@ class Link:
         broker = next(self._brokers)
         with said_by(self._address.url):
             async with asyncio.timeout(_ATTEMPT_SECONDS):
-                connection = aiormq.Connection(broker, client_properties={"connection_name": self._name})
+                receivers = Receivers()
+                connection = aiormq.Connection(
+                    broker, transport_factory=receivers, client_properties={"connection_name": self._name}
+                )
                 await connection.connect()
-        self._connection = connection
+        self._connection, self._receiver = connection, receivers.receiver
         self._connected.set()
 
     async def _keep(self) -> None:

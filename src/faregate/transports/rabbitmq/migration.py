@@ -19,7 +19,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from aiormq.abc import DeliveredMessage
 from aiormq.exceptions import ChannelLockedResource
 from pamqp.commands import Basic
 
@@ -31,6 +30,7 @@ from faregate.ports.queue import Binding
 from faregate.ports.store import BEHIND, MIGRATION, NEXT, Parked, Store
 from faregate.transports.rabbitmq.channels import BatchChannel, Publication
 from faregate.transports.rabbitmq.delay import LAST, arrival
+from faregate.transports.rabbitmq.frames import Arrived
 from faregate.transports.rabbitmq.names import dead_queue, moving_queue
 from faregate.transports.rabbitmq.queue import RabbitmqQueue
 from faregate.transports.rabbitmq.survey import look_at
@@ -170,12 +170,12 @@ async def _unbind(transport: RabbitmqQueue, plan: Plan, name: str) -> None:
 
 # --- what waits ---------------------------------------------------------------------------------------------------
 
-Move = Callable[[Sequence[DeliveredMessage]], Awaitable[None]]
+Move = Callable[[Sequence[Arrived]], Awaitable[None]]
 """Put messages elsewhere; they are safe there when it returns."""
 
 
 def _to(transport: RabbitmqQueue, plan: Plan, to: str) -> Move:
-    async def move(messages: Sequence[DeliveredMessage]) -> None:
+    async def move(messages: Sequence[Arrived]) -> None:
         await transport.put([Publication("", to, _as_it_was(each, plan.node), each.body) for each in messages])
 
     return move
@@ -207,14 +207,14 @@ async def empty_queue(transport: RabbitmqQueue, name: str, move: Move) -> int:
 
 async def _take_all(channel: BatchChannel, name: str, move: Move) -> int:
     """By consuming: a queue with a single active consumer answers no `get`."""
-    arrived: asyncio.Queue[DeliveredMessage] = asyncio.Queue()
-    channel.on_delivery = arrived.put_nowait
+    arrived: asyncio.Queue[Arrived] = asyncio.Queue()
+    channel.incoming.delivered = arrived.put_nowait
     lost = channel.closing
     moved = 0
     await channel.basic_qos(prefetch_count=_AT_ONCE)
     await channel.basic_consume(name, _unused)
     while not lost.done():
-        batch: list[DeliveredMessage] = []
+        batch: list[Arrived] = []
         with suppress(TimeoutError):
             async with asyncio.timeout(_QUIET_SECONDS):
                 batch.append(await arrived.get())
@@ -223,7 +223,7 @@ async def _take_all(channel: BatchChannel, name: str, move: Move) -> int:
         while not arrived.empty():
             batch.append(arrived.get_nowait())
         await move(batch)
-        await channel.write(channel.acknowledgements([], batch[-1].delivery_tag or 0, []))
+        await channel.write(channel.acknowledgements([], batch[-1].delivery_tag, []))
         moved += len(batch)
     return moved
 
@@ -236,18 +236,18 @@ async def _until_left(transport: RabbitmqQueue, name: str) -> None:
         await asyncio.sleep(0.05)
 
 
-async def _unused(message: DeliveredMessage) -> None:
+async def _unused(message: object) -> None:
     """The channel hands deliveries over by itself."""
     raise AssertionError(message)
 
 
-def envelope_in(message: DeliveredMessage, node: str) -> Envelope:
-    return envelope_of(message.header.properties, message.body, message.routing_key or "", node)
+def envelope_in(message: Arrived, node: str) -> Envelope:
+    return envelope_of(message.properties, message.body, message.routing_key, node)
 
 
-def _as_it_was(message: DeliveredMessage, node: str) -> Basic.Properties:
+def _as_it_was(message: Arrived, node: str) -> Basic.Properties:
     """Its properties, with what only its routing key said, which is another one now."""
-    properties, envelope = message.header.properties, envelope_in(message, node)
+    properties, envelope = message.properties, envelope_in(message, node)
     if not properties.message_type or not properties.app_id:
         said = properties_of(envelope)
         properties.headers = {**(said.headers or {}), **(properties.headers or {})}
@@ -308,7 +308,7 @@ class _Lease:
     async def claim(cls, store: Store, plan: Plan, binding: Binding, clock: Clock) -> "_Lease":
         return cls(store, plan.name, binding, clock, await claim_for_ever(store, plan.node, plan.name, MIGRATION))
 
-    async def park(self, messages: Sequence[DeliveredMessage]) -> None:
+    async def park(self, messages: Sequence[Arrived]) -> None:
         node, queue, now = self._binding.node, self._queue, self._clock.time()
         rows = [row_of(self._binding, envelope_in(message, node), queue, now) for message in messages]
         async with self._store.transaction() as transaction:

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from aiormq.abc import DeliveredMessage
 from aiormq.exceptions import ChannelNotFoundEntity
 
 from faregate.errors import BrokerUnavailable, OutcomeUnknown, QueueNotFound, Unroutable
@@ -25,6 +24,7 @@ from faregate.transports.rabbitmq.channels import BatchChannel, Publication
 from faregate.transports.rabbitmq.consumer import QueueConsumer, Session
 from faregate.transports.rabbitmq.delivery import RabbitmqDelivery
 from faregate.transports.rabbitmq.endings import Endings
+from faregate.transports.rabbitmq.frames import Arrived
 from faregate.transports.rabbitmq.link import LOST, Link, said_by
 from faregate.transports.rabbitmq.log_view import declare_stream, lead_no_more, lead_to_stream, note
 from faregate.transports.rabbitmq.names import EXCHANGE, TO, dead_queue, queue_at, routing_key
@@ -222,12 +222,12 @@ class RabbitmqQueue:
         if not publications:
             return
         batch = await self._publisher.publish(publications)
-        for returned in batch.returned:
-            if returned.place in commands:
-                command = commands[returned.place]
+        for place, text in batch.returned.items():
+            if place in commands:
+                command = commands[place]
                 self._routable.pop(f"{command.destination}.{command.type}", None)
                 raise Unroutable(
-                    f"no node {command.destination!r} handles the command {command}: {returned.text}. Start that node, "
+                    f"no node {command.destination!r} handles the command {command}: {text}. Start that node, "
                     "or send it elsewhere"
                 )
         until = self.clock.monotonic() + _ROUTABLE_SECONDS
@@ -238,7 +238,7 @@ class RabbitmqQueue:
         """Publish them as they are. Raises `Unroutable` when no queue takes one of them."""
         batch = await self._publisher.publish(publications)
         if batch.returned:
-            raise Unroutable(batch.returned[0].text)
+            raise Unroutable(next(iter(batch.returned.values())))
 
     # --- consuming -------------------------------------------------------------------------------------------
 
@@ -265,9 +265,9 @@ class RabbitmqQueue:
         endings, time = self._endings, self.clock.time
         parted = (binding.partitions or 1) > 1
 
-        def take(session: Session, message: DeliveredMessage) -> None:
+        def take(session: Session, message: Arrived) -> None:
             delivery = RabbitmqDelivery(session, message, binding, endings, time())
-            if parted and endings.lacks_slot(delivery, message.routing_key or ""):
+            if parted and endings.lacks_slot(delivery, message.routing_key):
                 return
             if binding.parks or endings.judge(delivery):
                 hand_on(delivery)
@@ -275,7 +275,7 @@ class RabbitmqQueue:
         return take
 
     def _letters(self, binding: Binding, hand_on: Callable[[Delivery], None]) -> "Take":
-        def take(session: Session, message: DeliveredMessage) -> None:
+        def take(session: Session, message: Arrived) -> None:
             delivery = RabbitmqDelivery(session, message, binding, self._endings, 0.0)
             delivery.expires_at = None
             delivery.letter = self._endings.letter_of(delivery)
@@ -301,7 +301,8 @@ class RabbitmqQueue:
                 message = await channel.basic_get(found.name)
                 if message.delivery_tag is None:
                     return
-                delivery = RabbitmqDelivery(session, message, found.binding, self._endings, 0.0)
+                arrived = Arrived(message.delivery_tag, False, "", message.header.properties, message.body)
+                delivery = RabbitmqDelivery(session, arrived, found.binding, self._endings, 0.0)
                 letters.append(self._endings.letter_of(delivery))
 
         with suppress(ChannelNotFoundEntity):
@@ -335,7 +336,7 @@ class RabbitmqQueue:
         return not ready and not is_out()
 
 
-Take = Callable[[Session, DeliveredMessage], None]
+Take = Callable[[Session, Arrived], None]
 
 
 def _names(envelopes: Sequence[Envelope]) -> str:

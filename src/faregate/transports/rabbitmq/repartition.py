@@ -13,13 +13,12 @@ Rules kept here:
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from aiormq.abc import DeliveredMessage
-
 from faregate.errors import ConfigurationError
 from faregate.ids import slot_of
 from faregate.ports.queue import Binding
 from faregate.ports.store import NEXT, REPARTITION, Parked, Store, Transaction
 from faregate.transports.rabbitmq.channels import BatchChannel
+from faregate.transports.rabbitmq.frames import Arrived
 from faregate.transports.rabbitmq.migration import (
     Told,
     alone,
@@ -142,11 +141,11 @@ class _Takeover:
             await self._park(transaction, moved)
         return len(rows)
 
-    async def what_comes(self, messages: Sequence[DeliveredMessage]) -> None:
+    async def what_comes(self, messages: Sequence[Arrived]) -> None:
         node, now = self._binding.node, self._time()
         rows = []
         for message in messages:
-            partition = self._partition((message.routing_key or "").rpartition(".")[2])
+            partition = self._partition(message.routing_key.rpartition(".")[2])
             rows.append(row_of(self._binding, envelope_in(message, node), partition, now))
         async with self._store.transaction() as transaction:
             await self._park(transaction, rows)
