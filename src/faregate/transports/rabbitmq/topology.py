@@ -8,7 +8,6 @@ Rules kept here:
 - The queue of an ordered subscription has one active consumer at a time.
 """
 
-import asyncio
 from collections.abc import Awaitable, Iterator
 from typing import Any
 
@@ -75,12 +74,14 @@ async def declare(channel: BatchChannel, binding: Binding) -> None:
     await declare_queue(channel, dead_queue(binding.node), quorum())
     for queue in partition_queues(binding):
         await declare_queue(channel, queue, arguments_of(binding))
-    await asyncio.gather(
-        *(
-            _declared(queue, channel.queue_bind(queue, exchange, routing_key=key))
-            for queue, exchange, key in routes_of(binding)
-        )
-    )
+    routes = list(routes_of(binding))
+    for place, (queue, exchange, key) in enumerate(routes):
+        # A round trip for each would take long. The broker answers the last one when all others are done, and the first
+        # one of each exchange, so that missing rights are said of that.
+        if 1 < place < len(routes) - 1:
+            await channel.queue_bind(queue, exchange, routing_key=key, nowait=True)
+        else:
+            await _declared(queue, channel.queue_bind(queue, exchange, routing_key=key))
 
 
 async def undeclare(channel: BatchChannel, binding: Binding) -> None:
