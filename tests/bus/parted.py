@@ -38,7 +38,8 @@ class Server:
         self.clock = clock
         self.queues = MemoryTransport(clock=clock)
         self.parts: dict[tuple[str, str | None], set[int]] = {}
-        """By type and destination: into how many parts the bindings to it are cut; 0: into none."""
+        """By type and destination: into how many parts the bindings to it are cut; 0: into none. No two generations
+        have the same number."""
 
 
 class Parted(CoreOnly):
@@ -70,6 +71,10 @@ class Parted(CoreOnly):
         self.server.parts.setdefault(address, set()).add(binding.partitions or 0)
         for part in range(binding.partitions or 1):
             await self.server.queues.bind(replace(plain, type=_parted(binding.type, binding.partitions or 0, part)))
+
+    async def abandon(self, binding: Binding) -> None:
+        address = (binding.type, binding.node if binding.kind == "command" else None)
+        self.server.parts[address].discard(binding.partitions or 0)
 
     async def unbind(self, queue: str) -> None:
         for each in await self._queues(queue):

@@ -9,9 +9,12 @@ import pytest
 from faregate.bus.dispatcher import Dispatcher
 from faregate.bus.leases import LeasedConsumer, LeasedFeed, Partition
 from faregate.bus.supplied import Supplied, Waiting
+from faregate.ports.store import REPARTITION, Lease
+from faregate.stores.sqlite import SqliteStore
 from faregate.stores.sqlite.transaction import SqliteTransaction
 from tests.bus import test_outbox_of_several as outbox
 from tests.bus import test_partitions as partitions
+from tests.bus.parted import Parted
 
 Patch = pytest.MonkeyPatch
 
@@ -78,6 +81,28 @@ def goes_on_while_the_store_is_away(patch: Patch) -> None:
     patch.setattr(Waiting, "_come_again", lambda self, partition, group, delay: None)
 
 
+def stays_with_its_generation(patch: Patch) -> None:
+    patch.setattr(LeasedConsumer, "_follow", _nothing)
+
+
+def consumes_a_generation_before_it_may(patch: Patch) -> None:
+    leases, claim = SqliteStore.leases, SqliteStore.claim_lease
+
+    async def not_kept(self: Any, node: str, queues: Any) -> list[Lease]:
+        return [each for each in await leases(self, node, queues) if each.owner != REPARTITION]
+
+    async def taken(self: Any, node: str, queue: str, owner: str, seconds: float) -> int | None:
+        await self.release_lease(node, queue, REPARTITION, 1, 0)
+        return await claim(self, node, queue, owner, seconds)
+
+    patch.setattr(SqliteStore, "leases", not_kept)
+    patch.setattr(SqliteStore, "claim_lease", taken)
+
+
+def leaves_the_former_generation_bound(patch: Patch) -> None:
+    patch.setattr(Parted, "abandon", _nothing)
+
+
 def sends_over_older_rows_of_others(patch: Patch) -> None:
     async def mutant(self: Any, rows: Any) -> Any:
         return rows
@@ -121,6 +146,15 @@ FOUND: list[tuple[Callable[[Patch], None], Callable[..., Awaitable[None]], dict[
         goes_on_while_the_store_is_away,
         partitions.test_while_the_store_is_away_a_partition_is_let_go_and_everything_keeps_its_place,
         {},
+    ),
+    *(
+        (mutation, partitions.test_instances_follow_a_new_generation_and_consume_it_when_whoever_noted_it_lets_them, {})
+        for mutation in (
+            stays_with_its_generation,
+            does_not_wait_for_what_runs,
+            consumes_a_generation_before_it_may,
+            leaves_the_former_generation_bound,
+        )
     ),
     (
         sends_over_older_rows_of_others,

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ import faregate as fg
 from faregate.bus import leases as leasing
 from faregate.bus.leases import LeasedConsumer, plan
 from faregate.errors import StoreUnavailable
+from faregate.ids import SLOTS, message_id_of, slot_of
 from faregate.ports import faults
 from faregate.ports.clock import SystemClock
+from faregate.ports.queue import Binding, Held
 from faregate.ports.schemes import open_store
-from faregate.ports.store import Lease, Parked
+from faregate.ports.store import BEHIND, NEXT, REPARTITION, Lease, Parked, Store
 from faregate.testing import FakeClock
 from tests.bus.parted import Parted, Server
 
@@ -477,6 +480,72 @@ async def test_a_first_delivery_costs_nothing_beside_its_commit(
         await it.publish(a, *(("k", number) for number in range(5)))
         await it.until(lambda: a.outcomes()["handled"] == 5)
         assert len(begun) == 5
+
+
+# --- another generation of partitions ---------------------------------------------------------------------
+
+
+async def test_instances_follow_a_new_generation_and_consume_it_when_whoever_noted_it_lets_them(
+    tmp_path: Path,
+) -> None:
+    it = Town(tmp_path)
+    gate = it.gates["k", 1] = asyncio.Event()
+    async with it.instance("a") as a, it.instance("b"):
+        store, transport = a.store_of("reader"), Parted(it.clock, it.server)
+        assert store is not None
+        [binding] = a.bindings
+        earlier = await transport_queues(transport, binding)
+        await it.until(lambda: it.parts("a") == it.parts("b") == 2, pace=0.1)
+        await it.publish(a, ("k", 1), ("k", 2))
+        await it.until(lambda: len(it.began) == 1)
+        later = replace(binding, generation=2, partitions=6)
+        following = await transport_queues(transport, later)
+        epochs = {queue: await store.claim_lease("reader", queue, REPARTITION, 1e9) for queue in following}
+        assert await store.next_generation("reader", binding.queue, 1, 6)
+        await it.publish(a, ("k", 3))
+        before = {each.queue: each.epoch for each in await store.leases("reader", earlier)}
+        await it.later(3)
+        held = [each for each in await store.leases("reader", earlier) if each.is_held]
+        gate.set()
+        assert len(held) == 1, "it did not wait for what runs, or kept what does not"
+        await it.until(lambda: it.ended["k"] == [1])
+        await it.later(2)
+        assert not [each for each in await store.leases("reader", earlier) if each.is_held], "it was not let go"
+        assert {each.owner for each in await store.leases("reader", following)} == {REPARTITION}
+        assert it.parts("a") == it.parts("b") == 0
+        await it.later(4)
+        assert it.ended["k"] == [1], "the new generation was consumed before it might be"
+        assert {each.queue: each.epoch for each in await store.leases("reader", earlier)} == before, "claimed again"
+        await move_to(it, store, transport, earlier, following)
+        for queue, epoch in epochs.items():
+            assert epoch is not None
+            await store.release_lease("reader", queue, REPARTITION, epoch, 0)
+        await it.until(lambda: it.ended["k"] == [1, 2, 3])
+        await it.until(lambda: it.parts("a") == it.parts("b") == 3, pace=0.1)
+        assert it.server.parts["Step", None] == {6}, "something still leads to the earlier generation"
+        assert await it.seen(a) == {"k": [1, 2, 3]}
+
+
+async def transport_queues(transport: Parted, binding: Binding) -> list[str]:
+    await transport.bind(binding)
+    return await transport.partitions(binding.queue)
+
+
+async def move_to(it: Town, store: Store, transport: Parted, earlier: list[str], following: list[str]) -> None:
+    """Park what waits in earlier partitions for those that follow."""
+    found: list[Held] = []
+    consumers = [await transport.consume(queue, found.append, prefetch=10) for queue in earlier]
+    await it.until(lambda: len(found) == 2)
+    async with store.transaction() as transaction:
+        for held in found:
+            queue = following[int(slot_of(held.envelope.key)) * len(following) // SLOTS]
+            row = Parked(message_id_of(held.envelope, "reader"), BEHIND, 0, "k", NEXT, held.envelope, queue)
+            await transaction.park("reader", [(row, None)])
+            await transaction.next_of_key("reader", queue, "k", it.clock.time())
+    for held in found:
+        await held.settle("skipped")
+    for consumer in consumers:
+        await consumer.close()
 
 
 # --- what kills its process -------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from faregate.message import Envelope
-from faregate.ports.queue import Consumer, Held
+from faregate.ports.queue import Binding, Consumer, Held
 from faregate.testing import FakeClock, memory_subject, queue_cases, run_queue_case
 from tests.bus.parted import Parted, PartedHeld
 from tests.conformance.faults import Faults, passes
@@ -74,6 +74,21 @@ class ReleasesToTheEnd(Faulty):
     async def consume(self, queue: str, on_delivery: Callable[[Held], None], *, prefetch: int) -> Consumer:
         self.held = type("held", (AtTheEnd,), {"faulty": self})
         return await super().consume(queue, on_delivery, prefetch=prefetch)
+
+
+@breaks("a_later_generation_comes_beside_the_earlier_one_until_that_is_abandoned")
+class AbandonsNothing(Faulty):
+    async def abandon(self, binding: Binding) -> None:
+        pass
+
+
+@breaks("a_later_generation_comes_beside_the_earlier_one_until_that_is_abandoned")
+class AbandonsTooSoon(Faulty):
+    async def bind(self, binding: Binding) -> None:
+        former = self._bindings.get(binding.queue)
+        await super().bind(binding)
+        if former is not None and former.generation != binding.generation:
+            await self.abandon(former)
 
 
 @FAULTS.pairs()

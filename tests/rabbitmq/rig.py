@@ -8,13 +8,14 @@ from contextlib import asynccontextmanager, suppress
 
 import faregate as fg
 from faregate.testing import QueueSubject
-from faregate.testing.queue_suite.cases import done, noted
+from faregate.testing.queue_suite.cases import QUEUE, done, noted
 from faregate.transports.rabbitmq import RabbitmqQueue
 from faregate.transports.rabbitmq.channels import BatchChannel
 
 LEFT = [
     name for node in ("reader", "one", "two", "three") for name in (noted(node).queue, done(node).queue, f"{node}-dead")
 ]
+LEFT += [f"{QUEUE}.g1-{number}" for number in range(4)]
 _REST_SECONDS = 0.25
 """The broker has no signal for "nothing more comes"."""
 
@@ -44,7 +45,7 @@ async def rabbitmq_subject(url: str, *, real_time: bool = False) -> AsyncIterato
     try:
         yield QueueSubject(transport, advance, rest, transport.clock.time)
     finally:
-        await remove_queues(transport)
+        await remove_queues(transport, *LEFT)
         await transport.close()
 
 

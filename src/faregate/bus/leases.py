@@ -6,6 +6,9 @@ Rules kept here:
 - Letting go is orderly: nothing more of the partition begins, what runs ends and is settled, the consumer closes, which
   brings back the rest in order, and then the lease goes. What is fetched is never released one by one.
 - A lease that could not be renewed in time is as good as lost: nothing more of it begins, and its consumer closes.
+- Which partitions there are the store has noted, as a generation. When it has noted another, this instance lets go of
+  all that it holds, and then follows. Whoever noted it has the leases of the new ones until they may be consumed. Only
+  then nothing may lead to the former ones any more; this instance may have bound them late, so it sees to that.
 - Every commit of what a partition brought holds the lease (`LeasedFeed`). So a deposed owner commits nothing, however
   late it learns of it: the order of a key follows from that, and from no clock.
 """
@@ -15,12 +18,13 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import NamedTuple, Protocol, cast
 
 from faregate.core.feed import QueueFeed
 from faregate.core.unit import TRANSACTION_LOST
 from faregate.core.work import Work
-from faregate.errors import LeaseLost
+from faregate.errors import FaregateError, LeaseLost
 from faregate.ports.clock import Clock
 from faregate.ports.queue import Binding, Consumer, Delivery, Held, Partitioned, QueueTransport
 from faregate.ports.store import Lease, Store, Transaction
@@ -126,7 +130,7 @@ class LeasedConsumer:
         self._transport = transport
         self._instance = instance
         self._clock = clock
-        self._prefetch = max(2, prefetch // (binding.partitions or 1))
+        self._prefetch = prefetch
         self._take = take
         self._move_in = move_in
         self._move_out = move_out
@@ -134,6 +138,10 @@ class LeasedConsumer:
         self._held: dict[str, Partition] = {}
         self._leaving: dict[str, asyncio.Task[None]] = {}
         self._renew_at = 0.0
+        self._is_current = True
+        """Whether its partitions are those that the store has noted."""
+        self._former: list[Binding] = []
+        self._abandoning: asyncio.Task[None] | None = None
         self._paused = False
         self._wake = asyncio.Event()
         self._closed = False
@@ -162,7 +170,7 @@ class LeasedConsumer:
     async def close(self) -> None:
         self._closed = True
         self._wake.set()
-        tasks = [*filter(None, [self._task]), *self._leaving.values()]
+        tasks = [*filter(None, [self._task, self._abandoning]), *self._leaving.values()]
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)  # what it says to the store need not be cut off
             for task in late:
@@ -195,7 +203,8 @@ class LeasedConsumer:
                 self._let_go(partition)
         if now >= self._renew_at:
             await self._renew(now)
-        if self._paused:
+        await self._follow()
+        if self._paused or not self._is_current:
             return
         node = self._binding.node
         todo = plan(self._instance, self._queues, await self._store.leases(node, self._queues))
@@ -206,6 +215,30 @@ class LeasedConsumer:
             await self._store.ask_for_lease(node, todo.ask.queue, todo.ask.epoch, self._instance)
         if todo.let_go in self._held and not self._leaving:
             self._let_go(self._held[todo.let_go])
+
+    async def _follow(self) -> None:
+        """Have the partitions that the store has noted, as soon as nothing of the former ones is held."""
+        found = await self._store.generation(self._binding.node, self._binding.queue)
+        self._is_current = found is None or found.number == self._binding.generation
+        if found is None or self._is_current:
+            return
+        for partition in list(self._held.values()):
+            self._let_go(partition)
+        if self._held:
+            return  # it looks again when they are gone
+        binding = replace(self._binding, generation=found.number, partitions=found.partitions)
+        await self._transport.bind(binding)
+        self._queues = await cast(Partitioned, self._transport).partitions(binding.queue)
+        self._former.append(self._binding)
+        self._binding, self._is_current = binding, True
+        log.info("%s has %d partitions now (generation %d)", binding.queue, found.partitions, found.number)
+
+    async def _abandon(self, former: Sequence[Binding]) -> None:
+        try:
+            for binding in former:
+                await cast(Partitioned, self._transport).abandon(binding)
+        except FaregateError as exc:
+            log.warning("something may still lead to former partitions of %s: %s", self._binding.queue, exc)
 
     async def _renew(self, now: float) -> None:
         held = [each for each in self._held.values() if now < each.until]
@@ -220,6 +253,9 @@ class LeasedConsumer:
         epoch = await self._store.claim_lease(self._binding.node, queue, self._instance, LEASE_SECONDS)
         if epoch is None:
             return
+        if self._former:
+            self._abandoning = asyncio.create_task(self._abandon(self._former))
+            self._former = []
         partition = self._held[queue] = Partition(self._binding.node, queue, epoch, now + LEASE_SECONDS)
 
         def take(held: Held) -> None:
@@ -228,7 +264,8 @@ class LeasedConsumer:
 
         try:
             await self._move_in(partition)
-            partition.consumer = await self._transport.consume(queue, take, prefetch=self._prefetch)
+            prefetch = max(2, self._prefetch // (self._binding.partitions or 1))
+            partition.consumer = await self._transport.consume(queue, take, prefetch=prefetch)
         except BaseException:
             partition.ended = True
             raise
@@ -253,9 +290,10 @@ class LeasedConsumer:
         await self._move_out(partition, wait)
         if partition.consumer is not None:
             await partition.consumer.close()
+        keep_seconds = LEASE_SECONDS if self._is_current else 0.0  # nobody wants a former one any more
         with suppress(*TRANSACTION_LOST):  # then it runs out
             await self._store.release_lease(
-                partition.node, partition.queue, self._instance, partition.epoch, LEASE_SECONDS
+                partition.node, partition.queue, self._instance, partition.epoch, keep_seconds
             )
         self._held.pop(partition.queue, None)
         self._wake.set()

@@ -111,7 +111,7 @@ class Worker:
                 )
             if found.partitions != wanted:
                 log.warning(
-                    "%s has %d partitions, and partitions=%d has no effect: what waits in them keeps their number",
+                    "%s has %d partitions, and partitions=%d has no effect: `faregate rabbitmq repartition` changes it",
                     self.subscription, found.partitions, wanted,
                 )  # fmt: skip
             self.binding = replace(binding, generation=found.number, partitions=found.partitions)

@@ -288,6 +288,9 @@ class Partitioned(Protocol):
         place, in order.
         """
 
+    async def abandon(self, binding: Binding) -> None:
+        """Nothing leads any more to the partitions of this earlier generation, whether they are there or not."""
+
 
 PROTOCOLS: Mapping[Capability, type] = {
     "browse": Browsing,
@@ -326,7 +329,7 @@ class QueueTransport(Publishing, Protocol):
 
     async def bind(self, binding: Binding) -> None:
         """Declare the subscription's queue, and the node's dead-letter queue where there are such. Idempotent; before
-        `consume`."""
+        `consume`. A later generation of partitions than before comes beside the earlier one."""
 
     async def unbind(self, queue: str) -> None:
         """The topic no longer leads to that queue, as durably as `bind` made it; binding again adds it again.

@@ -3,12 +3,16 @@
 from typing import cast
 
 from faregate.message import Envelope
-from faregate.ports.queue import Held, Partitioned
+from faregate.ports.queue import Binding, Held, Partitioned
 from faregate.testing.queue_suite.cases import QUEUE, Inbox, QueueSubject, again, case, event, noted
 
 
-async def parted(subject: QueueSubject, partitions: int) -> list[str]:
-    await subject.transport.bind(noted(partitions=partitions, key_of=lambda envelope: envelope.key))
+def in_parts(partitions: int, generation: int = 1) -> Binding:
+    return noted(partitions=partitions, generation=generation, key_of=lambda envelope: envelope.key)
+
+
+async def parted(subject: QueueSubject, partitions: int, generation: int = 1) -> list[str]:
+    await subject.transport.bind(in_parts(partitions, generation))
     return await cast(Partitioned, subject.transport).partitions(QUEUE)
 
 
@@ -81,3 +85,26 @@ async def what_is_released_to_a_partition_comes_back_in_its_place(subject: Queue
         await each.release(begun=False)
     await inbox.close()
     assert texts(await settled(subject, queue)) == [str(number) for number in range(5)]
+
+
+@case("partitions")
+async def a_later_generation_comes_beside_the_earlier_one_until_that_is_abandoned(subject: QueueSubject) -> None:
+    transport, keys = subject.transport, [f"key-{number}" for number in range(6)]
+
+    async def contents(queues: list[str]) -> list[str]:
+        return sorted([text for queue in queues for text in texts(await settled(subject, queue))])
+
+    before = await parted(subject, 2)
+    earlier = await Inbox(subject).open(before[0], prefetch=100), await Inbox(subject).open(before[1], prefetch=100)
+    after = await parted(subject, 3, generation=2)
+    assert len(after) == 3 and not set(before) & set(after), f"two generations share a queue: {before} and {after}"
+    await transport.publish([keyed(f"both {key}", key) for key in keys])
+    assert await contents(after) == [f"both {key}" for key in keys]
+    await cast(Partitioned, transport).abandon(in_parts(2))
+    await transport.publish([keyed(f"one {key}", key) for key in keys])
+    assert await contents(after) == [f"one {key}" for key in keys]
+    await subject.rest()
+    assert sorted(texts([*earlier[0].got, *earlier[1].got])) == [f"both {key}" for key in keys]
+    await cast(Partitioned, transport).abandon(in_parts(2))
+    for each in earlier:
+        await each.close()

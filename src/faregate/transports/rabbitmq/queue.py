@@ -11,6 +11,7 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from aiormq.exceptions import ChannelNotFoundEntity
 
@@ -35,6 +36,7 @@ from faregate.transports.rabbitmq.topology import (
     declare_queue,
     partition_queues,
     quorum,
+    routes_of,
     undeclare,
     waiting_in,
 )  # fmt: skip
@@ -42,6 +44,7 @@ from faregate.transports.rabbitmq.wire import check_headers, properties_of
 
 _LOOK_SECONDS = 0.02
 _ROUTABLE_SECONDS = 60.0
+_CHANNELS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,10 @@ class RabbitmqQueue:
     async def bind(self, binding: Binding) -> None:
         await self.on_channel(lambda channel: self._declare(channel, binding))
         await self._note(binding, bound=True)
+        former = self._bindings.get(binding.queue)
+        if former is not None:
+            for name in partition_queues(former):
+                del self._queues[name]
         self._bindings[binding.queue] = binding
         self._unbound.discard(binding.queue)
         for name in partition_queues(binding):
@@ -146,6 +153,17 @@ class RabbitmqQueue:
 
     async def partitions(self, queue: str) -> list[str]:
         return partition_queues(self._binding(queue))
+
+    async def abandon(self, binding: Binding) -> None:
+        """On several channels: each unbinding is a round trip."""
+        routes = list(routes_of(binding))
+
+        async def leave(channel: BatchChannel, number: int) -> None:
+            for queue, exchange, key in routes[number::_CHANNELS]:
+                await channel.queue_unbind(queue, exchange, routing_key=key)
+
+        works = [partial(leave, number=number) for number in range(min(_CHANNELS, len(routes)))]
+        await asyncio.gather(*map(self.on_channel, works))
 
     @property
     def queue_names(self) -> list[str]:
