@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import faregate as fg
-from faregate.broker.journal.reader import JournalReader
+from faregate.ports.schemes import open_log
 from tests.spark import run_shop
 from tests.spark.run_shop import OrderPlaced
 
@@ -19,12 +19,13 @@ KEYS = 4
 
 
 class Shop:
-    """A journal, a store and checkpoints in one folder."""
+    """A journal, or another log, a store and checkpoints in one folder."""
 
-    def __init__(self, folder: Path, spark: Any) -> None:
+    def __init__(self, folder: Path, spark: Any, url: str | None = None) -> None:
         self.folder = folder
         self.spark = spark
         self.journal = folder / "journal"
+        self.url = url or f"journal:{self.journal}"
         self.store = f"sqlite:{folder / 'shop.db'}"
         self.token = os.urandom(3).hex()
         self.placed = 0
@@ -38,7 +39,7 @@ class Shop:
         """Append orders; keys take turns, numbers grow."""
 
         async def main() -> None:
-            async with fg.Bus(f"journal:{self.journal}", nodes=list(nodes)) as bus:
+            async with fg.Bus(self.url, nodes=list(nodes)) as bus:
                 for number in range(self.placed, self.placed + count):
                     order = OrderPlaced(order_id=self.key(number), number=number, total=total)
                     await bus.publish(order, node="shop", idempotency_key=f"order-{number}")
@@ -54,7 +55,7 @@ class Shop:
     # --- engines ---
 
     def run(self, node: str = "billing", **more: Any) -> fg.spark.Run:
-        options: dict[str, Any] = {"source": f"journal:{self.journal}", "store": self.store, "trigger": "available-now"}
+        options: dict[str, Any] = {"source": self.url, "store": self.store, "trigger": "available-now"}
         options.update(checkpoint=self.folder / f"checkpoint-{node}", **more)
         return fg.spark.run(getattr(run_shop, node), self.spark, **options)
 
@@ -66,7 +67,7 @@ class Shop:
     def run_bus(self, *names: str) -> None:
         async def main() -> None:
             nodes = [getattr(run_shop, name) for name in names]
-            async with fg.Bus(f"journal:{self.journal}", nodes=nodes, store=self.store) as bus:
+            async with fg.Bus(self.url, nodes=nodes, store=self.store) as bus:
                 await bus.idle(timeout=30)
 
         asyncio.run(main())
@@ -100,7 +101,8 @@ class Shop:
             connection.execute("update faregate_parked set due_at = 0")
 
     def log(self, type: str) -> list[Any]:
-        return [envelope for _, envelope in JournalReader(self.journal).envelopes() if envelope.type == type]
+        log = open_log(self.url)
+        return [envelope for _, envelope in log.envelopes(log.earliest()) if envelope.type == type]
 
 
 @pytest.fixture

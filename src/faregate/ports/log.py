@@ -171,13 +171,13 @@ class Handover(Protocol):
     def reading(self, queue: str) -> Reading:
         """Through which view a subscription is consumed."""
 
-    def waiting(self, queue: str) -> list[int]:
-        """The offsets that wait in a queue; for one that was never bound, none."""
+    def waiting(self, binding: Binding) -> list[int]:
+        """The offsets that wait in its queue; for one that was never bound, none."""
 
-    def count(self, queue: str, start: int) -> int:
-        """How many messages of the log are for that queue, from `start` on, or from where its view began."""
+    def count(self, binding: Binding, start: int) -> int:
+        """How many messages of the log are for its queue, from `start` on, or from where its view began."""
 
-    def log_reading(self, queue: str) -> Reading:
+    def log_reading(self, binding: Binding) -> Reading:
         """How this subscription would read the log if it were taken now."""
 
     def take_log(self, binding: Binding) -> Reading:
@@ -201,7 +201,8 @@ class TwoViews(Subscribed, Protocol):
     """A log whose subscriptions read it, or queues that are filled from it, and can be handed over."""
 
     def handover(self) -> AbstractContextManager[Handover]:
-        """Raises `JournalLocked` while a bus runs."""
+        """Raises `JournalLocked` while a bus runs, here or when a subscription is taken; where only the consumers of a
+        queue can be seen, `ConfigurationError` while there are any."""
 
 
 class Settled(Protocol):

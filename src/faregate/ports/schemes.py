@@ -41,8 +41,11 @@ OWN = {
         "sqlite": "faregate.stores.sqlite:SqliteTokenStore",
     },
     LOGS: {
+        "amqp": "faregate.transports.rabbitmq_log:RabbitmqLog",
+        "amqps": "faregate.transports.rabbitmq_log:RabbitmqLog",
         "journal": "faregate.transports.journal_log:JournalLog",
         "rabbitmq-stream": "faregate.transports.rabbitmq_stream:RabbitmqStreamLog",
+        "rabbitmq-stream+tls": "faregate.transports.rabbitmq_stream:RabbitmqStreamLog",
     },
     TRANSPORTS: {
         "amqp": "faregate.transports.rabbitmq:RabbitmqQueue",
@@ -57,6 +60,7 @@ _FORMS = {
     "journal": "PATH",
     "postgresql": "//USER@HOST/DATABASE",
     "rabbitmq-stream": "//USER@HOST/VHOST?stream=NAME",
+    "rabbitmq-stream+tls": "//USER@HOST/VHOST?stream=NAME",
     "sqlite": "PATH",
 }
 _WORDS = {LOGS: "log", STORES: "store", TOKEN_STORES: "token store", TRANSPORTS: "transport"}

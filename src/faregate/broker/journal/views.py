@@ -45,29 +45,31 @@ class ClosedJournal:
     def record(self, queue: str) -> QueueRecord | None:
         return self._journal.topology.queue(queue)
 
-    def waiting(self, queue: str) -> list[int]:
-        """The offsets that wait in a queue; for one that was never bound, none."""
-        record = self.record(queue)
+    def waiting(self, binding: Binding) -> list[int]:
+        """The offsets that wait in its queue; for one that was never bound, none."""
+        record = self.record(binding.queue)
         found = Found() if record is None else self._journal.recover().get(record.number, Found())
         return sorted(offset for piece in found.pieces for offset in piece.offsets)
 
-    def count(self, queue: str, start: int) -> int:
-        """How many messages of the log are for that queue, from `start` on, or from where its view began."""
-        record = self.record(queue)
-        begun = max(start, self.reading(queue).offset, self._journal.reader.earliest())
+    def count(self, binding: Binding, start: int) -> int:
+        """How many messages of the log are for its queue, from `start` on, or from where its view began."""
+        record = self.record(binding.queue)
+        begun = max(start, self.reading(binding.queue).offset, self._journal.reader.earliest())
         return 0 if record is None else sum(len(rows) for rows in self._rows(record, begun))
 
-    def log_reading(self, queue: str) -> Reading:
+    def log_reading(self, binding: Binding) -> Reading:
         """How this subscription would read the log if it were taken now."""
-        latest, epoch = self._journal.next_offset, self.reading(queue).epoch + 1
-        if self.record(queue) is None:  # nobody ever bound it: it begins with the log, and its history is all there is
+        latest, epoch = self._journal.next_offset, self.reading(binding.queue).epoch + 1
+        if (
+            self.record(binding.queue) is None
+        ):  # nobody ever bound it: it begins with the log, and its history is all there is
             return Reading("log", epoch, self._journal.reader.earliest(), latest)
-        waiting = self.waiting(queue)
+        waiting = self.waiting(binding)
         return Reading("log", epoch, waiting[0] if waiting else latest)
 
     def take_log(self, binding: Binding) -> Reading:
         """Let this subscription read the log from now on."""
-        wanted = self.log_reading(binding.queue)
+        wanted = self.log_reading(binding)
         self.bind(binding)
         return self._hand_over(binding.queue, "log", wanted.offset, wanted.history)
 

@@ -1,6 +1,6 @@
-"""The driver's side of a handler run: what happens around each batch, on one store and one journal.
+"""The driver's side of a handler run: what happens around each batch, on one store and one log.
 
-    due parked rows -> (the batch runs) -> outbox to the spool -> low-water mark -> what retention may remove
+    due parked rows -> (the batch runs) -> outbox to the log -> low-water mark -> what retention may remove
 
 All of it runs on an event loop of its own in a thread of its own (`Driver.run`), so that the store stays open from
 batch to batch.
@@ -17,13 +17,14 @@ from faregate.core.recipients import RecipientLists, topic_for
 from faregate.errors import BelowFloor, ConfigurationError
 from faregate.node.node import Node
 from faregate.ports.clock import SystemClock
+from faregate.ports.queue import Binding
 from faregate.ports.schemes import open_store, open_token_store
 from faregate.ports.store import Parked
 from faregate.ports.topology import Reading
 from faregate.spark.logs import open_log
 from faregate.spark.options import Place
 from faregate.spark.runs.outbox import OutboxSpooler
-from faregate.spark.runs.views import LOW_WATER, low_water_name, reader_name
+from faregate.spark.runs.views import LOW_WATER, check_parked, low_water_name, reader_name, with_generations
 
 T = TypeVar("T")
 PARKED_AT_ONCE = 20_000
@@ -126,6 +127,13 @@ class Driver:
                 f"{first} (--start {first}), and leave out what is older"
             )
         return going_on
+
+    async def with_generations(self, bindings: list[Binding]) -> list[Binding]:
+        return await with_generations(bindings, self._store)
+
+    async def check_parked(self, bindings: list[Binding]) -> None:
+        """Raises `ConfigurationError` for what a bus keeps in the store."""
+        await check_parked(bindings, self._store)
 
     async def _find_recipient_lists(self) -> RecipientLists | None:
         """The recipient lists, for a node that deduplicates by tokens. They must be in its own store: a token that is

@@ -1,7 +1,8 @@
 """Handing a node over between the engines: from its queues to the log (Spark), or back (asyncio). The bus is stopped.
 
 Rules kept here:
-- The journal's lock is held throughout, so nobody reads either view meanwhile.
+- A journal's lock is held throughout, so nobody reads either view meanwhile. On RabbitMQ the consumers of the queues
+  are looked for, and a mark keeps others away.
 - To the queue: from the low-water mark, or the lowest parked message, on. What the ledger knows is settled, what was
   parked waits in the queue with its count and its time, in the order of the log.
 - Parked messages from before the subscription was known are in no queue's part of the log. They are published to it
@@ -28,7 +29,16 @@ from faregate.ports.store import Parked, Store
 from faregate.spark.logs import open_appendable, open_log, open_subscribed, open_two_views
 from faregate.spark.options import Place
 from faregate.spark.runs.driver import LoopThread
-from faregate.spark.runs.views import LOW_WATER, bindings_of, low_water_name, reader_name, take_log
+from faregate.spark.runs.views import (
+    LOW_WATER,
+    bindings_of,
+    check_parked,
+    is_of,
+    low_water_name,
+    reader_name,
+    take_log,
+    with_generations,
+)
 
 To = Literal["log", "queue"]
 
@@ -51,10 +61,25 @@ def hand_over(node: Node, path: Place, store: Store | None, to: To) -> list[Hand
     bindings = bindings_of(node, MAX_MESSAGE_BYTES)
     before = open_subscribed(path).topology()
     changing = [each for each in bindings if before.reading(each.queue).view != to]
-    if changing and to == "log":
-        take_log(path, changing, has_store=store is not None)
-    elif changing:
-        _to_queue(node, path, store, changing)
+    if changing and store is None:
+        _hand_over_without_store(node, path, changing, to)
+    elif changing and store is not None:
+        loop = LoopThread()
+        try:
+            loop.run(store.open())
+            noted = loop.run(with_generations(changing, store))
+            if to == "log":
+                bound = [each for each in noted if before.queue(each.queue) is not None]
+                if bound:
+                    loop.run(check_parked(bound, store))
+                take_log(path, noted, has_store=True)
+            else:
+                with open_two_views(path).handover() as closed:
+                    _back(node, path, store, noted, closed, loop)
+                open_log(path).forget_reader(reader_name(node.name))
+        finally:
+            loop.run(store.close())
+            loop.close()
     after = open_subscribed(path).topology()
     readings = [(each.queue, after.reading(each.queue)) for each in bindings]
     names = {each.queue for each in changing}
@@ -63,22 +88,15 @@ def hand_over(node: Node, path: Place, store: Store | None, to: To) -> list[Hand
     ]
 
 
-def _to_queue(node: Node, path: Place, store: Store | None, changing: list[Binding]) -> None:
-    with open_two_views(path).handover() as closed:
-        if store is None:
+def _hand_over_without_store(node: Node, path: Place, changing: list[Binding], to: To) -> None:
+    if to == "log":
+        take_log(path, changing, has_store=False)
+    else:
+        with open_two_views(path).handover() as closed:
             _fast_path_to_queue(node, closed, changing, path)
-            return
-        loop = LoopThread()
-        try:
-            _back(node, path, store, changing, closed, loop)
-        finally:
-            loop.run(store.close())
-            loop.close()
-    open_log(path).forget_reader(reader_name(node.name))
 
 
 def _back(node: Node, path: Place, store: Store, changing: list[Binding], closed: Handover, loop: LoopThread) -> None:
-    loop.run(store.open())
     marks = {each.queue: low_water_name(each.queue, closed.reading(each.queue).epoch) for each in changing}
     low_water, parked = loop.run(_left(store, node.name, list(marks.values())))
 
@@ -97,7 +115,7 @@ def _back(node: Node, path: Place, store: Store, changing: list[Binding], closed
                 f"{binding.queue} has messages from before it was known, up to offset {reading.history}, and is at "
                 f"{start}: no queue can hold those. Run it on Spark until they are handled, then hand over"
             )
-        own = [each for each in parked if _is_of(binding, each.envelope)]
+        own = [each for each in parked if is_of(binding, each.envelope)]
         early += [each for each in own if each.position < reading.history]
         later = [each for each in own if each.position >= reading.history]
         waits = [Waits(each.position, each.redeliveries, each.due) for each in later]
@@ -117,7 +135,7 @@ def _fast_path_to_queue(node: Node, closed: Handover, changing: list[Binding], p
     reader = open_log(path)
     read = [each.offset for each in reader.reader_offsets() if each.name == reader_name(node.name)]
     latest = reader.latest()
-    left = sum(closed.count(binding.queue, read[0] if read else 0) for binding in changing)
+    left = sum(closed.count(binding, read[0] if read else 0) for binding in changing)
     if left:
         raise ConfigurationError(
             f"node {node.name!r} has no store, and its log view has {left} messages to read: run it on Spark until "
@@ -138,8 +156,3 @@ async def _left(store: Store, node: str, marks: list[str]) -> tuple[dict[str, in
 async def _forget(store: Store, node: str, parked: Sequence[Parked]) -> None:
     async with store.transaction() as transaction:
         await transaction.unpark(node, {each.message_id: each.position for each in parked})
-
-
-def _is_of(binding: Binding, envelope: Envelope) -> bool:
-    same_source = binding.source is None or binding.source == envelope.source
-    return (binding.type, binding.kind) == (envelope.type, envelope.kind) and same_source

@@ -1,11 +1,12 @@
-"""After a batch: what the handlers send goes from the outbox into the journal's spool, as one batch, in order.
+"""After a batch: what the handlers send goes from the outbox to the log, as one batch, in order. A journal takes it into
+its spool; on RabbitMQ it goes through the exchange, into the queues and into the stream.
 
 Rules kept here:
-- Rows leave the outbox after the spool has them safe. A crash in between sends them again with the same ids, under the
-  same name of a batch if they are the same rows; the journal, its window and the recipients recognise them.
+- Rows leave the outbox after the log has them safe. A crash in between sends them again with the same ids, under the
+  same name of a batch if they are the same rows; the log and the recipients recognise them.
 - A command that no node handles becomes a dead letter of its sender, in the commit in which it leaves the outbox.
 - What `fg.outbox` recorded goes out within the node's outgoing middlewares, as on the bus.
-- While no bus runs, nobody takes the spool in. Then the driver does, holding the journal's lock for that moment.
+- While no bus runs, nobody takes a journal's spool in. Then the driver does, holding its lock for that moment.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ _PATIENCE = 30.0
 
 
 class OutboxSpooler:
-    """What one node has in the outbox of its store, and the journal that it goes to."""
+    """What one node has in the outbox of its store, and the log that it goes to."""
 
     def __init__(
         self, store: Store, node: Node, path: Place, clock: Clock, lists: RecipientLists | None, limit: int
@@ -69,7 +70,7 @@ class OutboxSpooler:
 
     async def _dispatch(self) -> None:
         """Recipients may want tokens, or outgoing middlewares want to see what `fg.outbox` recorded: the bus' own
-        dispatcher sees to both, and sends through the spool."""
+        dispatcher sees to both, and sends through the log."""
         lists, alarms = self._recipient_lists, self._alarms
         attempts = None if lists is None else Attempts(self._store, lists, self._clock, alarms)
         spooling = _Spooling(self._path)
@@ -94,7 +95,11 @@ class OutboxSpooler:
             seqs = f"{self._store.database_id} {[row.seq for row in going]}"
             name = f"outbox-{going[0].seq:020d}-{sha256(seqs.encode()).hexdigest()[:16]}"
             sent = [signal for row in going for signal in signals(row)]
-            await asyncio.to_thread(open_appendable(self._path).append, sent, name)
+            try:
+                await asyncio.to_thread(open_appendable(self._path).append, sent, name)
+            except Unroutable:  # who was there is gone; the dispatcher finds out which of them it is
+                await self._dispatch()
+                return
         async with self._store.transaction() as transaction:
             for letter in letters:
                 await transaction.add_dead(letter)

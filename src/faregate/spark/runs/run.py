@@ -1,6 +1,6 @@
 """Handlers on Spark: `fg.spark.run(node, spark, …)`.
 
-    journal -> micro-batch -> work rows -> shuffled by bucket, sorted by position -> units of work -> outbox -> spool
+    log -> micro-batch -> work rows -> shuffled by bucket, sorted by position -> units of work -> outbox -> log
 
 Rules kept here:
 - A batch is done when its handlers' commits are; Spark then writes its commit log. Whatever dies in between, the batch
@@ -40,12 +40,12 @@ from faregate.spark.runs.rows import WORK, Places, work_rows
 from faregate.spark.runs.spec import RunSpec, load_node, locate
 from faregate.spark.runs.stateless_query import StatelessRun, check_stateless
 from faregate.spark.runs.tasks import COUNTS, handle_partition
-from faregate.spark.runs.views import label_of, reader_name, take_views
+from faregate.spark.runs.views import bindings_of, label_of, reader_name, take_views
 
 log = logging.getLogger("faregate.spark")
 
 MESSAGES_PER_TRIGGER = 200_000
-"""Of one batch, at most, unless one says otherwise: what it sends is one unit for the journal."""
+"""Of one batch, at most, unless one says otherwise: what it sends is one unit for a journal."""
 _PARKED_SECONDS = 1.0
 _STOP_SECONDS = 0.2
 _SPARKS_DEFAULT = "200"
@@ -214,7 +214,8 @@ def run(
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     retain_ledger: float = RETAIN_LEDGER,
 ) -> "Run | StatelessRun":
-    """Run a node's handlers on Structured Streaming, from the log view of a journal. Returns once it is started.
+    """Run a node's handlers on Structured Streaming, from the log view of a bus: `source` is its URL, `journal:PATH` or
+    `amqp://…?stream=NAME`. Returns once it is started.
 
     `node` is an `fg.Node` or `module:attribute`. `trigger` is "available-now" (handle what is there, and end), or how
     often to look: "5s", "500ms", or seconds. Without `store` handlers have no effect but what they send, and take the
@@ -239,15 +240,17 @@ def run(
     if store is not None:
         driver = Driver(found, store, path, check_delay(retain_ledger, "retain_ledger"), max_message_bytes)
     try:
+        bindings = bindings_of(found, max_message_bytes)
         if driver is not None:
             driver.run(driver.open())
+            bindings = driver.run(driver.with_generations(bindings))
         begins = take_views(
             path,
-            found,
-            max_message_bytes,
+            bindings,
             has_store=driver is not None,
             handover=handover,
             check=lambda begins: None if driver is None else driver.run(driver.check(begins, start)),
+            check_bound=lambda bound: None if driver is None else driver.run(driver.check_parked(bound)),
         )
         label = label_of(path, found, max_message_bytes)
         place = f"{checkpoint}/{label}"

@@ -5,8 +5,8 @@
 
 Several hosts are those of one cluster: each is tried in turn. Options: `confirm=30s` (how long a publication waits for
 its confirmation, and for a broker that is away), `connect=30s` (how long the first connection is tried),
-`heartbeat=10s`, `stream=NAME` (a stream that everything goes into as well: the log view); for TLS `cafile`, `certfile`,
-`keyfile`.
+`heartbeat=10s`, `stream=NAME` (a stream that everything goes into as well: the log view), `stream_port=5552` (where it
+is read; 5551 for TLS); for TLS `cafile`, `certfile`, `keyfile`.
 """
 
 from dataclasses import dataclass
@@ -19,6 +19,8 @@ from faregate.units import parse_seconds
 
 _TLS = ("cafile", "certfile", "keyfile")
 _PORTS = {"amqp": 5672, "amqps": 5671}
+_STREAM_PORTS = {"amqp": "5552", "amqps": "5551"}
+_OPTIONS = ("confirm", "connect", "heartbeat", "stream", "stream_port", *_TLS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class Address:
     confirm_seconds: float
     connect_seconds: float
     stream: str | None
+    stream_port: int
 
 
 def parse_address(url: str) -> Address:
@@ -40,11 +43,10 @@ def parse_address(url: str) -> Address:
     if parts.path.count("/") > 1:
         raise ConfigurationError(f"{shown!r} names a virtual host with a slash in it: write that as %2F")
     given = dict(parse_qsl(parts.query, keep_blank_values=True))
-    unknown = given.keys() - {"confirm", "connect", "heartbeat", "stream", *_TLS}
+    unknown = given.keys() - set(_OPTIONS)
     if unknown:
         raise ConfigurationError(
-            f"{parts.scheme}: knows the options confirm, connect, heartbeat, stream, {', '.join(_TLS)}, "
-            f"not {', '.join(sorted(unknown))}"
+            f"{parts.scheme}: knows the options {', '.join(_OPTIONS)}, not {', '.join(sorted(unknown))}"
         )
     heartbeat = _seconds(given, "heartbeat", 10.0)
     query = urlencode({"heartbeat": round(heartbeat), **{name: given[name] for name in _TLS if name in given}})
@@ -56,7 +58,11 @@ def parse_address(url: str) -> Address:
     stream = given.get("stream")
     if stream is not None:
         check_name(stream, "the stream")
-    return Address(shown, brokers, _seconds(given, "confirm", 30.0), _seconds(given, "connect", 30.0), stream)
+    stream_port = given.get("stream_port", _STREAM_PORTS[parts.scheme])
+    if not _is_port(stream_port):
+        raise ConfigurationError(f"stream_port={stream_port} is no port")
+    times = (_seconds(given, "confirm", 30.0), _seconds(given, "connect", 30.0))
+    return Address(shown, brokers, *times, stream, int(stream_port))
 
 
 def _seconds(given: dict[str, str], name: str, default: float) -> float:
@@ -70,6 +76,10 @@ def _with_port(host: str, port: int, shown: str) -> str:
     name, colon, given = host.rpartition(":")
     if not colon or given.endswith("]"):
         name, given = host, str(port)
-    if not name or not given.isdigit() or not 0 < int(given) < 65536:
+    if not name or not _is_port(given):
         raise ConfigurationError(f"{shown!r} has a host that cannot be reached: {host!r} is not HOST:PORT")
     return f"{name}:{given}"
+
+
+def _is_port(text: str) -> bool:
+    return text.isdigit() and 0 < int(text) < 65536

@@ -127,6 +127,10 @@ class Endings:
         why = {REASON: reason, ERROR: error[:_MOST_ERROR], FAILED_AT: repr(self.clock.time()), **(more or {})}
         await self._publish(envelope, "", dead_queue(node), why)
 
+    async def add_letter(self, letter: DeadLetter) -> None:
+        more = {QUEUE: letter.queue, TRIES: letter.tries, REDELIVERIES: letter.redeliveries, FAILED_AT: repr(letter.at)}
+        await self.add_dead(letter.node, letter.envelope, letter.reason, letter.error, more)
+
     def letter_of(self, delivery: RabbitmqDelivery) -> DeadLetter:
         """Of a delivery from a queue of dead letters; the broker itself has put some there."""
         properties, node = delivery.properties, delivery.binding.node

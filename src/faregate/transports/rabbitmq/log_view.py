@@ -5,6 +5,9 @@ Rules kept here:
   messages that name their recipients, exactly as the queues are; all events go there anyway.
 - A publisher does not know who gets its messages. Whoever binds or unbinds notes that in a stream of its own,
   NAME.bindings, whose form `transports/rabbitmq_stream/bindings.py` says.
+- A subscription that is read from the log has a queue QUEUE@log, a mark that a bus looks for before it declares the
+  queue of the subscription, and again afterwards. Whoever takes the log makes the mark first, and then looks for the
+  queue. So of two that come at the same time at least one is refused.
 """
 
 from typing import Any
@@ -14,8 +17,8 @@ from pamqp.commands import Basic
 
 from faregate.ports.queue import Binding
 from faregate.transports.rabbitmq.channels import BatchChannel, Publication
-from faregate.transports.rabbitmq.names import EXCHANGE, TO, topic
-from faregate.transports.rabbitmq.topology import declare_queue
+from faregate.transports.rabbitmq.names import EXCHANGE, TO, topic, view_mark
+from faregate.transports.rabbitmq.topology import declare_queue, quorum
 
 _STREAM: dict[str, Any] = {"x-queue-type": "stream"}
 
@@ -37,6 +40,19 @@ async def lead_no_more(channel: BatchChannel, stream: str, binding: Binding) -> 
     await channel.queue_unbind(stream, TO, routing_key=f"{binding.queue}.*")
     if binding.kind == "command":
         await channel.queue_unbind(stream, EXCHANGE, routing_key=f"{topic(binding)}.*")
+
+
+async def mark_view(channel: BatchChannel, queue: str) -> None:
+    await declare_queue(channel, view_mark(queue), quorum(**{"x-max-length": 1}))
+
+
+async def unmark_view(channel: BatchChannel, queue: str) -> None:
+    await channel.queue_delete(view_mark(queue))
+
+
+def ask_for_mark(queue: str) -> Publication:
+    """It comes back where there is no mark. (To look for a queue that is not there costs a channel.)"""
+    return Publication("", view_mark(queue), Basic.Properties(delivery_mode=2), b"")
 
 
 def note(stream: str, binding: Binding, *, bound: bool) -> Publication:

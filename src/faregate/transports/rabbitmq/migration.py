@@ -22,7 +22,7 @@ from typing import Any
 from aiormq.exceptions import ChannelLockedResource
 from pamqp.commands import Basic
 
-from faregate.errors import ConfigurationError
+from faregate.errors import BrokerUnavailable, ConfigurationError
 from faregate.ids import message_id_of
 from faregate.message import Envelope
 from faregate.ports.clock import Clock
@@ -33,7 +33,7 @@ from faregate.transports.rabbitmq.delay import LAST, arrival
 from faregate.transports.rabbitmq.frames import Arrived
 from faregate.transports.rabbitmq.names import dead_queue, moving_queue
 from faregate.transports.rabbitmq.queue import RabbitmqQueue
-from faregate.transports.rabbitmq.survey import look_at
+from faregate.transports.rabbitmq.survey import SeenQueue, look_at
 from faregate.transports.rabbitmq.topology import (
     arguments_of,
     declare_exchange,
@@ -46,6 +46,7 @@ from faregate.transports.rabbitmq.wire import envelope_of, properties_of
 
 _FOR_EVER = 100 * 365 * 86_400.0
 _AT_ONCE = 200
+_LOOK_SECONDS = 60.0
 _QUIET_SECONDS = 0.3
 """For how long nothing comes from a queue that says it has nothing."""
 
@@ -226,6 +227,31 @@ async def _take_all(channel: BatchChannel, name: str, move: Move) -> int:
         await channel.write(channel.acknowledgements([], batch[-1].delivery_tag, []))
         moved += len(batch)
     return moved
+
+
+async def look_through(transport: RabbitmqQueue, seen: SeenQueue) -> list[DeliveredMessage]:
+    """What waits in a queue that nobody consumes; it stays there. Raises `BrokerUnavailable` when it does not come."""
+    found: list[DeliveredMessage] = []
+
+    async def look(channel: BatchChannel) -> None:
+        arrived: asyncio.Queue[DeliveredMessage] = asyncio.Queue()
+        channel.on_delivery = arrived.put_nowait
+        await channel.basic_consume(seen.name, _unused)
+        try:
+            async with asyncio.timeout(_LOOK_SECONDS):
+                while len(found) < seen.waiting:
+                    found.append(await arrived.get())
+        except TimeoutError as exc:
+            raise BrokerUnavailable(
+                f"RabbitMQ has {seen.waiting} messages in {seen.name}, and handed out {len(found)} of them"
+            ) from exc
+        while not arrived.empty():
+            found.append(arrived.get_nowait())
+
+    if seen.waiting:
+        await transport.on_channel(look)
+        await _until_left(transport, seen.name)
+    return found
 
 
 async def _until_left(transport: RabbitmqQueue, name: str) -> None:

@@ -5,6 +5,7 @@ faregate.to           for those that name their recipients: QUEUE.SLOT, for each
 NODE.TYPE[.SOURCE]    the queue of a subscription; with .gG-P behind it, partition P of its generation G
 NODE-dead             the dead letters of a node
 QUEUE.moving          what waits and what comes while `faregate rabbitmq migrate` makes a queue anew
+QUEUE@log             says that this subscription reads the log view: no bus may consume its queue
 faregate.delay.…      queues that messages wait in (`delay.py`)
 """
 
@@ -39,6 +40,10 @@ def dead_queue(node: str) -> str:
 
 def moving_queue(queue: str) -> str:
     return f"{queue}.moving"
+
+
+def view_mark(queue: str) -> str:
+    return f"{queue}@log"
 
 
 def check_queue(name: str) -> str:

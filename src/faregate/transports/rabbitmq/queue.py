@@ -15,7 +15,7 @@ from functools import partial
 
 from aiormq.exceptions import ChannelNotFoundEntity
 
-from faregate.errors import BrokerUnavailable, OutcomeUnknown, QueueNotFound, Unroutable
+from faregate.errors import BrokerUnavailable, OutcomeUnknown, QueueNotFound, Unroutable, ViewTaken
 from faregate.message import Envelope
 from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.dead_letter import DeadLetter
@@ -27,7 +27,7 @@ from faregate.transports.rabbitmq.delivery import RabbitmqDelivery
 from faregate.transports.rabbitmq.endings import Endings
 from faregate.transports.rabbitmq.frames import Arrived
 from faregate.transports.rabbitmq.link import LOST, Link, said_by
-from faregate.transports.rabbitmq.log_view import declare_stream, lead_no_more, lead_to_stream, note
+from faregate.transports.rabbitmq.log_view import ask_for_mark, declare_stream, lead_no_more, lead_to_stream, note
 from faregate.transports.rabbitmq.names import EXCHANGE, TO, dead_queue, queue_at, routing_key
 from faregate.transports.rabbitmq.publisher import Publisher
 from faregate.transports.rabbitmq.topology import (
@@ -111,7 +111,10 @@ class RabbitmqQueue:
     # --- queues ----------------------------------------------------------------------------------------------
 
     async def bind(self, binding: Binding) -> None:
+        """Raises `ViewTaken` for a subscription that reads the log, not its queue."""
+        await self._check_view(binding)
         await self.on_channel(lambda channel: self._declare(channel, binding))
+        await self._check_view(binding)
         await self._note(binding, bound=True)
         former = self._bindings.get(binding.queue)
         if former is not None:
@@ -146,6 +149,15 @@ class RabbitmqQueue:
         if self._stream is not None:
             await lead_no_more(channel, self._stream, binding)
         await undeclare(channel, binding)
+
+    async def _check_view(self, binding: Binding) -> None:
+        if self._stream is None or (await self._publisher.publish([ask_for_mark(binding.queue)])).returned:
+            return
+        raise ViewTaken(
+            f"{binding.queue} is consumed through the log, the stream {self._stream}, on Spark: run it there, or leave "
+            f"node {binding.node!r} out of this bus, or bring it back with "
+            f"'faregate spark handover MODULE:BUS {binding.node} --to queue'"
+        )
 
     async def _note(self, binding: Binding, *, bound: bool) -> None:
         if self._stream is not None:
@@ -306,6 +318,13 @@ class RabbitmqQueue:
     async def dead_letter(self, node: str, envelope: Envelope, reason: str, error: str) -> None:
         await self.on_channel(lambda channel: declare_queue(channel, dead_queue(node), quorum()))
         await self._endings.add_dead(node, envelope, reason, error)
+
+    async def add_letters(self, letters: Sequence[DeadLetter]) -> None:
+        """Dead letters that others made."""
+        for node in sorted({letter.node for letter in letters}):
+            await self.on_channel(lambda channel, name=dead_queue(node): declare_queue(channel, name, quorum()))  # type: ignore[misc]
+        for letter in letters:
+            await self._endings.add_letter(letter)
 
     async def dead_letters(self, node: str, limit: int = 1000) -> list[DeadLetter]:
         found = self._queues.get(dead_letter_queue(node))

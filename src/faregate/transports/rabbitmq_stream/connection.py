@@ -11,6 +11,7 @@ Rules kept here:
 """
 
 import socket
+import ssl
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -58,7 +59,7 @@ class Connection:
         self.frame_max = _FRAME_MAX
         self.is_open = False
         with self._told():
-            self._socket = socket.create_connection((address.host, address.port), _CONNECT_SECONDS)
+            self._socket = _connected(address)
             self._incoming = self._socket.makefile("rb")
         self.is_open = True
         try:
@@ -281,6 +282,27 @@ class Connection:
             self.is_open = False
             self._incoming.close()
             self._socket.close()
+
+
+def _connected(address: Address) -> socket.socket:
+    plain = socket.create_connection((address.host, address.port), _CONNECT_SECONDS)
+    if address.tls is None:
+        return plain
+    tls = address.tls
+    try:
+        context = ssl.create_default_context(cafile=tls.cafile)
+        if tls.certfile is not None:
+            context.load_cert_chain(tls.certfile, tls.keyfile)
+        return context.wrap_socket(plain, server_hostname=address.host)
+    except (ssl.SSLError, FileNotFoundError) as exc:
+        plain.close()
+        raise ConfigurationError(
+            f"no TLS with {address.host}:{address.port}: {exc}. Mend cafile=, certfile= and keyfile=, or the port in "
+            f"{address.url}"
+        ) from exc
+    except BaseException:
+        plain.close()
+        raise
 
 
 def _answers(host: str, port: int) -> bool:

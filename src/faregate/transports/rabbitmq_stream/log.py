@@ -11,7 +11,7 @@ Rules kept here:
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from hashlib import blake2b
 from itertools import islice
 from threading import Lock
@@ -19,19 +19,19 @@ from threading import Lock
 import msgspec
 
 from faregate.columns import to_batch
-from faregate.errors import OffsetGone
+from faregate.errors import ConfigurationError, OffsetGone
 from faregate.message import Envelope
-from faregate.ports.log import ArrowBatch, LogPart, Piece, ReaderOffset, Staged
+from faregate.ports.log import ArrowBatch, Handover, LogPart, Piece, ReaderOffset, Staged
 from faregate.ports.queue import Binding
 from faregate.ports.topology import Topology
-from faregate.transports.rabbitmq_stream.address import parse_address
+from faregate.transports.rabbitmq_stream.address import Address, parse_address
 from faregate.transports.rabbitmq_stream.bindings import Bindings
 from faregate.transports.rabbitmq_stream.chunks import records
 from faregate.transports.rabbitmq_stream.connection import FIRST, Connection, at_time
 from faregate.transports.rabbitmq_stream.entries import decode, encode
 from faregate.transports.rabbitmq_stream.pool import pool_of
 from faregate.transports.rabbitmq_stream.readers import Readers
-from faregate.transports.rabbitmq_stream.staging import Stage
+from faregate.transports.rabbitmq_stream.staging import Outlet, Stage, StreamOutlet
 
 _ROWS = 10_000
 _PART = 250_000
@@ -54,15 +54,16 @@ def create_stream(url: str, **arguments: str) -> None:
 class RabbitmqStreamLog:
     """Raises `BrokerUnavailable`, `ConfigurationError` and `StreamNotFound`, when it is made and later."""
 
-    def __init__(self, url: str) -> None:
-        address = parse_address(url)
+    def __init__(self, place: str | Address, outlet: Outlet | None = None) -> None:
+        """`place`: its URL; `outlet`: where what tasks made goes, the stream unless given."""
+        address = parse_address(place) if isinstance(place, str) else place
         self._stream = address.stream
         self.name = f"the stream {address.stream} of {address.url.partition('?')[0]}"
         self._pool = pool_of(address)
         self.log_id = self._pool.log_id()
         self._readers = Readers(address.stream)
         self._bindings = Bindings(address.stream)
-        self._stage = Stage(address.stream, self._pool)
+        self._stage = Stage(address.stream, self._pool, outlet or StreamOutlet(address.stream))
         self._lock = Lock()
 
     # --- reading ------------------------------------------------------------------------------------------------
@@ -84,7 +85,8 @@ class RabbitmqStreamLog:
         for time, found in self._chunks(start, end):
             while taken := list(islice(found, most)):
                 offsets, envelopes = [offset for offset, _ in taken], [envelope for _, envelope in taken]
-                yield to_batch(envelopes, [self._bindings.route(each, time)[0] for each in envelopes], offsets, time)
+                topics = [self._bindings.route(each, time, offset)[0] for offset, each in taken]
+                yield to_batch(envelopes, topics, offsets, time)
 
     def envelopes(self, start: int = 0, end: int | None = None) -> Iterator[tuple[int, Envelope]]:
         for _, found in self._chunks(start, end):
@@ -136,11 +138,11 @@ class RabbitmqStreamLog:
                 if first < stop:
                     time = chunk.timestamp * 1000
                     entries = islice(enumerate(records(chunk), first), max(0, start - first), stop - first)
-                    yield time, ((offset, self._addressed(decode(entry), time)) for offset, entry in entries)
+                    yield time, ((offset, self._addressed(decode(entry), time, offset)) for offset, entry in entries)
 
-    def _addressed(self, envelope: Envelope, time: int) -> Envelope:
+    def _addressed(self, envelope: Envelope, time: int, offset: int) -> Envelope:
         """One that does not name its recipients went to those who were bound then."""
-        if not envelope.recipients and (nodes := self._bindings.route(envelope, time)[1]):
+        if not envelope.recipients and (nodes := self._bindings.route(envelope, time, offset)[1]):
             msgspec.structs.force_setattr(envelope, "recipients", nodes)
         return envelope
 
@@ -192,6 +194,13 @@ class RabbitmqStreamLog:
         """Note that it gets nothing more."""
         with self._lock:
             self._pool.ask(lambda connection: self._bindings.note(connection, binding, bound=False))
+
+    def handover(self) -> AbstractContextManager[Handover]:
+        """Raises `ConfigurationError`: there are no queues here."""
+        raise ConfigurationError(
+            f"{self.name} stands here alone: what a node sends would reach no queue. Name the broker, and this stream "
+            f"beside its queues: amqp://USER:PASSWORD@HOST:5672/VHOST?stream={self._stream}"
+        )
 
     # --- named readers ------------------------------------------------------------------------------------------
 

@@ -97,13 +97,7 @@ class Pool:
         return False, self._connect()
 
     def _connect(self) -> Connection:
-        try:
-            connection = Connection(self._leader)
-        except BrokerUnavailable:
-            if self._leader == self._address:
-                raise
-            self._leader = self._address  # it was the leader; who is it now?
-            connection = Connection(self._leader)
+        connection = self._reach()
         try:
             host, port = connection.leader(self._address.stream)
         except BaseException:
@@ -114,6 +108,22 @@ class Pool:
         connection.close()
         self._leader = replace(self._address, host=host, port=port)
         return Connection(self._leader)
+
+    def _reach(self) -> Connection:
+        """The leader, as it was; or else any host, which says who it is now."""
+        address = self._address
+        others = (replace(address, host=host, port=port) for host, port in address.others)
+        failure: BrokerUnavailable | None = None
+        for place in dict.fromkeys((self._leader, address, *others)):
+            try:
+                connection = Connection(place)
+            except BrokerUnavailable as exc:
+                failure = exc
+            else:
+                self._leader = place
+                return connection
+        assert failure is not None
+        raise failure
 
     def _give_back(self, connection: Connection) -> None:
         if connection.is_open:

@@ -1,0 +1,53 @@
+"""The shop on a RabbitMQ with a log view: services on asyncio through queues, Spark through the stream beside them."""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+from faregate.transports.rabbitmq import RabbitmqQueue
+from faregate.transports.rabbitmq.channels import BatchChannel
+from tests.presence import address
+from tests.spark import run_shop
+from tests.spark.run_rig import Shop
+
+NODES = [each for each in vars(run_shop).values() if isinstance(each, run_shop.fg.Node)]
+BESIDE = ("", ".bindings", ".commits", ".identity", ".readers", ".staged")
+
+
+def rabbitmq_url(**options: str) -> str:
+    """A RabbitMQ with a stream of its own."""
+    vhost = os.environ.get("PYTEST_XDIST_WORKER", "main")
+    port = urlsplit(address("FAREGATE_TEST_RABBITMQ_STREAM")).port
+    more = "".join(f"&{name}={value}" for name, value in options.items())
+    return f"{address('FAREGATE_TEST_RABBITMQ')}{vhost}?stream=log-{uuid4().hex[:8]}&stream_port={port}{more}"
+
+
+@contextmanager
+def rabbitmq_shop(folder: Path, spark: Any) -> Iterator[Shop]:
+    """Names of nodes are those of all tests, so whatever they leave on the broker is removed."""
+    url = rabbitmq_url()
+    asyncio.run(_clean(url))
+    try:
+        yield Shop(folder, spark, url)
+    finally:
+        asyncio.run(_clean(url))
+
+
+async def _clean(url: str) -> None:
+    transport = RabbitmqQueue(url)
+    await transport.open()
+    stream = transport._stream
+    bindings = [each.binding(1) for node in NODES for each in node.subscriptions.values()]
+    queues = [name for each in bindings for name in (each.queue, f"{each.queue}.g1-0", f"{each.queue}@log")]
+
+    async def remove(channel: BatchChannel) -> None:
+        for queue in (*queues, *(f"{node.name}-dead" for node in NODES), *(f"{stream}{each}" for each in BESIDE)):
+            await channel.queue_delete(queue)
+
+    await transport.on_channel(remove)
+    await transport.close()
