@@ -1,6 +1,6 @@
 """A driver of its own that runs one node on Spark, and dies where it is told: `python -m tests.spark.matrix_driver`.
 
-matrix_driver NODE JOURNAL STORE CHECKPOINT DIE_AT [MASTER]; a STORE of "-" is none
+matrix_driver NODE LOG STORE CHECKPOINT DIE_AT [MASTER]; a STORE of "-" is none
 """
 
 import os
@@ -19,6 +19,8 @@ from faregate.spark.runs import run as run_node
 from faregate.spark.runs.driver import Driver
 from faregate.spark.sink.writer import StreamWriter
 from faregate.transports import journal_log
+from faregate.transports.rabbitmq_log.exchange import Exchange
+from faregate.transports.rabbitmq_stream.staging import Stage
 
 POINTS = ("never", "after-offset-log", "after-handlers", "in-dispatch", "before-commit-log")
 SINK_POINTS = ("before-the-spool", "after-the-spool", "after-the-record")
@@ -46,6 +48,7 @@ def prepare(point: str) -> None:
         Driver.finish_batch = _dying(Driver.finish_batch, before=True)  # type: ignore[method-assign]
     elif point == "in-dispatch":
         journal_log.spool = _dying(journal_log.spool, before=False)  # type: ignore[attr-defined]
+        Exchange.send = _dying(Exchange.send, before=False)  # type: ignore[method-assign]
     elif point == "before-commit-log":
         run_node.Run.handle_batch = _dying(run_node.Run.handle_batch, before=False)  # type: ignore[method-assign]
 
@@ -66,15 +69,20 @@ class DyingWriter(StreamWriter):
         point = os.environ["MATRIX_SINK"]
         if point == "before-the-spool":
             commits.move_into_spool = end  # type: ignore[attr-defined]
+            Exchange.send = end  # type: ignore[method-assign]
         elif point == "after-the-spool":
             commits.SinkCommits.add = end  # type: ignore[method-assign]
+            send = Exchange.send
+            Exchange.send = lambda *given: end(send(*given))  # type: ignore[method-assign]
         else:
             commits.collect_garbage = end  # type: ignore[attr-defined]
+            commit = Stage.commit
+            Stage.commit = lambda *given, **more: end(commit(*given, **more))  # type: ignore[method-assign]
         super().commit(messages, batchId)
 
 
 def main() -> None:
-    node, journal, store, checkpoint, point, *rest = sys.argv[1:]
+    node, log, store, checkpoint, point, *rest = sys.argv[1:]
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ[_DRIVER], os.environ["MATRIX_SINK"] = str(os.getpid()), point
     spark = (
@@ -99,7 +107,7 @@ def main() -> None:
     handle = fg.spark.run(
         f"tests.spark.run_shop:{node}",
         spark,
-        source=journal,
+        source=log,
         store=None if store == "-" else store,
         checkpoint=checkpoint,
         max_messages_per_trigger=int(os.environ.get("MATRIX_AT_ONCE", "8")),

@@ -9,13 +9,18 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+import faregate as fg
+from faregate.ports.dead_letter import DeadLetter
+from faregate.ports.queue import dead_letter_queue
 from faregate.transports.rabbitmq import RabbitmqQueue
 from faregate.transports.rabbitmq.channels import BatchChannel
+from faregate.transports.rabbitmq.names import dead_queue
+from faregate.transports.rabbitmq.queue import _Queue
 from tests.presence import address
 from tests.spark import run_shop
 from tests.spark.run_rig import Shop
 
-NODES = [each for each in vars(run_shop).values() if isinstance(each, run_shop.fg.Node)]
+NODES = [each for each in vars(run_shop).values() if isinstance(each, fg.Node)]
 BESIDE = ("", ".bindings", ".commits", ".identity", ".readers", ".staged")
 
 
@@ -51,3 +56,19 @@ async def _clean(url: str) -> None:
 
     await transport.on_channel(remove)
     await transport.close()
+
+
+def dead_letters(shop: Shop, node: fg.Node) -> list[DeadLetter]:
+    """Those of a node without a store."""
+
+    async def look() -> list[DeadLetter]:
+        transport = RabbitmqQueue(shop.url)
+        await transport.open()
+        try:
+            binding = next(iter(node.subscriptions.values())).binding(1000)
+            transport._queues[dead_letter_queue(node.name)] = _Queue(dead_queue(node.name), binding, is_dead=True)
+            return await transport.dead_letters(node.name)
+        finally:
+            await transport.close()
+
+    return asyncio.run(look())

@@ -43,7 +43,7 @@ def driver(
     shop: Shop, point: str = "never", master: str | None = None, *, node: str = "billing", **more: str
 ) -> "subprocess.Popen[str]":
     store = "-" if node == "counting" else shop.store
-    arguments = [node, str(shop.journal), store, str(shop.folder / f"checkpoint-{node}"), point]
+    arguments = [node, shop.url, store, str(shop.folder / f"checkpoint-{node}"), point]
     return subprocess.Popen(
         [sys.executable, "-m", "tests.spark.matrix_driver", *arguments, *([master] if master else [])],
         cwd=ROOT,
@@ -67,7 +67,7 @@ def finish(process: "subprocess.Popen[str]", *, dies: bool = False) -> str:
 def judge(shop: Shop, count: int) -> None:
     """Every order once and in order, by the rows; and by the audit, which knows nothing of handlers."""
     shop.check(count)
-    command = [sys.executable, "-m", "faregate", "spark", "audit", str(shop.journal), "--json", "--master", "local[2]"]
+    command = [sys.executable, "-m", "faregate", "spark", "audit", shop.url, "--json", "--master", "local[2]"]
     chosen = ["--store", f"billing={shop.store}", "--effects", "billing:select message_id from invoices"]
     found = subprocess.run([*command, *chosen], cwd=ROOT, capture_output=True, text=True, timeout=LONG, check=False)
     assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-3000:]

@@ -84,7 +84,7 @@ def test_types_and_nodes_choose_and_nonsense_is_one_sentence(spark: SparkSession
     assert count(start="2999-01-01T00:00:00Z") == 0
     for given, why in (
         ({"identity": "other"}, "the identity 'other' is none"),
-        ({"recipients": ["payments"]}, "no node 'payments' takes messages of this journal; there are billing, stock"),
+        ({"recipients": ["payments"]}, "no node 'payments' takes messages of this log; there are billing, stock"),
         ({"start": "yesterday"}, "the start 'yesterday' is no bound: allowed are 'earliest'"),
         ({"start": 5, "end": 2}, "the start, offset 5, lies behind the end, offset 2"),
         ({"name": "a/b"}, "the replay's name 'a/b' is none"),

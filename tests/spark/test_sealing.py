@@ -153,7 +153,7 @@ LEAST = {"type": TEXT, "body": BYTES, "source": TEXT}
         ({"type": TEXT}, "needs the columns type and body to write messages; missing: ['body']"),
         ({"type": TEXT, "body": BYTES}, "who publishes? Give a column source, or option source"),
         ({**LEAST, "total": LongType()}, "cannot write a column 'total'; allowed are ['type'"),
-        ({**LEAST, "offset": LongType()}, "'offset'; the journal fills it itself: drop it"),
+        ({**LEAST, "offset": LongType()}, "'offset'; the log fills it itself: drop it"),
         ({**LEAST, "body": LongType()}, "column body is bigint and must be binary or string: cast it"),
         ({**LEAST, "type": LongType()}, "column type is bigint and must be string"),
         ({**LEAST, "sent_at": TimestampNTZType()}, "column sent_at is timestamp_ntz and must be timestamp"),

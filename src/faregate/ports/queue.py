@@ -12,6 +12,7 @@ suite, and where it has methods a protocol here. The bus supplies what is missin
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal, Protocol, TypeGuard, get_args, runtime_checkable
 
 from faregate.errors import StaleLock, Unroutable
@@ -224,6 +225,15 @@ class SpoolTransport(Protocol):
 
         Raises `Unroutable` for a command that no queue takes, as far as can be known here.
         """
+
+
+@runtime_checkable
+class Logged(Protocol):
+    """A transport whose messages can be read as a log, too."""
+
+    @property
+    def log_place(self) -> str | Path | None:
+        """Where, as `faregate.ports.schemes.open_log` is told; None: it keeps no log."""
 
 
 @runtime_checkable

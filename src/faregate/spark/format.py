@@ -1,6 +1,6 @@
 """`format("faregate")`: what Spark asks for by name, and hands the options to.
 
-Options are read, and the journal is looked at, when the source is made: `load()` and `save()` fail at once with the
+Options are read, and the log is looked at, when the source is made: `load()` and `save()` fail at once with the
 reason, not a job later.
 """
 
@@ -24,7 +24,7 @@ from faregate.spark.source.stream_reader import StreamReader
 
 
 class FaregateSource(DataSource):
-    """Reads and writes the messages of a journal. docs/spark.md lists options and columns.
+    """Reads and writes the messages of a log. docs/spark.md lists options and columns.
 
     Raises `InvalidOption`, `JournalNotFound`, `NotAJournal`, `JournalTooNew`.
     """

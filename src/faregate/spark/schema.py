@@ -1,8 +1,8 @@
-"""The rows that Spark sees, and how journal columns become them.
+"""The rows that Spark sees, and how the columns of a log become them.
 
 Rules kept here:
 - One table says which columns there are; docs/spark.md repeats it for people.
-- A row's columns are the journal's, `payload` as `body` and `time` as `appended_at`. The route number (`topic`) stays
+- A row's columns are the log's, `payload` as `body` and `time` as `appended_at`. The route number (`topic`) stays
   inside: `recipients` says the same in names.
 - Between our own steps messages travel as frames: a row is thousands of them, as they stand in the log. Spark handles a
   row of bytes as fast as a row of two numbers, so what a message costs it is gone.
@@ -28,7 +28,7 @@ _ORDER = """
 
 
 def stored(name: str) -> Any:
-    """The field of the journal that a column is."""
+    """The field of the log that a column is."""
     return SCHEMA.field(_STORED.get(name, name))
 
 
@@ -85,7 +85,7 @@ def batches_to_rows(batches: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
 
 
 class Projection:
-    """Journal batches to the rows of a schema, without copying the columns."""
+    """Batches of a log to the rows of a schema, without copying the columns."""
 
     def __init__(self, schema: StructType) -> None:
         self.schema: Any = to_arrow_schema(schema, timezone="UTC")

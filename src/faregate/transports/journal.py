@@ -66,6 +66,10 @@ class JournalTransport:
             raise ConfigurationError(f"the journal {self.path} is not open")
         return self._broker
 
+    @property
+    def log_place(self) -> Path:
+        return self.path
+
     async def open(self) -> None:
         """Recover what is there. Raises `JournalLocked`, `JournalCorrupt`, `JournalTooNew`, `NotAJournal`."""
         self.journal = await asyncio.to_thread(

@@ -264,12 +264,12 @@ def replay(
     name: Annotated[
         str | None, typer.Option(help="Repeating the same replay under this name repeats nothing; it needs --to.")
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, max=100_000, help="Messages in one spool file.")] = 10_000,
+    batch: Annotated[int, typer.Option(min=1, max=100_000, help="Messages that are appended as one.")] = 10_000,
     yes: Annotated[bool, typer.Option("--yes", help="Do it; without this it is only counted.")] = False,
     master: Master = LOCAL,
     as_json: AsJson = False,
 ) -> None:
-    """Put a range of messages on the bus again, through the journal's spool. Counts first; --yes does it."""
+    """Put a range of messages on the bus again, through the log. Counts first; --yes does it."""
     with plain_errors():
         import_spark()
         from faregate.spark.jobs.replay import replay as run
@@ -306,6 +306,6 @@ def replay(
     what = f"{counted(counts['messages'], 'message')} from offset {counts['from_offset']:,} on, {identity} identity"
     if yes:
         files = counted(counts["batches"], "batch", "batches")
-        say(f"replayed: {what}, in {files} of the spool, as {found.name}")
+        say(f"replayed: {what}, in {files}, as {found.name}")
     else:
         say(f"would replay {what}; --yes does it")

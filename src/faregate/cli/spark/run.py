@@ -3,7 +3,6 @@
 import signal
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -13,7 +12,7 @@ from faregate.cli.load import BusName, load_bus
 from faregate.cli.output import answer, errors, print_json
 from faregate.cli.spark.session import Master, session
 from faregate.errors import ConfigurationError
-from faregate.transports.journal import JournalTransport
+from faregate.ports.queue import Logged
 
 if TYPE_CHECKING:
     from faregate.spark.runs.progress import RunProgress
@@ -24,7 +23,10 @@ _LOOK_SECONDS = 1.0
 
 def run(
     target: Annotated[str, typer.Argument(help="The node, as module:attribute.", metavar="MODULE:NODE")],
-    journal: Annotated[Path, typer.Option(help="The journal's folder.")],
+    log: Annotated[
+        str,
+        typer.Option("--log", "--journal", help="The journal's folder, or the URL of another log.", metavar="LOG"),
+    ],
     checkpoint: Annotated[str, typer.Option(help="Where Spark keeps how far it has come.")],
     store: Annotated[
         str | None, typer.Option(help="The node's store, sqlite:PATH or postgresql://…; none: no effects, no store.")
@@ -47,7 +49,7 @@ def run(
     master: Master = "local[2]",
     as_json: AsJson = False,
 ) -> None:
-    """Run a node's handlers on Spark, from the log of a journal. Ctrl-C finishes the batch at hand and ends."""
+    """Run a node's handlers on Spark, from the log of a bus. Ctrl-C finishes the batch at hand and ends."""
     with session(master, "run", keep_log=True) as spark:
         from faregate.spark.runs.run import run as begin
 
@@ -58,7 +60,7 @@ def run(
             handle = begin(
                 target,
                 spark,
-                source=journal,
+                source=log,
                 store=store,
                 checkpoint=checkpoint,
                 trigger=trigger,
@@ -116,12 +118,14 @@ def handover(
     found = bus.nodes.get(node)
     if found is None:
         raise ConfigurationError(f"there is no node {node!r} on this bus; its nodes are: {', '.join(bus.nodes)}")
-    transport = bus.transport
-    if not isinstance(transport, JournalTransport):
-        raise ConfigurationError(f"{bus.url} has no log: only a journal can be handed over")
+    place = bus.transport.log_place if isinstance(bus.transport, Logged) else None
+    if place is None:
+        raise ConfigurationError(
+            f"{bus.url} has no log: a journal has one, and a RabbitMQ with a stream beside its queues, ?stream=NAME"
+        )
     from faregate.spark.runs.handover import hand_over
 
-    done = hand_over(found, transport.path, bus.store_of(node), to)
+    done = hand_over(found, place, bus.store_of(node), to)
     lines = [
         f"{each.queue}: {'now' if each.changed else 'already'} read from the {each.view}, "
         f"offset {each.offset} on (epoch {each.epoch})"

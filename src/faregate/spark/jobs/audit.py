@@ -3,7 +3,7 @@
     published = handled + skipped + dead + parked + in flight + missing, per recipient
 
 Rules kept here:
-- It runs nothing of the bus: journal, side logs, stores and business data are read as they lie.
+- It runs nothing of the bus: log, side logs, stores and business data are read as they lie.
 - Judged is every message that the log still has. Copies of one publication count once.
 - Safe beside a running bus: side logs are cut off at the moment of planning, stores are read later, so whatever was
   settled must be in its store; what moves meanwhile counts as in flight. `at_rest` allows nothing in flight.
@@ -16,7 +16,7 @@ Rules kept here:
   long it is.
 - What handlers sent is counted against their ledger rows; what the log and the ledger say of a body is compared with
   the body itself; and what was never published must have no ledger row and no effect.
-- What must be in a ledger is known from the journal: it keeps how each subscription remembers.
+- What must be in a ledger is known from the log: it keeps how each subscription remembers.
 - One job, two shuffles: all evidence grouped by (node, message id), then put in order by key. Linear in its input.
 """
 
@@ -52,7 +52,7 @@ def audit(
     unordered: Sequence[str] = (),
     limit: int = 10_000,
 ) -> Audit:
-    """Audit a journal, the stores of its nodes (one URL, or a mapping of node to URL) and their business data.
+    """Audit a log, the stores of its nodes (one URL, or a mapping of node to URL) and their business data.
 
     `effects`: `NODE:SQL`, each a query for the message ids in business data; `NODE?:SQL` when a handled message need
     not have one. `unordered`: queues (`billing.OrderPlaced.shop`), or nodes, whose order is not promised
@@ -129,17 +129,17 @@ def _check(plan: JournalPlan, databases: Sequence[JobStore], store: StoreUrls, u
 
 
 def _known(spark: SparkSession, case: Case) -> DataFrame:
-    """What is known apart from the copies in the journal: `STORED`."""
+    """What is known apart from the copies in the log: `STORED`."""
     plan, databases, queries = case.plan, case.databases, case.queries
-    in_journal = seen.dead_letters(spark, plan)
+    in_log = seen.dead_letters(spark, plan)
     if not databases:
-        return in_journal
+        return in_log
     if case.at_rest or not any(each.reads_log for each in plan.handed_over):
-        return in_journal.unionByName(seen.stored(spark, databases, queries, plan.nodes))
+        return in_log.unionByName(seen.stored(spark, databases, queries, plan.nodes))
     parked = seen.stored(spark, databases, (), plan.nodes, ("parked",))
     parked = parked.localCheckpoint() if hasattr(spark, "sparkContext") else parked.cache()
     later = seen.stored(spark, databases, queries, plan.nodes, ("ledger", "dead_states"))
-    return in_journal.unionByName(parked).unionByName(later)
+    return in_log.unionByName(parked).unionByName(later)
 
 
 def _grouped(spark: SparkSession, case: Case) -> DataFrame:
@@ -290,7 +290,7 @@ def _must_be_in_log(case: Case, floor: dict[str, float]) -> Column:
 
     A ledger row says where its message was. (One without a place is of an idempotency key that was sent with tokens.)
     An effect says nothing: what has no ledger row was never handled where every handler of its node keeps the ledger
-    and nothing was removed from it; else the log must be whole. What is older than the log is of another journal.
+    and nothing was removed from it; else the log must be whole. What is older than the log is of another one.
     """
     plan, at_rest = case.plan, case.at_rest
     node, position, in_ledger = F.col("node"), F.col("position"), F.col("ledger").isNotNull()

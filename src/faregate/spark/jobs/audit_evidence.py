@@ -1,10 +1,10 @@
 """All that is known of messages, as rows of numbers: what the audit groups by (node, message id).
 
-    kind  0, 1, 2, 3, 6     a copy in the journal: waiting, handled, skipped, dead, duplicate (the side log's codes)
+    kind  0, 1, 2, 3, 6     a copy in the log: waiting, handled, skipped, dead, duplicate (the side log's codes)
           9                 a copy that a reader of the log has dealt with
           10, 11            a ledger row: handled, skipped
           20, 21, 22, 23    a dead letter: open, replayed, discarded, resolved
-          24                a dead letter in the journal: there is no store
+          24                a dead letter in the log: there is no store
           30                parked
           40                an effect in business data
           50                what its handler sent
@@ -12,7 +12,7 @@
 
 Rules kept here:
 - Every column has a fixed width, so that grouping millions of rows needs no objects.
-- A node is its place in the list of those that the journal knows; rows of other nodes are left out.
+- A node is its place in the list of those that the log knows; rows of other nodes are left out.
 - Ledger rows are in the order in which they were committed (`written`), by no clock; those of one transaction may be
   equal.
 """
@@ -69,7 +69,7 @@ def parse_effects(given: Sequence[str], databases: Sequence[JobStore], nodes: Se
             node, optional, sql = nodes[0], False, text
         if node not in nodes:
             raise ConfigurationError(
-                f"effects {text!r}: no node {node!r} gets messages of this journal; those that do: {', '.join(nodes)}"
+                f"effects {text!r}: no node {node!r} gets messages of this log; those that do: {', '.join(nodes)}"
             )
         database = next((each for each in databases if each.holds(node)), None)
         if database is None:
@@ -81,7 +81,7 @@ def parse_effects(given: Sequence[str], databases: Sequence[JobStore], nodes: Se
 
 
 def deliveries(spark: SparkSession, plan: JournalPlan) -> DataFrame:
-    """The copies in the journal, and the bodies there that were altered: `FIELDS`."""
+    """The copies in the log, and the bodies there that were altered: `FIELDS`."""
 
     def read(segment: LogPart) -> Iterator[Any]:
         yield from read_deliveries(plan, segment)
@@ -95,7 +95,7 @@ def deliveries(spark: SparkSession, plan: JournalPlan) -> DataFrame:
 
 
 def dead_letters(spark: SparkSession, plan: JournalPlan) -> DataFrame:
-    """The dead letters in the journal, of nodes without a store: `STORED`. One task: there are few."""
+    """The dead letters in the log, of nodes without a store: `STORED`. One task: there are few."""
     places = {node: index for index, node in enumerate(plan.nodes)}
 
     def read(_: int) -> Iterator[Any]:

@@ -110,7 +110,7 @@ _NOT_HANDLED = {**{name: name for name in ("skipped", "dead", "parked", "in_flig
 
 
 def judge(counts: Sequence[Any], plan: JournalPlan, databases: Sequence[JobStore], at_rest: bool) -> Judged:
-    """Where the journal does not say how a queue's handler remembers, it is seen from its other messages: if none has
+    """Where the log does not say how a queue's handler remembers, it is seen from its other messages: if none has
     a ledger row, the mode is another one; if some have, all must. So with effects, which not every handler of a node
     may write; but where a node has none at all, all are missing."""
     table: dict[str, dict[str, int]] = {node: dict.fromkeys(COLUMNS, 0) for node in plan.nodes}

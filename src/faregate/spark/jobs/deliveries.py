@@ -1,4 +1,4 @@
-"""What each recipient of each publication got, and what became of it: journal and side logs, joined where they lie.
+"""What each recipient of each publication got, and what became of it: log and side logs, joined where they lie.
 
 Rules kept here:
 - A segment's side log speaks of that segment's offsets alone, so the join needs no shuffle: one task per segment.
@@ -177,7 +177,7 @@ def _queue_numbers(plan: JournalPlan) -> Any:
 
 
 def read_dead_letters(plan: JournalPlan) -> Iterator[list[tuple[str, bytes, float]]]:
-    """Node, message id and time of the dead letters in the journal itself, of nodes without a store."""
+    """Node, message id and time of the dead letters in the log itself, of nodes without a store."""
     for letters in dead_letters_of(plan.path, plan.earliest):
         yield [(each.node, id_digits(each.message_id), each.at) for each in letters]
 

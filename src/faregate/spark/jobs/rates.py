@@ -1,11 +1,11 @@
-"""Rates: throughput, errors and latency in windows of time, per node and type, from what the journal wrote down.
+"""Rates: throughput, errors and latency in windows of time, per node and type, from what the log wrote down.
 
 Rules kept here:
 - A message counts in the window in which it ended at its node; what has not ended does not count.
 - Latency runs from when it was sent, or was due, to its end; only handled messages have one.
 - Errors are dead letters, and deliveries that went back for another try.
 - What a log engine dealt with (it settles nothing in queues) ended when its ledger row or its dead letter says so, in
-  its store or, of a node without one, in the journal. What leaves neither has no time, and is left out.
+  its store or, of a node without one, in a journal. What leaves neither has no time, and is left out.
 """
 
 from collections.abc import Iterator

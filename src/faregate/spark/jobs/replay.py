@@ -1,4 +1,4 @@
-"""Replay: a filtered range of the log back onto the bus, through the journal's spool.
+"""Replay: a filtered range of the log back onto the bus: appended to the log, and so into queues.
 
 Rules kept here:
 - `identity="same"`: the same publications, under a replay number that no copy had, so that the broker's window lets
@@ -7,7 +7,7 @@ Rules kept here:
 - `identity="new"`: new publications, derived from the original and the replay's name, that say in a header what they
   were. They are handled as any other.
 - Each goes to those it went to, or to `recipients`, and at once: delays and expiries are over.
-- Bounded batches, each a spool file named after the replay and after what it replays: repeating a replay of one name
+- Bounded batches, each named after the replay and after what it replays: repeating a replay of one name
   repeats nothing, and another range or choice under that name is another replay.
 - A named replay has an end that stays: what it sends would otherwise be part of it when it is repeated.
 - Replay numbers start at a million: those of dead letters (docs/dead-letters.md) count from one and never meet them.
@@ -90,8 +90,8 @@ def replay(
 
     `types`, `nodes` (who published) choose; `recipients` says who gets them instead of those who did, also a node that
     was not there then. `dry_run` counts only. Durable when it returns; delivered by the process that runs the nodes.
-    `name`: repeating the same replay under it repeats nothing; it needs an `end` that stays. `batch`: messages in one
-    spool file. Raises `ConfigurationError`, `JournalNotFound` and their like.
+    `name`: repeating the same replay under it repeats nothing; it needs an `end` that stays. `batch`: messages that are
+    appended as one. Raises `ConfigurationError`, `JournalNotFound` and their like.
     """
     if not 1 <= batch <= MOST_IN_A_BATCH:
         raise ConfigurationError(f"batch={batch} is no size of a batch: use 1 to {MOST_IN_A_BATCH:,} messages")
@@ -148,7 +148,7 @@ def _plan(journal: str | Path, start: int | str, end: int | str, recipients: Seq
     known = ", ".join(whole.nodes) or "none"
     for node in recipients:
         if node not in whole.nodes:
-            raise ConfigurationError(f"no node {node!r} takes messages of this journal; there are {known}")
+            raise ConfigurationError(f"no node {node!r} takes messages of this log; there are {known}")
     reader = open_log(whole.path)
     bounds = []
     for what, value in (("start", start), ("end", end)):
@@ -158,7 +158,7 @@ def _plan(journal: str | Path, start: int | str, end: int | str, recipients: Seq
             raise ConfigurationError(f"the {what} {value!r} is no bound: allowed are {ALLOWED}") from exc
     if str(start).isdecimal() and bounds[0] < whole.earliest:
         raise ConfigurationError(
-            f"offset {bounds[0]} was removed by retention: the journal {whole.path} begins at {whole.earliest}"
+            f"offset {bounds[0]} was removed by retention: {reader.name} begins at {whole.earliest}"
         )
     if bounds[0] > bounds[1]:
         raise ConfigurationError(f"the start, offset {bounds[0]}, lies behind the end, offset {bounds[1]}")

@@ -52,7 +52,7 @@ class JournalPlan:
     queues: tuple[QueueRecord, ...]
     """All but the dead-letter queues."""
     everyone: tuple[str, ...]
-    """All nodes that the journal knows, also those that only publish."""
+    """All nodes that the log knows, also those that only publish."""
     handed_over: tuple[HandedOverQueue, ...]
     ways: Mapping[int, tuple[str, ...]]
     """By queue, how its consumers have told what they had handled: `ledger`, `tokens`, `off`, `nothing`, `unknown`."""

@@ -5,7 +5,7 @@ Rules kept here:
 - With a store, `redeliver` parks it there, with when and how often; that is a commit of its own, and it happens only if
   no other attempt of the same task has dealt with the message meanwhile. When the store is gone, every way to end a
   delivery raises: the task fails, and Spark runs it again.
-- Without a store it cannot wait: `redeliver` raises, and dead letters go to the journal with the task's output.
+- Without a store it cannot wait: `redeliver` raises, and dead letters go to the log with the task's output.
 """
 
 from dataclasses import dataclass, field

@@ -1,5 +1,5 @@
-"""After a batch: what the handlers send goes from the outbox to the log, as one batch, in order. A journal takes it into
-its spool; on RabbitMQ it goes through the exchange, into the queues and into the stream.
+"""After a batch: what the handlers send goes from the outbox to the log, as one batch, in order. A journal takes it
+into its spool; on RabbitMQ it goes through the exchange, into the queues and into the stream.
 
 Rules kept here:
 - Rows leave the outbox after the log has them safe. A crash in between sends them again with the same ids, under the
@@ -106,7 +106,7 @@ class OutboxSpooler:
             await transaction.dispatched([row.seq for row in rows])
 
     async def take_in(self) -> bool:
-        """See that what is in the spool gets into the log; whether it is there now. False while a bus runs: it does."""
+        """See that what was appended gets into the log; whether it is there now. False while a bus runs: it does."""
         return await open_appendable(self._path).take_in()
 
 

@@ -53,7 +53,7 @@ class Done(NamedTuple):
     """What became of the rows of a batch."""
 
     batch: Any
-    """Their outputs as a record batch of the journal; None when there are none."""
+    """Their outputs as a record batch of the log; None when there are none."""
     failed: list[tuple[int, BaseException | None]]
     """Rows that the pipeline has to deal with; with what the handler raised, unless it was not called."""
     others: list[tuple[int, Any, Any]]
@@ -86,7 +86,7 @@ class Plain:
         self._outputs: dict[type, Output | None] = {}
 
     def decoder(self, batch: Any) -> Callable[[bytes], Any] | None:
-        """What decodes every body of this batch of the journal; None when there is something unusual about it."""
+        """What decodes every body of this batch of the log; None when there is something unusual about it."""
         for name in ("content_encoding", "deliver_at", "expires_at", "payload_ref", "key_id"):
             if batch.column(name).null_count != len(batch):
                 return None

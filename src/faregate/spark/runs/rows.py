@@ -1,6 +1,6 @@
 """Log rows to work rows: which messages are the node's, for which handler, in which bucket. Runs in executors.
 
-    frames of the journal -> (position, bucket, handler, key, envelope, appended_at, redeliveries, parked)
+    frames of the log -> (position, bucket, handler, key, envelope, appended_at, redeliveries, parked)
 
 A bucket is what is shuffled by: all messages of one key are in one bucket, so one task has them, in order. What needs
 no order is spread over buckets of its own. How far the log was read goes along as a row for nobody.
@@ -64,7 +64,7 @@ class Places:
         return self._by_topic.get((envelope.type, None)) if envelope.destination == self._node else None
 
     def taken(self, number: int, batch: Any) -> Any:
-        """The part of a batch of the journal that one subscription handles: what went to this node, through this view;
+        """The part of a batch of the log that one subscription handles: what went to this node, through this view;
         and what was there before the node was known."""
         subscription, begin = self.subscriptions[number], self.begins[number]
         kind = subscription.message_type.kind
@@ -133,7 +133,7 @@ def bucket_of(handler: str, key: str) -> int:
 
 
 def located(batch: Any) -> Iterator[tuple[Envelope, int, float]]:
-    """The messages of a batch of the journal, each with its offset and when it was appended."""
+    """The messages of a batch of the log, each with its offset and when it was appended."""
     offsets = batch.column("offset").to_pylist()
     times = batch.column("time").cast(pa.int64()).to_pylist()
     for envelope, offset, time in zip(to_envelopes(batch), offsets, times, strict=True):

@@ -1,11 +1,11 @@
 """The fast path: handlers of a node without a store, straight from the log to the two-phase sink.
 
-    journal -> (ordered: work rows, shuffled by bucket) -> decode, handle, encode -> staged files -> one commit
+    log -> (ordered: work rows, shuffled by bucket) -> decode, handle, encode -> staged -> one commit
 
 Rules kept here:
 - What a batch publishes, and its dead letters, are committed once by (query, batch), under ids that every run of it
   makes the same. The input is read once by Spark's checkpoint. Nothing else is kept, so nothing else can go wrong.
-- There is nowhere to park. After the tries in memory a message is a dead letter in the journal. One that asks for time
+- There is nowhere to park. After the tries in memory a message is a dead letter in the log. One that asks for time
   (`RetryAfter`, `Unavailable`, a later delivery) fails the query, which names it. So do very many dead letters: that
   is an outage, and no matter of messages.
 """
@@ -136,7 +136,7 @@ class Task:
             await handling.handle([delivery])
 
     async def handle_batch(self, number: int, batch: Any) -> list[Piece]:
-        """A batch of the journal that one subscription handles, in no order; what it comes to."""
+        """A batch of the log that one subscription handles, in no order; what it comes to."""
         plain = self._plain[number]
         decode = None if plain is None else plain.decoder(batch)
         if plain is None or decode is None:
@@ -182,7 +182,7 @@ class Task:
         )
 
     def dead_letter(self, delivery: LogDelivery, reason: str, error: str) -> None:
-        """Into the dead letters of the journal. Very many whose handlers failed for good are an outage."""
+        """Into the dead letters of the log. Very many whose handlers failed for good are an outage."""
         failed = reason != Expired.reason
         if failed and self._failed >= MOST_DEAD:
             raise HandlerFailed(
@@ -222,7 +222,7 @@ def needs_order(spec: RunSpec) -> bool:
     return any(subscription.ordered for subscription in node_of(spec).subscriptions.values())
 
 
-def handle_ordered(spec: RunSpec, journal: Place) -> Callable[[Iterable[Any]], Iterator[Any]]:
+def handle_ordered(spec: RunSpec, place: Place) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """For `mapInArrow` over shuffled work rows; gives a row of `OUTPUT`."""
 
     def pieces(task: Task, run: Run, batches: Iterable[Any]) -> Iterator[Piece]:
@@ -231,10 +231,10 @@ def handle_ordered(spec: RunSpec, journal: Place) -> Callable[[Iterable[Any]], I
         while chunk := list(islice(rows, _AT_ONCE)):
             yield from run(task.handle(task.places.delivery(task, *row) for row in chunk))
 
-    return _staging(spec, journal, pieces)
+    return _staging(spec, place, pieces)
 
 
-def handle_as_they_come(spec: RunSpec, journal: Place) -> Callable[[Iterable[Any]], Iterator[Any]]:
+def handle_as_they_come(spec: RunSpec, place: Place) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """For `mapInArrow` over frames of the source, where no order is asked for: nothing is shuffled."""
 
     def pieces(task: Task, run: Run, batches: Iterable[Any]) -> Iterator[Piece]:
@@ -244,7 +244,7 @@ def handle_as_they_come(spec: RunSpec, journal: Place) -> Callable[[Iterable[Any
                 if len(ours):
                     yield from run(task.handle_batch(number, ours))
 
-    return _staging(spec, journal, pieces)
+    return _staging(spec, place, pieces)
 
 
 Run = Callable[[Any], list[Piece]]
@@ -256,7 +256,7 @@ def runner(loop: asyncio.AbstractEventLoop) -> Run:
 
 
 def _staging(
-    spec: RunSpec, journal: Place, pieces: Callable[[Task, Run, Iterable[Any]], Iterator[Piece]]
+    spec: RunSpec, place: Place, pieces: Callable[[Task, Run, Iterable[Any]], Iterator[Piece]]
 ) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """Handle what a Spark task is given, stage what it comes to, and say where that is."""
 
@@ -268,7 +268,7 @@ def _staging(
             with HandlerThreads() as pool:
                 task = Task(spec, pool)
                 made = pieces(task, runner(loop), batches)
-                staged = open_staging(journal).stage(origin, number, attempt_of(context), made)
+                staged = open_staging(place).stage(origin, number, attempt_of(context), made)
         finally:
             loop.close()
         values = [*(task.counts[name] for name in COUNTED), msgspec.json.encode(staged)]

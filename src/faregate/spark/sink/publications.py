@@ -1,4 +1,4 @@
-"""Rows that Spark writes become publications: the sink's input columns to the columns of the journal.
+"""Rows that Spark writes become publications: the sink's input columns to the columns of a log.
 
 Rules kept here:
 - `type` and `body` must be there; who publishes is the column or the option `source`. The rest is optional and gets
@@ -26,9 +26,9 @@ from faregate.message import Envelope, check_name
 from faregate.ports.topology import Topology
 from faregate.spark.schema import COLUMNS, stored
 
-_GIVEN_BY_THE_JOURNAL = ("offset", "appended_at", "recipients", "redeliveries", "attempt_id", "key_id", "algorithm")
+_GIVEN_BY_THE_LOG = ("offset", "appended_at", "recipients", "redeliveries", "attempt_id", "key_id", "algorithm")
 _NEEDED = ("type", "body")
-WRITABLE = (*_NEEDED, *(name for name in COLUMNS if name not in (*_NEEDED, *_GIVEN_BY_THE_JOURNAL)))
+WRITABLE = (*_NEEDED, *(name for name in COLUMNS if name not in (*_NEEDED, *_GIVEN_BY_THE_LOG)))
 """The columns that a publisher may fill."""
 
 
@@ -37,7 +37,7 @@ def check_columns(schema: StructType, source: str | None) -> None:
     names = schema.fieldNames()
     for fld in schema.fields:
         if fld.name not in WRITABLE:
-            hint = "the journal fills it itself: drop it" if fld.name in COLUMNS else f"allowed are {list(WRITABLE)}"
+            hint = "the log fills it itself: drop it" if fld.name in COLUMNS else f"allowed are {list(WRITABLE)}"
             raise UnfitColumns(f"faregate cannot write a column {fld.name!r}; {hint}")
         allowed = _allowed_types(fld.name)
         if fld.dataType.simpleString() not in allowed:
@@ -69,7 +69,7 @@ class BatchSealer:
     _seen: dict[str, set[Any]] = field(default_factory=dict)
 
     def seal(self, rows: Any) -> Any:
-        """A record batch of Spark's as one of the journal's. Raises `UnfitValue`, `Unroutable`."""
+        """A record batch of Spark's as one of the log's. Raises `UnfitValue`, `Unroutable`."""
         count = rows.num_rows
         given = {name: rows.column(at) for at, name in enumerate(rows.schema.names)}
         columns = {name: self._plain(name, values) for name, values in given.items()}
@@ -137,8 +137,8 @@ class BatchSealer:
 
 
 def as_stored(columns: dict[str, Any], count: int) -> Any:
-    """A record batch of the journal from these columns of messages; what is missing gets the envelope's default."""
-    # The journal numbers them when it takes them in.
+    """A record batch of the log from these columns of messages; what is missing gets the envelope's default."""
+    # The log numbers them when it takes them in.
     given = {"offset": pa.array(np.arange(count)), "payload": columns["body"], **columns}
     return pa.RecordBatch.from_arrays(
         [_or(given.get(each), _missing(each, count)) for each in SCHEMA.names], schema=SCHEMA
@@ -153,7 +153,7 @@ _DEFAULTS: dict[str, Any] = {
 
 @lru_cache(maxsize=256)
 def _missing(name: str, count: int) -> Any:
-    """A column of the journal that nobody gave; most batches have the same number of rows."""
+    """A column of the log that nobody gave; most batches have the same number of rows."""
     return _repeat(_DEFAULTS.get(name), name, count)
 
 

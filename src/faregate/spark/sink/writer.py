@@ -1,4 +1,4 @@
-"""The sink: tasks stage, the driver commits; a batch is in the journal's spool as a whole, once, or not at all.
+"""The sink: tasks stage, the driver commits; a batch is in the log as a whole, once, or not at all.
 
 Rules kept here:
 - `write` and `commit` run in different processes on different copies of the writer, and `commit` is not told the

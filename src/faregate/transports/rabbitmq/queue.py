@@ -62,6 +62,7 @@ class RabbitmqQueue:
     )
 
     def __init__(self, url: str, *, clock: Clock | None = None) -> None:
+        self._url = url
         self._address = parse_address(url)
         self._stream = self._address.stream
         self.clock = clock or SystemClock()
@@ -162,6 +163,10 @@ class RabbitmqQueue:
     async def _note(self, binding: Binding, *, bound: bool) -> None:
         if self._stream is not None:
             await self._publisher.publish([note(self._stream, binding, bound=bound)])
+
+    @property
+    def log_place(self) -> str | None:
+        return None if self._stream is None else self._url
 
     async def partitions(self, queue: str) -> list[str]:
         return partition_queues(self._binding(queue))
@@ -321,8 +326,12 @@ class RabbitmqQueue:
 
     async def add_letters(self, letters: Sequence[DeadLetter]) -> None:
         """Dead letters that others made."""
-        for node in sorted({letter.node for letter in letters}):
-            await self.on_channel(lambda channel, name=dead_queue(node): declare_queue(channel, name, quorum()))  # type: ignore[misc]
+
+        async def prepare(channel: BatchChannel) -> None:
+            for node in sorted({letter.node for letter in letters}):
+                await declare_queue(channel, dead_queue(node), quorum())
+
+        await self.on_channel(prepare)
         for letter in letters:
             await self._endings.add_letter(letter)
 

@@ -7,10 +7,13 @@ Rules kept here:
   bus begins to consume the queues; if one does already, the handover is refused.
 - To the log: from the lowest offset of what waits in the queues, which is searched for in the stream by ids. Then the
   queues are emptied and deleted. What is in them and was not yet in the stream when it was searched is published anew.
-- To the queue: it is declared first. Whatever lies before the end of the log after that, and is not done, is put into
-  it. What is in it twice by that, those with a store recognise.
+- To the queue: what is not done is put into it, then it is bound, then what came into the log meanwhile is put there.
+- A message reaches the stream and the queues a little apart, and no fence tells that all have arrived. So a node with a
+  store reads the last minute of the log again, and what is put into a queue may be there twice: the ledger recognises
+  it. A node without a store wants its publishers to rest, and so does one whose keys must not be passed.
 """
 
+import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Protocol
@@ -29,11 +32,20 @@ from faregate.transports.rabbitmq.channels import BatchChannel, Publication
 from faregate.transports.rabbitmq.log_view import lead_to_stream, mark_view, unmark_view
 from faregate.transports.rabbitmq.migration import consumed, empty_queue, envelope_in, look_through
 from faregate.transports.rabbitmq.survey import SeenQueue, left_over, look_at
-from faregate.transports.rabbitmq.topology import declare, partition_queues, undeclare
+from faregate.transports.rabbitmq.topology import (
+    arguments_of,
+    declare,
+    declare_queue,
+    partition_queues,
+    undeclare,
+)
 from faregate.transports.rabbitmq.wire import properties_of
 from faregate.transports.rabbitmq_log.exchange import Exchange
 
 _AT_ONCE = 1_000
+_APART_SECONDS = 60.0
+"""More than the time between the arrival of a message in the stream and in the queues."""
+_SETTLE_SECONDS = 2.0
 
 
 class NotedLog(LogTransport, Protocol):
@@ -93,7 +105,10 @@ class RabbitmqHandover:
         if self._log.topology().queue(binding.queue) is None:
             return Reading("log", epoch, self._log.earliest(), latest)
         waiting = self.waiting(binding)
-        return Reading("log", epoch, waiting[0] if waiting else latest)
+        lowest = waiting[0] if waiting else latest
+        if binding.remembers in ("ledger", "tokens"):
+            lowest = min(lowest, self._log.offset_at(time.time() - _APART_SECONDS))
+        return Reading("log", epoch, lowest)
 
     def take_log(self, binding: Binding) -> Reading:
         is_known = self._log.topology().queue(binding.queue) is not None
@@ -136,17 +151,28 @@ class RabbitmqHandover:
 
     def take_queue(self, binding: Binding, start: int, done: Outcomes, parked: Iterable[Waits] = ()) -> Reading:
         waits = {each.offset: each for each in parked}
-        self._exchange.run(lambda transport: _remake(transport, binding))
         start, latest = max(start, self._log.earliest()), self._log.latest()
-        for some in _some(self._own(binding, start, latest)):
-            ended = done(some)
-            left = [_as_it_waits(each, waits.get(at)) for at, each in some if at not in ended or at in waits]
-            if left:
-                self._exchange.run(lambda transport, left=left: _put(transport, binding, left))  # type: ignore[misc]
+        self._exchange.run(lambda transport: _declare_anew(transport, binding))
+        self._put(binding, self._own(binding, start, latest), done, waits)
+        self._exchange.run(lambda transport: transport.on_channel(lambda channel: declare(channel, binding)))
+        time.sleep(_SETTLE_SECONDS)
+        self._put(binding, self._own(binding, latest, self._log.latest()), done, waits)
         reading = Reading("queue", self.reading(binding.queue).epoch + 1, start)
         self._note(binding, reading)
         self._exchange.run(lambda transport: transport.on_channel(lambda channel: unmark_view(channel, binding.queue)))
         return reading
+
+    def _put(
+        self, binding: Binding, own: Iterator[tuple[int, Envelope]], done: Outcomes, waits: dict[int, Waits]
+    ) -> None:
+        """Into its own queues alone, what is not done: the stream has it."""
+        names = partition_queues(binding)
+        while some := list(islice(own, _AT_ONCE)):
+            ended = done(some)
+            left = [_as_it_waits(each, waits.get(at)) for at, each in some if at not in ended or at in waits]
+            put = [Publication("", _queue_of(each, names), properties_of(each), each.body) for each in left]
+            if put:
+                self._exchange.run(lambda transport, put=put: transport.put(put))  # type: ignore[misc]
 
     def _note(self, binding: Binding, reading: Reading) -> None:
         if not self._log.hand_over(binding, reading):
@@ -193,22 +219,17 @@ async def _waiting_ids(transport: RabbitmqQueue, binding: Binding) -> set[str]:
     return found
 
 
-async def _remake(transport: RabbitmqQueue, binding: Binding) -> None:
-    """Its queues, empty, with all that leads to them."""
+async def _declare_anew(transport: RabbitmqQueue, binding: Binding) -> None:
+    """Its queues, empty, and nothing leads to them."""
 
     async def remake(channel: BatchChannel) -> None:
         for queue in queues:
             await channel.queue_delete(queue.name)
-        await declare(channel, binding)
+        for name in partition_queues(binding):
+            await declare_queue(channel, name, arguments_of(binding))
 
     queues = [each async for each in _queues(transport, binding)]
     await transport.on_channel(remake)
-
-
-async def _put(transport: RabbitmqQueue, binding: Binding, envelopes: Sequence[Envelope]) -> None:
-    """Into its own queues alone: the stream has them."""
-    names = partition_queues(binding)
-    await transport.put([Publication("", _queue_of(each, names), properties_of(each), each.body) for each in envelopes])
 
 
 def _queue_of(envelope: Envelope, names: Sequence[str]) -> str:
@@ -219,8 +240,3 @@ def _queue_of(envelope: Envelope, names: Sequence[str]) -> str:
 
 def _as_it_waits(envelope: Envelope, waits: Waits | None) -> Envelope:
     return envelope if waits is None else replace(envelope, redeliveries=waits.redeliveries, deliver_at=waits.due)
-
-
-def _some(messages: Iterator[tuple[int, Envelope]]) -> Iterator[list[tuple[int, Envelope]]]:
-    while some := list(islice(messages, _AT_ONCE)):
-        yield some
