@@ -8,7 +8,7 @@ import pytest
 
 from faregate.errors import ConfigurationError
 from faregate.message import Envelope
-from faregate.ports.log import Settled, TwoViews
+from faregate.ports.log import Settled
 from faregate.ports.queue import Binding
 from faregate.ports.schemes import open_log
 from faregate.transports.rabbitmq_stream.address import parse_address
@@ -109,9 +109,8 @@ def test_a_note_survives_a_new_stream_of_notes(stream: str) -> None:
     assert [queue.name for queue in known.topology.queues if not queue.is_dead_letter_queue] == ["billing.Charge"]
 
 
-@pytest.mark.parametrize("port", [TwoViews, Settled])
-def test_what_a_stream_lacks_is_said(stream: str, port: type) -> None:
+def test_what_a_stream_lacks_is_said(stream: str) -> None:
     with pytest.raises(
         ConfigurationError, match=r"the stream test-.* cannot be used for this: it lacks .*Needed is a log"
     ):
-        open_log(stream, port)
+        open_log(stream, Settled)
