@@ -8,7 +8,7 @@ import asyncio
 import logging
 import signal
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import faregate as fg
 
@@ -20,9 +20,18 @@ class Step(fg.Event, key="account"):
     """How many of its tries fail."""
 
 
-def make_node(name: str, source: str, partitions: int, at: str = "serial", *, ordered: bool = True) -> fg.Node:
+def make_node(
+    name: str,
+    source: str,
+    partitions: int,
+    at: str = "serial",
+    *,
+    ordered: bool = True,
+    dedup: Literal["ledger", "off"] = "ledger",
+) -> fg.Node:
     """`at`: the type of the column that numbers the effects."""
-    node = fg.Node(name, schema=f"create table if not exists effects(at {at}, account text, number int, tries int)")
+    columns = f"at {at}, account text, number int, tries int, publication text"
+    node = fg.Node(name, schema=f"create table if not exists effects({columns})")
 
     order: dict[str, Any] = {"key": "account", "order": fg.ByKey(4), "partitions": partitions} if ordered else {}
 
@@ -30,6 +39,7 @@ def make_node(name: str, source: str, partitions: int, at: str = "serial", *, or
         Step,
         source=source,
         **order,
+        dedup=dedup,
         retry=fg.Retry(0),
         redeliver=fg.Redeliver(0.2, 0.2, 0.2),
     )
@@ -37,8 +47,8 @@ def make_node(name: str, source: str, partitions: int, at: str = "serial", *, or
         if ctx.redeliveries < step.fails:
             raise ValueError("not yet")
         ctx.db.write(
-            "insert into effects(account, number, tries) values (?, ?, ?)",
-            (step.account, step.number, ctx.redeliveries),
+            "insert into effects(account, number, tries, publication) values (?, ?, ?, ?)",
+            (step.account, step.number, ctx.redeliveries, ctx.publication_id),
         )
 
     return node

@@ -1,8 +1,9 @@
-"""A RabbitMQ of the test's own, in a folder of its own, to be killed and started at will.
+"""RabbitMQ of the test's own, one node or a cluster, in a folder of its own, to be killed and started at will.
 
 As in tools/dev/rabbitmq.bash: it never runs as root, listens on loopback alone, and has a port mapper of its own.
 """
 
+import json
 import os
 import pwd
 import secrets
@@ -18,37 +19,90 @@ from pathlib import Path
 
 from tests.presence import missing
 
-LONG = 90.0
+LONG = 180.0
 _DECLARED_SECONDS = 1.5
 
 
-class PrivateRabbitmq:
+class Ground:
+    """What the nodes of a cluster share: a folder, a user of the system, the secrets and the port mapper."""
+
     def __init__(self, script: Path, home: Path) -> None:
-        self._script = script
-        self._home = home
+        self.script = script
+        self.home = home
+        self.password, self.cookie = secrets.token_hex(16), secrets.token_hex(16)
         self._user = pwd.getpwuid(home.stat().st_uid)
-        self._password = secrets.token_hex(16)
-        self._amqp, self._distribution, self._epmd = (_free_port() for _ in range(3))
+        self._epmd = free_port()
+        self._mapper = self.popen("epmd", home, self.environment(home))
+
+    def environment(self, home: Path) -> dict[str, str]:
+        return {
+            "PATH": os.environ["PATH"],
+            "HOME": str(home),
+            "LANG": "C.UTF-8",
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "ERL_EPMD_PORT": str(self._epmd),
+        }
+
+    def popen(self, program: str, home: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        with (home / "server.log").open("ab") as log:
+            return subprocess.Popen(
+                self.as_user([program]),
+                cwd="/",
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def as_user(self, command: list[str]) -> list[str]:
+        if os.geteuid() != 0:
+            return command
+        user, group = str(self._user.pw_uid), str(self._user.pw_gid)
+        return ["setpriv", f"--reuid={user}", f"--regid={group}", "--clear-groups", "--", *command]
+
+    def own(self, path: Path, mode: int) -> None:
+        path.chmod(mode)
+        os.chown(path, self._user.pw_uid, self._user.pw_gid)
+
+    def close(self) -> None:
+        self._mapper.kill()
+        self._mapper.wait()
+
+
+class PrivateRabbitmq:
+    """One node."""
+
+    def __init__(self, ground: Ground, first: "PrivateRabbitmq | None" = None) -> None:
+        """`first`: the node whose cluster it joins when it starts for the first time."""
+        self._ground = ground
+        self._amqp, self._distribution = free_port(), free_port()
+        self.name = f"faregate-{self._amqp}@localhost"
+        self._home = ground.home / str(self._amqp)
+        self._home.mkdir()
+        ground.own(self._home, 0o700)
         self._server: subprocess.Popen[bytes] | None = None
-        self._mapper: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        return f"amqp://faregate:{self._password}@127.0.0.1:{self._amqp}/"
-
-    def set_up(self) -> None:
-        self._write(".erlang.cookie", secrets.token_hex(16), 0o400)
+        peers = [] if first is None else [first.name, self.name]
+        self._write(".erlang.cookie", ground.cookie, 0o400)
         self._write("env.conf", "")
         self._write("enabled_plugins", "[].")
         self._write(
             "rabbitmq.conf",
-            f"listeners.tcp.local = 127.0.0.1:{self._amqp}\ndefault_user = faregate\ndefault_pass = {self._password}\n",
+            f"listeners.tcp.local = 127.0.0.1:{self._amqp}\n"
+            f"default_user = faregate\ndefault_pass = {ground.password}\n"
+            + "".join(f"cluster_formation.classic_config.nodes.{at} = {peer}\n" for at, peer in enumerate(peers, 1)),
         )
-        self._mapper = self._popen("epmd")
-        self.start()
+
+    @property
+    def host(self) -> str:
+        return f"127.0.0.1:{self._amqp}"
+
+    @property
+    def url(self) -> str:
+        return f"amqp://faregate:{self._ground.password}@{self.host}/"
 
     def start(self) -> None:
-        self._server = self._popen(str(self._script))
+        self._server = self._ground.popen(str(self._ground.script), self._home, self._environment())
         until = time.monotonic() + LONG
         while time.monotonic() < until:
             with suppress(OSError), socket.create_connection(("127.0.0.1", self._amqp), 1):
@@ -61,55 +115,40 @@ class PrivateRabbitmq:
         """All of it, at once, whatever it is doing. 3.10 forgets a queue that was declared within the last second: its
         log is there, and it finds no leader. So wait for that long before."""
         time.sleep(_DECLARED_SECONDS)
-        assert self._server is not None
+        self.remove()
+
+    def remove(self) -> None:
+        """Kill it, if it runs, and never mind its queues."""
+        if self._server is None:
+            return
         with suppress(ProcessLookupError):
             os.killpg(self._server.pid, signal.SIGKILL)
         self._server.wait()
+        self._server = None
         while self._is_there():  # the virtual machine is a child of the script
             time.sleep(0.05)
 
+    @property
+    def is_running(self) -> bool:
+        return self._server is not None
+
     def _is_there(self) -> bool:
-        return Path("/proc", (self._home / "pid").read_text().strip()).exists()
+        file = self._home / "pid"
+        return file.exists() and Path("/proc", file.read_text().strip()).exists()
 
-    def control(self, *arguments: str) -> None:
+    def control(self, *arguments: str) -> str:
         """rabbitmqctl."""
-        command = self._as_user([str(self._script.with_name("rabbitmqctl")), *arguments])
-        subprocess.run(command, check=True, timeout=LONG, cwd="/", env=self._environment(), capture_output=True)
-
-    def tear_down(self) -> None:
-        if self._server is not None:
-            self.kill()
-        if self._mapper is not None:
-            self._mapper.kill()
-            self._mapper.wait()
-
-    def _popen(self, program: str) -> subprocess.Popen[bytes]:
-        with (self._home / "server.log").open("ab") as log:
-            return subprocess.Popen(
-                self._as_user([program]),
-                cwd="/",
-                env=self._environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-
-    def _as_user(self, command: list[str]) -> list[str]:
-        if os.geteuid() != 0:
-            return command
-        user, group = str(self._user.pw_uid), str(self._user.pw_gid)
-        return ["setpriv", f"--reuid={user}", f"--regid={group}", "--clear-groups", "--", *command]
+        command = self._ground.as_user([str(self._ground.script.with_name("rabbitmqctl")), "--quiet", *arguments])
+        done = subprocess.run(
+            command, check=False, timeout=LONG, cwd="/", env=self._environment(), capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"rabbitmqctl {arguments[0]}: {done.stdout}{done.stderr}"
+        return done.stdout
 
     def _environment(self) -> dict[str, str]:
         home = self._home
-        return {
-            "PATH": os.environ["PATH"],
-            "HOME": str(home),
-            "LANG": "C.UTF-8",
-            "ERL_EPMD_ADDRESS": "127.0.0.1",
-            "ERL_EPMD_PORT": str(self._epmd),
-            "RABBITMQ_NODENAME": f"faregate-{self._amqp}@localhost",
+        return self._ground.environment(home) | {
+            "RABBITMQ_NODENAME": self.name,
             "RABBITMQ_DIST_PORT": str(self._distribution),
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
             "RABBITMQ_CONF_ENV_FILE": f"{home}/env.conf",
@@ -126,20 +165,44 @@ class PrivateRabbitmq:
         path = self._home / name
         path.touch(mode=0o600)
         path.write_text(text)
-        path.chmod(mode)
-        os.chown(path, self._user.pw_uid, self._user.pw_gid)
+        self._ground.own(path, mode)
 
 
-def _free_port() -> int:
+class Cluster:
+    """Several nodes, each with a copy of every quorum queue."""
+
+    def __init__(self, ground: Ground, size: int) -> None:
+        first = PrivateRabbitmq(ground)
+        self.nodes = [first, *(PrivateRabbitmq(ground, first) for _ in range(size - 1))]
+
+    @property
+    def url(self) -> str:
+        """With the hosts of all nodes."""
+        first = self.nodes[0]
+        return first.url.replace(first.host, ",".join(node.host for node in self.nodes))
+
+    def leader_of(self, queue: str) -> PrivateRabbitmq:
+        found = json.loads(self._any().control("list_queues", "name", "leader", "--formatter", "json"))
+        [leader] = [each["leader"] for each in found if each["name"] == queue]
+        return next(node for node in self.nodes if node.name == leader)
+
+    def wait_for_all_copies(self) -> None:
+        """Every queue can lose a node again."""
+        told = self._any().control("eval", f"rabbit_upgrade_preparation:await_online_quorum_plus_one({LONG:.0f}000).")
+        assert told.strip() == "true", told
+
+    def _any(self) -> PrivateRabbitmq:
+        return next(node for node in self.nodes if node.is_running)
+
+
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
         return port
 
 
-@contextmanager
-def private_rabbitmq() -> Iterator[PrivateRabbitmq]:
-    """Started, and removed afterwards; skips, or fails in CI, where RabbitMQ is not installed."""
+def _find_script() -> Path:
     found = [
         Path("/usr/lib/rabbitmq/bin/rabbitmq-server"),
         *Path("/usr/lib/rabbitmq/lib").glob("*/sbin/rabbitmq-server"),
@@ -147,14 +210,32 @@ def private_rabbitmq() -> Iterator[PrivateRabbitmq]:
     scripts = [path for path in found if path.exists()]
     if not scripts:
         missing("RabbitMQ is not installed: run the tests with ./dev test, which installs it")
+    return scripts[0]
+
+
+@contextmanager
+def private_cluster(size: int = 3) -> Iterator[Cluster]:
+    """Started, and removed afterwards; skips, or fails in CI, where RabbitMQ is not installed."""
+    script = _find_script()
     home = Path(tempfile.mkdtemp(prefix="faregate-rabbitmq.", dir="/var/tmp"))
     if os.geteuid() == 0:
         user = pwd.getpwnam("rabbitmq")
         os.chown(home, user.pw_uid, user.pw_gid)
-    server = PrivateRabbitmq(scripts[0], home)
+    ground = Ground(script, home)
+    cluster = Cluster(ground, size)
     try:
-        server.set_up()
-        yield server
+        for node in cluster.nodes:
+            node.start()
+        yield cluster
     finally:
-        server.tear_down()
+        for node in cluster.nodes:
+            node.remove()
+        ground.close()
         shutil.rmtree(home)
+
+
+@contextmanager
+def private_rabbitmq() -> Iterator[PrivateRabbitmq]:
+    """As above, one node."""
+    with private_cluster(1) as cluster:
+        yield cluster.nodes[0]
