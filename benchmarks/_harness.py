@@ -95,12 +95,19 @@ def processor(name: str) -> float:
     return median(found[1:] or found)
 
 
-def options(doc: str | None, *, rounds: int, messages: int) -> argparse.Namespace:
-    """The command line that all benchmarks have; `doc` is the module's docstring."""
+def options(
+    doc: str | None,
+    *,
+    rounds: int,
+    messages: int,
+    more: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
+) -> argparse.Namespace:
+    """The command line that all benchmarks have; `doc` is the module's docstring, `more` adds to it."""
     parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
     parser.add_argument("--rounds", type=_count, default=rounds, help=f"rounds that count (default {rounds})")
     parser.add_argument("--messages", type=_positive, default=messages, help=f"messages a round (default {messages:,})")
     parser.add_argument("--json", action="store_true", help="print only the line of JSON")
+    more(parser)
     return parser.parse_args()
 
 

@@ -13,9 +13,13 @@ import pytest
 from tests.presence import address, require_java
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-TINY = {"ledger_growth": ["--messages", "100", "--rows", "2000"], "journal_write": ["--messages", "1000"]}
+TINY = {
+    "ledger_growth": ["--messages", "100", "--rows", "2000"],
+    "journal_write": ["--messages", "1000"],
+    "rabbitmq_thesis": ["--messages", "200", "--nodes", "0"],
+}
 POSTGRES = {"exactly_once", "ledger_growth", "rabbitmq_consume", "spark_effects"}
-RABBITMQ = {"rabbitmq_consume", "rabbitmq_publish", "rabbitmq_stream"}
+RABBITMQ = {"rabbitmq_consume", "rabbitmq_memory", "rabbitmq_publish", "rabbitmq_stream", "rabbitmq_thesis"}
 NAMES = sorted(path.stem for path in BENCHMARKS.glob("[!_]*.py"))
 SPARK = [name for name in NAMES if name.startswith("spark_")]
 
@@ -47,14 +51,18 @@ def check_result(line: str, name: str) -> None:
 
 @pytest.mark.services
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in SPARK])
-def test_the_last_line_is_the_result(name: str) -> None:
+def test_the_last_line_is_the_result(name: str, tmp_path: Path) -> None:
     if name in POSTGRES:
         address("FAREGATE_TEST_POSTGRES")
     if name in RABBITMQ:
         address("FAREGATE_TEST_RABBITMQ")
-    lines = run(str(BENCHMARKS / f"{name}.py"), "--rounds", "0", *TINY.get(name, ["--messages", "200"]))
+    size = TINY.get(name, ["--messages", "200"])
+    page = ["--report", f"{tmp_path}/report.html"] if name == "rabbitmq_thesis" else []
+    lines = run(str(BENCHMARKS / f"{name}.py"), "--rounds", "0", *size, *page)
     assert len(lines) > 5
     check_result(lines[-1], name)
+    if page:
+        assert (tmp_path / "report.html").read_text().count("<svg") == 3
     if name == "tokens_at_rest":  # the one figure that does not depend on the machine
         assert json.loads(lines[-1])["met"], "mode tokens left something behind"
 
