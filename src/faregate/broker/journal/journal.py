@@ -484,14 +484,17 @@ class Journal:
             return False
         bases = self._log.bases
         by_base: dict[int, list[Row]] = {}
-        for record in records:
-            base = bases[-1] if record[0] >= bases[-1] else bases[max(0, bisect_right(bases, record[0]) - 1)]
-            by_base.setdefault(base, []).append(record)
+        if records and min(records)[0] >= bases[-1]:  # as nearly always
+            by_base[bases[-1]] = records
+        else:
+            for record in records:
+                base = bases[max(0, bisect_right(bases, record[0]) - 1)]
+                by_base.setdefault(base, []).append(record)
         while by_base:
             base, own = by_base.popitem()
             try:
                 file, size = self._side_log(base)
-                written = file.write(size, (b"".join(map(settled.pack, own)),))
+                written = file.write(size, (settled.pack_all(own),))
             except OSError as exc:
                 log.warning("a side log of %s cannot be written now: %s", self.layout.root, exc.strerror or exc)
                 self._settlements.extendleft([own, *by_base.values()])

@@ -33,6 +33,8 @@ SEGMENT_SIZE = 64 * 1024 * 1024
 MOST_ROWS = 10_000
 MOST_BYTES = 8 * 1024 * 1024
 """What one frame holds at the most."""
+_BESIDE_BODY = 300
+"""What a message takes beside its body, roughly."""
 
 
 def now_us() -> int:
@@ -331,12 +333,15 @@ class Log:
 
 def _pieces(envelopes: Sequence[Envelope]) -> list[tuple[int, int]]:
     """Cut into stretches that fit a frame."""
+    whole = sum([len(envelope.body) for envelope in envelopes]) + _BESIDE_BODY * len(envelopes)
+    if whole <= MOST_BYTES and len(envelopes) <= MOST_ROWS:
+        return [(0, len(envelopes))]
     pieces: list[tuple[int, int]] = []
     start = size = 0
     for number, envelope in enumerate(envelopes):
-        size += len(envelope.body) + 300
+        size += len(envelope.body) + _BESIDE_BODY
         if number > start and (size > MOST_BYTES or number - start >= MOST_ROWS):
             pieces.append((start, number))
-            start, size = number, len(envelope.body) + 300
+            start, size = number, len(envelope.body) + _BESIDE_BODY
     pieces.append((start, len(envelopes)))
     return pieces
