@@ -1,6 +1,7 @@
 """Values as columns hold them, the same on every SQL store: packed envelopes, ids, lists of attempts, dead letters."""
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -56,9 +57,10 @@ def outbox_row(row: Sequence[Any], id_out: Callable[[Any], str]) -> OutboxRow:
 
 def are_plain(rows: Sequence[OutboxRow]) -> bool:
     """Whether none of them has attempts, as nearly always."""
-    return all(row[7:] == _PLAIN for row in rows)
+    return {*map(_attempts_of, rows)} <= {_PLAIN}
 
 
+_attempts_of = itemgetter(slice(7, None))
 _PLAIN = tuple(OutboxRow._field_defaults.values())
 DEAD_COLUMNS = DeadLetter.__struct_fields__
 

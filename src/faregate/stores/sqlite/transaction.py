@@ -23,9 +23,17 @@ from faregate.stores.sql.statements import to_question
 from faregate.stores.sqlite.database import SqliteDatabase
 from faregate.stores.sqlite.faults import raise_translated
 from faregate.stores.sqlite.insertion import insertion
-from faregate.stores.sqlite.rows import ANY_DEAD, QUERIES, ROWS_TOGETHER, SqliteRecords, insert_together, token_values
+from faregate.stores.sqlite.rows import (
+    ANY_DEAD,
+    QUERIES,
+    ROWS_TOGETHER,
+    SqliteRecords,
+    id_blobs,
+    insert_together,
+    token_values,
+)
 
-_BY_ID = itemgetter(0)
+_BY_ID, _SENT = itemgetter(0), itemgetter(6)
 _REVISE = QUERIES["revise"]
 _DISPATCHED, _DISPATCHED_RANGE = QUERIES["dispatched"], QUERIES["dispatched_range"]
 _LAST_ROWID = QUERIES["last_rowid"]
@@ -33,13 +41,15 @@ _ID_BYTES = 16
 
 
 class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
+    is_broken = False  # SQLite undoes the statement that failed, and goes on
+    _connection: sqlite3.Connection | None = None
+    _steps: sqlite3.Cursor
+    """For savepoints: each message has two of them, and a cursor for each would cost more than they do."""
+
     def __init__(self, database: SqliteDatabase, clock: Clock) -> None:
         self._database = database
         self._clock = clock
-        self._connection: sqlite3.Connection | None = None
         self._used = False
-        self._steps: sqlite3.Cursor | None = None
-        """For savepoints."""
         self._seqs: tuple[str, dict[str, int]] = ("", {})
         """A node, and where the ledger has the rows that were recorded for it, as long as all of them are there."""
 
@@ -51,6 +61,7 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
         await self._database.begin()
         self._used = True
         self._connection = self._database.writer
+        self._steps = self._connection.cursor()
 
     async def commit(self) -> None:
         if self._connection is None:
@@ -76,10 +87,6 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
     @property
     def was_closed(self) -> bool:
         return self._database.is_closed
-
-    @property
-    def is_broken(self) -> bool:
-        return False  # SQLite undoes the statement that failed, and goes on
 
     def retire(self) -> None:
         self._database.retired = self._connection is not None
@@ -136,6 +143,7 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
     # --- savepoints ---
 
     async def savepoint(self) -> None:
+        self._live()
         self._step("savepoint faregate")
 
     async def release_savepoint(self) -> None:
@@ -143,14 +151,11 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
 
     async def roll_back_to_savepoint(self) -> None:
         self._seqs = ("", {})
+        self._live()
         self._step("rollback to faregate")
 
     def _step(self, sql: str) -> None:
-        """Each message has two of them, and a cursor for each would cost more than they do."""
-        connection = self._live()
         try:
-            if self._steps is None:
-                self._steps = connection.cursor()
             self._steps.execute(sql)
         except sqlite3.Error as exc:
             raise_translated(exc, self._database.url)
@@ -185,11 +190,12 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
 
     async def record(self, node: str, rows: Sequence[LedgerRow]) -> dict[str, bytes | None]:
         rows = sorted(rows, key=_BY_ID)
+        message_ids = iter(id_blobs([*map(_BY_ID, rows)]))
         values: list[tuple[Any, ...]] = [
-            (node, _as_blob(message_id), digest and bytearray(digest), key, position, at, outcome)
-            for message_id, digest, key, position, at, outcome, _, _ in rows
+            (node, next(message_ids), digest and bytearray(digest), key, position, at, outcome)
+            for _, digest, key, position, at, outcome, _, _ in rows
         ]
-        if any(row.sent for row in rows):
+        if any(map(_SENT, rows)):
             values = [(*value, row.sent, row.sent_ids) for value, row in zip(values, rows, strict=True)]
             inserted = self._insert("record", values)
         else:
@@ -238,10 +244,11 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
         if not rows:
             return []
         if are_plain(rows):
+            causes = iter(id_blobs([row.message_id for row in rows if row.message_id is not None]))
             self._insert(
                 "send",
                 [
-                    (node, cause and _as_blob(cause), ordinal, destination, key, bytearray(pack(envelope)))
+                    (node, cause and next(causes), ordinal, destination, key, bytearray(pack(envelope)))
                     for _, node, cause, ordinal, destination, key, envelope, _, _, _, _, _ in rows
                 ],
             )
@@ -272,7 +279,7 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
 
     async def resolve(self, node: str, message_ids: Sequence[str], at: float) -> None:
         if self._fetch(ANY_DEAD, (node,)):
-            await self._read_among("resolve", (at, node), map(id_bytes, message_ids))
+            await self._read_among("resolve", (at, node), message_ids, ids=True)
 
     # --- mode `tokens` ---
 
@@ -292,7 +299,7 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
         return {"now": self._clock.time()}
 
     async def positions(self, node: str, handler: str, keys: Sequence[str]) -> dict[str, int]:
-        return dict(await self._read_among("positions", (node, handler), keys))
+        return dict(await self._read_among("positions", (node, handler), keys, ids=False))
 
     async def advance(self, node: str, handler: str, positions: Mapping[str, int]) -> None:
         self._run_many(QUERIES["advance"], [(node, handler, *each) for each in sorted(positions.items())])
@@ -303,10 +310,6 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
     async def parked_with(self, node: str, message_ids: Sequence[str], keys: Sequence[str]) -> list[Parked]:
         if not self._fetch(QUERIES["any_parked"], (node,)):
             return []
-        rows = await self._read_among("parked_ids", (node,), map(id_bytes, message_ids))
-        rows += await self._read_among("parked_keys", (node,), keys)
+        rows = await self._read_among("parked_ids", (node,), message_ids, ids=True)
+        rows += await self._read_among("parked_keys", (node,), keys, ids=False)
         return list({row[0]: self._parked(row) for row in rows}.values())
-
-
-def _as_blob(message_id: str) -> bytearray:
-    return bytearray.fromhex(message_id.replace("-", ""))
