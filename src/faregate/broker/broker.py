@@ -117,8 +117,9 @@ class Broker:
 
     def append(self, envelopes: Sequence[Envelope]) -> None:
         """Take all publications or none: every route is found before the first entry is made."""
-        for envelope, route in zip(envelopes, self.routes(envelopes), strict=True):
-            if self.recent.add(envelope, route.partial):
+        add = self.recent.add
+        for envelope, route in [(envelope, self.route(envelope)) for envelope in envelopes]:
+            if add(envelope, route.partial):
                 for queue in route.queues:
                     queue.enqueue(envelope)
 

@@ -191,11 +191,11 @@ class Queue:
     def _insert(self, entry: Entry) -> None:
         """The entry is in memory from now on; see when it may be delivered."""
         self._keep(entry)
-        due, delay = entry.envelope.deliver_at, entry.envelope.delay
+        due = entry.envelope.deliver_at
         if due is not None and entry.letter is None and (wait := self._seconds_until(due)) > 0:
             entry.state = SCHEDULED
             self._scheduled += 1
-            if delay is None:
+            if (delay := entry.envelope.delay) is None:
                 entry.wake = self._schedule.at(due, self._due, entry)
             else:  # no longer than was asked for, should the wall clock have been set back since
                 entry.wake = self._schedule.after(min(wait, delay), self._due, entry)
@@ -249,9 +249,15 @@ class Queue:
             return False
         self._backlog.drop(len(offsets))
         for position, envelope, offset in zip(positions, envelopes, offsets, strict=True):
-            self._admit_late(position)
-            self._in_flight.count -= 1  # counted when it was put into the backlog
-            self._insert(Entry(position, envelope, redeliveries=envelope.redeliveries, offset=offset))
+            if self._late:
+                self._admit_late(position)
+            entry = Entry(position, envelope, redeliveries=envelope.redeliveries, offset=offset)
+            if envelope.deliver_at is None:  # it was counted when it was put into the backlog, and is first in it
+                self._keep(entry)
+                self._admit(entry)
+            else:
+                self._in_flight.count -= 1
+                self._insert(entry)
         self._admit_late(self._backlog.first_position)
         return True
 

@@ -35,11 +35,14 @@ class RecentPublications:
         if partial or envelope.replay or envelope.attempt_id is not None:
             key = _key_of(envelope, partial)
         digest = envelope.body_digest or hash(envelope.body)
-        if key not in self._known:
-            self._remember(key, digest)
+        known = self._known
+        if key not in known:
+            known[key] = digest
+            if len(known) > self.window:
+                known.popitem(last=False)
             return True
         self.duplicates += 1
-        first = self._known[key]
+        first = known[key]
         if digest != first and type(digest) is type(first):
             self._disagree(envelope)
         return False
@@ -47,12 +50,9 @@ class RecentPublications:
     def restore(self, key: PublicationKey, digest: bytes | None) -> None:
         """It was published before this process began."""
         if key and key not in self._known:
-            self._remember(key, digest)
-
-    def _remember(self, key: PublicationKey, digest: bytes | int | None) -> None:
-        self._known[key] = digest
-        if len(self._known) > self.window:
-            self._known.popitem(last=False)
+            self._known[key] = digest
+            if len(self._known) > self.window:
+                self._known.popitem(last=False)
 
     def _disagree(self, envelope: Envelope) -> None:
         log.error(

@@ -313,9 +313,9 @@ class Dispatcher(OutboxOutlet):
                 await self._send(rows)
                 sent = {row.seq for row in rows}
                 self._queue = deque(row for row in self._queue if row.seq not in sent)
-            for row in rows:
-                self._bytes -= len(row.envelope.body)
-                for future in self._waiting.pop(row.seq, ()) if self._waiting else ():
+            self._bytes -= sum([len(row.envelope.body) for row in rows])
+            for row in rows if self._waiting else ():
+                for future in self._waiting.pop(row.seq, ()):
                     if not future.done():
                         future.set_result(None)
             self.activity += 1
@@ -333,6 +333,8 @@ class Dispatcher(OutboxOutlet):
 
     def _next_batch(self) -> list[OutboxRow]:
         """What is sent together; it stays in the queue until it is."""
+        if self._bytes < _BATCH_BYTES and not self._around:  # as nearly always
+            return list(islice(self._queue, _BATCH))
         rows: list[OutboxRow] = []
         size = 0
         for row in islice(self._queue, _BATCH):
@@ -411,7 +413,7 @@ class Dispatcher(OutboxOutlet):
     async def _publish(self, rows: list[OutboxRow]) -> Permanent | None:
         """Returns the error of a row that nobody will ever take; that is a dead letter by then."""
         refused = None
-        if any(row.chosen for row in rows):
+        if any([row.chosen for row in rows]):
             rows = rows if self._attempts is not None else [without_attempts(row) for row in rows]
             envelopes = [signal for row in rows for signal in signals(row)]
         else:
@@ -423,7 +425,7 @@ class Dispatcher(OutboxOutlet):
         except Permanent:
             refused = await self._publish_singly(rows)
         else:
-            self._sent.update(dict.fromkeys(row.seq for row in rows))
+            self._sent.update(dict.fromkeys([row.seq for row in rows]))
         if faults.hook is not None:
             await faults.hook("bus.after-publish")
         if self._attempts is not None:

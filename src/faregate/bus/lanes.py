@@ -87,9 +87,8 @@ class Lanes:
         if self.closing:
             return
         self._ready.extendleft(reversed(unbegun))
-        for delivery in ended if self._by_key else ():
-            if delivery.key is not None:
-                self._next_of_key(delivery.key)
+        if self._by_key:
+            self._next_of_keys(ended)
         self._wake()
 
     def _wake(self) -> None:
@@ -130,9 +129,9 @@ class Lanes:
                         self._ready.extendleft(reversed(again))
                         for _ in again:
                             self._wake()
-                    for delivery in taken if self._by_key else ():
-                        if delivery.key is not None and delivery not in self._alone:
-                            self._next_of_key(delivery.key)
+                    if self._by_key:
+                        alone = self._alone
+                        self._next_of_keys([each for each in taken if each not in alone] if alone else taken)
                 runs += 1
                 if runs == _RUNS_PER_TURN:
                     runs = 0
@@ -167,13 +166,18 @@ class Lanes:
             self._wake()
         return taken
 
-    def _next_of_key(self, key: str) -> None:
-        behind = self._keys.get(key)
-        if behind:
-            self._ready.append(behind.popleft())
-            self._wake()
-        else:
-            self._keys.pop(key, None)
+    def _next_of_keys(self, ended: Sequence[Delivery]) -> None:
+        keys = self._keys
+        for delivery in ended:
+            key = delivery.key
+            if key is None:
+                continue
+            behind = keys.get(key)
+            if behind:
+                self._ready.append(behind.popleft())
+                self._wake()
+            else:
+                keys.pop(key, None)
 
     def take_back(self, is_meant: Callable[[Delivery], bool] = lambda delivery: True) -> list[Delivery]:
         """What no lane has taken yet, of those that are meant: all of a key or none. The caller has it from now on."""

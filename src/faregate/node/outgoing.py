@@ -123,8 +123,7 @@ class NothingToAwait:
     """What `ctx.publish` and `ctx.send` give back: awaiting it is allowed and does nothing."""
 
     def __await__(self) -> Generator[Any, None, None]:
-        return
-        yield
+        return iter(())  # type: ignore[return-value]  # as good as a generator that ends at once, and cheaper
 
 
 NOTHING_TO_AWAIT = NothingToAwait()
