@@ -167,7 +167,8 @@ def publication_key(
 def _derived(root: str, hashed: str) -> str:
     """A UUIDv8: the root's first 48 bits (a foreign root that is no UUID lends hashed ones instead), then the hash."""
     head = root[:ROOT] if _has_root_part(root) else _first_digits(_digest("prefix", root))
-    return head + _hashed_part(sha256(hashed.encode()).hexdigest())
+    digest = sha256(hashed.encode()).hexdigest()
+    return f"{head}-8{digest[FIRST]}-{VARIANT[digest[VARIANT_AT]]}{digest[SECOND]}-{digest[THIRD]}"
 
 
 def _first_digits(digest: str) -> str:

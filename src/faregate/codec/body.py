@@ -20,7 +20,7 @@ class BodyWriter:
         self.content_type = codec.content_type
         self._codec = codec
         self.limit = limit
-        self._compress_above = limit if compress_above is None else compress_above
+        self._compress_above = limit if compress_above is None else min(limit, compress_above)
         self._digests = digests
         self._encoders: dict[type, Encode] = {}
 
@@ -31,15 +31,15 @@ class BodyWriter:
         if encode is None:
             encode = self._encoders[cls] = self._codec.encoder(cls)
         plain = encode(message)
+        digest = sha256(plain).digest()[:16] if self._digests else None
+        if len(plain) <= self._compress_above:
+            return plain, None, digest
         if len(plain) > self.limit:
             raise MessageTooLarge(
                 f"{cls.__name__} is {len(plain)} bytes when encoded and the limit is {self.limit}: "
                 "send a reference to the data instead, or raise max_message_bytes of the bus"
             )
-        digest = sha256(plain).digest()[:16] if self._digests else None
-        if len(plain) > self._compress_above:
-            return compress(plain), GZIP, digest
-        return plain, None, digest
+        return compress(plain), GZIP, digest
 
 
 def digest_of(envelope: Envelope) -> bytes | None:

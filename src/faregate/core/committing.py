@@ -45,14 +45,12 @@ class Committing:
 
     async def commit(self, unit: UnitOfWork, works: Sequence[Work]) -> None:
         """Commit what succeeded, with everything that goes with it."""
-        done = [work for work in works if work.state == "done"]
-        folded = [work for work in works if work.state == "folded"]
-        if not done and not folded:
+        if not any(work.state in ("done", "folded") for work in works):
             await unit.abandon()
             return
         transaction = await unit.open()
         await unit.flush(wait=False)
-        recorded = await self._record(transaction, works, folded)
+        recorded = await self._record(transaction, works)
         try:
             await unit.commit()
         except BaseException:
@@ -62,18 +60,21 @@ class Committing:
         if recorded is not None:
             self._outlet.committed(recorded)
 
-    async def _record(self, transaction: Transaction, works: Sequence[Work], folded: list[Work]) -> Recorded | None:
+    async def _record(self, transaction: Transaction, works: Sequence[Work]) -> Recorded | None:
         """What is committed beside the handlers' own writes.
 
         A dead letter that is there by now is resolved: of a replay, or of another copy that was given up meanwhile.
         """
-        for dedup, group in by_dedup([work for work in works if work.state in UNDECIDED]):
-            await dedup.unmark(transaction, group)
-        for work in folded:
-            await transaction.fold(self._node, work.message_id)
-        for dedup, group in by_dedup([work for work in works if work.state == "done"]):
-            await dedup.commit(transaction, group)
         done = [work for work in works if work.state == "done"]
+        if len(done) < len(works):
+            for dedup, group in by_dedup([work for work in works if work.state in UNDECIDED]):
+                await dedup.unmark(transaction, group)
+            for work in works:
+                if work.state == "folded":
+                    await transaction.fold(self._node, work.message_id)
+        for dedup, group in by_dedup(done):
+            await dedup.commit(transaction, group)
+        done = [work for work in done if work.state == "done"]  # the others turned out to be duplicates
         await self._feed.record(transaction, done)
         await transaction.resolve(self._node, [work.message_id for work in done], self._clock.time())
         if self._business_key is not None:

@@ -64,18 +64,18 @@ class Database:
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> Coroutine[Any, Any, int]:
         """Run a statement; how many rows it changed."""
-        return self._work.run(self._ctx, "execute", sql, parameters)
+        return self._work.unit_for(self._ctx).run(self._work, self._ctx, "execute", sql, parameters)
 
     def executemany(self, sql: str, rows: Sequence[Sequence[Any]]) -> Coroutine[Any, Any, int]:
         """Run a statement once for each row of parameters; how many rows it changed in all."""
-        return self._work.run(self._ctx, "executemany", sql, rows)
+        return self._work.unit_for(self._ctx).run(self._work, self._ctx, "executemany", sql, rows)
 
     def fetchone(self, sql: str, parameters: Sequence[Any] = ()) -> Coroutine[Any, Any, Row | None]:
         """The first row of the result, or None."""
-        return self._work.run(self._ctx, "fetchone", sql, parameters)
+        return self._work.unit_for(self._ctx).run(self._work, self._ctx, "fetchone", sql, parameters)
 
     def fetchall(self, sql: str, parameters: Sequence[Any] = ()) -> Coroutine[Any, Any, list[Row]]:
-        return self._work.run(self._ctx, "fetchall", sql, parameters)
+        return self._work.unit_for(self._ctx).run(self._work, self._ctx, "fetchall", sql, parameters)
 
     def write(self, sql: str, parameters: Sequence[Any] = ()) -> None:
         """Run a statement whose result nobody needs; not awaited. Many of them go out together."""

@@ -80,18 +80,20 @@ class HandlerRun:
                 work.handler_failed = False
             if faults.hook is not None:
                 await faults.hook("bus.after-handler")
-            if ctx._completed and (ctx._outputs or ctx._try is not None) and ctx._sent():
+            if ctx._completed and (ctx._outputs or ctx._try is not None):
                 if self._outgoing is None:
                     work.sent = self._sender.seal_outputs(ctx, self._handler)
-                else:
+                elif ctx._sent():
                     if not self._sends_in_scope:
                         await self._send_outputs(ctx)
+                        end_if_forked(unit.home.generation)
                     work.sent = ctx._sealed or ()
                 ctx._outputs = ctx._try = None  # what is sealed goes at once, and is no matter of the garbage collector
             ctx._ended = True
             if self._has_store:
                 await unit.leave(work)
-                self.opens_first = self.opens_first or work.opens_first
+                if work.opens_first:
+                    self.opens_first = True
                 if work.interrupt is not None:  # by a task that it left behind
                     raise work.interrupt
             work.move("succeeded")

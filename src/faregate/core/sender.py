@@ -91,28 +91,20 @@ class Sender(Sealer):
 
     def seal_outputs(self, ctx: Context, handler: str) -> list[Envelope]:
         """What a handler sends, in its envelopes: the same for every run of it on the same message."""
-        used: set[tuple[str, str]] = set()
-        sealed: list[Envelope] = []
+        outputs = ctx._sent()
+        if not outputs:
+            return []
         now = self._clock.time()
         cause, message_id = ctx._work.envelope, ctx._work.message_id
         correlation_id, marker = cause.correlation_id or cause.publication_id, cause.marker + 1
         derive = ids.publication_ids(self._node, handler)
-        for ordinal, out in enumerate(ctx._sent()):
-            wire = out.message_type.wire
-            if out.idempotency_key is not None:
-                raise ConfigurationError(
-                    f"{handler!r} sends {out!r} with idempotency_key={out.idempotency_key!r}, which is for what no "
-                    "handler causes: in a handler the same run gives the same ids; id_key= names one output of it"
-                )
-            if out.id_key is not None:
-                if (wire, out.id_key) in used:
-                    raise DuplicateIdKey(
-                        f"{handler!r} sends two messages of type {wire} with the id_key {out.id_key!r}: "
-                        "give each its own"
-                    )
-                used.add((wire, out.id_key))
-            slot = ordinal if out.id_key is None else out.id_key
-            publication_id = derive(correlation_id, message_id, wire, slot)
+        sealed: list[Envelope] = []
+        used: set[tuple[str, str]] = set()
+        for ordinal, out in enumerate(outputs):
+            slot: int | str = ordinal
+            if out.id_key is not None or out.idempotency_key is not None:
+                slot = _named_slot(out, handler, used)
+            publication_id = derive(correlation_id, message_id, out.message_type.wire, slot)
             sealed.append(self._seal(out, publication_id, correlation_id, message_id, marker, now))
         return sealed
 
@@ -185,6 +177,22 @@ class Sender(Sealer):
                     await self._transport.dead_letter(self._node, envelope, exc.reason, f"Unroutable: {exc}")
                     self._alarms.sound("unroutable", self._node, envelope.publication_id, str(exc))
         return errors
+
+
+def _named_slot(out: Outgoing, handler: str, used: set[tuple[str, str]]) -> str:
+    """The `id_key` of an output, which no other one of its type may have."""
+    if out.idempotency_key is not None or out.id_key is None:
+        raise ConfigurationError(
+            f"{handler!r} sends {out!r} with idempotency_key={out.idempotency_key!r}, which is for what no "
+            "handler causes: in a handler the same run gives the same ids; id_key= names one output of it"
+        )
+    name = (out.message_type.wire, out.id_key)
+    if name in used:
+        raise DuplicateIdKey(
+            f"{handler!r} sends two messages of type {name[0]} with the id_key {out.id_key!r}: give each its own"
+        )
+    used.add(name)
+    return out.id_key
 
 
 def _hand_over(envelopes: Sequence[Envelope], publish: Publish) -> Awaitable[None]:

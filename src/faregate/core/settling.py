@@ -47,8 +47,9 @@ class Settling:
 
     async def settle_all(self, works: list[Work]) -> None:
         """Settle those that are decided. What they send is on its way already."""
-        if len(works) > 1 and is_together(works[0].delivery) and not self._finishes and faults.hook is None:
-            works = self._settle_together(works[0].delivery, works)
+        alone = len(works) < 2 or self._finishes or self._business_key is not None or faults.hook is not None
+        if not alone and is_together(first := works[0].delivery):
+            works = self._settle_together(first, works)
         for work in works:
             if work.state == "duplicate":
                 work.dedup.doubt(work)
@@ -79,7 +80,7 @@ class Settling:
 
     def _settle_together(self, first: Together, works: list[Work]) -> list[Work]:
         """The same, all at once, for those whose settling is all that is left. Returns the others."""
-        plain = [each for each in works if each.state == "done" and each.attempt_id is each.business_key is None]
+        plain = [each for each in works if each.state == "done" and each.attempt_id is None]
         outcomes: list[Outcome] = ["handled" if each.ctx and each.ctx._completed else "skipped" for each in plain]
         found = first.settle_all([work.delivery for work in plain], outcomes)
         for work, outcome, stale in zip(plain, outcomes, found, strict=True):

@@ -142,10 +142,11 @@ class UnitOfWork:
         task = asyncio.current_task(self.home.loop)
         self._user = ctx, task
         try:
-            if work.sending is not None and work.sending is not task:
-                work.stop_sending()
-            if work.refused is not None:
-                raise work.refused
+            if work.wrote:
+                if work.sending is not task:
+                    work.stop_sending()
+                if work.refused is not None:
+                    raise work.refused
             if not work.entered and not ctx._ended:
                 await self._enter(work)
             if ctx._ended:
@@ -291,23 +292,10 @@ class UnitOfWork:
 
     async def leave(self, work: Work) -> None:
         """A message succeeded: what it wrote stays, if the rest goes well."""
-        end_if_forked(self.home.generation)
         if self._user is not None:
             await self.still(cancel=False)
-        if work.sending is not None:
-            work.stop_sending()
-        if work.refused is not None:
-            raise work.refused
-        if work.writes and not self.shared:  # of a middleware, behind its handler
-            if not work.entered:
-                await self._enter(work)
-            await self._send_writes(work, 1)
-        elif work.writes:
-            self._writers.append(work)
-            if self._waiting >= _MOST_WRITES or self._waiting_bytes >= _MOST_WRITE_BYTES:
-                await self.flush()
-                if work.state == "duplicate":
-                    raise work.interrupted(AlreadyHandled)
+        if work.wrote:
+            await self._leave_writes(work)
         if not work.entered:
             return
         transaction = self.transaction
@@ -325,6 +313,22 @@ class UnitOfWork:
         if work.holds:
             self._take_back(work)
         work.entered = work.has_savepoint = False
+
+    async def _leave_writes(self, work: Work) -> None:
+        """What it wrote goes out, if it would be blamed on nobody later."""
+        work.stop_sending()
+        if work.refused is not None:
+            raise work.refused
+        if work.writes and not self.shared:  # of a middleware, behind its handler
+            if not work.entered:
+                await self._enter(work)
+            await self._send_writes(work, 1)
+        elif work.writes:
+            self._writers.append(work)
+            if self._waiting >= _MOST_WRITES or self._waiting_bytes >= _MOST_WRITE_BYTES:
+                await self.flush()
+                if work.state == "duplicate":
+                    raise work.interrupted(AlreadyHandled)
 
     @staticmethod
     async def _why_ended(transaction: Transaction, work: Work, exc: BaseException | None = None) -> BaseException:

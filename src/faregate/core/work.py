@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -119,8 +119,6 @@ class Work:
     opens_first = False
     """Whether its handler wants the transaction before it starts."""
     has_savepoint = False
-    wrote = False
-    """Whether it wrote anything in this try, sent or not."""
     refused: Exception | None = None
     """Why what it wrote in this try cannot stay, even if the handler caught that at another statement."""
     sending: asyncio.Task[None] | None = None
@@ -143,6 +141,8 @@ class Work:
         """What its handler was interrupted with, whatever the handler made of that."""
         self.entered = False
         """Whether it has used the transaction in this try."""
+        self.wrote = False
+        """Whether it wrote anything in this try, sent or not."""
         self.writes: list[Write] | tuple[()] = ()
         """What its handler wrote in this try and is not sent yet."""
         self.sent: Sequence[Envelope] = ()
@@ -161,18 +161,22 @@ class Work:
 
     # --- for `ctx.db` of one of its tries ---
 
-    def run(self, ctx: Context, statement: str, sql: str, parameters: Any) -> Coroutine[Any, Any, Any]:
-        """Run a statement in the transaction. Raises `TryEnded`, also when the try ends before its turn has come."""
-        return self._unit_for(ctx).run(self, ctx, statement, sql, parameters)
+    def unit_for(self, ctx: Context) -> UnitOfWork:
+        """What runs its statements. Raises `TryEnded`, as do statements when the try ends before their turn has
+        come."""
+        unit = self.unit
+        if ctx._ended or unit is None or unit.current is not self:
+            ctx._refuse()
+        return unit
 
     async def enter(self, ctx: Context) -> None:
         """Have the transaction open, ready for this message's statements."""
-        await self._unit_for(ctx).run(self, ctx, None, "", ())
+        await self.unit_for(ctx).run(self, ctx, None, "", ())
 
     def write(self, ctx: Context, write: Write) -> bool:
         """Have a statement run before anything that could tell the difference; whether so many wait that they had
         better be sent now."""
-        return self._unit_for(ctx).write(self, write)
+        return self.unit_for(ctx).write(self, write)
 
     async def send_writes(self, ctx: Context) -> None:
         """The handler has returned: what it wrote goes out now, if it would be blamed on nobody later. Raises what was
@@ -192,7 +196,7 @@ class Work:
             sending.cancel()
 
     def raw(self, ctx: Context) -> Any:
-        unit = self._unit_for(ctx)
+        unit = self.unit_for(ctx)
         if not unit.alone:
             raise self.interrupted(NeedsSolitude)
         if not self.entered or unit.transaction is None:
@@ -215,12 +219,6 @@ class Work:
         if holds:
             let_go()
         return any(hold() is not None for hold in holds)
-
-    def _unit_for(self, ctx: Context) -> UnitOfWork:
-        unit = self.unit
-        if ctx._ended or unit is None or unit.current is not self:
-            ctx._refuse()
-        return unit
 
     def interrupted(self, kind: type[Interrupt]) -> Interrupt:
         self.interrupt = kind

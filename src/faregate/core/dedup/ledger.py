@@ -16,6 +16,7 @@ from faregate.core.alarms import Alarms
 from faregate.core.dedup import Dedup
 from faregate.core.work import Work
 from faregate.errors import BelowFloor
+from faregate.message import Envelope
 from faregate.ports.clock import Clock
 from faregate.ports.store import Known, LedgerRow, Sent, Store, Transaction
 
@@ -34,9 +35,12 @@ class Ledger(Dedup):
     async def mark(self, transaction: Transaction, works: Sequence[Work]) -> None:
         there = await transaction.record(self._node, [_row(work) for work in works if work.by_ledger])
         for work in works:
-            work.marked = work.message_id not in there
-            work.noted = bool(work.sent)
-            if not work.marked:
+            work.marked = True
+            if work.sent:
+                work.noted = True
+        for work in works if there else ():
+            if work.message_id in there:
+                work.marked = False
                 work.move("known")
                 check_digest(self._alarms, self._node, work, there[work.message_id])
 
@@ -150,6 +154,11 @@ def _row(work: Work) -> LedgerRow:
 
 def _sent_by(work: Work) -> Sent:
     """What the handler of a message sent, for its ledger row."""
-    ids = [bytes.fromhex(envelope.publication_id.replace("-", "")) for envelope in work.sent]
-    combined = ids[0] if len(ids) == 1 else reduce(xor, map(int.from_bytes, ids)).to_bytes(16)
-    return Sent(work.message_id, len(ids), combined)
+    if len(work.sent) == 1:  # as nearly always
+        return Sent(work.message_id, 1, _id_bytes(work.sent[0]))
+    ids = map(int.from_bytes, map(_id_bytes, work.sent))
+    return Sent(work.message_id, len(work.sent), reduce(xor, ids).to_bytes(16))
+
+
+def _id_bytes(envelope: Envelope) -> bytes:
+    return bytes.fromhex(envelope.publication_id.replace("-", ""))
