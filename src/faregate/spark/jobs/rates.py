@@ -3,6 +3,7 @@
 Rules kept here:
 - A message counts in the window in which it ended at its node; what has not ended does not count.
 - Latency runs from when it was sent, or was due, to its end; only handled messages have one.
+- Copies of a message that only a store knows of are duplicates but for the first, and ended no earlier than they came.
 - Errors are dead letters, and deliveries that went back for another try.
 - What a log engine dealt with (it settles nothing in queues) ended when its ledger row or its dead letter says so, in
   its store or, of a node without one, in a journal. What leaves neither has no time, and is left out.
@@ -15,11 +16,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from faregate.errors import ConfigurationError
-from faregate.ports.log import LogPart
+from faregate.ports.log import DUPLICATE, LogPart
 from faregate.spark.jobs import audit_evidence as seen
 from faregate.spark.jobs.deliveries import Ends, exploded, id_pairs, message_ids
 from faregate.spark.jobs.settlements import JournalPlan, batch_of, by_task, plan_journal
@@ -70,8 +71,14 @@ def rates(
     outcome: Column = F.lit(3)
     for code, meant in _RECORDED.items():
         outcome = F.when(F.col("last.kind") == code, F.lit(meant)).otherwise(outcome)
-    by_log = waiting.withColumn("outcome", outcome).withColumn("ended", F.col("last.at"))
-    rows = rows.where(F.col("outcome") != 0).unionByName(by_log.select(*rows.columns))
+    # Of several copies (a stream has all of them) the first was dealt with, and the others were recognised.
+    copy = F.row_number().over(Window.partitionBy("place", "hi", "lo").orderBy("due"))
+    by_log = waiting.withColumn("copy", copy).select(
+        *(name for name in rows.columns if name not in ("outcome", "ended")),
+        F.when(F.col("copy") == 1, outcome).otherwise(F.lit(DUPLICATE)).alias("outcome"),
+        F.when(F.col("copy") == 1, F.col("last.at")).otherwise(F.greatest("last.at", "due")).alias("ended"),
+    )
+    rows = rows.where(F.col("outcome") != 0).unionByName(by_log)
     ended = rows.where(F.col("ended").isNotNull() & (F.col("outcome") != 0))
     number = F.floor(F.col("ended") / seconds)
     counts = {name: F.sum((F.col("outcome") == code).cast("long")) for name, code in _OUTCOMES.items()}
@@ -100,7 +107,7 @@ def rates(
     )
 
 
-_OUTCOMES = {"handled": 1, "skipped": 2, "duplicate": 6, "dead": 3}
+_OUTCOMES = {"handled": 1, "skipped": 2, "duplicate": DUPLICATE, "dead": 3}
 _RECORDED = {seen.LEDGER: 1, seen.LEDGER_SKIPPED: 2, seen.OPEN: 3, seen.DISCARDED: 3, seen.DEAD_LETTER: 3}
 """What a record outside the side logs says of a message that has no settlement."""
 
