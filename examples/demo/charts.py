@@ -43,7 +43,7 @@ def lines(series: Sequence[Series], *, title: str, unit: str = "", kills: Sequen
         parts.append(
             f'<g class="kill"><line x1="{where:.1f}" x2="{where:.1f}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"/>'
             f'<text x="{where:.1f}" y="{_TOP - 5}" text-anchor="middle">✕</text>'
-            f"<title>worker killed at {moment:.1f} s</title></g>"
+            f"<title>killed at {moment:.1f} s</title></g>"
         )
     for each in series:
         parts.append(_path(each, x, y))

@@ -1,4 +1,4 @@
-"""`faregate demo`: the proof. Orders through a shop whose process is killed again and again, and an audit of it all.
+"""`faregate demo`: the proof. Orders through a shop whose processes are killed again and again, and an audit of it all.
 
 Rules kept here:
 - What is expected follows from the seed; what is found is counted in the data (see plan.py and verdict.py).
@@ -10,12 +10,11 @@ import logging
 import os
 import shutil
 import signal
-import sqlite3
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -26,27 +25,41 @@ from faregate.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from .result import Result
+    from .site import Site
 
 # The demo's other files are loaded when it runs: every other command starts without them, and without the shop.
 
-Plant = Literal["double", "loss", "order"]
+Plant = Literal["double", "loss", "order", "forget"]
 _PLANTS: dict[Plant, str] = {
-    "double": "insert into charges select * from charges where rowid = 1",
-    "loss": "delete from parcels where rowid = 1",
+    "double": "insert into charges select * from charges where rowid = (select min(rowid) from charges)",
+    "loss": "delete from parcels where rowid = (select min(rowid) from parcels)",
     "order": "update invoices set rowid = -1 where rowid = (select max(rowid) from invoices where customer = "
     "(select customer from invoices group by customer order by count(*) desc limit 1))",
 }
+_ORDERS, _ORDERS_ON_RABBITMQ = 10_000, 2_000
 _MOST_FINDINGS = 20
 
 
 def demo(
-    orders: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many orders to place.")] = 10_000,
-    crashes: Annotated[int, typer.Option(min=0, max=1000, help="How often the worker is killed.")] = 5,
-    seed: Annotated[int, typer.Option(help="Which orders repeat or are bad, and when the worker is killed.")] = 7,
+    orders: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=1_000_000,
+            help="How many orders to place.",
+            show_default=f"{_ORDERS}; with --rabbitmq {_ORDERS_ON_RABBITMQ}",
+        ),
+    ] = None,
+    crashes: Annotated[int, typer.Option(min=0, max=1000, help="How often something is killed.")] = 5,
+    seed: Annotated[int, typer.Option(help="Which orders repeat or are bad, and what is killed when.")] = 7,
+    rabbitmq: Annotated[
+        bool,
+        typer.Option("--rabbitmq", help="Two processes of each service, on a RabbitMQ that is killed, too."),
+    ] = False,
     no_spark: Annotated[bool, typer.Option("--no-spark", help="Let plain SQL make the audit, without Spark.")] = False,
     keep: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the journal and the database here.")] = None,
     report: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write a report with charts.")] = None,
-    plant: Annotated[Plant | None, typer.Option(help="Plant an error at the end, to see that it is found.")] = None,
+    plant: Annotated[Plant | None, typer.Option(help="Plant an error, to see that it is found.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Send orders through a shop of four services, kill it again and again, and audit what came of it.
@@ -54,13 +67,26 @@ def demo(
     Many orders are published twice, some late, some are bad, and the bank often does not answer. The worker is a
     process of its own that is killed by SIGKILL while messages flow. In the end every order must be billed, charged and
     shipped exactly once; the exit status says whether that held.
+
+    With --rabbitmq each service runs in two processes, on a RabbitMQ and a PostgreSQL that are started for it. Any of
+    the processes is killed, and each third time the broker.
     """
     logging.disable(logging.CRITICAL)  # what matters is shown; py4j would write tracebacks when Ctrl-C comes
     if report is not None and not report.parent.is_dir():
         raise ConfigurationError(f"--report: there is no folder {report.parent}")
+    if rabbitmq and keep is not None:
+        raise ConfigurationError("--keep: with --rabbitmq there is nothing to keep; its servers end with the demo")
+    if plant == "forget" and not rabbitmq:
+        raise ConfigurationError("--plant forget: add --rabbitmq; a journal recognises copies before the shop has to")
+    if orders is None:
+        orders = _ORDERS_ON_RABBITMQ if rabbitmq else _ORDERS
     try:
-        with _ending_on_terminate(), _folder(keep) as folder:
-            result = _run(folder, orders, crashes, seed, plant, spark=not no_spark, quiet=as_json)
+        with (
+            _ending_on_terminate(),
+            _folder(keep) as folder,
+            _site(folder, rabbitmq, forgets=plant == "forget", quiet=as_json) as site,
+        ):
+            result = _run(folder, site, orders, crashes, seed, plant, spark=not no_spark, quiet=as_json)
     except KeyboardInterrupt:
         errors.print("stopped; no process is left")
         raise typer.Exit(130) from None
@@ -76,36 +102,53 @@ def demo(
         raise typer.Exit(1)
 
 
+@contextmanager
+def _site(folder: Path, rabbitmq: bool, *, forgets: bool, quiet: bool) -> "Iterator[Site]":
+    """Where the shop runs; gone afterwards."""
+    from .site import JournalSite
+
+    if not rabbitmq:
+        yield JournalSite(folder)
+        return
+    import faregate.stores.postgres
+    import faregate.transports.rabbitmq  # noqa: F401 - these say which extra is missing
+
+    from .rabbitmq_site import rabbitmq_site
+
+    with ExitStack() as stack:
+        with _status("RabbitMQ and PostgreSQL start …", quiet):
+            site = stack.enter_context(rabbitmq_site(folder, forgets=forgets))
+        yield site
+
+
 def _run(
-    folder: Path, orders: int, crashes: int, seed: int, plant: Plant | None, *, spark: bool, quiet: bool
+    folder: Path, site: "Site", orders: int, crashes: int, seed: int, plant: Plant | None, *, spark: bool, quiet: bool
 ) -> "Result":
     from .flow import Flow
     from .plan import Plan
     from .result import Result
     from .timeline import read_timeline
-    from .verdict import connect, judge
+    from .verdict import judge
     from .view import DemoView
 
     plan = Plan(orders, seed)
     if not quiet:
         console.print(
             f"[bold]{orders:,} orders[/] through four services, {plan.copies:,} exact copies, {plan.dead:,} bad "
-            f"ones, and a worker that is killed {crashes} times (seed {seed})"
+            f"ones, and {site.threat.format(crashes)} (seed {seed})"
         )
     with DemoView(console, plan, crashes, quiet=quiet) as view:
-        progress = Flow(plan, folder, crashes, view.update).run()
-    if plant is not None:
-        with closing(sqlite3.connect(folder / "shop.db")) as connection, connection:
-            connection.execute(_PLANTS[plant])
-    with closing(connect(folder)) as connection:
+        progress = Flow(plan, site, crashes, view.update).run()
+    if plant in _PLANTS:
+        site.change(_PLANTS[plant])
+    with site.database() as connection:
         dead = dict(connection.execute("select reason, count(*) from faregate_dead group by reason"))
-    timeline = read_timeline(folder / "journal", progress.began)
-    result = Result(plan, progress, timeline, judge(plan, folder), dead)
-    _audit(result, folder, spark=spark, quiet=quiet)
+    result = Result(plan, progress, read_timeline(site.log, progress.began), judge(plan, site), dead, site.options)
+    _audit(result, site, folder, spark=spark, quiet=quiet)
     return result
 
 
-def _audit(result: "Result", folder: Path, *, spark: bool, quiet: bool) -> None:
+def _audit(result: "Result", site: "Site", folder: Path, *, spark: bool, quiet: bool) -> None:
     """By Spark where it can be had, by plain SQL where not."""
     from .spark import examine, why_not
     from .verdict import audit
@@ -114,13 +157,13 @@ def _audit(result: "Result", folder: Path, *, spark: bool, quiet: bool) -> None:
     if reason is not None:
         errors.print(f"without Spark: {reason}; plain SQL makes the audit")
     if not spark or reason is not None:
-        found = audit(folder / "journal", folder / "shop.db")
+        found = audit(site)
         result.audit_ok, result.audit_summary, result.audit_table = found.ok, found.summary, found.table
         result.findings = found.findings[:_MOST_FINDINGS]
         return
     started = time.monotonic()
-    with _status("Spark starts, and reads the journal …", quiet):
-        examine(result, folder, _MOST_FINDINGS)
+    with _status("Spark starts, and reads the log …", quiet):
+        examine(result, site, folder, _MOST_FINDINGS)
     result.spark_seconds = time.monotonic() - started
 
 
@@ -175,8 +218,8 @@ def _show(result: "Result", keep: Path | None, report: Path | None, planted: Pla
     console.print(Text.assemble(*sparkline(progress, 60), ("  parcels a second", "dim")))
     spark = "" if result.spark_seconds is None else f", and {result.spark_seconds:.0f} s of Spark"
     console.print(
-        f"[bold]{result.timeline.messages:,} messages[/] in {progress.seconds:.0f} s{spark}: the worker was killed "
-        f"{len(progress.kills)} times, and the bank did not answer {progress.timeouts:,} times"
+        f"[bold]{result.timeline.messages:,} messages[/] in {progress.seconds:.0f} s{spark}. Killed: {result.killed}. "
+        f"The bank did not answer {progress.timeouts:,} times."
     )
     latency = ", ".join(f"p{p} {t:.2f} s" for p, t in zip(PERCENTS, result.timeline.overall, strict=False))
     console.print(f"an order took, from published to shipped, kills included: {latency or 'nothing was shipped'}")

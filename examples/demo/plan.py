@@ -16,8 +16,7 @@ import msgspec
 from faregate.bus.bus import MAX_MESSAGE_BYTES
 from faregate.codec import BodyWriter, JsonCodec
 from faregate.core.sealing import Sealer
-from faregate.message import Envelope, describe
-from faregate.node.key import read_key
+from faregate.message import Envelope
 from faregate.node.outgoing import publish
 
 from ..shop.messages import OrderPlaced
@@ -104,8 +103,7 @@ class Envelopes:
 
     def __init__(self) -> None:
         writer = BodyWriter(JsonCodec(), limit=MAX_MESSAGE_BYTES)
-        key = read_key("customer", describe(OrderPlaced, "event"), "key")
-        self._sealer = Sealer("shop", writer, {("event", "shop", "OrderPlaced"): key})
+        self._sealer = Sealer("shop", writer, {})
 
     def seal(self, placement: Placement, now: float) -> Envelope:
         order = OrderPlaced(order_id=placement.order_id, customer=placement.customer, total=placement.total)

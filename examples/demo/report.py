@@ -65,7 +65,7 @@ def render(result: Result) -> str:
     sections = [
         _section(
             "Orders a second",
-            f"Published in batches, also while no worker ran. ✕ marks a kill ({len(progress.kills)}).",
+            f"Published in batches, also while something was down. ✕ marks a kill ({len(progress.kills)}).",
             lines(
                 [Series("published", placed, "var(--s2)"), Series("shipped", shipped, "var(--s1)", is_area=True)],
                 title="Orders published and shipped in each second",
@@ -75,7 +75,7 @@ def render(result: Result) -> str:
         _section(
             "How long orders took",
             f"From published to shipped, by the second of shipping; overall {latency}. "
-            "An order that waits for a new worker takes as long as that needs.",
+            "An order that waits for what was killed takes as long as that needs.",
             lines(latencies, title="Latency percentiles", unit=" s", kills=progress.kills, digits=2),
         ),
         _section(
@@ -93,19 +93,18 @@ def render(result: Result) -> str:
         ),
     ]
     for title, rows in result.spark_tables.items():
-        sections.append(
-            _section(escape(title[0].upper() + title[1:]), "Computed by Spark from the journal.", _table(rows))
-        )
+        sections.append(_section(escape(title[0].upper() + title[1:]), "Computed by Spark from the log.", _table(rows)))
     pill = f'<span class="pill {"" if result.held else "alarm"}">{held}</span>'
     made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(progress.began))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>Faregate demo: {held}</title><style>{_STYLE}</style></head><body><main>"
-        f"<h1>{told}</h1><p>{pill}&ensp;{plan.orders:,} orders through four "
-        f"services while their process was killed {len(progress.kills)} times. {made}.</p>"
+        f"<h1>{told}</h1><p>{pill}&ensp;{plan.orders:,} orders through four services. Killed with SIGKILL: "
+        f"{escape(result.killed)}. {made}.</p>"
         f'<div class="tiles">{"".join(_tile(*tile) for tile in tiles)}</div>{"".join(sections)}'
-        f"<footer>Again, with the same orders: <code>faregate demo --orders {plan.orders} --crashes {progress.crashes} "
-        f"--seed {plan.seed}</code>. Handlers may run more than once; their effects are there once.</footer>"
+        f"<footer>Again, with the same orders: <code>faregate demo{result.options} --orders {plan.orders} "
+        f"--crashes {progress.crashes} --seed {plan.seed}</code>. Handlers may run more than once; their effects are "
+        "there once.</footer>"
         "</main></body></html>\n"
     )
 

@@ -1,5 +1,6 @@
 """What a run of the demo found, for the terminal, for JSON and for the report."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,8 @@ class Result:
     checks: Sequence[Check]
     dead: dict[str, int]
     """How many dead letters there are for each reason."""
+    options: str = ""
+    """Of the command, besides those of the plan."""
     judge: str = "plain SQL"
     """Who made the audit."""
     audit_ok: bool = False
@@ -32,6 +35,12 @@ class Result:
     def held(self) -> bool:
         return self.audit_ok and all(check.held for check in self.checks)
 
+    @property
+    def killed(self) -> str:
+        """What was, and how often."""
+        times = Counter(self.progress.killed)
+        return ", ".join(f"{name} {count} times" if count > 1 else name for name, count in times.items()) or "nothing"
+
     def as_dict(self) -> dict[str, Any]:
         progress = self.progress
         latency = {
@@ -45,7 +54,8 @@ class Result:
             "spark_seconds": None if self.spark_seconds is None else round(self.spark_seconds, 3),
             "messages": self.timeline.messages,
             "kills": [round(moment, 3) for moment in progress.kills],
-            "restarts": max(0, len(progress.starts) - 1),
+            "killed": progress.killed,
+            "restarts": progress.restarts,
             "bank_timeouts": progress.timeouts,
             "duplicates_recognised": progress.duplicates,
             "latency_seconds": latency,

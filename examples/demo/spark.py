@@ -1,4 +1,4 @@
-"""What Spark does in the demo: rates, drain and audit on the journal and the store that the workers left.
+"""What Spark does in the demo: rates, drain and audit on the log and the stores that the workers left.
 
 Everything here is the public `fg.spark`, on a session of two cores that ends with the demo.
 """
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from .result import Result
+    from .site import Site
 
 
 def why_not() -> str | None:
@@ -94,11 +95,11 @@ appender.stderr.layout.pattern = %p %c: %m%n
 """
 
 
-def examine(result: "Result", folder: Path, most_findings: int) -> None:
+def examine(result: "Result", site: "Site", folder: Path, most_findings: int) -> None:
     """Let Spark look at what the workers left, and put what it finds into the result."""
     import faregate as fg
 
-    journal, store = str(folder / "journal"), f"sqlite:{folder / 'shop.db'}"
+    journal, store = site.log, site.stores
     effects = [f"{node}:{query}" for node, query in EFFECTS.items()]
     with session(folder) as spark:
         found = fg.spark.audit(spark, journal=journal, store=store, effects=effects, at_rest=True)
@@ -107,7 +108,7 @@ def examine(result: "Result", folder: Path, most_findings: int) -> None:
         result.audit_summary = _told(found.summary, found.notes)
         if not found.ok:
             result.findings = [row.asDict() for row in found.findings.limit(most_findings).collect()]
-        windows = fg.spark.rates(spark, journal=journal, window="1s").collect()
+        windows = fg.spark.rates(spark, journal=journal, store=store, window="1s").collect()
         result.spark_tables["rates by Spark"] = busiest([row.asDict() for row in windows])
         drained = fg.spark.drain(spark, store=store, to=folder / "dead-letters")
         if drained.counts["found"]:

@@ -1,13 +1,13 @@
 """What the log says about a run: how much happened in each second, and how long orders took from end to end.
 
 An order and everything it caused share a correlation id, so the log alone tells when it was placed and when shipped.
+Copies of a message count once.
 """
 
 from collections import Counter
-from pathlib import Path
 from typing import NamedTuple
 
-from faregate.broker.journal import JournalReader
+from faregate.ports.schemes import open_log
 
 STEPS = {"OrderPlaced": "placed", "charge-card": "billed", "CardCharged": "charged", "OrderShipped": "shipped"}
 """The types of the shop, and what a message of each says has just happened."""
@@ -27,14 +27,19 @@ class Timeline(NamedTuple):
         return sum(map(sum, self.steps.values()))
 
 
-def read_timeline(journal: Path, began: float) -> Timeline:
+def read_timeline(log: str, began: float) -> Timeline:
+    """Of the log with this URL."""
     counts: dict[str, Counter[int]] = {step: Counter() for step in STEPS.values()}
     placed: dict[str, float] = {}
     taken: dict[int, list[float]] = {}
+    known: set[str] = set()
     last = 0
-    for batch in JournalReader(journal).batches():
-        names = ("type", "correlation_id", "sent_at")
-        for type, correlation, sent in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
+    for batch in open_log(log).batches():
+        names = ("publication_id", "type", "correlation_id", "sent_at")
+        for id, type, correlation, sent in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
+            if id in known:
+                continue
+            known.add(id)
             moment = sent if isinstance(sent, float) else sent.timestamp()
             second = max(0, int(moment - began))
             last = max(last, second)

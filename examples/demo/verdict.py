@@ -1,4 +1,4 @@
-"""The verdict: what must have come of the plan, beside what is found in the database and in the journal.
+"""The verdict: what must have come of the plan, beside what is found in the database and in the log.
 
 Rules kept here:
 - Expected numbers come from the plan, found ones from plain SQL on the business tables and from the log. No code of the
@@ -7,22 +7,21 @@ Rules kept here:
   what `fg.spark.audit` answers on Spark, small enough to be read in one go, and the judge where there is no Spark.
 """
 
-import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from contextlib import closing
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import xor
-from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from faregate import ids
-from faregate.broker.journal import JournalReader
 from faregate.columns import altered_offsets
+from faregate.ports.log import LogTransport
+from faregate.ports.schemes import open_log
 
 from .plan import Plan
+from .site import Database, Site
 
 EFFECTS = {
     "billing": "select message_id from invoices",
@@ -47,19 +46,15 @@ class Check(NamedTuple):
         return {**self._asdict(), "held": self.held}
 
 
-def connect(folder: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"{(folder / 'shop.db').resolve().as_uri()}?mode=ro", uri=True)
-
-
-def judge(plan: Plan, folder: Path) -> list[Check]:
+def judge(plan: Plan, site: Site) -> list[Check]:
     """Compare."""
-    orders = Counter(publication for publication, type, _ in _publications(folder / "journal") if type == "OrderPlaced")
+    log = open_log(site.log)
+    orders = Counter(publication for publication, type, _ in _publications(log) if type == "OrderPlaced")
     good = {placement.order_id for placement in plan.good}
-    checks = [
-        Check("orders on the bus", plan.orders, len(orders)),
-        Check("orders on the bus twice", 0, _more_than_once(orders)),
-    ]
-    with closing(connect(folder)) as connection:
+    checks = [Check("orders on the bus", plan.orders, len(orders))]
+    if not site.keeps_copies:
+        checks.append(Check("orders on the bus twice", 0, _more_than_once(orders)))
+    with site.database() as connection:
 
         def count(query: str) -> int:
             found: int = connection.execute(query).fetchone()[0]
@@ -89,7 +84,7 @@ def _more_than_once(rows: Counter[str]) -> int:
     return sum(count - 1 for count in rows.values())
 
 
-def _in_order(plan: Plan, connection: sqlite3.Connection) -> tuple[int, int]:
+def _in_order(plan: Plan, connection: Database) -> tuple[int, int]:
     """How many customers there are, and of how many the invoices are the right ones in the right order."""
     wanted = plan.billed_in_order()
     found: dict[str, list[str]] = {}
@@ -122,38 +117,40 @@ class Audit:
         return f"{messages:,} messages: {told}"
 
 
-def audit(journal: Path, store: Path, effects: Mapping[str, str] = EFFECTS) -> Audit:
-    """Of a journal and a SQLite file at rest. Doubles come from the business data: a ledger cannot show one."""
+def audit(site: Site) -> Audit:
+    """Of what is at rest. Doubles come from the business data: a ledger cannot show one."""
+    log = open_log(site.log)
     published: dict[str, Counter[str]] = {}
-    for publication, _, recipients in _publications(journal):
+    for publication, _, recipients in _publications(log):
         for node in recipients:
-            published.setdefault(node, Counter())[ids.message_id(publication, node)] += 1
-    found = Audit([], [{"node": node, "message_id": id, "what": "body altered"} for node, id in _altered(journal)])
-    with closing(sqlite3.connect(f"{store.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+            copies = published.setdefault(node, Counter())
+            id = ids.message_id(publication, node)
+            copies[id] = 1 if site.keeps_copies else copies[id] + 1
+    found = Audit([], [{"node": node, "message_id": id, "what": "body altered"} for node, id in _altered(log)])
+    with site.database() as connection:
         handled = _by_node(connection.execute("select node, message_id from faregate_ledger where outcome = 'handled'"))
         skipped = _by_node(connection.execute("select node, message_id from faregate_ledger where outcome = 'skipped'"))
         dead = _by_node(connection.execute("select node, message_id from faregate_dead"))
         for node in sorted(published):
-            query = effects.get(node)
+            query = EFFECTS.get(node)
             rows = Counter(row[0] for row in connection.execute(query)) if query else None
             ended = (handled.get(node, set()), skipped.get(node, set()), dead.get(node, set()))
             found.table.append(_account(node, published[node], ended, rows, found.findings))
-        found.findings += _not_as_recorded(journal, connection)
+        found.findings += _not_as_recorded(log, connection)
     return found
 
 
-def _altered(journal: Path) -> Iterable[tuple[str, str]]:
+def _altered(log: LogTransport) -> Iterable[tuple[str, str]]:
     """Who published, and which publication, where the body is not the one that its digest was made of."""
-    reader = JournalReader(journal)
-    wrong = [offset for batch in reader.batches() for offset in altered_offsets(batch)]
-    return [(each.source, each.publication_id) for each in reader.load(wrong)]
+    wrong = [offset for batch in log.batches() for offset in altered_offsets(batch)]
+    return [(each.source, each.publication_id) for each in log.load(wrong)]
 
 
-def _not_as_recorded(journal: Path, connection: sqlite3.Connection) -> Iterable[dict[str, str]]:
+def _not_as_recorded(log: LogTransport, connection: Database) -> Iterable[dict[str, str]]:
     """Where a ledger row says that other messages were sent, or another body was handled, than the log has."""
     sent: dict[tuple[str, str], set[str]] = {}
     bodies: dict[tuple[str, str], set[bytes]] = {}
-    for batch in JournalReader(journal).batches():
+    for batch in log.batches():
         names = ("publication_id", "source", "causation_id", "recipients", "body_digest")
         for publication, source, cause, recipients, digest in zip(
             *(batch.column(name).to_pylist() for name in names), strict=True
@@ -165,7 +162,7 @@ def _not_as_recorded(journal: Path, connection: sqlite3.Connection) -> Iterable[
     for node, id, digest, count, combined in connection.execute(
         "select node, message_id, digest, sent, sent_ids from faregate_ledger where outcome = 'handled'"
     ):
-        at = (node, str(UUID(bytes=id)))
+        at = (node, _text(id))
         together = reduce(xor, (UUID(each).int for each in sent.get(at, ())), 0)
         if count is not None and (count, int.from_bytes(combined or b"")) != (len(sent.get(at, ())), together):
             yield {"node": node, "message_id": at[1], "what": "sent and lost"}
@@ -205,14 +202,19 @@ def _account(
     }
 
 
-def _publications(journal: Path) -> Iterable[tuple[str, str, list[str]]]:
-    for batch in JournalReader(journal).batches():
+def _publications(log: LogTransport) -> Iterable[tuple[str, str, list[str]]]:
+    for batch in log.batches():
         columns = [batch.column(name).to_pylist() for name in ("publication_id", "type", "recipients")]
         yield from zip(*columns, strict=True)
 
 
-def _by_node(rows: Iterable[tuple[str, bytes]]) -> dict[str, set[str]]:
+def _by_node(rows: Iterable[tuple[str, bytes | UUID]]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for node, message_id in rows:
-        found.setdefault(node, set()).add(str(UUID(bytes=message_id)))
+        found.setdefault(node, set()).add(_text(message_id))
     return found
+
+
+def _text(id: bytes | UUID) -> str:
+    """An id as SQLite, or PostgreSQL, keeps it."""
+    return str(UUID(bytes=id) if isinstance(id, bytes) else id)

@@ -78,11 +78,11 @@ class DemoView:
             f"{_rate(progress.samples):,.0f}",
             Text.assemble(*sparkline(progress), no_wrap=True, overflow="crop"),
         )
-        bars.add_row("worker", "", _worker(progress))
+        bars.add_row("processes", f"{len(progress.pids)}", _state(progress))
         facts = Table.grid(padding=(0, 3))
         facts.add_row(
             _fact("kills", f"{len(progress.kills)} of {progress.crashes}", "bold red" if progress.kills else "bold"),
-            _fact("restarts", str(max(0, len(progress.starts) - 1))),
+            _fact("restarts", str(progress.restarts)),
             _fact("outbox", f"{last.outbox:,}"),
             _fact("dead letters", f"{last.dead:,}", "bold yellow" if last.dead else "bold"),
             _fact("bank silent", f"{progress.timeouts:,}"),
@@ -101,11 +101,12 @@ def _fact(name: str, value: str, style: str = "bold") -> Text:
     return Text.assemble((f"{name} ", "dim"), (value, style))
 
 
-def _worker(progress: Progress) -> Text:
-    if progress.is_up and progress.status is not None:
-        return Text(f"process {progress.status.pid} at work", "green")
-    if progress.kills:
-        return Text("killed with SIGKILL; the next one starts", "bold red")
+def _state(progress: Progress) -> Text:
+    if progress.is_up:
+        several = len(progress.pids) > 1
+        return Text("all at work" if several else f"process {progress.pids[0]} at work", "green")
+    if progress.killed:
+        return Text(f"{progress.killed[-1]} was killed with SIGKILL, and starts", "bold red")
     return Text("starting")
 
 
@@ -119,7 +120,7 @@ def _rate(samples: Sequence[Sample], seconds: float = 2.0) -> float:
 
 
 def sparkline(progress: Progress, width: int = 44) -> list[tuple[str, str]]:
-    """The rate over the whole run so far, with a cross where the worker was killed."""
+    """The rate over the whole run so far, with a cross where something was killed."""
     samples = progress.samples
     step = max(0.5, progress.last.at / (width - 1))
     slots = int(progress.last.at / step) + 1
@@ -143,7 +144,7 @@ def _line(progress: Progress, killed: bool) -> str:
         f"{last.at:5.1f} s  published {last.published:,}  invoices {last.invoices:,}  charges {last.charges:,}  "
         f"parcels {last.parcels:,}  dead letters {last.dead:,}  outbox {last.outbox:,}"
     )
-    return f"{told}  worker killed ({len(progress.kills)} of {progress.crashes})" if killed else told
+    return f"{told}  {progress.killed[-1]} killed ({len(progress.kills)} of {progress.crashes})" if killed else told
 
 
 def _table(title: str) -> Table:

@@ -4,7 +4,8 @@ Rules kept here:
 - Nodes are declarations: nothing happens before a bus starts them. Handlers return what they want sent.
 - What a handler did is a row in its node's own table, written through `ctx.db`: it is there once, however often the
   handler ran. Every row keeps the id of its message, and no constraint keeps a second one out: a double would show.
-- Where it runs: in memory, or on the folder that `SHOP_DATA` names (a journal and a SQLite file).
+- Where it runs: in memory, or on the folder that `SHOP_DATA` names (a journal and a SQLite file). Or each service in
+  processes of its own, on the broker `SHOP_BROKER` and the database `SHOP_STORE`; `SHOP_SERVICE` says which one it is.
 """
 
 import os
@@ -95,12 +96,27 @@ async def ship(charged: CardCharged, ctx: fg.Context) -> OrderShipped:
     return OrderShipped(order_id=charged.order_id)
 
 
+services = {node.name: node for node in (shop, billing, payments, shipping)}
+
+
 def make_bus(folder: Path | None = None) -> fg.Bus:
     """The shop in memory, or on a folder."""
-    nodes = [shop, billing, payments, shipping]
+    nodes = list(services.values())
     if folder is None:
         return fg.Bus("memory:", nodes=nodes, store="memory:")
     return fg.Bus(f"journal:{folder}/journal", nodes=nodes, store=f"sqlite:{folder}/shop.db")
 
 
-bus = make_bus(Path(os.environ["SHOP_DATA"]) if os.environ.get("SHOP_DATA") else None)
+def make_service(name: str) -> fg.Bus:
+    """One of the services, to be run in as many processes as you like."""
+    return fg.Bus(os.environ["SHOP_BROKER"], nodes=[services[name]], store=os.environ["SHOP_STORE"])
+
+
+def _chosen() -> fg.Bus:
+    if service := os.environ.get("SHOP_SERVICE"):
+        return make_service(service)
+    folder = os.environ.get("SHOP_DATA")
+    return make_bus(Path(folder) if folder else None)
+
+
+bus = _chosen()

@@ -1,9 +1,12 @@
-"""The contracts between the services. In real life each service declares only the fields that it needs."""
+"""The contracts between the services. In real life each service declares only the fields that it needs.
+
+The key of an event is what its order goes by where several instances of a service share the work.
+"""
 
 import faregate as fg
 
 
-class OrderPlaced(fg.Event):
+class OrderPlaced(fg.Event, key="customer"):
     order_id: str
     customer: str
     total: int
@@ -14,7 +17,7 @@ class ChargeCard(fg.Command, wire="charge-card"):
     amount: int
 
 
-class CardCharged(fg.Event):
+class CardCharged(fg.Event, key="order_id"):
     order_id: str
     amount: int
 

@@ -21,6 +21,7 @@ from rich.console import Console
 from examples.demo.command import _ending_on_terminate
 from examples.demo.flow import Progress, Sample
 from examples.demo.plan import Envelopes, Plan
+from examples.demo.site import JournalSite
 from examples.demo.verdict import Audit, audit, judge
 from examples.demo.view import DemoView
 from tests.child import Child
@@ -96,8 +97,8 @@ def copy_of(finished: tuple[Path, dict[str, Any]], to: Path, *statements: str) -
 
 
 def broken(folder: Path) -> tuple[set[str], Audit]:
-    checks = judge(Plan(ORDERS, SEED), folder)
-    return {check.what for check in checks if not check.held}, audit(folder / "journal", folder / "shop.db")
+    checks = judge(Plan(ORDERS, SEED), JournalSite(folder))
+    return {check.what for check in checks if not check.held}, audit(JournalSite(folder))
 
 
 def test_an_untouched_copy_holds(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
@@ -256,7 +257,7 @@ def test_a_copy_is_the_same_publication_and_a_garbled_one_cannot_be_read() -> No
 
 
 def test_the_live_view_fits_80_columns_and_marks_the_kills() -> None:
-    progress = Progress(0.0, crashes=3, kills=[2.0, 9.0], starts=[0.5, 3.0, 11.0])
+    progress = Progress(0.0, crashes=3, kills=[2.0, 9.0], killed=["worker"] * 2, restarts=2)
     for second in range(60):
         progress.samples.append(Sample(float(second), *[min(2000, 100 * second)] * 4, 7, 20))
     console = Console(width=80, record=True, force_terminal=True, file=io.StringIO())

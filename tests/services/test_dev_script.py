@@ -115,6 +115,16 @@ def test_a_current_set_up_runs_no_package_manager(project: Path) -> None:
     assert (result.returncode, result.stdout, result.stderr) == (0, "--help\n", "")
 
 
+@pytest.mark.services
+def test_the_demo_on_rabbitmq_wants_all_drivers_and_both_servers(project: Path) -> None:
+    """They are installed where the tests of services run."""
+    pretend_environment(project)
+    (project / ".venv/bin/faregate").write_text('#!/usr/bin/env bash\necho "$@"\n')
+    (project / ".venv/bin/faregate").chmod(0o755)
+    result = run_copy(project, "demo", "--rabbitmq", "--no-spark")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "demo --rabbitmq --no-spark\n", "")
+
+
 def test_the_script_and_its_parts_are_valid_bash() -> None:
     for script in (DEV, ROOT / ".ci/run", *(ROOT / "tools/dev").glob("*.bash")):
         result = subprocess.run(["bash", "-n", script], capture_output=True, text=True)

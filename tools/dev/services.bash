@@ -113,7 +113,7 @@ start_services() {
         for name in "${SERVICE_NAMES[@]}"; do
             if service_is_wanted "$name" && ! service_is_up "$name"; then
                 stop_service "$name"
-                if "find_$name" >/dev/null || "install_$name"; then jobs+=("$name"); else status=1; fi
+                if ensure_installed "$name"; then jobs+=("$name"); else status=1; fi
             fi
         done
         (( ${#jobs[@]} == 0 )) || say "starting ${jobs[*]} ..."
@@ -127,6 +127,9 @@ start_services() {
         exit "$status"
     ) 9<"$SERVICES"
 }
+
+# ensure_installed NAME: returns 1 after one sentence when it cannot be installed.
+ensure_installed() { "find_$1" >/dev/null || "install_$1"; }
 
 # An address that is already set names a server to use instead.
 service_is_wanted() {
