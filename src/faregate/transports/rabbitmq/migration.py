@@ -229,13 +229,13 @@ async def _take_all(channel: BatchChannel, name: str, move: Move) -> int:
     return moved
 
 
-async def look_through(transport: RabbitmqQueue, seen: SeenQueue) -> list[DeliveredMessage]:
+async def look_through(transport: RabbitmqQueue, seen: SeenQueue) -> list[Arrived]:
     """What waits in a queue that nobody consumes; it stays there. Raises `BrokerUnavailable` when it does not come."""
-    found: list[DeliveredMessage] = []
+    found: list[Arrived] = []
 
     async def look(channel: BatchChannel) -> None:
-        arrived: asyncio.Queue[DeliveredMessage] = asyncio.Queue()
-        channel.on_delivery = arrived.put_nowait
+        arrived: asyncio.Queue[Arrived] = asyncio.Queue()
+        channel.incoming.delivered = arrived.put_nowait
         await channel.basic_consume(seen.name, _unused)
         try:
             async with asyncio.timeout(_LOOK_SECONDS):

@@ -18,7 +18,6 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Protocol
 
-from aiormq.abc import DeliveredMessage
 from msgspec.structs import replace
 
 from faregate.errors import ConfigurationError, ViewTaken
@@ -29,6 +28,7 @@ from faregate.ports.queue import Binding
 from faregate.ports.topology import Reading, Topology
 from faregate.transports.rabbitmq import RabbitmqQueue
 from faregate.transports.rabbitmq.channels import BatchChannel, Publication
+from faregate.transports.rabbitmq.frames import Arrived
 from faregate.transports.rabbitmq.log_view import lead_to_stream, mark_view, unmark_view
 from faregate.transports.rabbitmq.migration import consumed, empty_queue, envelope_in, look_through
 from faregate.transports.rabbitmq.survey import SeenQueue, left_over, look_at
@@ -137,7 +137,7 @@ class RabbitmqHandover:
     async def _empty(self, transport: RabbitmqQueue, binding: Binding, reading: Reading) -> None:
         """Nothing leads to its queues any more, and what is in them is in the log."""
 
-        async def move(messages: Sequence[DeliveredMessage]) -> None:
+        async def move(messages: Sequence[Arrived]) -> None:
             found = {each.publication_id: each for each in (envelope_in(message, binding.node) for message in messages)}
             for _, envelope in self._log.envelopes(reading.offset):
                 found.pop(envelope.publication_id, None)
