@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import uuid
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import psycopg
@@ -14,9 +15,8 @@ import pytest
 
 import faregate as fg
 from faregate.bus.leases import LEASE_SECONDS
-from faregate.transports.rabbitmq import RabbitmqQueue
 from tests.rabbitmq.instance import Step, make_node
-from tests.rabbitmq.rig import remove_queues
+from tests.rabbitmq.site import Site
 
 ROOT = Path(__file__).resolve().parents[2]
 ACCOUNTS = 40
@@ -29,17 +29,33 @@ class Fleet:
     def __init__(self, broker: str, store: str) -> None:
         suffix = uuid.uuid4().hex[:8]
         self.broker, self.store = broker, store
-        self.author, self.name = fg.Node(f"author-{suffix}"), f"ledger-{suffix}"
+        self.site = Site(broker, store, suffix)
+        self.author, self.name = fg.Node(self.site.author), self.site.name
         self._running: list[asyncio.subprocess.Process] = []
         self._stopped: list[asyncio.Task[None]] = []
 
-    async def start(self) -> None:
-        arguments = (self.broker, self.store, self.name, self.author.name, str(PARTITIONS))
+    async def start(self, partitions: int = PARTITIONS) -> None:
+        arguments = (self.broker, self.store, self.name, self.author.name, str(partitions))
         command = (sys.executable, "-m", "tests.rabbitmq.instance", *arguments)
         process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=subprocess.PIPE)
         assert process.stdout is not None
         assert await process.stdout.readline() == b"ready\n"
         self._running.append(process)
+
+    async def restart(self, partitions: int) -> None:
+        """The instance that has run longest ends, and another one comes, whose program says another number."""
+        process = self._running.pop(0)
+        process.send_signal(signal.SIGTERM)
+        await process.wait()
+        await self.start(partitions)
+
+    async def repartition(self, to: int) -> None:
+        self.site.partitions = PARTITIONS
+        command = self.site.command("tests.rabbitmq.site:bus", "repartition", "--to", str(to))
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "faregate", *command, cwd=ROOT, env=self.site.environment
+        )
+        assert await process.wait() == 0
 
     async def disturb(self, chance: random.Random) -> None:
         """One thing happens to one instance."""
@@ -64,7 +80,19 @@ class Fleet:
             await process.wait()
 
 
-async def run_through(broker: str, store: str, *, disturbances: int, seed: int) -> None:
+Meanwhile = Callable[[Fleet, random.Random], Awaitable[None]]
+
+
+def disturbed(times: int) -> Meanwhile:
+    async def disturb(fleet: Fleet, chance: random.Random) -> None:
+        for _ in range(times):
+            await asyncio.sleep(0.5)
+            await fleet.disturb(chance)
+
+    return disturb
+
+
+async def run_through(broker: str, store: str, meanwhile: Meanwhile, *, seed: int) -> None:
     chance = random.Random(seed)
     fleet = Fleet(broker, store)
     # The queues are there before anything is published.
@@ -85,9 +113,7 @@ async def run_through(broker: str, store: str, *, disturbances: int, seed: int) 
         for _ in range(3):
             await fleet.start()
         publishing = asyncio.gather(*map(publish, published))
-        for _ in range(disturbances):
-            await asyncio.sleep(0.5)
-            await fleet.disturb(chance)
+        await meanwhile(fleet, chance)
         over.set()
         await publishing
     total = sum(published.values())
@@ -95,7 +121,7 @@ async def run_through(broker: str, store: str, *, disturbances: int, seed: int) 
         found = await until_handled(store, total)
     finally:
         await fleet.end()
-        await forget_queues(prepared)
+        await fleet.site.remove()
     seen: dict[str, list[int]] = {}
     for account, number in found:
         seen.setdefault(account, []).append(number)
@@ -120,21 +146,43 @@ async def until_handled(store: str, total: int) -> list[tuple[str, int]]:
             await asyncio.sleep(0.2)
 
 
-async def forget_queues(bus: fg.Bus) -> None:
-    transport = bus.transport
-    assert isinstance(transport, RabbitmqQueue)
-    await transport.open()
-    await remove_queues(transport)
-    await transport.close()
-
-
 @pytest.mark.services
 async def test_three_instances_share_partitions_through_a_few_disturbances(broker: str, postgres_url: str) -> None:
-    await run_through(broker, postgres_url, disturbances=4, seed=5)
+    await run_through(broker, postgres_url, disturbed(4), seed=5)
 
 
 @pytest.mark.full
 @pytest.mark.services
 @pytest.mark.timeout(900)
 async def test_three_instances_through_thirty_kills_stops_starts_and_ends(broker: str, postgres_url: str) -> None:
-    await run_through(broker, postgres_url, disturbances=30, seed=6)
+    await run_through(broker, postgres_url, disturbed(30), seed=6)
+
+
+@pytest.mark.full
+@pytest.mark.services
+@pytest.mark.timeout(900)
+async def test_three_instances_go_from_eight_partitions_to_twelve_under_load(broker: str, postgres_url: str) -> None:
+    """Two of them end and start meanwhile, with the new number."""
+
+    async def meanwhile(fleet: Fleet, chance: random.Random) -> None:
+        await asyncio.sleep(2)
+        changing = asyncio.create_task(fleet.repartition(12))
+        await fleet.restart(12)
+        await fleet.restart(12)
+        await changing
+        await asyncio.sleep(2)
+
+    await run_through(broker, postgres_url, meanwhile, seed=7)
+
+
+@pytest.mark.full
+@pytest.mark.services
+@pytest.mark.timeout(900)
+async def test_partitions_change_through_kills_stops_starts_and_ends(broker: str, postgres_url: str) -> None:
+    async def meanwhile(fleet: Fleet, chance: random.Random) -> None:
+        changing = asyncio.create_task(fleet.repartition(12))
+        for _ in range(6):
+            await fleet.disturb(chance)
+        await changing
+
+    await run_through(broker, postgres_url, meanwhile, seed=8)

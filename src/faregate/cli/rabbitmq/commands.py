@@ -95,10 +95,10 @@ def repartition(
     to: Annotated[int, typer.Option("--to", help="How many partitions.", min=1, max=256)],
     as_json: AsJson = False,
 ) -> None:
-    """Give an ordered subscription another number of partitions.
+    """Give an ordered subscription another number of partitions, while its instances run.
 
-    No message is lost, and those of one key stay in order. Stop the instances of the node first; publishers may go on.
-    When it is interrupted, run it again: it goes on from there, and until then nobody consumes.
+    No message is lost, and those of one key stay in order. Nothing of the subscription is handled meanwhile, and
+    publishers go on. When it is interrupted, run it again: it goes on from there, and until then nobody consumes.
     """
     url, changed, moved = run_async(_repartition(target, node, type_, to))
     told = f"{node} takes {type_} in {counted(to, 'partition')} now; moved {counted(moved, 'message')}"

@@ -90,7 +90,8 @@ def _findings(
         elif each.difference is not None:
             yield Finding(each.name, f"it is declared otherwise: {each.difference}", migrate)
         elif each.name in leases and leases[each.name].owner == REPARTITION:
-            yield Finding(each.name, "a change of the partitions was interrupted, and nobody may consume it", again)
+            told = "the partitions are being changed, or that was interrupted, and nobody may consume it"
+            yield Finding(each.name, told, again)
         elif each.name in leases and leases[each.name].owner == MIGRATION:
             yield Finding(each.name, "a migration was interrupted, and nobody may consume it", migrate)
         elif each.waiting and not each.consumers and not (each.name in leases and leases[each.name].is_held):

@@ -17,6 +17,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from aiormq.exceptions import ChannelLockedResource
@@ -177,37 +178,54 @@ Move = Callable[[Sequence[Arrived]], Awaitable[None]]
 
 def _to(transport: RabbitmqQueue, plan: Plan, to: str) -> Move:
     async def move(messages: Sequence[Arrived]) -> None:
-        await transport.put([Publication("", to, _as_it_was(each, plan.node), each.body) for each in messages])
+        await transport.put([Publication("", to, as_it_was(each, plan.node), each.body) for each in messages])
 
     return move
 
 
 async def empty_queue(transport: RabbitmqQueue, name: str, move: Move) -> int:
     """Move what waits in a queue that nothing leads to, and delete it; how many they were."""
-    moved = 0
-    while True:
-        seen = await look_at(transport, name, "moving")
-        if seen.consumers:
-            raise consumed(name, seen.consumers)
-        if not seen.waiting:
-            break
-
-        async def take(channel: BatchChannel) -> None:
-            nonlocal moved
-            moved += await _take_all(channel, name, move)
-
-        await transport.on_channel(take)
-        await _until_left(transport, name)
 
     async def delete(channel: BatchChannel) -> None:
         await channel.queue_delete(name)
 
+    moved = await take_out(transport, name, move, lambda: _unconsumed(transport, name))
     await transport.on_channel(delete)
     return moved
 
 
-async def _take_all(channel: BatchChannel, name: str, move: Move) -> int:
-    """By consuming: a queue with a single active consumer answers no `get`."""
+async def _unconsumed(transport: RabbitmqQueue, name: str) -> SeenQueue:
+    seen = await look_at(transport, name, "moving")
+    if seen.consumers:
+        raise consumed(name, seen.consumers)
+    return seen
+
+
+async def take_out(
+    transport: RabbitmqQueue,
+    name: str,
+    move: Move,
+    look: Callable[[], Awaitable[SeenQueue]],
+    until: Callable[[Arrived], bool] = lambda _: False,
+) -> int:
+    """Move what waits in a queue, in its order, or what waits there in front of a certain message; how many they were.
+    `look` looks at the queue once nobody consumes it."""
+    moved, is_over = 0, False
+    while not is_over and (await look()).waiting:
+
+        async def take(channel: BatchChannel) -> None:
+            nonlocal moved, is_over
+            count, is_over = await _take_all(channel, name, move, until)
+            moved += count
+
+        await transport.on_channel(take)
+        await _until_left(transport, name)
+    return moved
+
+
+async def _take_all(channel: BatchChannel, name: str, move: Move, until: Callable[[Arrived], bool]) -> tuple[int, bool]:
+    """How many, and whether the one that it ends at has come. By consuming: a queue with a single active consumer
+    answers no `get`."""
     arrived: asyncio.Queue[Arrived] = asyncio.Queue()
     channel.incoming.delivered = arrived.put_nowait
     lost = channel.closing
@@ -223,10 +241,14 @@ async def _take_all(channel: BatchChannel, name: str, move: Move) -> int:
             break
         while not arrived.empty():
             batch.append(arrived.get_nowait())
-        await move(batch)
-        await channel.write(channel.acknowledgements([], batch[-1].delivery_tag, []))
-        moved += len(batch)
-    return moved
+        wanted = list(takewhile(lambda each: not until(each), batch))
+        if wanted:
+            await move(wanted)
+            await channel.write(channel.acknowledgements([], wanted[-1].delivery_tag, []))
+        moved += len(wanted)
+        if len(wanted) < len(batch):
+            return moved, True
+    return moved, False
 
 
 async def look_through(transport: RabbitmqQueue, seen: SeenQueue) -> list[Arrived]:
@@ -271,7 +293,7 @@ def envelope_in(message: Arrived, node: str) -> Envelope:
     return envelope_of(message.properties, message.body, message.routing_key, node)
 
 
-def _as_it_was(message: Arrived, node: str) -> Basic.Properties:
+def as_it_was(message: Arrived, node: str) -> Basic.Properties:
     """Its properties, with what only its routing key said, which is another one now."""
     properties, envelope = message.properties, envelope_in(message, node)
     if not properties.message_type or not properties.app_id:
@@ -293,19 +315,21 @@ async def _release_left(store: Store, plan: Plan) -> bool:
     return False
 
 
-async def claim_for_ever(store: Store, node: str, queue: str, owner: str) -> int:
-    """Its epoch; that of an interrupted run, if it is ours already. Raises `ConfigurationError` if it is another's."""
+async def claim_for_ever(store: Store, node: str, queue: str, owner: str) -> int | None:
+    """Its epoch; that of an interrupted run, if it is this owner's already. None: it is another's."""
     found = next(iter(await store.leases(node, [queue])), None)
     if found is not None and found.owner == owner:
         return found.epoch
-    epoch = await store.claim_lease(node, queue, owner, _FOR_EVER)
-    if epoch is None:
-        who = "another instance" if found is None else f"{found.owner or found.wanted_by}"
-        left = "" if found is None or found.left > _FOR_EVER / 2 else f" for {max(0.0, found.left):.0f} s more"
-        raise ConfigurationError(
-            f"{queue} is held by {who}{left}: stop the instances of {node}, and then run this again"
-        )
-    return epoch
+    return await store.claim_lease(node, queue, owner, _FOR_EVER)
+
+
+async def holder_of(store: Store, node: str, queue: str) -> str:
+    """Who has its lease, in words."""
+    found = next(iter(await store.leases(node, [queue])), None)
+    if found is None or found.left <= 0:
+        return "nobody"
+    left = "" if found.left > _FOR_EVER / 2 else f" for {found.left:.0f} s more"
+    return f"{found.owner or found.wanted_by}{left}"
 
 
 def row_of(binding: Binding, envelope: Envelope, queue: str, now: float) -> Parked:
@@ -332,7 +356,13 @@ class _Lease:
 
     @classmethod
     async def claim(cls, store: Store, plan: Plan, binding: Binding, clock: Clock) -> "_Lease":
-        return cls(store, plan.name, binding, clock, await claim_for_ever(store, plan.node, plan.name, MIGRATION))
+        epoch = await claim_for_ever(store, plan.node, plan.name, MIGRATION)
+        if epoch is None:
+            raise ConfigurationError(
+                f"{plan.name} is held by {await holder_of(store, plan.node, plan.name)}: stop the instances of "
+                f"{plan.node}, and then run this again"
+            )
+        return cls(store, plan.name, binding, clock, epoch)
 
     async def park(self, messages: Sequence[Arrived]) -> None:
         node, queue, now = self._binding.node, self._queue, self._clock.time()

@@ -15,6 +15,8 @@ from faregate.message import Envelope
 from faregate.ports.queue import Binding
 
 EXCHANGE, TO = "faregate", "faregate.to"
+FENCE = "faregate.fence"
+"""The type of a message that `faregate rabbitmq repartition` puts behind what waits in a queue."""
 LONGEST_QUEUE = 200
 """Characters; a routing key has 255, and that of a delay says bits, too."""
 

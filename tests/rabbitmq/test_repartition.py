@@ -1,0 +1,147 @@
+"""The number of partitions changes while instances run and messages come: none is lost, doubled or out of order."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+
+import faregate as fg
+from faregate.ports.store import REPARTITION
+from faregate.stores.sqlite.transaction import SqliteTransaction
+from faregate.transports.rabbitmq import RabbitmqQueue
+from faregate.transports.rabbitmq import repartition as changing
+from faregate.transports.rabbitmq.channels import Publication
+from faregate.transports.rabbitmq.names import FENCE
+from tests.rabbitmq.site import Site, in_order, step
+
+pytestmark = pytest.mark.services
+
+Patch = pytest.MonkeyPatch
+MESSAGES = 210
+
+
+async def change(site: Site, to: int) -> None:
+    """As the command does it, and in this event loop."""
+    bus = site.bus()
+    store, transport = bus.store_of(site.name), RabbitmqQueue(site.broker)
+    assert store is not None
+    await store.open()
+    await transport.open()
+    [binding] = bus.bindings
+    assert await changing.repartition(transport, binding, store, to, lambda what, count: None)
+    await transport.close()
+    await store.close()
+
+
+async def test_partitions_change_while_instances_run(site: Site, monkeypatch: Patch) -> None:
+    """The programs of the two say different numbers, and some messages wait for a later try all the time."""
+
+    async def publish() -> None:
+        async with fg.Bus(site.broker, nodes=[fg.Node(site.author)]) as author:
+            for number in range(MESSAGES):
+                await author.publish(step(number, 3 if number % 30 == 0 else 0))
+                await asyncio.sleep(0.03)
+
+    async with site.bus(4) as one, site.bus(6) as other:
+        publishing = asyncio.create_task(publish())
+        await site.until_seen(20)
+        status, told = await site.run(monkeypatch, "repartition", "--to", "6")
+        assert (status, told["changed"]) == (0, True)
+        await publishing
+        await site.until_seen(MESSAGES)
+        for bus in (one, other):
+            await bus.idle()
+            assert isinstance(bus.transport, RabbitmqQueue)
+            assert await bus.transport.partitions(site.queue) == [f"{site.queue}.g2-{number}" for number in range(6)]
+    assert site.seen() == in_order(MESSAGES)
+    assert site.parked() == 0
+    assert not [name for name in await site.left() if ".g1-" in name]
+
+
+async def test_what_waited_is_handled_before_what_comes_meanwhile(site: Site, monkeypatch: Patch) -> None:
+    async with site.bus() as bus:
+        await bus.pause(site.name, "Step")
+        await site.publish_more(0, 21)
+        take_over = changing._Change._take_over
+
+        async def meanwhile(self: Any, *given: Any) -> None:
+            await bus.resume(site.name, "Step")
+            await site.publish_more(21, 42)
+            await take_over(self, *given)
+
+        monkeypatch.setattr(changing._Change, "_take_over", meanwhile)
+        await change(site, 6)
+        await site.until_seen(42)
+        await bus.idle()
+    assert site.seen() == in_order(42)
+
+
+async def test_an_instance_that_binds_the_earlier_queues_late_does_no_harm(site: Site, monkeypatch: Patch) -> None:
+    await site.bus().prepare()
+    await site.publish_more(0, 21)
+    what_is_parked = changing._Parking.what_is_parked
+
+    async def meanwhile(self: Any) -> int:
+        """Some come to the new queues alone, and some to both."""
+        await site.publish_more(21, 42)
+        late = RabbitmqQueue(site.broker)
+        await late.open()
+        await late.bind(site.bus().bindings[0])
+        await late.close()
+        await site.publish_more(42, 63)
+        return await what_is_parked(self)
+
+    monkeypatch.setattr(changing._Parking, "what_is_parked", meanwhile)
+    await change(site, 6)
+    assert await site.effects(63) == in_order(63)
+    assert not [name for name in await site.left() if ".g1-" in name]
+
+
+# --- break it on purpose ------------------------------------------------------------------------------------------
+
+
+def lets_the_new_be_consumed_before_the_old_is_done(patch: Patch, site: Site) -> None:
+    take_over = changing._Change._take_over
+
+    async def mutant(self: Any, earlier: Any, epochs: dict[str, int]) -> None:
+        for name, epoch in epochs.items():
+            await self._store.release_lease(site.name, name, REPARTITION, epoch, 0)
+        await site.until_seen(1)
+        await take_over(self, earlier, epochs)
+
+    async def whoever_it_is(self: SqliteTransaction, *given: object) -> None:
+        pass
+
+    patch.setattr(changing._Change, "_take_over", mutant)
+    patch.setattr(SqliteTransaction, "hold_lease", whoever_it_is)
+
+
+def puts_no_fence(patch: Patch, site: Site) -> None:
+    put = RabbitmqQueue.put
+
+    async def mutant(self: RabbitmqQueue, publications: Sequence[Publication]) -> None:
+        if all(each.properties.message_type != FENCE for each in publications):
+            await put(self, publications)
+
+    patch.setattr(RabbitmqQueue, "put", mutant)
+
+
+FOUND: list[tuple[Callable[[Patch, Site], None], Callable[..., Awaitable[None]]]] = [
+    (lets_the_new_be_consumed_before_the_old_is_done, test_what_waited_is_handled_before_what_comes_meanwhile),
+    (puts_no_fence, test_an_instance_that_binds_the_earlier_queues_late_does_no_harm),
+]
+
+
+@pytest.mark.parametrize(("mutation", "test"), FOUND, ids=[mutation.__name__ for mutation, _ in FOUND])
+async def test_the_rule_is_missed(
+    site: Site,
+    monkeypatch: Patch,
+    mutation: Callable[[Patch, Site], None],
+    test: Callable[..., Awaitable[None]],
+) -> None:
+    mutation(monkeypatch, site)
+    with pytest.raises(AssertionError):
+        await test(site, monkeypatch)
+    seen = site.seen()
+    assert any(numbers != sorted(numbers) for numbers in seen.values()), "it failed for another reason"
