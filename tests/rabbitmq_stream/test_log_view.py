@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 import faregate as fg
+from faregate import ids
 from faregate.columns import to_batch
 from faregate.message import Envelope
 from faregate.ports.clock import SystemClock
@@ -17,6 +18,7 @@ from faregate.ports.schemes import open_log, open_store
 from faregate.ports.store import Parked
 from faregate.ports.topology import Reading
 from faregate.spark.runs.handover import hand_over
+from faregate.spark.runs.views import bindings_of, take_views
 from faregate.transports.rabbitmq_log.log import stream_address
 from faregate.transports.rabbitmq_stream.address import Tls
 from faregate.transports.rabbitmq_stream.bindings import Bindings, Note
@@ -71,6 +73,24 @@ def test_what_tasks_staged_is_published_once_with_its_dead_letters(shop: Shop) -
 
 
 @pytest.mark.services
+def test_a_command_to_a_node_that_reads_the_log_is_routable(shop: Shop) -> None:
+    shop.run_bus("shop")  # makes the stream
+    log = open_log(shop.url)
+    command = Envelope("c", "ChargeCard", "command", "billing", b"{}", destination="payments")
+    with pytest.raises(fg.Unroutable):
+        log.append([command])
+    begins = take_views(
+        shop.url, bindings_of(run_shop.payments, 1000), has_store=True, handover=False, check=print, check_bound=print
+    )
+    assert begins == {"payments.ChargeCard": Reading("log", 1, 0, 0)}
+    log.append([command])
+    [(_, found)] = log.envelopes()
+    assert (found.publication_id, found.recipients) == ("c", ("payments",))
+    with pytest.raises(fg.ViewTaken, match=r"payments\.ChargeCard is consumed through the log"):
+        shop.run_bus("payments")
+
+
+@pytest.mark.services
 def test_a_node_is_handed_over_there_and_back(shop: Shop) -> None:
     def handed_over(to: str) -> tuple[str, int, bool]:
         store = open_store(shop.store, SystemClock())
@@ -103,7 +123,7 @@ async def test_a_node_is_not_handed_over_while_it_is_consumed_or_has_something_p
     store = open_store(shop.store, SystemClock())
     await store.open()
     async with store.transaction() as transaction:
-        await transaction.park("billing", [(Parked("m", 0.0, 1, None, 0, order(shop, 0)), None)])
+        await transaction.park("billing", [(Parked(ids.root_id(), 0.0, 1, None, 0, order(shop, 0)), None)])
     await store.close()
     assert "1 messages of 'billing' wait in" in await refused()
     assert open_log(shop.url).topology().reading("billing.OrderPlaced.shop").view == "queue"

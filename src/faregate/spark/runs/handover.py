@@ -12,7 +12,8 @@ Rules kept here:
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from typing import Literal, NamedTuple
 
@@ -26,6 +27,7 @@ from faregate.node.node import Node
 from faregate.ports.log import Handover, Waits
 from faregate.ports.queue import Binding
 from faregate.ports.store import Parked, Store
+from faregate.ports.topology import Topology
 from faregate.spark.logs import open_appendable, open_log, open_subscribed, open_two_views
 from faregate.spark.options import Place
 from faregate.spark.runs.driver import LoopThread
@@ -61,25 +63,10 @@ def hand_over(node: Node, path: Place, store: Store | None, to: To) -> list[Hand
     bindings = bindings_of(node, MAX_MESSAGE_BYTES)
     before = open_subscribed(path).topology()
     changing = [each for each in bindings if before.reading(each.queue).view != to]
-    if changing and store is None:
-        _hand_over_without_store(node, path, changing, to)
-    elif changing and store is not None:
-        loop = LoopThread()
-        try:
-            loop.run(store.open())
-            noted = loop.run(with_generations(changing, store))
-            if to == "log":
-                bound = [each for each in noted if before.queue(each.queue) is not None]
-                if bound:
-                    loop.run(check_parked(bound, store))
-                take_log(path, noted, has_store=True)
-            else:
-                with open_two_views(path).handover() as closed:
-                    _back(node, path, store, noted, closed, loop)
-                open_log(path).forget_reader(reader_name(node.name))
-        finally:
-            loop.run(store.close())
-            loop.close()
+    if changing and to == "log":
+        _to_log(path, store, changing, before)
+    elif changing:
+        _to_queue(node, path, store, changing)
     after = open_subscribed(path).topology()
     readings = [(each.queue, after.reading(each.queue)) for each in bindings]
     names = {each.queue for each in changing}
@@ -88,12 +75,35 @@ def hand_over(node: Node, path: Place, store: Store | None, to: To) -> list[Hand
     ]
 
 
-def _hand_over_without_store(node: Node, path: Place, changing: list[Binding], to: To) -> None:
-    if to == "log":
-        take_log(path, changing, has_store=False)
-    else:
-        with open_two_views(path).handover() as closed:
+def _to_log(path: Place, store: Store | None, changing: list[Binding], before: Topology) -> None:
+    if store is not None:
+        bound = [each for each in changing if before.queue(each.queue) is not None]
+        with _opened(store) as loop:
+            changing = loop.run(with_generations(changing, store))
+            if bound:
+                loop.run(check_parked(bound, store))
+    take_log(path, changing, has_store=store is not None)
+
+
+def _to_queue(node: Node, path: Place, store: Store | None, changing: list[Binding]) -> None:
+    with open_two_views(path).handover() as closed:
+        if store is None:
             _fast_path_to_queue(node, closed, changing, path)
+            return
+        with _opened(store) as loop:
+            _back(node, path, store, loop.run(with_generations(changing, store)), closed, loop)
+    open_log(path).forget_reader(reader_name(node.name))
+
+
+@contextmanager
+def _opened(store: Store) -> Iterator[LoopThread]:
+    loop = LoopThread()
+    try:
+        loop.run(store.open())
+        yield loop
+    finally:
+        loop.run(store.close())
+        loop.close()
 
 
 def _back(node: Node, path: Place, store: Store, changing: list[Binding], closed: Handover, loop: LoopThread) -> None:
