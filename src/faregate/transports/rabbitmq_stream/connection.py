@@ -294,15 +294,14 @@ def _connected(address: Address) -> socket.socket:
         if tls.certfile is not None:
             context.load_cert_chain(tls.certfile, tls.keyfile)
         return context.wrap_socket(plain, server_hostname=address.host)
-    except (ssl.SSLError, FileNotFoundError) as exc:
+    except BaseException as exc:
         plain.close()
+        if not isinstance(exc, ssl.SSLError | FileNotFoundError) or isinstance(exc, ssl.SSLEOFError):
+            raise  # the broker went away
         raise ConfigurationError(
             f"no TLS with {address.host}:{address.port}: {exc}. Mend cafile=, certfile= and keyfile=, or the port in "
             f"{address.url}"
         ) from exc
-    except BaseException:
-        plain.close()
-        raise
 
 
 def _answers(host: str, port: int) -> bool:
