@@ -77,7 +77,7 @@ class DeadLetterClosed(ConfigurationError):
 
 
 class ViewTaken(ConfigurationError):
-    """A subscription is consumed through the other view of its journal: queue or log."""
+    """A subscription is consumed through the other view: queue or log."""
 
 
 class InvalidSelector(ConfigurationError):
