@@ -13,7 +13,9 @@ import pytest
 from faregate.errors import ConfigurationError, StoreConflict, TransactionMisused
 from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import open_store, open_token_store
+from faregate.stores.sql.columns import id_bytes
 from faregate.stores.sqlite import MemoryStore, SqliteStore, database
+from faregate.stores.sqlite.rows import id_blobs
 from faregate.testing.store_suite.rows import aborted, ids, ledger
 
 LONG = 30  # seconds until a test that hangs is failed
@@ -195,3 +197,15 @@ async def test_databases_in_memory_are_apart_unless_they_share_a_name() -> None:
     assert [len(await each.known("billing", given)) for each in stores] == [1, 0, 1, 1]
     for each in stores:
         await each.close()
+
+
+def test_ids_that_are_read_together_are_those_that_one_by_one_would_be() -> None:
+    given = ids(3)
+    assert id_blobs(given) == [id_bytes(each) for each in given]
+    assert id_blobs([]) == []
+
+
+def test_what_is_no_id_is_refused_also_among_others() -> None:
+    first, second, third = ids(3)
+    with pytest.raises(ValueError, match="ids"):
+        id_blobs([first, second[:-2], third])
