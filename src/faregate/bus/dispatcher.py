@@ -413,7 +413,7 @@ class Dispatcher(OutboxOutlet):
     async def _publish(self, rows: list[OutboxRow]) -> Permanent | None:
         """Returns the error of a row that nobody will ever take; that is a dead letter by then."""
         refused = None
-        if any([row.chosen for row in rows]):
+        if any(row.chosen for row in rows):
             rows = rows if self._attempts is not None else [without_attempts(row) for row in rows]
             envelopes = [signal for row in rows for signal in signals(row)]
         else:
