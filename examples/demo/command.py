@@ -71,7 +71,6 @@ def demo(
     With --rabbitmq each service runs in two processes, on a RabbitMQ and a PostgreSQL that are started for it. Any of
     the processes is killed, and each third time the broker.
     """
-    logging.disable(logging.CRITICAL)  # what matters is shown; py4j would write tracebacks when Ctrl-C comes
     if report is not None and not report.parent.is_dir():
         raise ConfigurationError(f"--report: there is no folder {report.parent}")
     if rabbitmq and keep is not None:
@@ -80,6 +79,7 @@ def demo(
         raise ConfigurationError("--plant forget: add --rabbitmq; a journal recognises copies before the shop has to")
     if orders is None:
         orders = _ORDERS_ON_RABBITMQ if rabbitmq else _ORDERS
+    logging.disable(logging.CRITICAL)  # what matters is shown; py4j would write tracebacks when Ctrl-C comes
     try:
         with (
             _ending_on_terminate(),
