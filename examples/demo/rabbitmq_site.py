@@ -67,7 +67,7 @@ class Broker:
 
 class RabbitmqSite:
     turn = 0.25
-    threat = "two processes of each and a broker, of which something is killed {} times"
+    threat = "{} kills: of their eight processes, and each third of RabbitMQ itself"
     options = " --rabbitmq"
     keeps_copies = True
 

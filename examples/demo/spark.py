@@ -104,7 +104,7 @@ def examine(result: "Result", site: "Site", folder: Path, most_findings: int) ->
     with session(folder) as spark:
         found = fg.spark.audit(spark, journal=journal, store=store, effects=effects, at_rest=True)
         result.judge = "Spark"
-        result.audit_ok, result.audit_table = found.ok, [_lean(row) for row in found.table]
+        result.audit_ok, result.audit_table = found.ok, [_lean(row, site) for row in found.table]
         result.audit_summary = _told(found.summary, found.notes)
         if not found.ok:
             result.findings = [row.asDict() for row in found.findings.limit(most_findings).collect()]
@@ -121,8 +121,9 @@ _SHORT = {"duplicate": "copies", "in_flight": "waiting", "out_of_order": "disord
 """What people read in a table of 80 characters; what can only be 0 in this demo is left out."""
 
 
-def _lean(row: dict[str, Any]) -> dict[str, Any]:
-    return {_SHORT.get(name, name): row[name] for name in _COLUMNS}
+def _lean(row: dict[str, Any], site: "Site") -> dict[str, Any]:
+    known = [name for name in _COLUMNS if name != "duplicate" or not site.keeps_copies]  # a stream settles nothing
+    return {_SHORT.get(name, name): row[name] for name in known}
 
 
 def _told(summary: dict[str, int], notes: list[str]) -> str:
