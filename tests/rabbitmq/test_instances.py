@@ -25,6 +25,11 @@ _BETWEEN_SECONDS = 0.4
 """Between two messages of an account: about a hundred a second in all, which instances that catch up can follow."""
 
 
+_BETWEEN_ROWS_SECONDS = 1.6
+"""The same where all that waits becomes rows: about 25 a second."""
+_STANDSTILL_SECONDS = 120
+
+
 class Fleet:
     def __init__(self, broker: str, store: str) -> None:
         suffix = uuid.uuid4().hex[:8]
@@ -92,7 +97,9 @@ def disturbed(times: int) -> Meanwhile:
     return disturb
 
 
-async def run_through(broker: str, store: str, meanwhile: Meanwhile, *, seed: int) -> None:
+async def run_through(
+    broker: str, store: str, meanwhile: Meanwhile, *, seed: int, between: float = _BETWEEN_SECONDS
+) -> None:
     chance = random.Random(seed)
     fleet = Fleet(broker, store)
     # The queues are there before anything is published.
@@ -108,7 +115,7 @@ async def run_through(broker: str, store: str, meanwhile: Meanwhile, *, seed: in
                 step = Step(account=account, number=published[account], fails=fails)
                 await bus.publish(step, node=fleet.author)
                 published[account] += 1
-                await asyncio.sleep(_BETWEEN_SECONDS)
+                await asyncio.sleep(between)
 
         for _ in range(3):
             await fleet.start()
@@ -136,13 +143,21 @@ async def run_through(broker: str, store: str, meanwhile: Meanwhile, *, seed: in
 
 
 async def until_handled(store: str, total: int) -> list[tuple[str, int]]:
-    async with await psycopg.AsyncConnection.connect(store, autocommit=True) as connection, asyncio.timeout(120):
+    """As long as it goes on: a busy machine takes its time."""
+    found = 0
+    async with (
+        await psycopg.AsyncConnection.connect(store, autocommit=True) as connection,
+        asyncio.timeout(_STANDSTILL_SECONDS) as limit,
+    ):
         while True:
             rows = await (await connection.execute("select account, number from effects order by at")).fetchall()
             if len(rows) >= total:
                 await asyncio.sleep(1)  # anything doubled would come now
                 rows = await (await connection.execute("select account, number from effects order by at")).fetchall()
                 return [(account, number) for account, number in rows]
+            if len(rows) > found:
+                found = len(rows)
+                limit.reschedule(asyncio.get_running_loop().time() + _STANDSTILL_SECONDS)
             await asyncio.sleep(0.2)
 
 
@@ -172,7 +187,7 @@ async def test_three_instances_go_from_eight_partitions_to_twelve_under_load(bro
         await changing
         await asyncio.sleep(2)
 
-    await run_through(broker, postgres_url, meanwhile, seed=7)
+    await run_through(broker, postgres_url, meanwhile, seed=7, between=_BETWEEN_ROWS_SECONDS)
 
 
 @pytest.mark.full
@@ -185,4 +200,4 @@ async def test_partitions_change_through_kills_stops_starts_and_ends(broker: str
             await fleet.disturb(chance)
         await changing
 
-    await run_through(broker, postgres_url, meanwhile, seed=8)
+    await run_through(broker, postgres_url, meanwhile, seed=8, between=_BETWEEN_ROWS_SECONDS)
