@@ -5,7 +5,6 @@ import random
 import signal
 import subprocess
 import sys
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ import faregate as fg
 from faregate.bus.leases import LEASE_SECONDS
 from faregate.transports.rabbitmq import RabbitmqQueue
 from tests.rabbitmq.instance import make_node
-from tests.rabbitmq.rig import remove_queues
+from tests.rabbitmq.site import Site
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTITIONS = 8
@@ -23,9 +22,10 @@ _MOST = 5
 
 class Fleet:
     def __init__(self, broker: str, store: str, chance: random.Random) -> None:
-        suffix = uuid.uuid4().hex[:8]
         self.broker, self.store = broker, store
-        self.author, self.name = fg.Node(f"author-{suffix}"), f"ledger-{suffix}"
+        self._site = Site(broker, store)
+        self._site.partitions = PARTITIONS
+        self.author, self.name = fg.Node(self._site.author), self._site.name
         self._chance = chance
         self._prepared = fg.Bus(broker, nodes=[make_node(self.name, self.author.name, PARTITIONS)], store=store)
         self._running: list[asyncio.subprocess.Process] = []
@@ -39,7 +39,7 @@ class Fleet:
         try:
             for _ in range(instances):
                 await self.start()
-            yield await transport.partitions(f"{self.name}.Step.{self.author.name}")
+            yield await transport.partitions(self._site.queue)
             for process in self._running:
                 process.send_signal(signal.SIGTERM)
             for process in self._running:
@@ -49,17 +49,27 @@ class Fleet:
                 if process.returncode is None:
                     process.kill()
                     await process.wait()
-        await transport.open()
-        await remove_queues(transport)
-        await transport.close()
+        await self._site.remove()
 
-    async def start(self) -> None:
-        arguments = (self.broker, self.store, self.name, self.author.name, str(PARTITIONS))
+    async def start(self, partitions: int = PARTITIONS) -> None:
+        arguments = (self.broker, self.store, self.name, self.author.name, str(partitions))
         command = (sys.executable, "-m", "tests.rabbitmq.instance", *arguments)
         process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=subprocess.PIPE)
         assert process.stdout is not None
         assert await process.stdout.readline() == b"ready\n", "an instance did not start"
         self._running.append(process)
+
+    async def replace(self, partitions: int) -> None:
+        """One ends, and another one comes, whose program says another number of partitions."""
+        await self._take_away(signal.SIGTERM)
+        await self.start(partitions)
+
+    async def repartition(self, to: int) -> None:
+        command = self._site.command("tests.rabbitmq.site:bus", "repartition", "--to", str(to))
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "faregate", *command, cwd=ROOT, env=self._site.environment
+        )
+        assert await process.wait() == 0
 
     async def add(self) -> None:
         """One more; one of the others ends when there are many."""
