@@ -5,6 +5,7 @@ import logging
 import time
 import uuid
 from pathlib import Path
+from typing import cast
 
 import pytest
 from pamqp.commands import Basic
@@ -13,6 +14,10 @@ import faregate as fg
 from faregate.ids import slot_of
 from faregate.transports.rabbitmq import RabbitmqQueue
 from faregate.transports.rabbitmq.channels import BatchChannel, Publication
+from faregate.transports.rabbitmq.consumer import Session
+from faregate.transports.rabbitmq.delivery import RabbitmqDelivery
+from faregate.transports.rabbitmq.endings import Endings
+from faregate.transports.rabbitmq.frames import Arrived
 from tests.rabbitmq.proxy import proxied
 from tests.rabbitmq.rig import Counted, Shop, remove_queues, running
 
@@ -263,3 +268,15 @@ async def test_a_message_for_partitions_that_came_without_its_slot_is_a_dead_let
     assert (letter.publication_id, letter.reason) == ("no-slot", "no-slot")
     assert f"should end in {slot_of('a')}" in letter.error
     assert sorted(seen) == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(("headers", "tries"), [({}, 0), ({"x-delivery-count": 1}, 1), ({"x-delivery-count": 3}, 0)])
+async def test_a_message_that_was_delivered_a_few_times_counts_as_started_as_often(
+    headers: dict[str, int], tries: int
+) -> None:
+    """0: nobody knows, and the bus counts."""
+    [subscription] = Shop().reader.subscriptions.values()
+    arrived = Arrived(1, True, "event.author.Counted.-", Basic.Properties(headers=headers), b"{}")  # type: ignore[arg-type]
+    delivery = RabbitmqDelivery(cast(Session, None), arrived, subscription.binding(1000), cast(Endings, None), 0.0)
+    delivery.count_deliveries()
+    assert delivery.tries == tries

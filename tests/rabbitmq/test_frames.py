@@ -111,9 +111,26 @@ async def test_an_error_costs_the_channel_and_not_what_comes_behind() -> None:
     other = Incoming(line.failed.append)
     other.delivered = line.arrived.append
     line.receiver.channels[2] = other
-    line.receiver.feed_data(delivery(1, b"one") + delivery(2, b"two", channel=2))
+    line.receiver.feed_data(delivery(1, b"one") + delivery(2, b"two", channel=2) + delivery(3, b"three"))
+    line.receiver.channels[1].delivered = line.arrived.append
+    line.receiver.feed_data(delivery(4, b"four") + frames.marshal(Channel.CloseOk(), 1))
     assert line.failed == [broken]
-    assert [each.body for each in line.arrived] == [b"two"]
+    assert [each.body for each in line.arrived] == [b"two"], "nothing overtakes what could not be taken"
+    assert await line.passed_on() == [(1, Channel.CloseOk)]
+
+
+async def test_headers_that_nobody_can_read_cost_nothing_but_themselves() -> None:
+    line = Line()
+    properties = Basic.Properties(message_id="m1", headers={"name": "x" * 9}, app_id="somebody")
+    for damage in (b"na\xffe", b"name"):
+        header = ContentHeader(body_size=2, properties=properties).marshal().replace(b"name", damage)
+        header = header.replace(b"nameS", b"name?").replace(b"somebody", b"some\xffody")
+        framed = b"\x02\x00\x01" + len(header).to_bytes(4, "big") + header + b"\xce"
+        deliver, body = Basic.Deliver("consumer", 1, False, "faregate", "key"), ContentBody(b"{}")
+        line.receiver.feed_data(frames.marshal(deliver, 1) + framed + frames.marshal(body, 1))
+    assert line.failed == []
+    assert [(each.properties.message_id, each.properties.headers) for each in line.arrived] == [("m1", None)] * 2
+    assert {each.properties.app_id for each in line.arrived} == {"some\ufffdody"}
 
 
 @pytest.mark.parametrize(

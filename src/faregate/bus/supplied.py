@@ -141,6 +141,11 @@ class Supplied:
     def has_unknown_starts(self) -> bool:
         return self.row is None and self.redelivered and not self.held.tries
 
+    @property
+    def may_be_parked(self) -> bool:
+        """Whether a row of it may wait; where there is an order, `is_behind` says so."""
+        return self.redelivered and self.row is None and self.order_key is None
+
     def start(self) -> None:
         if not self.expired:
             self.held.start()
@@ -315,9 +320,28 @@ class Waiting:
                 others.setdefault(partition, []).append(each)
                 if each.row is None and each.order_key is not None and partition is not None:
                     partition.keys.add(each.order_key)
+        repeated = [each for each in cast(list[Supplied], admitted) if each.may_be_parked]
+        if repeated:
+            parked = await self._settle_copies(repeated)
+            admitted = [each for each in admitted if each not in parked]
         for partition, group in others.items():
             admitted += await self._park_or_count(partition, group)
         return admitted
+
+    async def _settle_copies(self, repeated: Sequence[Supplied]) -> set[Delivery]:
+        """Those of which a row waits: whoever parked it could not settle it any more."""
+        by_id = {message_id_of(each.envelope, self._node): each for each in repeated}
+        try:
+            async with self._store.transaction() as transaction:
+                rows = await transaction.parked_with(self._node, list(by_id), [])
+                await transaction.roll_back()  # it only read
+        except TRANSACTION_LOST as exc:
+            log.warning("whether %s waits already cannot be read now: %s", repeated[0].envelope, exc)
+            return set()  # their handlers' transactions fail in the same way
+        copies = [by_id[row.message_id] for row in rows]
+        for each in copies:
+            await self._settle_parked(each)
+        return set(copies)
 
     async def _park_or_count(self, partition: Partition | None, group: Sequence[Supplied]) -> list[Supplied]:
         """Park what has to wait behind others, or has starts that nobody counted; count the start of what is parked."""

@@ -114,7 +114,8 @@ class BatchChannel(Channel):
     # --- consuming -------------------------------------------------------------------------------------------
 
     def _failed(self, exc: Exception) -> None:
-        self._ending = asyncio.get_running_loop().create_task(self.close(exc))
+        lost = ConnectionError(f"{type(exc).__name__}: {exc}")
+        self._ending = asyncio.get_running_loop().create_task(self.close(lost))
 
     def acknowledgements(self, returned: Iterable[int], up_to: int, single: Iterable[int]) -> ChannelFrame:
         """Those that go back to the queue; then all up to a tag (0: none), and single ones."""

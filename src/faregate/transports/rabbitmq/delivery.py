@@ -47,9 +47,6 @@ class RabbitmqDelivery:
         self._ended = False
         self.redeliveries = count_of(properties, REDELIVERIES)
         self.tries = count_of(properties, TRIES)
-        if self.redelivered and binding.parks:
-            deliveries = self.deliveries
-            self.tries = deliveries if deliveries <= _FEW else 0
         self.expires_at = (
             None
             if binding.expires is None and envelope.expires_at is None
@@ -64,6 +61,10 @@ class RabbitmqDelivery:
     @property
     def expired(self) -> bool:
         return self.expires_at is not None and self.expires_at <= self._endings.clock.time()
+
+    def count_deliveries(self) -> None:
+        """The bus parks what has to wait, and counts starts there. Before that they are its deliveries, if few."""
+        self.tries = self.deliveries if self.deliveries <= _FEW else 0
 
     def start(self) -> None:
         if self._ended or self._session.lost:
@@ -83,11 +84,12 @@ class RabbitmqDelivery:
 
     async def redeliver(self, delay: float, *, counted: bool = True) -> None:
         if self.letter is not None:  # there is a store, which is away: it stays with us
-            self._endings.clock.call_later(delay, self._let_go)
+            self._endings.clock.call_later(delay, self.let_go)
             return
         await self._endings.put_off(self, delay, self.redeliveries + (1 if counted else 0))
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
+        """It is delivered again."""
         if self.is_held:
             self.end(done=False)
 

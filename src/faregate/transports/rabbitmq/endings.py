@@ -95,7 +95,11 @@ class Endings:
 
     def _give_up(self, delivery: RabbitmqDelivery, reason: str, error: str) -> None:
         async def end() -> None:
-            await self.dead_letter(delivery, reason, error)
+            try:
+                await self.dead_letter(delivery, reason, error)
+            except Exception:
+                delivery.let_go()  # it comes again
+                raise
             if delivery.binding.on_dead_letter is not None:
                 delivery.binding.on_dead_letter(delivery, reason, error)
 

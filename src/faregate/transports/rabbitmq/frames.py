@@ -8,13 +8,14 @@ Rules kept here:
 - Nothing is passed on but whole frames, in their order. What is no frame at all is passed on as it comes: aiormq says
   what is wrong with it.
 - aiormq watches that something comes. When frames are taken it gets a heartbeat now and then in their place.
-- An error while a frame is taken costs its channel, and not the connection.
+- An error while a frame is taken costs its channel, and not the connection. Nothing more comes from that channel.
 """
 
 import asyncio
 import logging
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from struct import Struct
 from typing import Any, NamedTuple
@@ -33,6 +34,7 @@ _END = 0xCE
 _MOST = 1 << 24
 """Bytes of a frame; RabbitMQ's have 128 KiB at most."""
 _RETURN, _DELIVER, _ACK, _NACK = 60 << 16 | 50, 60 << 16 | 60, 60 << 16 | 80, 60 << 16 | 120
+_OURS = frozenset({_RETURN, _DELIVER, _ACK, _NACK})
 _HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 _HEARTBEAT_SECONDS = 1.0
 
@@ -70,12 +72,16 @@ class Incoming:
         self._returned = returned
         self._message: Callable[[Basic.Properties, bytes], None] | None = None
         """Of the message whose header or body comes next."""
+        self._broken = False
+        """Something went wrong: nothing more is handed out before the channel is closed, so that the order holds."""
         self._properties = Basic.Properties()
         self._body: list[bytes] = []
         self._left = 0
 
     def take(self, kind: int, data: bytes, at: int, end: int) -> bool:
         """A frame from `at` to `end`; False: it is for aiormq."""
+        if self._broken:
+            return kind != _METHODS or _METHOD.unpack_from(data, at)[0] in _OURS
         try:
             if kind == _METHODS:
                 return self._take_method(data, at)
@@ -96,6 +102,7 @@ class Incoming:
                 message(self._properties, body[0] if len(body) == 1 else b"".join(body))
         except Exception as exc:
             log.critical("an error that nobody foresaw while reading; the channel is made anew", exc_info=True)
+            self._broken = True
             self._failed(exc)
         return True
 
@@ -200,7 +207,8 @@ class Receivers(TransportFactory):
 
 
 def read_properties(data: bytes, at: int) -> Basic.Properties:
-    """Of a message: two bytes of flags, and what they say is there."""
+    """Of a message: two bytes of flags, and what they say is there. Headers that nobody can read are left out: another
+    program may send anything, and that costs its own message at most."""
     flags, found = data[at] << 8 | data[at + 1], Basic.Properties()
     at += 2
     for flag, name in _TEXTS_BEFORE:
@@ -208,8 +216,10 @@ def read_properties(data: bytes, at: int) -> Basic.Properties:
             setattr(found, name, _text(data, at))
             at += 1 + data[at]
     if flags & 0x2000:
-        size, found.headers = field_table(data[at:])
-        at += size
+        end = at + 4 + _METHOD.unpack_from(data, at)[0]
+        with suppress(ValueError):
+            _, found.headers = field_table(data[at:end])
+        at = end
     if flags & 0x1000:
         found.delivery_mode = data[at]
         at += 1
@@ -236,7 +246,7 @@ _TEXTS_BEHIND = (0x0020, "message_type"), (0x0010, "user_id"), (0x0008, "app_id"
 
 
 def _text(data: bytes, at: int) -> str:
-    return data[at + 1 : at + 1 + data[at]].decode()
+    return data[at + 1 : at + 1 + data[at]].decode(errors="replace")
 
 
 def _time(seconds: int) -> datetime | None:

@@ -304,7 +304,11 @@ class RabbitmqQueue:
             delivery = RabbitmqDelivery(session, message, binding, endings, time())
             if parted and endings.lacks_slot(delivery, message.routing_key):
                 return
-            if binding.parks or endings.judge(delivery):
+            if binding.parks:
+                if delivery.redelivered:
+                    delivery.count_deliveries()
+                hand_on(delivery)
+            elif endings.judge(delivery):
                 hand_on(delivery)
 
         return take
