@@ -526,6 +526,39 @@ async def test_instances_follow_a_new_generation_and_consume_it_when_whoever_not
         assert await it.seen(a) == {"k": [1, 2, 3]}
 
 
+@pytest.mark.parametrize("paused", [False, True])
+async def test_an_instance_without_a_new_partition_abandons_the_former_ones_until_it_has_worked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paused: bool
+) -> None:
+    """Another instance has all the new ones, and the broker is away at the first attempt."""
+    it = Town(tmp_path)
+    abandon, failures = Parted.abandon, [fg.BrokerUnavailable("the broker is away")]
+
+    async def fails_once(self: Parted, binding: Binding) -> None:
+        if failures:
+            raise failures.pop()
+        await abandon(self, binding)
+
+    monkeypatch.setattr(Parted, "abandon", fails_once)
+    async with it.instance("a") as a:
+        store, [binding] = a.store_of("reader"), a.bindings
+        assert store is not None
+        if paused:
+            await a.pause("reader", Step)
+        following = await transport_queues(Parted(it.clock, it.server), replace(binding, generation=2, partitions=6))
+        epochs = {queue: await store.claim_lease("reader", queue, REPARTITION, 1e9) for queue in following}
+        assert await store.next_generation("reader", binding.queue, 1, 6)
+        await it.until(lambda: it.consumer("a")._binding.generation == 2, pace=0.1)
+        await it.later(3)
+        assert it.server.parts["Step", None] == {4, 6}, "it abandoned what is not all moved"
+        for queue, epoch in epochs.items():
+            assert epoch is not None
+            await store.release_lease("reader", queue, REPARTITION, epoch, 0)
+            assert await store.claim_lease("reader", queue, "other", 1e9) is not None
+        await it.until(lambda: it.server.parts["Step", None] == {6}, pace=0.1)
+        assert (it.parts("a"), failures) == (0, [])
+
+
 async def transport_queues(transport: Parted, binding: Binding) -> list[str]:
     await transport.bind(binding)
     return await transport.partitions(binding.queue)

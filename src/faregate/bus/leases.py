@@ -8,7 +8,8 @@ Rules kept here:
 - A lease that could not be renewed in time is as good as lost: nothing more of it begins, and its consumer closes.
 - Which partitions there are the store has noted, as a generation. When it has noted another, this instance lets go of
   all that it holds, and then follows. Whoever noted it has the leases of the new ones until they may be consumed. Only
-  then nothing may lead to the former ones any more; this instance may have bound them late, so it sees to that.
+  then nothing may lead to the former ones any more; this instance may have bound them late, so it sees to that, whether
+  it gets a lease of the new ones or not.
 - Every commit of what a partition brought holds the lease (`LeasedFeed`). So a deposed owner commits nothing, however
   late it learns of it: the order of a key follows from that, and from no clock.
 """
@@ -27,7 +28,7 @@ from faregate.core.work import Work
 from faregate.errors import FaregateError, LeaseLost
 from faregate.ports.clock import Clock
 from faregate.ports.queue import Binding, Consumer, Delivery, Held, Partitioned, QueueTransport
-from faregate.ports.store import Lease, Store, Transaction
+from faregate.ports.store import REPARTITION, Lease, Store, Transaction
 
 log = logging.getLogger("faregate.bus")
 
@@ -204,10 +205,16 @@ class LeasedConsumer:
         if now >= self._renew_at:
             await self._renew(now)
         await self._follow()
-        if self._paused or not self._is_current:
+        if not self._is_current or (self._paused and not self._former):
             return
         node = self._binding.node
-        todo = plan(self._instance, self._queues, await self._store.leases(node, self._queues))
+        leases = await self._store.leases(node, self._queues)
+        is_moved = all(each.owner != REPARTITION for each in leases if each.queue == self._queues[0])
+        if self._former and is_moved and (self._abandoning is None or self._abandoning.done()):
+            self._abandoning = asyncio.create_task(self._abandon())
+        if self._paused:
+            return
+        todo = plan(self._instance, self._queues, leases)
         for queue in todo.claim:
             if queue not in self._held and not self._paused:
                 await self._claim(queue)
@@ -233,10 +240,12 @@ class LeasedConsumer:
         self._binding, self._is_current = binding, True
         log.info("%s has %d partitions now (generation %d)", binding.queue, found.partitions, found.number)
 
-    async def _abandon(self, former: Sequence[Binding]) -> None:
+    async def _abandon(self) -> None:
+        """What fails is tried again when it looks next."""
         try:
-            for binding in former:
-                await cast(Partitioned, self._transport).abandon(binding)
+            while self._former:
+                await cast(Partitioned, self._transport).abandon(self._former[0])
+                del self._former[0]
         except FaregateError as exc:
             log.warning("something may still lead to former partitions of %s: %s", self._binding.queue, exc)
 
@@ -253,9 +262,6 @@ class LeasedConsumer:
         epoch = await self._store.claim_lease(self._binding.node, queue, self._instance, LEASE_SECONDS)
         if epoch is None:
             return
-        if self._former:
-            self._abandoning = asyncio.create_task(self._abandon(self._former))
-            self._former = []
         partition = self._held[queue] = Partition(self._binding.node, queue, epoch, now + LEASE_SECONDS)
 
         def take(held: Held) -> None:
