@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 import faregate as fg
+from faregate.ids import slot_of
 from faregate.ports.store import REPARTITION
 from faregate.stores.sqlite.transaction import SqliteTransaction
 from faregate.transports.rabbitmq import RabbitmqQueue
 from faregate.transports.rabbitmq import repartition as changing
 from faregate.transports.rabbitmq.channels import Publication
 from faregate.transports.rabbitmq.names import FENCE
+from tests.rabbitmq.rig import remove_queues
 from tests.rabbitmq.site import Site, in_order, step
 
 pytestmark = pytest.mark.services
@@ -95,6 +97,24 @@ async def test_an_instance_that_binds_the_earlier_queues_late_does_no_harm(site:
     monkeypatch.setattr(changing._Parking, "what_is_parked", meanwhile)
     await change(site, 6)
     assert await site.effects(63) == in_order(63)
+    assert not [name for name in await site.left() if ".g1-" in name]
+
+
+async def test_a_queue_that_somebody_removed_hides_no_other_one(site: Site, monkeypatch: Patch) -> None:
+    await site.bus().prepare()
+    transport = RabbitmqQueue(site.broker)
+    await transport.open()
+    await remove_queues(transport, f"{site.queue}.g1-1")
+    await transport.close()
+    accounts = {f"account-{each}" for each in range(7) if int(slot_of(f"account-{each}")) % 4 != 1}
+    assert 0 < len(accounts) < 7
+    await site.publish(21)
+    status, told = await site.run(monkeypatch, "doctor")
+    assert status == 1
+    assert f"{site.queue}.g1-1" in [each["queue"] for part in told["subscriptions"] for each in part["findings"]]
+    await change(site, 6)
+    kept = {account: numbers for account, numbers in in_order(21).items() if account in accounts}
+    assert await site.effects(3 * len(accounts)) == kept
     assert not [name for name in await site.left() if ".g1-" in name]
 
 

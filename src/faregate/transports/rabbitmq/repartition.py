@@ -56,6 +56,8 @@ async def repartition(transport: RabbitmqQueue, wanted: Binding, store: Store, t
         had_no_order = (await look_at(transport, binding.queue, "left over")).exists
         if binding.partitions == to and not had_no_order:
             return finished
+        # Earlier queues are found by counting up to the first that is missing: here none is.
+        await transport.on_channel(lambda channel: declare(channel, binding))
         await _advance(binding, store, to)
         told(f"noted generation {binding.generation + 1} of {binding.queue}", 0)
         await _Change(transport, await as_noted(wanted, store), store, told).finish()
