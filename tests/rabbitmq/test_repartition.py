@@ -14,6 +14,7 @@ from faregate.transports.rabbitmq import RabbitmqQueue
 from faregate.transports.rabbitmq import repartition as changing
 from faregate.transports.rabbitmq.channels import Publication
 from faregate.transports.rabbitmq.names import FENCE
+from faregate.transports.rabbitmq.survey import SeenQueue
 from tests.rabbitmq.rig import remove_queues
 from tests.rabbitmq.site import Site, in_order, step
 
@@ -31,9 +32,11 @@ async def change(site: Site, to: int) -> None:
     await store.open()
     await transport.open()
     [binding] = bus.bindings
-    assert await changing.repartition(transport, binding, store, to, lambda what, count: None)
-    await transport.close()
-    await store.close()
+    try:
+        assert await changing.repartition(transport, binding, store, to, lambda what, count: None)
+    finally:
+        await transport.close()
+        await store.close()
 
 
 async def test_partitions_change_while_instances_run(site: Site, monkeypatch: Patch) -> None:
@@ -118,6 +121,24 @@ async def test_a_queue_that_somebody_removed_hides_no_other_one(site: Site, monk
     assert not [name for name in await site.left() if ".g1-" in name]
 
 
+async def test_a_queue_whose_fence_does_not_come_is_not_taken_for_done(site: Site, monkeypatch: Patch) -> None:
+    """As of a broker that says for a moment that nothing waits."""
+    await site.bus().prepare()
+    await site.publish(21)
+    with monkeypatch.context() as mistaken:
+        take_out = changing.take_out
+
+        async def sees_nothing(*given: Any) -> int:
+            transport, name, move, _, until = given
+            return await take_out(transport, name, move, lambda: asyncio.sleep(0, SeenQueue(name, "left over")), until)
+
+        mistaken.setattr(changing, "take_out", sees_nothing)
+        with pytest.raises(fg.BrokerUnavailable, match="run this again"):
+            await change(site, 6)
+    await change(site, 6)
+    assert await site.effects(21) == in_order(21)
+
+
 # --- break it on purpose ------------------------------------------------------------------------------------------
 
 
@@ -137,19 +158,27 @@ def lets_the_new_be_consumed_before_the_old_is_done(patch: Patch, site: Site) ->
     patch.setattr(SqliteTransaction, "hold_lease", whoever_it_is)
 
 
-def puts_no_fence(patch: Patch, site: Site) -> None:
-    put = RabbitmqQueue.put
+def puts_the_fence_behind_what_comes_late(patch: Patch, site: Site) -> None:
+    put, take_out = RabbitmqQueue.put, changing._Change._take_out
+    fences: dict[str, Publication] = {}
 
-    async def mutant(self: RabbitmqQueue, publications: Sequence[Publication]) -> None:
+    async def keeps_fences(self: RabbitmqQueue, publications: Sequence[Publication]) -> None:
         if all(each.properties.message_type != FENCE for each in publications):
             await put(self, publications)
+        fences.update({each.routing_key: each for each in publications if each.properties.message_type == FENCE})
 
-    patch.setattr(RabbitmqQueue, "put", mutant)
+    async def puts_it_late(self: Any, name: str, *given: Any) -> int:
+        if name in fences:
+            await put(self._transport, [fences.pop(name)])
+        return await take_out(self, name, *given)
+
+    patch.setattr(RabbitmqQueue, "put", keeps_fences)
+    patch.setattr(changing._Change, "_take_out", puts_it_late)
 
 
 FOUND: list[tuple[Callable[[Patch, Site], None], Callable[..., Awaitable[None]]]] = [
     (lets_the_new_be_consumed_before_the_old_is_done, test_what_waited_is_handled_before_what_comes_meanwhile),
-    (puts_no_fence, test_an_instance_that_binds_the_earlier_queues_late_does_no_harm),
+    (puts_the_fence_behind_what_comes_late, test_an_instance_that_binds_the_earlier_queues_late_does_no_harm),
 ]
 
 

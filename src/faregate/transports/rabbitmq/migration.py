@@ -206,20 +206,22 @@ async def take_out(
     name: str,
     move: Move,
     look: Callable[[], Awaitable[SeenQueue]],
-    until: Callable[[Arrived], bool] = lambda _: False,
+    until: Callable[[Arrived], bool] | None = None,
 ) -> int:
     """Move what waits in a queue, in its order, or what waits there in front of a certain message; how many they were.
-    `look` looks at the queue once nobody consumes it."""
+    `look` looks at the queue once nobody consumes it. Raises `BrokerUnavailable` when that message does not come."""
     moved, is_over = 0, False
     while not is_over and (await look()).waiting:
 
         async def take(channel: BatchChannel) -> None:
             nonlocal moved, is_over
-            count, is_over = await _take_all(channel, name, move, until)
+            count, is_over = await _take_all(channel, name, move, until or (lambda _: False))
             moved += count
 
         await transport.on_channel(take)
         await _until_left(transport, name)
+    if until is not None and not is_over:
+        raise BrokerUnavailable(f"RabbitMQ did not hand out all that was put into {name}: run this again")
     return moved
 
 

@@ -162,7 +162,7 @@ class _Change:
         self,
         name: str,
         move: Callable[[Sequence[Arrived]], Awaitable[None]],
-        until: Callable[[Arrived], bool] = lambda _: False,
+        until: Callable[[Arrived], bool] | None = None,
     ) -> int:
         return await take_out(self._transport, name, move, lambda: self._left_alone(name), until)
 
