@@ -1,20 +1,28 @@
 """The number of partitions changes while instances run and messages come: none is lost, doubled or out of order."""
 
 import asyncio
+import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import faregate as fg
 from faregate.ids import slot_of
-from faregate.ports.store import REPARTITION
+from faregate.message import Envelope
+from faregate.ports.clock import SystemClock
+from faregate.ports.queue import Binding
+from faregate.ports.schemes import open_store
+from faregate.ports.store import NEXT, REPARTITION, Parked
 from faregate.stores.sqlite.transaction import SqliteTransaction
 from faregate.transports.rabbitmq import RabbitmqQueue
 from faregate.transports.rabbitmq import repartition as changing
 from faregate.transports.rabbitmq.channels import Publication
+from faregate.transports.rabbitmq.migration import claim_for_ever
 from faregate.transports.rabbitmq.names import FENCE
 from faregate.transports.rabbitmq.survey import SeenQueue
+from faregate.transports.rabbitmq.topology import partition_queues
 from tests.rabbitmq.rig import remove_queues
 from tests.rabbitmq.site import Site, in_order, step
 
@@ -119,6 +127,28 @@ async def test_a_queue_that_somebody_removed_hides_no_other_one(site: Site, monk
     kept = {account: numbers for account, numbers in in_order(21).items() if account in accounts}
     assert await site.effects(3 * len(accounts)) == kept
     assert not [name for name in await site.left() if ".g1-" in name]
+
+
+async def test_what_is_parked_for_another_subscription_to_the_type_stays(tmp_path: Path) -> None:
+    """A command, and an event of the same name from a node whose name begins as generations do."""
+    gift = Binding(node="shop", type="Step", kind="event", source="gift", partitions=4)
+    command = Binding(node="shop", type="Step", kind="command", partitions=6, generation=2)
+    names, clock = partition_queues(command), SystemClock()
+    assert partition_queues(gift)[0] == "shop.Step.gift.g1-0"
+    store = open_store(f"sqlite:{tmp_path}/shop.db", clock)
+    await store.open()
+    epochs = {name: await claim_for_ever(store, "shop", name, REPARTITION) or 0 for name in names}
+    rows = [
+        Parked(str(uuid.uuid4()), 5.0, 0, None, NEXT, Envelope(type="Step", publication_id=queue), queue)
+        for queue in ("shop.Step.gift.g1-0", "shop.Step.g1-3")
+    ]
+    async with store.transaction() as transaction:
+        await transaction.park("shop", [(row, None) for row in rows])
+    assert await changing._Parking(command, names, epochs, store, clock.time).what_is_parked() == 1
+    async with store.transaction() as transaction:
+        found = {row.envelope.publication_id: row.queue for row in await transaction.parked("shop")}
+    assert found == {"shop.Step.gift.g1-0": "shop.Step.gift.g1-0", "shop.Step.g1-3": "shop.Step.g2-0"}
+    await store.close()
 
 
 async def test_a_queue_whose_fence_does_not_come_is_not_taken_for_done(site: Site, monkeypatch: Patch) -> None:

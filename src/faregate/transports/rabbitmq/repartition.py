@@ -41,7 +41,7 @@ from faregate.transports.rabbitmq.migration import (
 from faregate.transports.rabbitmq.names import FENCE, TO, moving_queue
 from faregate.transports.rabbitmq.queue import RabbitmqQueue
 from faregate.transports.rabbitmq.survey import SeenQueue, as_noted, left_over, look_at
-from faregate.transports.rabbitmq.topology import arguments_of, declare, partition_queues
+from faregate.transports.rabbitmq.topology import arguments_of, declare, is_partition, partition_queues
 
 _LOOK_SECONDS = 0.2
 
@@ -208,12 +208,12 @@ class _Parking:
 
     async def what_is_parked(self) -> int:
         """For partitions of earlier generations, whether their queues are there or not; how many they were."""
-        node, ours = self._binding.node, f"{self._binding.queue}.g"
+        node = self._binding.node
         async with self._store.transaction() as transaction:
             rows = [
                 row
                 for row in await transaction.parked(node)
-                if row.queue is not None and row.queue.startswith(ours) and row.queue not in self._names
+                if row.queue is not None and is_partition(self._binding, row.queue) and row.queue not in self._names
             ]
             moved = [row._replace(queue=self._partition(slot_of(row.envelope.key)), position=NEXT) for row in rows]
             await transaction.unpark(node, {row.message_id: row.position for row in rows})

@@ -8,6 +8,7 @@ Rules kept here:
 - The queue of an ordered subscription has one active consumer at a time.
 """
 
+import re
 from collections.abc import Awaitable, Iterator
 from typing import Any
 
@@ -43,6 +44,11 @@ def partition_queues(binding: Binding) -> list[str]:
     if binding.partitions is None:
         return [binding.queue]
     return [f"{binding.queue}.g{binding.generation}-{number}" for number in range(binding.partitions)]
+
+
+def is_partition(binding: Binding, name: str) -> bool:
+    """Of this subscription, in whatever generation. Names of others may begin as its name does."""
+    return re.fullmatch(rf"{re.escape(binding.queue)}\.g[0-9]+-[0-9]+", name) is not None
 
 
 def routes_of(binding: Binding) -> Iterator[tuple[str, str, str]]:
