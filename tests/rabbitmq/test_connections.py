@@ -12,12 +12,16 @@ from pamqp.commands import Basic
 
 import faregate as fg
 from faregate.ids import slot_of
+from faregate.ports.queue import Binding, dead_letter_queue
 from faregate.transports.rabbitmq import RabbitmqQueue
 from faregate.transports.rabbitmq.channels import BatchChannel, Publication
 from faregate.transports.rabbitmq.consumer import Session
 from faregate.transports.rabbitmq.delivery import RabbitmqDelivery
 from faregate.transports.rabbitmq.endings import Endings
 from faregate.transports.rabbitmq.frames import Arrived
+from faregate.transports.rabbitmq.names import dead_queue
+from faregate.transports.rabbitmq.survey import look_at
+from faregate.transports.rabbitmq.topology import partition_queues
 from tests.rabbitmq.proxy import proxied
 from tests.rabbitmq.rig import Counted, Shop, remove_queues, running
 
@@ -280,3 +284,24 @@ async def test_a_message_that_was_delivered_a_few_times_counts_as_started_as_oft
     delivery = RabbitmqDelivery(cast(Session, None), arrived, subscription.binding(1000), cast(Endings, None), 0.0)
     delivery.count_deliveries()
     assert delivery.tries == tries
+
+
+async def test_dead_letters_whose_queue_is_gone_get_it_back_and_nothing_else(broker: str) -> None:
+    """What a node has bound first may be a former generation by then."""
+    node = f"reader-{uuid.uuid4().hex[:8]}"
+    former = Binding(node=node, type="Placed", kind="event", source="author", partitions=2)
+    transport = RabbitmqQueue(broker)
+    await transport.open()
+    await transport.bind(former)
+    consumer = await transport.consume(dead_letter_queue(node), lambda held: None, prefetch=1)
+    assert (await look_at(transport, dead_queue(node), "dead letters")).consumers == 1
+    await remove_queues(transport)
+    async with asyncio.timeout(60):
+        consumers = 0
+        while not consumers:
+            await asyncio.sleep(0.05)
+            consumers = (await look_at(transport, dead_queue(node), "dead letters")).consumers
+    assert not [name for name in partition_queues(former) if (await look_at(transport, name, "left over")).exists]
+    await consumer.close()
+    await remove_queues(transport)
+    await transport.close()

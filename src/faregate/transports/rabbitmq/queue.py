@@ -283,11 +283,18 @@ class RabbitmqQueue:
             raise QueueNotFound(f"nobody bound the queue {queue} here; bound are: {', '.join(self._queues) or 'none'}")
         binding = found.binding
         take = self._letters(binding, on_delivery) if found.is_dead else self._deliveries(binding, on_delivery)
+
+        async def declare_again(channel: BatchChannel) -> None:
+            if found.is_dead:  # its binding is of some subscription, and may be of a former generation
+                await declare_queue(channel, found.name, quorum())
+            else:
+                await self._declare(channel, binding)
+
         consumer = QueueConsumer(
             self._consuming,
             found.name,
             take,
-            lambda channel: self._declare(channel, binding),
+            declare_again,
             prefetch=prefetch,
             ordered=binding.partitions is not None and not found.is_dead,
             on_close=self._consumers.discard,
