@@ -10,6 +10,7 @@ import pytest
 from pamqp.commands import Basic
 
 import faregate as fg
+from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.queue import Partitioned
 from faregate.stores.sqlite import SqliteStore
 from faregate.transports.rabbitmq import RabbitmqQueue
@@ -336,6 +337,28 @@ async def publish_plainly(site: Site) -> None:
     await transport.open()
     await transport.on_channel(send)
     await transport.close()
+
+
+async def only_letter(site: Site) -> DeadLetter:
+    """Once an instance has taken it into the store."""
+    letters: list[DeadLetter] = []
+    async with site.bus() as bus, asyncio.timeout(60):
+        while not letters:
+            await asyncio.sleep(0.05)
+            letters = await bus.dead_letters()
+    [letter] = letters
+    return letter
+
+
+async def test_what_waits_without_its_slot_is_a_dead_letter_when_its_queue_is_made_anew(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.partitions = 2
+    await otherwise(site, **OTHER)
+    await publish_plainly(site)
+    assert (await site.run(monkeypatch, "migrate"))[0] == 0
+    letter = await only_letter(site)
+    assert (letter.reason, letter.queue, site.seen()) == ("no-slot", site.queue, {})
 
 
 async def test_dead_letters_are_kept_when_their_queue_is_made_anew(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

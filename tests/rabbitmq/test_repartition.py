@@ -11,7 +11,6 @@ import pytest
 import faregate as fg
 from faregate.ids import slot_of
 from faregate.message import Envelope
-from faregate.ports.clock import SystemClock
 from faregate.ports.queue import Binding
 from faregate.ports.schemes import open_store
 from faregate.ports.store import NEXT, REPARTITION, Parked
@@ -25,6 +24,7 @@ from faregate.transports.rabbitmq.survey import SeenQueue
 from faregate.transports.rabbitmq.topology import partition_queues
 from tests.rabbitmq.rig import remove_queues
 from tests.rabbitmq.site import Site, in_order, step
+from tests.rabbitmq.test_operations import only_letter, publish_plainly
 
 pytestmark = pytest.mark.services
 
@@ -133,9 +133,9 @@ async def test_what_is_parked_for_another_subscription_to_the_type_stays(tmp_pat
     """A command, and an event of the same name from a node whose name begins as generations do."""
     gift = Binding(node="shop", type="Step", kind="event", source="gift", partitions=4)
     command = Binding(node="shop", type="Step", kind="command", partitions=6, generation=2)
-    names, clock = partition_queues(command), SystemClock()
+    names, transport = partition_queues(command), RabbitmqQueue("amqp://127.0.0.1/")
     assert partition_queues(gift)[0] == "shop.Step.gift.g1-0"
-    store = open_store(f"sqlite:{tmp_path}/shop.db", clock)
+    store = open_store(f"sqlite:{tmp_path}/shop.db", transport.clock)
     await store.open()
     epochs = {name: await claim_for_ever(store, "shop", name, REPARTITION) or 0 for name in names}
     rows = [
@@ -144,7 +144,7 @@ async def test_what_is_parked_for_another_subscription_to_the_type_stays(tmp_pat
     ]
     async with store.transaction() as transaction:
         await transaction.park("shop", [(row, None) for row in rows])
-    assert await changing._Parking(command, names, epochs, store, clock.time).what_is_parked() == 1
+    assert await changing._Parking(command, names, epochs, store, transport).what_is_parked() == 1
     async with store.transaction() as transaction:
         found = {row.envelope.publication_id: row.queue for row in await transaction.parked("shop")}
     assert found == {"shop.Step.gift.g1-0": "shop.Step.gift.g1-0", "shop.Step.g1-3": "shop.Step.g2-0"}
@@ -167,6 +167,22 @@ async def test_a_queue_whose_fence_does_not_come_is_not_taken_for_done(site: Sit
             await change(site, 6)
     await change(site, 6)
     assert await site.effects(21) == in_order(21)
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+async def test_what_waits_without_its_slot_is_a_dead_letter_where_it_was_one(site: Site, partitions: int) -> None:
+    site.partitions = partitions
+    await site.bus().prepare()
+    await publish_plainly(site)
+    await site.publish(7)
+    await change(site, 6)
+    site.partitions = 6
+    if partitions == 1:
+        assert await site.effects(8) == in_order(7) | {"plain": [7]}
+    else:
+        assert await site.effects(7) == in_order(7)
+        letter = await only_letter(site)
+        assert (letter.reason, letter.queue) == ("no-slot", site.queue)
 
 
 # --- break it on purpose ------------------------------------------------------------------------------------------

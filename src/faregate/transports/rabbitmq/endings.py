@@ -14,6 +14,7 @@ from faregate.ids import slot_of
 from faregate.message import Envelope
 from faregate.ports.clock import Clock
 from faregate.ports.dead_letter import DeadLetter
+from faregate.ports.queue import Binding
 from faregate.transports.rabbitmq.channels import BatchChannel, Publication
 from faregate.transports.rabbitmq.consumer import stale
 from faregate.transports.rabbitmq.delay import FIRST, declare_ladder, lead_to, way_to
@@ -41,6 +42,24 @@ _MOST_ERROR = 16_384
 """Characters of an error that travel with a dead letter."""
 _EARLY = 0.15
 _LATE = 5.0
+
+
+NO_SLOT = "no-slot"
+
+
+def slot_missing(binding: Binding, envelope: Envelope, routing_key: str) -> str | None:
+    """Whether it has a key, and came to the partitions of its subscription without the slot of it, in words: others of
+    its key are elsewhere, so it is a dead letter."""
+    if (binding.partitions or 1) == 1 or binding.key_of is None or not routing_key.endswith(f".{slot_of(None)}"):
+        return None
+    key = binding.key_of(envelope)
+    if key is None:
+        return None
+    return (
+        f"{binding.queue} is in partitions, and this message came without the slot of its key {key!r}: its routing key "
+        f"is {routing_key} and should end in {slot_of(key)}. A node that publishes it needs the message class with "
+        "key=, another program the routing key of the slot"
+    )
 
 
 class Endings:
@@ -76,22 +95,11 @@ class Endings:
         return False
 
     def lacks_slot(self, delivery: RabbitmqDelivery, routing_key: str) -> bool:
-        """Whether it has a key, and came to the partitions of its subscription without the slot of it: others of its
-        key are elsewhere, so it is a dead letter."""
-        key_of = delivery.binding.key_of
-        if not routing_key.endswith(f".{slot_of(None)}") or key_of is None:
-            return False
-        key = key_of(delivery.envelope)
-        if key is None:
-            return False
-        self._give_up(
-            delivery,
-            "no-slot",
-            f"{delivery.binding.queue} is in partitions, and this message came without the slot of its key {key!r}: "
-            f"its routing key is {routing_key} and should end in {slot_of(key)}. A node that publishes it needs the "
-            "message class with key=, another program the routing key of the slot",
-        )
-        return True
+        """Whether it is a dead letter for that (`slot_missing`)."""
+        error = slot_missing(delivery.binding, delivery.envelope, routing_key)
+        if error is not None:
+            self._give_up(delivery, NO_SLOT, error)
+        return error is not None
 
     def _give_up(self, delivery: RabbitmqDelivery, reason: str, error: str) -> None:
         async def end() -> None:

@@ -26,11 +26,12 @@ from pamqp.commands import Basic
 from faregate.errors import BrokerUnavailable, ConfigurationError
 from faregate.ids import message_id_of
 from faregate.message import Envelope
-from faregate.ports.clock import Clock
+from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.queue import Binding
 from faregate.ports.store import BEHIND, MIGRATION, NEXT, Parked, Store
 from faregate.transports.rabbitmq.channels import BatchChannel, Publication
 from faregate.transports.rabbitmq.delay import LAST, arrival
+from faregate.transports.rabbitmq.endings import NO_SLOT, slot_missing
 from faregate.transports.rabbitmq.frames import Arrived
 from faregate.transports.rabbitmq.names import dead_queue, moving_queue
 from faregate.transports.rabbitmq.queue import RabbitmqQueue
@@ -108,7 +109,7 @@ async def migrate(transport: RabbitmqQueue, plan: Plan, store: Store | None, tol
         away, back = _to(transport, plan, plan.moving), _to(transport, plan, plan.name)
         if plan.ordered is not None:
             assert store is not None, "an ordered subscription has a store"
-            lease = await _Lease.claim(store, plan, plan.ordered, transport.clock)
+            lease = await _Lease.claim(store, plan, plan.ordered, transport)
             away = back = lease.park
         if queue.difference is not None:
             await _declare(transport, plan, plan.moving, plan.moving_arguments)
@@ -334,6 +335,22 @@ async def holder_of(store: Store, node: str, queue: str) -> str:
     return f"{found.owner or found.wanted_by}{left}"
 
 
+async def with_slots(transport: RabbitmqQueue, binding: Binding, messages: Sequence[Arrived]) -> list[Arrived]:
+    """Without those that are dead letters for lack of a slot in the partitions where they wait: now they are."""
+    kept, letters = [], []
+    for message in messages:
+        envelope = envelope_in(message, binding.node)
+        error = slot_missing(binding, envelope, message.routing_key)
+        if error is None:
+            kept.append(message)
+        else:
+            now = transport.clock.time()
+            letters.append(DeadLetter.of(binding.node, envelope, NO_SLOT, error, now, queue=binding.queue))
+    if letters:
+        await transport.add_letters(letters)
+    return kept
+
+
 def row_of(binding: Binding, envelope: Envelope, queue: str, now: float) -> Parked:
     """As the bus parks what waits behind others, and what is scheduled."""
     key, due = None, now
@@ -349,26 +366,27 @@ def row_of(binding: Binding, envelope: Envelope, queue: str, now: float) -> Park
 class _Lease:
     """The partition is ours: nobody consumes it before all that waits is parked, in order."""
 
-    def __init__(self, store: Store, queue: str, binding: Binding, clock: Clock, epoch: int) -> None:
+    def __init__(self, store: Store, queue: str, binding: Binding, transport: RabbitmqQueue, epoch: int) -> None:
         self._store = store
         self._queue = queue
         self._binding = binding
-        self._clock = clock
+        self._transport = transport
         self._epoch = epoch
 
     @classmethod
-    async def claim(cls, store: Store, plan: Plan, binding: Binding, clock: Clock) -> "_Lease":
+    async def claim(cls, store: Store, plan: Plan, binding: Binding, transport: RabbitmqQueue) -> "_Lease":
         epoch = await claim_for_ever(store, plan.node, plan.name, MIGRATION)
         if epoch is None:
             raise ConfigurationError(
                 f"{plan.name} is held by {await holder_of(store, plan.node, plan.name)}: stop the instances of "
                 f"{plan.node}, and then run this again"
             )
-        return cls(store, plan.name, binding, clock, epoch)
+        return cls(store, plan.name, binding, transport, epoch)
 
     async def park(self, messages: Sequence[Arrived]) -> None:
-        node, queue, now = self._binding.node, self._queue, self._clock.time()
-        rows = [row_of(self._binding, envelope_in(message, node), queue, now) for message in messages]
+        node, queue, now = self._binding.node, self._queue, self._transport.clock.time()
+        kept = await with_slots(self._transport, self._binding, messages)
+        rows = [row_of(self._binding, envelope_in(message, node), queue, now) for message in kept]
         async with self._store.transaction() as transaction:
             await transaction.hold_lease(node, queue, self._epoch)
             await transaction.park(node, [(row, None) for row in rows])

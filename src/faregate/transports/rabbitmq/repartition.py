@@ -24,6 +24,7 @@ from pamqp.commands import Basic
 
 from faregate.errors import ConfigurationError
 from faregate.ids import slot_of
+from faregate.message import Envelope
 from faregate.ports.queue import Binding
 from faregate.ports.store import NEXT, REPARTITION, Parked, Store, Transaction
 from faregate.transports.rabbitmq.channels import BatchChannel, Publication
@@ -37,6 +38,7 @@ from faregate.transports.rabbitmq.migration import (
     holder_of,
     row_of,
     take_out,
+    with_slots,
 )
 from faregate.transports.rabbitmq.names import FENCE, TO, moving_queue
 from faregate.transports.rabbitmq.queue import RabbitmqQueue
@@ -134,11 +136,13 @@ class _Change:
             await self._transport.put([Publication("", name, _fence(), b"")])
         for each in earlier:
             await self._transport.abandon(each)
-        parking = _Parking(self._binding, self._names, epochs, self._store, self._transport.clock.time)
+        parking = _Parking(self._binding, self._names, epochs, self._store, self._transport)
         if count := await parking.what_is_parked():
             self._told("took over what waited for a later try", count)
-        for name in names:
-            self._told(f"took over {name}", await self._take_out(name, parking.what_comes, _is_fence))
+        for each in earlier:
+            for name in partition_queues(each):
+                moved = await self._take_out(name, partial(parking.what_comes, each), _is_fence)
+                self._told(f"took over {name}", moved)
 
     async def _until_ours(self, name: str) -> None:
         node, is_told = self._binding.node, False
@@ -198,13 +202,18 @@ class _Parking:
     """Parks messages for the partitions that they are in now, under the leases of all of these."""
 
     def __init__(
-        self, binding: Binding, names: Sequence[str], epochs: dict[str, int], store: Store, time: Callable[[], float]
+        self,
+        binding: Binding,
+        names: Sequence[str],
+        epochs: dict[str, int],
+        store: Store,
+        transport: RabbitmqQueue,
     ) -> None:
         self._binding = binding
         self._names = names
         self._epochs = epochs
         self._store = store
-        self._time = time
+        self._transport = transport
 
     async def what_is_parked(self) -> int:
         """For partitions of earlier generations, whether their queues are there or not; how many they were."""
@@ -215,17 +224,21 @@ class _Parking:
                 for row in await transaction.parked(node)
                 if row.queue is not None and is_partition(self._binding, row.queue) and row.queue not in self._names
             ]
-            moved = [row._replace(queue=self._partition(slot_of(row.envelope.key)), position=NEXT) for row in rows]
+            moved = [
+                row._replace(queue=self._partition(row.envelope, slot_of(row.envelope.key)), position=NEXT)
+                for row in rows
+            ]
             await transaction.unpark(node, {row.message_id: row.position for row in rows})
             await self._park(transaction, moved)
         return len(rows)
 
-    async def what_comes(self, messages: Sequence[Arrived]) -> None:
-        node, now = self._binding.node, self._time()
-        rows = [
-            row_of(self._binding, envelope_in(message, node), self._partition(_slot(message)), now)
-            for message in messages
-        ]
+    async def what_comes(self, earlier: Binding, messages: Sequence[Arrived]) -> None:
+        """From these partitions."""
+        node, now = self._binding.node, self._transport.clock.time()
+        rows = []
+        for message in await with_slots(self._transport, earlier, messages):
+            envelope = envelope_in(message, node)
+            rows.append(row_of(self._binding, envelope, self._partition(envelope, _slot(message)), now))
         async with self._store.transaction() as transaction:
             await self._park(transaction, rows)
 
@@ -235,8 +248,12 @@ class _Parking:
             await transaction.hold_lease(node, name, self._epochs[name])
         await transaction.park(node, [(row, None) for row in rows])
         for queue, key in sorted({(str(row.queue), row.key) for row in rows if row.key is not None}):
-            await transaction.next_of_key(node, queue, key, self._time())
+            await transaction.next_of_key(node, queue, key, self._transport.clock.time())
 
-    def _partition(self, slot: str) -> str:
-        """As the bindings have it (`topology.routes_of`)."""
+    def _partition(self, envelope: Envelope, slot: str) -> str:
+        """As the bindings have it (`topology.routes_of`). What came to a single partition without its slot is in order,
+        and goes where its key is now."""
+        key_of = self._binding.key_of
+        if not slot.isdigit() and key_of is not None:
+            slot = slot_of(key_of(envelope))
         return self._names[int(slot) % len(self._names) if slot.isdigit() else 0]

@@ -53,7 +53,7 @@ def is_partition(binding: Binding, name: str) -> bool:
 
 def routes_of(binding: Binding) -> Iterator[tuple[str, str, str]]:
     """(queue, exchange, routing key) of each of its bindings. With one queue it takes every slot; with several each
-    takes its share, and the first those without a slot, too (`Endings.lacks_slot`)."""
+    takes its share, and the first those without a slot, too (`endings.slot_missing`)."""
     queues = partition_queues(binding)
     for number, queue in enumerate(queues):
         slots = ["*"] if len(queues) == 1 else [str(slot) for slot in range(SLOTS) if slot % len(queues) == number]
