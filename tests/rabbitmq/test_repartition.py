@@ -3,6 +3,7 @@
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ from faregate.transports.rabbitmq import RabbitmqQueue
 from faregate.transports.rabbitmq import repartition as changing
 from faregate.transports.rabbitmq.channels import Publication
 from faregate.transports.rabbitmq.migration import claim_for_ever
-from faregate.transports.rabbitmq.names import FENCE
+from faregate.transports.rabbitmq.names import FENCE, TO
 from faregate.transports.rabbitmq.survey import SeenQueue
-from faregate.transports.rabbitmq.topology import partition_queues
+from faregate.transports.rabbitmq.topology import partition_queues, routes_of
 from tests.rabbitmq.rig import remove_queues
 from tests.rabbitmq.site import Site, in_order, step
 from tests.rabbitmq.test_operations import only_letter, publish_plainly
@@ -127,6 +128,15 @@ async def test_a_queue_that_somebody_removed_hides_no_other_one(site: Site, monk
     kept = {account: numbers for account, numbers in in_order(21).items() if account in accounts}
     assert await site.effects(3 * len(accounts)) == kept
     assert not [name for name in await site.left() if ".g1-" in name]
+
+
+def test_every_slot_leads_to_one_partition_and_what_has_none_to_the_first() -> None:
+    binding = Binding(node="shop", type="Step", kind="command", partitions=3)
+    names = partition_queues(binding)
+    routes = [(key.rpartition(".")[2], queue) for queue, exchange, key in routes_of(binding) if exchange == TO]
+    assert len(routes) == 257 and len(list(routes_of(binding))) == 2 * 257
+    assert dict(routes) == {str(slot): names[slot % 3] for slot in range(256)} | {"-": names[0]}
+    assert [key for *_, key in routes_of(replace(binding, partitions=1))] == ["command.shop.Step.*", "shop.Step.*"]
 
 
 async def test_what_is_parked_for_another_subscription_to_the_type_stays(tmp_path: Path) -> None:

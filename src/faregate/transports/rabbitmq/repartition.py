@@ -43,7 +43,7 @@ from faregate.transports.rabbitmq.migration import (
 from faregate.transports.rabbitmq.names import FENCE, TO, moving_queue
 from faregate.transports.rabbitmq.queue import RabbitmqQueue
 from faregate.transports.rabbitmq.survey import SeenQueue, as_noted, left_over, look_at
-from faregate.transports.rabbitmq.topology import arguments_of, declare, is_partition, partition_queues
+from faregate.transports.rabbitmq.topology import arguments_of, declare, is_partition, partition_queues, queue_of_slot
 
 _LOOK_SECONDS = 0.2
 
@@ -251,9 +251,8 @@ class _Parking:
             await transaction.next_of_key(node, queue, key, self._transport.clock.time())
 
     def _partition(self, envelope: Envelope, slot: str) -> str:
-        """As the bindings have it (`topology.routes_of`). What came to a single partition without its slot is in order,
-        and goes where its key is now."""
+        """What came to a single partition without its slot is in order, and goes where its key is now."""
         key_of = self._binding.key_of
         if not slot.isdigit() and key_of is not None:
             slot = slot_of(key_of(envelope))
-        return self._names[int(slot) % len(self._names) if slot.isdigit() else 0]
+        return queue_of_slot(self._names, slot)

@@ -9,18 +9,18 @@ Rules kept here:
 """
 
 import re
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterator, Sequence
 from typing import Any
 
 from aiormq.exceptions import ChannelAccessRefused, ChannelNotFoundEntity, ChannelPreconditionFailed
 
 from faregate.errors import ConfigurationError, QueueDiffers, QueueNotFound
+from faregate.ids import SLOTS, slot_of
 from faregate.ports.queue import Binding
 from faregate.transports.rabbitmq.channels import BatchChannel
 from faregate.transports.rabbitmq.names import EXCHANGE, TO, check_queue, dead_queue, topic
 
 DELIVERY_LIMIT = 1_000_000_000
-SLOTS = 256
 
 
 def quorum(**more: Any) -> dict[str, Any]:
@@ -51,15 +51,18 @@ def is_partition(binding: Binding, name: str) -> bool:
     return re.fullmatch(rf"{re.escape(binding.queue)}\.g[0-9]+-[0-9]+", name) is not None
 
 
+def queue_of_slot(queues: Sequence[str], slot: str) -> str:
+    """Which of the partitions takes it. The first takes what has no slot, too (`endings.slot_missing`)."""
+    return queues[int(slot) % len(queues) if slot.isdigit() else 0]
+
+
 def routes_of(binding: Binding) -> Iterator[tuple[str, str, str]]:
-    """(queue, exchange, routing key) of each of its bindings. With one queue it takes every slot; with several each
-    takes its share, and the first those without a slot, too (`endings.slot_missing`)."""
+    """(queue, exchange, routing key) of each of its bindings. With one queue it takes every slot."""
     queues = partition_queues(binding)
-    for number, queue in enumerate(queues):
-        slots = ["*"] if len(queues) == 1 else [str(slot) for slot in range(SLOTS) if slot % len(queues) == number]
-        for slot in slots + (["-"] if number == 0 and len(queues) > 1 else []):
-            yield queue, EXCHANGE, f"{topic(binding)}.{slot}"
-            yield queue, TO, f"{binding.queue}.{slot}"
+    for slot in ["*"] if len(queues) == 1 else [*map(str, range(SLOTS)), slot_of(None)]:
+        queue = queue_of_slot(queues, slot)
+        yield queue, EXCHANGE, f"{topic(binding)}.{slot}"
+        yield queue, TO, f"{binding.queue}.{slot}"
 
 
 async def declare_exchanges(channel: BatchChannel) -> None:
