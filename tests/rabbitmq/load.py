@@ -28,13 +28,11 @@ _FAILS = 509
 
 
 class Load:
-    def __init__(self, fleet: Fleet, *, accounts: int, publishers: int, ahead: int, steps: int | None = None) -> None:
-        """`steps`: of each account; None goes on until it is told to end."""
+    def __init__(self, fleet: Fleet, *, accounts: int, publishers: int, ahead: int) -> None:
         self._fleet = fleet
         self._accounts = [f"account-{number}" for number in range(accounts)]
         self._publishers = publishers
         self._ahead = ahead
-        self._steps = steps
         self._over = False
         self.published: dict[str, Step] = {}
         self.handled = 0
@@ -45,7 +43,7 @@ class Load:
 
     @asynccontextmanager
     async def running(self, broker: str) -> AsyncIterator[None]:
-        """Publishes within the block, and to its end afterwards; then waits until all of it is handled."""
+        """Publishes within the block; afterwards waits until all of it is handled."""
         following = asyncio.create_task(self._follow())
         try:
             async with fg.Bus(broker, nodes=[self._fleet.author]) as bus:
@@ -53,7 +51,7 @@ class Load:
                 publishing = asyncio.gather(*(self._publish(bus, share) for share in shares))
                 try:
                     yield
-                    self._over = self._steps is None
+                    self._over = True
                     await publishing
                 finally:
                     publishing.cancel()
@@ -74,9 +72,11 @@ class Load:
                 f"nothing was handled for {_PATIENCE_SECONDS:g} s: {self.handled} of {len(self.published)}"
             )
 
+    async def until_at_least(self, effects: int) -> None:
+        await self.until(lambda: self.handled >= effects)
+
     async def until_more(self, effects: int) -> None:
-        wanted = self.handled + effects
-        await self.until(lambda: self.handled >= wanted)
+        await self.until_at_least(self.handled + effects)
 
     async def until_refused(self) -> None:
         before = self.refused
@@ -104,7 +104,7 @@ class Load:
                 await asyncio.sleep(_LOOK_SECONDS)
 
     async def _publish(self, bus: fg.Bus, accounts: list[str]) -> None:
-        for number in itertools.count() if self._steps is None else range(self._steps):
+        for number in itertools.count():
             await self.until(lambda: self._over or len(self.published) - self.handled < self._ahead)
             if self._over:
                 return
