@@ -204,6 +204,9 @@ class TwoViews(Subscribed, Protocol):
         """Raises `JournalLocked` while a bus runs, here or when a subscription is taken; where only the consumers of a
         queue can be seen, `ConfigurationError` while there are any."""
 
+    def tidy(self, binding: Binding) -> None:
+        """Do what a handover that was interrupted has left to do; which view the subscription has stays as it is."""
+
 
 class Settled(Protocol):
     """A log that keeps, beside its messages, what became of them."""

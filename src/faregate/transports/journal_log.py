@@ -22,6 +22,7 @@ from faregate.message import Envelope
 from faregate.ports.clock import SystemClock
 from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.log import LogPart, Piece, Staged
+from faregate.ports.queue import Binding
 from faregate.ports.topology import Topology
 from faregate.transports.journal import JournalTransport
 
@@ -128,6 +129,9 @@ class JournalLog(JournalReader):
 
     def handover(self) -> ClosedJournal:
         return ClosedJournal(self.path)
+
+    def tidy(self, binding: Binding) -> None:
+        """Nothing: a handover is one write."""
 
     # --- what became of messages ---------------------------------------------------------------------------------
 

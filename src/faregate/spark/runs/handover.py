@@ -39,6 +39,7 @@ from faregate.spark.runs.views import (
     low_water_name,
     reader_name,
     take_log,
+    tidy,
     with_generations,
 )
 
@@ -56,7 +57,8 @@ class HandedOver(NamedTuple):
 
 
 def hand_over(node: Node, path: Place, store: Store | None, to: To) -> list[HandedOver]:
-    """Let the node's subscriptions be consumed through that view. Those that are already stay as they are.
+    """Let the node's subscriptions be consumed through that view. Those that are already stay as they are; what an
+    interrupted handover has left to do for them is done.
 
     Raises `JournalLocked` while a bus runs, `ConfigurationError` where messages could be lost or doubled.
     """
@@ -67,6 +69,7 @@ def hand_over(node: Node, path: Place, store: Store | None, to: To) -> list[Hand
         _to_log(path, store, changing, before)
     elif changing:
         _to_queue(node, path, store, changing)
+    _tidy(path, store, [each for each in bindings if each not in changing])
     after = open_subscribed(path).topology()
     readings = [(each.queue, after.reading(each.queue)) for each in bindings]
     names = {each.queue for each in changing}
@@ -93,6 +96,13 @@ def _to_queue(node: Node, path: Place, store: Store | None, changing: list[Bindi
         with _opened(store) as loop:
             _back(node, path, store, loop.run(with_generations(changing, store)), closed, loop)
     open_log(path).forget_reader(reader_name(node.name))
+
+
+def _tidy(path: Place, store: Store | None, bindings: list[Binding]) -> None:
+    if bindings and store is not None:
+        with _opened(store) as loop:
+            bindings = loop.run(with_generations(bindings, store))
+    tidy(path, bindings)
 
 
 @contextmanager

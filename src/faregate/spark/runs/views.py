@@ -82,8 +82,17 @@ def take_views(
         others = {each.queue: topology.reading(each.queue) for each in bindings if each not in missing}
         take_log(path, missing, has_store=has_store, check=lambda begins: check({**others, **begins}))
         topology = log.topology()
+    tidy(path, [binding for binding in bindings if binding not in missing])
     _note_ways(path, topology, [each if has_store else replace(each, remembers="nothing") for each in bindings])
     return {binding.queue: topology.reading(binding.queue) for binding in bindings}
+
+
+def tidy(path: Place, bindings: list[Binding]) -> None:
+    """Do what an interrupted handover to the view that they have now has left to do."""
+    if bindings:
+        log = open_two_views(path)
+        for binding in bindings:
+            log.tidy(binding)
 
 
 def _note_ways(path: Place, topology: Topology, bindings: list[Binding]) -> None:

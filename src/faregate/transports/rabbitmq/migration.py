@@ -139,8 +139,11 @@ async def alone(transport: RabbitmqQueue, queue: str) -> AsyncIterator[None]:
         await channel.queue_delete(name)
 
     await transport.on_channel(lock)
-    yield
-    await transport.on_channel(unlock)  # after an error it ends with the connection
+    try:
+        yield
+    finally:
+        with suppress(BrokerUnavailable):  # then it ends with the connection
+            await transport.on_channel(unlock)
 
 
 def consumed(queue: str, consumers: int) -> ConfigurationError:

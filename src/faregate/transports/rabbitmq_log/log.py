@@ -40,6 +40,9 @@ class RabbitmqLog(RabbitmqStreamLog):
     def handover(self) -> RabbitmqHandover:
         return RabbitmqHandover(self, self._exchange, self._stream)
 
+    def tidy(self, binding: Binding) -> None:
+        self.handover().tidy(binding)
+
     def hand_over(self, binding: Binding, reading: Reading) -> bool:
         """Note that a subscription is consumed through another view now. False: somebody else was first."""
         with self._lock:

@@ -14,6 +14,9 @@ from faregate.message import Envelope
 from faregate.transports.amqp_wire import SOURCE, TYPE, fields_of, headers_of
 from faregate.transports.rabbitmq_stream import amqp
 
+FENCE = "faregate-fence"
+"""The type of a message that tells only that what stands before it has arrived (`rabbitmq_log/handover.py`). Readers
+pass over it."""
 _UNKNOWN = "application/octet-stream"
 _MESSAGE_ID, _CORRELATION_ID, _CONTENT_TYPE, _CONTENT_ENCODING, _CREATED = 0, 5, 6, 7, 9
 _name = lru_cache(maxsize=1024)(amqp.text)

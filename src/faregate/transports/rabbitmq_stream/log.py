@@ -6,7 +6,7 @@ Rules kept here:
 - A batch with a name is published by a publisher of that name, so that the broker drops repetitions. It remembers the
   last 255 names at least. A batch that fits into a frame of the broker (1 MiB) is there as a whole or not at all; of a
   larger one a crash may leave the beginning, and appending it again adds the rest.
-- Offsets have gaps where the broker keeps notes of its own.
+- Offsets have gaps where the broker keeps notes of its own, and where fences are.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from faregate.transports.rabbitmq_stream.address import Address, parse_address
 from faregate.transports.rabbitmq_stream.bindings import Bindings
 from faregate.transports.rabbitmq_stream.chunks import records
 from faregate.transports.rabbitmq_stream.connection import FIRST, Connection, at_time
-from faregate.transports.rabbitmq_stream.entries import decode, encode
+from faregate.transports.rabbitmq_stream.entries import FENCE, decode, encode
 from faregate.transports.rabbitmq_stream.pool import pool_of
 from faregate.transports.rabbitmq_stream.readers import Readers
 from faregate.transports.rabbitmq_stream.staging import Outlet, Stage, StreamOutlet
@@ -138,7 +138,8 @@ class RabbitmqStreamLog:
                 if first < stop:
                     time = chunk.timestamp * 1000
                     entries = islice(enumerate(records(chunk), first), max(0, start - first), stop - first)
-                    yield time, ((offset, self._addressed(decode(entry), time, offset)) for offset, entry in entries)
+                    found = ((offset, decode(entry)) for offset, entry in entries)
+                    yield time, ((at, self._addressed(each, time, at)) for at, each in found if each.type != FENCE)
 
     def _addressed(self, envelope: Envelope, time: int, offset: int) -> Envelope:
         """One that does not name its recipients went to those who were bound then."""
@@ -201,6 +202,9 @@ class RabbitmqStreamLog:
             f"{self.name} stands here alone: what a node sends would reach no queue. Name the broker, and this stream "
             f"beside its queues: amqp://USER:PASSWORD@HOST:5672/VHOST?stream={self._stream}"
         )
+
+    def tidy(self, binding: Binding) -> None:
+        """Nothing: there is no handover."""
 
     # --- named readers ------------------------------------------------------------------------------------------
 
