@@ -16,6 +16,7 @@ from faregate.ports.store import DeadFilter
 from faregate.spark.runs import outbox
 from faregate.spark.runs.outbox import OutboxSpooler
 from faregate.stores.sqlite import SqliteStore
+from faregate.transports.journal_log import JournalLog
 
 LONG = 30.0
 
@@ -124,3 +125,21 @@ async def test_a_middleware_that_goes_on_failing_fails_the_run_and_what_was_reco
         assert await spooler.take_in()
     await shop.listen()
     assert [number for number, _ in shop.billed] == [1, 2]
+
+
+async def test_the_log_is_opened_once_however_many_batches_send(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop, opened = Shop(tmp_path), list[Path]()
+
+    def counted(path: Path) -> JournalLog:
+        opened.append(path)
+        return JournalLog(path)
+
+    monkeypatch.setattr(outbox, "open_appendable", counted)
+    async with shop.spooler() as (spooler, _):
+        for number in range(3):
+            shop.record(Placed(number=number))
+            assert await spooler.send() == 1
+            assert await spooler.take_in()
+    assert opened == [tmp_path / "journal"]

@@ -26,6 +26,7 @@ from faregate.message import Envelope
 from faregate.node.node import Node
 from faregate.ports.clock import Clock
 from faregate.ports.dead_letter import DeadLetter
+from faregate.ports.log import Appendable, Subscribed
 from faregate.ports.store import FROM_OUTSIDE, OutboxRow, Store
 from faregate.spark.logs import open_appendable, open_subscribed
 from faregate.spark.options import Place
@@ -46,7 +47,8 @@ class OutboxSpooler:
     ) -> None:
         self._store = store
         self._nodes = [node.name]
-        self._path = path
+        self._subscribed, self._log = open_subscribed(path), open_appendable(path)
+        """Kept: a log that is opened anew reads all its notes."""
         self._clock = clock
         self._alarms = Alarms()
         self._recipient_lists = lists
@@ -73,7 +75,7 @@ class OutboxSpooler:
         dispatcher sees to both, and sends through the log."""
         lists, alarms = self._recipient_lists, self._alarms
         attempts = None if lists is None else Attempts(self._store, lists, self._clock, alarms)
-        spooling = _Spooling(self._path)
+        spooling = _Spooling(self._subscribed, self._log)
         dispatcher = Dispatcher(
             self._store, spooling, self._clock, alarms, attempts, self._nodes, self._around, _PATIENCE
         )
@@ -81,7 +83,7 @@ class OutboxSpooler:
         await dispatcher.stop(0)
 
     async def _send_rows(self, rows: list[OutboxRow]) -> None:
-        topology = open_subscribed(self._path).topology()
+        topology = self._subscribed.topology()
         letters: list[DeadLetter] = []
         going: list[OutboxRow] = []
         for row in rows:
@@ -96,7 +98,7 @@ class OutboxSpooler:
             name = f"outbox-{going[0].seq:020d}-{sha256(seqs.encode()).hexdigest()[:16]}"
             sent = [signal for row in going for signal in signals(row)]
             try:
-                await asyncio.to_thread(open_appendable(self._path).append, sent, name)
+                await asyncio.to_thread(self._log.append, sent, name)
             except Unroutable:  # who was there is gone; the dispatcher finds out which of them it is
                 await self._dispatch()
                 return
@@ -107,17 +109,18 @@ class OutboxSpooler:
 
     async def take_in(self) -> bool:
         """See that what was appended gets into the log; whether it is there now. False while a bus runs: it does."""
-        return await open_appendable(self._path).take_in()
+        return await self._log.take_in()
 
 
 class _Spooling:
     """Publishes to a log."""
 
-    def __init__(self, path: Place) -> None:
-        self._path = path
+    def __init__(self, subscribed: Subscribed, log: Appendable) -> None:
+        self._subscribed = subscribed
+        self._log = log
 
     async def publish(self, envelopes: Sequence[Envelope]) -> None:
-        topology = open_subscribed(self._path).topology()
+        topology = self._subscribed.topology()
         for envelope in envelopes:
             topology.check_command(envelope)
-        await asyncio.to_thread(open_appendable(self._path).append, envelopes)
+        await asyncio.to_thread(self._log.append, envelopes)
