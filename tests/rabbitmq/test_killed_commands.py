@@ -65,7 +65,7 @@ async def test_a_migration_that_is_killed_again_and_again_ends_right(postgres_si
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("steps", range(3, 90, 6))
+@pytest.mark.parametrize("steps", range(3, 90, 18))
 @pytest.mark.parametrize("name", COMMANDS)
 async def test_a_command_goes_on_wherever_it_was_killed(any_site: Site, name: str, steps: int) -> None:
     await go_through(any_site, name, steps)

@@ -498,6 +498,8 @@ class Waiting:
             self._left_out = sum(not self._hand_in(row) for row in rows)
         except TRANSACTION_LOST as exc:
             log.warning("what waits in the store of %s cannot be read now: %s", self._node, exc)
+        except Exception:
+            log.exception("what waits in the store of %s cannot be read now", self._node)
         now = self.clock.monotonic()
         while self._due and self._due[0] <= began:
             heappop(self._due)
