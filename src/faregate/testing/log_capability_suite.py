@@ -163,7 +163,7 @@ async def a_subscription_that_is_new_reads_the_log_from_its_beginning(subject: L
     await _taken_in(log)
     assert log.topology().reading(BINDING.queue).view == "queue", "nobody took the log view"
     with log.handover() as held:
-        expected = held.log_reading(BINDING.queue)
+        expected = held.log_reading(BINDING)
         assert held.take_log(BINDING) == expected, "it begins elsewhere than was said"
     reading = log.topology().reading(BINDING.queue)
     assert (reading.view, reading.epoch, reading.offset, reading.history) == ("log", 1, 0, 2), f"it is {reading}"
@@ -173,12 +173,12 @@ async def a_subscription_that_is_new_reads_the_log_from_its_beginning(subject: L
 async def a_log_view_begins_with_what_waits_in_the_queue(subject: LogSubject) -> None:
     log = await _bound(subject, "a", "b")
     with log.handover() as held:
-        assert held.waiting(BINDING.queue) == [0, 1]
-        assert held.count(BINDING.queue, 1) == 1
+        assert held.waiting(BINDING) == [0, 1]
+        assert held.count(BINDING, 1) == 1
         reading = held.take_log(BINDING)
     assert (reading.view, reading.offset, reading.history) == ("log", 0, 0), f"it is {reading}"
     with log.handover() as held:
-        assert held.waiting(BINDING.queue) == [], "both views have the messages"
+        assert held.waiting(BINDING) == [], "both views have the messages"
 
 
 @needs(Appendable, TwoViews)
@@ -196,7 +196,7 @@ async def a_queue_gets_back_what_is_not_done(subject: LogSubject) -> None:
     assert told == [0, 1, 2], f"it was asked about {told}"
     assert (reading.view, reading.epoch) == ("queue", 2), f"it is {reading}"
     with log.handover() as held:
-        assert held.waiting(BINDING.queue) == [0, 2], f"in the queue waits {held.waiting(BINDING.queue)}"
+        assert held.waiting(BINDING) == [0, 2], f"in the queue waits {held.waiting(BINDING)}"
 
 
 # --- what became of messages ------------------------------------------------------------------------------------
