@@ -42,6 +42,7 @@ from faregate.transports.rabbitmq.topology import (
     declare,
     declare_queue,
     partition_queues,
+    queue_of_slot,
     undeclare,
 )
 from faregate.transports.rabbitmq.wire import properties_of
@@ -227,7 +228,10 @@ class RabbitmqHandover:
         left = [_as_it_waits(each, waits.get(at)) for at, each in some if at not in ended or at in waits]
         if left:
             await transport.put(
-                [Publication("", _queue_of(each, names), properties_of(each), each.body) for each in left]
+                [
+                    Publication("", queue_of_slot(names, slot_of(each.key)), properties_of(each), each.body)
+                    for each in left
+                ]
             )
 
     def _note(self, binding: Binding, reading: Reading) -> None:
@@ -303,12 +307,6 @@ async def _declare_anew(transport: RabbitmqQueue, binding: Binding) -> None:
 
     queues = [each async for each in _queues(transport, binding)]
     await transport.on_channel(remake)
-
-
-def _queue_of(envelope: Envelope, names: Sequence[str]) -> str:
-    """As the bindings have it (`topology.routes_of`)."""
-    slot = slot_of(envelope.key)
-    return names[int(slot) % len(names) if slot.isdigit() else 0]
 
 
 def _as_it_waits(envelope: Envelope, waits: Waits | None) -> Envelope:
