@@ -36,8 +36,8 @@ class Series(NamedTuple):
 
 def lines(series: Sequence[Series], *, title: str, x_name: str, y_name: str) -> str:
     """From zero on, on both axes, with the names of the lines beside them."""
-    x_ticks = _ticks(max((x for each in series for x, _ in each.points), default=1.0), 8)
-    y_ticks = _ticks(max((y for each in series for _, y in each.points), default=1.0), 4)
+    x_ticks = _ticks(max((x for each in series for x, _ in each.points), default=0.0) or 1.0, 8)
+    y_ticks = _ticks(max((y for each in series for _, y in each.points), default=0.0) or 1.0, 4)
     bottom, right = HEIGHT - _BOTTOM, WIDTH - _RIGHT
 
     def at(x: float, y: float) -> tuple[float, float]:

@@ -28,7 +28,7 @@ import faregate as fg
 from faregate.bus.bus import MAX_MESSAGE_BYTES
 from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import open_store
-from faregate.spark.runs.views import take_views
+from faregate.spark.runs.views import bindings_of, take_views
 from faregate.testing.store_subjects import postgres_schema
 
 TARGET = 0.7
@@ -81,7 +81,14 @@ def main() -> None:
     spark = start_spark(scratch, "spark-effects")
     source = scratch / "source"
     fill(source, args.messages)
-    take_views(source, billing, MAX_MESSAGE_BYTES, has_store=True, handover=False, check=lambda begins: None)
+    take_views(
+        source,
+        bindings_of(billing, MAX_MESSAGE_BYTES),
+        has_store=True,
+        handover=False,
+        check=lambda begins: None,
+        check_bound=lambda bound: None,
+    )
     fg.spark.register(spark)
     runs = iter(range(1_000_000))
 

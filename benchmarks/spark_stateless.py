@@ -28,7 +28,7 @@ from _spark_session import start_spark
 import faregate as fg
 from faregate.bus.bus import MAX_MESSAGE_BYTES
 from faregate.spark.runs.stateless_query import batch_counts
-from faregate.spark.runs.views import take_views
+from faregate.spark.runs.views import bindings_of, take_views
 
 TARGET = 0.5
 _AT_ONCE = 5_000
@@ -63,7 +63,14 @@ def main() -> None:
     spark = start_spark(scratch, "spark-stateless")
     source = scratch / "source"
     fill(source, args.messages)
-    take_views(source, stateless, MAX_MESSAGE_BYTES, has_store=False, handover=False, check=lambda begins: None)
+    take_views(
+        source,
+        bindings_of(stateless, MAX_MESSAGE_BYTES),
+        has_store=False,
+        handover=False,
+        check=lambda begins: None,
+        check_bound=lambda bound: None,
+    )
     fg.spark.register(spark)
     runs = iter(range(1_000_000))
 
