@@ -211,10 +211,7 @@ def read_properties(data: bytes, at: int) -> Basic.Properties:
     program may send anything, and that costs its own message at most."""
     flags, found = data[at] << 8 | data[at + 1], Basic.Properties()
     at += 2
-    for flag, name in _TEXTS_BEFORE:
-        if flags & flag:
-            setattr(found, name, _text(data, at))
-            at += 1 + data[at]
+    at = _read_texts(found, _TEXTS_BEFORE, flags, data, at)
     if flags & 0x2000:
         end = at + 4 + _METHOD.unpack_from(data, at)[0]
         with suppress(ValueError):
@@ -226,23 +223,26 @@ def read_properties(data: bytes, at: int) -> Basic.Properties:
     if flags & 0x0800:
         found.priority = data[at]
         at += 1
-    for flag, name in _TEXTS:
-        if flags & flag:
-            setattr(found, name, _text(data, at))
-            at += 1 + data[at]
+    at = _read_texts(found, _TEXTS, flags, data, at)
     if flags & 0x0040:
         found.timestamp = _time(_SIZE.unpack_from(data, at)[0])
         at += 8
-    for flag, name in _TEXTS_BEHIND:
-        if flags & flag:
-            setattr(found, name, _text(data, at))
-            at += 1 + data[at]
+    at = _read_texts(found, _TEXTS_BEHIND, flags, data, at)
     return found
 
 
 _TEXTS_BEFORE = (0x8000, "content_type"), (0x4000, "content_encoding")
 _TEXTS = (0x0400, "correlation_id"), (0x0200, "reply_to"), (0x0100, "expiration"), (0x0080, "message_id")
 _TEXTS_BEHIND = (0x0020, "message_type"), (0x0010, "user_id"), (0x0008, "app_id"), (0x0004, "cluster_id")
+
+
+def _read_texts(found: Basic.Properties, texts: tuple[tuple[int, str], ...], flags: int, data: bytes, at: int) -> int:
+    """Where they end."""
+    for flag, name in texts:
+        if flags & flag:
+            setattr(found, name, _text(data, at))
+            at += 1 + data[at]
+    return at
 
 
 def _text(data: bytes, at: int) -> str:
