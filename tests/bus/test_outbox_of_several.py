@@ -10,7 +10,7 @@ import pytest
 from faregate import ids
 from faregate.bus.dispatcher import Dispatcher
 from faregate.bus.leases import LEASE_SECONDS
-from faregate.bus.presence import PLACES, Presence
+from faregate.bus.outbox_place import PLACES, OutboxPlace
 from faregate.core.alarms import Alarms
 from faregate.message import Envelope
 from faregate.ports.store import FROM_OUTSIDE, OutboxRow, Store
@@ -35,8 +35,8 @@ class Process:
         self.sent = sent
         self.line = asyncio.Event()
         self.line.set()
-        self.presence = Presence(store, name, clock)
-        self.dispatcher = Dispatcher(store, self, clock, Alarms(), nodes=["n"], presence=self.presence)
+        self.place = OutboxPlace(store, name, clock)
+        self.dispatcher = Dispatcher(store, self, clock, Alarms(), nodes=["n"], place=self.place)
 
     async def publish(self, envelopes: Sequence[Envelope]) -> None:
         await self.line.wait()
@@ -91,8 +91,8 @@ class Office:
 async def two(it: Office) -> AsyncIterator[tuple[Process, Process]]:
     """Two that know of each other."""
     async with it.process("a") as a, it.process("b") as b:
-        await it.until(lambda: not a.presence.is_alone, pace=0.1)
-        assert (a.presence.is_lowest, b.presence.is_lowest, b.presence.is_alone) == (True, False, False)
+        await it.until(lambda: not a.place.is_alone, pace=0.1)
+        assert (a.place.is_lowest, b.place.is_lowest, b.place.is_alone) == (True, False, False)
         yield a, b
 
 
@@ -164,12 +164,12 @@ async def test_the_other_takes_over_from_one_that_died_and_the_next_process_has_
     await store.open()
     assert await store.claim_lease("", PLACES[0], "dead", LEASE_SECONDS)
     async with it.process("b") as b:
-        assert (b.presence.is_alone, b.presence.is_lowest) == (False, False)
+        assert (b.place.is_alone, b.place.is_lowest) == (False, False)
         await it.left(store, row("outside", ordinal=FROM_OUTSIDE), row("left", "k"))
         await it.until(lambda: len(it.sent) == 1, pace=0.01)
         await it.until(lambda: len(it.sent) == 2, pace=0.01)
         assert it.clock.monotonic() < LEASE_SECONDS, "it waited for the place of the dead one"
-        await it.until(lambda: b.presence.is_alone, pace=0.1)
+        await it.until(lambda: b.place.is_alone, pace=0.1)
     await store.close()
 
 
@@ -188,7 +188,7 @@ async def test_one_alone_asks_nobody_before_it_sends(
         monkeypatch.setattr(a.store, "keyed_before", note)
         if others:
             await a.store.claim_lease("", PLACES[9], "b", 100)
-            await it.until(lambda: not a.presence.is_alone, pace=0.1)
+            await it.until(lambda: not a.place.is_alone, pace=0.1)
         await a.commit(row("one", "k"))
         await it.until(lambda: bool(it.sent))
     assert bool(asked) is bool(others)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self, Unpack
 
 from faregate.bus.dead_letter_retention import RetainDead
 from faregate.bus.dead_letters import DeadLetters
+from faregate.bus.heart import Heart
 from faregate.bus.leases import LeasedFeed
 from faregate.bus.node_stores import Given, NodeStores
 from faregate.bus.stalls import StallDetector
@@ -37,6 +38,7 @@ from faregate.node.sources import publishers, with_sources
 from faregate.node.subscription import Subscription
 from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.dead_letter import DeadLetter, DeadStatus
+from faregate.ports.presence import Announcing
 from faregate.ports.progress import Occupied
 from faregate.ports.queue import Binding, Browsing, Counting, InProcess, QueueTransport, Recognising, SpoolTransport
 from faregate.ports.schemes import hide_password, open_transport
@@ -141,6 +143,11 @@ class Bus:
             for subscription in node.subscriptions.values()
         ]
         self._stalls = self._stall_detector(stall_seconds)
+        self._heart: Heart | None = None
+        if isinstance(self._transport, Announcing):
+            self._heart = Heart(
+                self._transport, self.instance, list(self.nodes), self._workers, self.clock, self._alarms
+            )
         if isinstance(self._transport, Recognising):
             self._transport.on_disagreement = self._disagreement
         if isinstance(self._transport, SpoolTransport):
@@ -225,6 +232,8 @@ class Bus:
         self._state = "running"
         if self._stalls is not None:
             self._stalls.start()
+        if self._heart is not None:
+            self._heart.start()
         log.info("%d nodes with %d subscriptions run on %s", len(self.nodes), len(self._workers), self.url)
 
     async def prepare(self) -> None:
@@ -276,6 +285,8 @@ class Bus:
                 landing.cancel()
             if self._stalls is not None:
                 self._stalls.stop()
+            if self._heart is not None:
+                await self._heart.stop()
             await self._close(limit)
             self._pool.shutdown(wait=False)
 

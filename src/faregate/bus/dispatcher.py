@@ -11,8 +11,8 @@ Rules kept here:
   since sending may need the store).
 - A row is removed in the commit of the next unit of work on the same store, if there is one soon.
 - Rows of other processes (`fg.outbox`, `faregate dead replay`) are looked for when there is nothing else to do.
-- Where several processes send from one outbox (`presence.py`), each sends what it committed. What another committed is
-  left to it for a moment; then one process sends that, whoever is the lowest. Nobody sends a row with a key while an
+- Where several processes send from one outbox (`outbox_place.py`), each sends what it committed. What another committed
+  is left to it for a moment; then one process sends that, whoever is the lowest. Nobody sends a row with a key while an
   older one of the same destination and key is there, whoever committed it.
 """
 
@@ -26,7 +26,7 @@ from itertools import islice
 import msgspec
 
 from faregate.bus.attempts import Attempts, has_strays, is_pending, is_unresolved, signals, without_attempts
-from faregate.bus.presence import Presence
+from faregate.bus.outbox_place import OutboxPlace
 from faregate.core.alarms import AlarmKind, Alarms
 from faregate.core.dead_letter import unsent
 from faregate.core.outlet import OutboxOutlet, Recorded
@@ -68,7 +68,7 @@ class Dispatcher(OutboxOutlet):
         nodes: Sequence[str] | None = None,
         around: Mapping[str, Around] | None = None,
         patience: float = float("inf"),
-        presence: Presence | None = None,
+        place: OutboxPlace | None = None,
     ) -> None:
         self._store = store
         self._nodes = nodes
@@ -77,7 +77,7 @@ class Dispatcher(OutboxOutlet):
         """The outgoing middlewares of nodes, for what `fg.outbox` recorded without them."""
         self._patience = patience
         """For how many seconds sending is tried; then its error is raised."""
-        self._presence = presence
+        self._place = place
         """Who else sends from this outbox; None: nobody does."""
         self._others: dict[int, float] = {}
         """Rows that others committed, and since when we know of them."""
@@ -171,8 +171,8 @@ class Dispatcher(OutboxOutlet):
     async def start(self) -> None:
         """Send what an earlier process left, before anything new can overtake it; then go on in the background. What
         another process may still send is left to it: then its keys wait for that."""
-        if self._presence is not None:
-            await self._presence.start()
+        if self._place is not None:
+            await self._place.start()
         while await self.look():
             await self._send_queue()
             await self._remove()
@@ -194,14 +194,14 @@ class Dispatcher(OutboxOutlet):
             await asyncio.wait_for(self._remove(), 5)
         except (TimeoutError, *_STORE_ERRORS) as exc:
             log.info("sent messages stay in the outbox of %s, and are recognised next time: %s", self._store.url, exc)
-        if self._presence is not None:
+        if self._place is not None:
             with suppress(*_STORE_ERRORS):  # then its place is free in a while
-                await self._presence.stop()
+                await self._place.stop()
 
     async def look_around(self) -> None:
         """Before somebody else's messages are handled here: learn who may have sent for their keys."""
-        if self._presence is not None:
-            await self._presence.look()
+        if self._place is not None:
+            await self._place.look()
 
     @property
     def busy(self) -> bool:
@@ -275,10 +275,10 @@ class Dispatcher(OutboxOutlet):
         known = self._held.copy()  # a row that is removed while we read may still be among those we read
         rows = await self._store.undispatched(_BATCH + len(known), self._nodes)
         found = [row for row in rows if row.seq not in known and row.seq not in self._held]
-        if self._presence is None or self._presence.is_alone:
+        if self._place is None or self._place.is_alone:
             self.take_up(found)
             return len(found)
-        found = self._left_by_others(found, self._presence.is_lowest)
+        found = self._left_by_others(found, self._place.is_lowest)
         if found:  # they go in where they belong
             self.take_up(found)
             self._queue = deque(sorted(self._queue, key=lambda row: row.seq))
@@ -299,7 +299,7 @@ class Dispatcher(OutboxOutlet):
     async def _send_queue(self) -> None:
         while self._queue:
             rows = self._next_batch()
-            if self._presence is None or self._presence.is_alone:
+            if self._place is None or self._place.is_alone:
                 await self._send(rows)
                 for _ in rows:
                     self._queue.popleft()

@@ -8,7 +8,7 @@ from faregate.bus.attempts import Attempts
 from faregate.bus.dead_letter_retention import RetainDead
 from faregate.bus.dispatcher import Around, Dispatcher
 from faregate.bus.housekeeping import Housekeeper
-from faregate.bus.presence import Presence
+from faregate.bus.outbox_place import OutboxPlace
 from faregate.bus.supplied import Waiting
 from faregate.core.alarms import Alarms
 from faregate.core.dedup.claims import Claims
@@ -62,8 +62,8 @@ class NodeStores:
             attempts = None if lists is None else Attempts(opened, lists, clock, alarms)
             owners = [name for name, its_store in stores.items() if its_store is opened]
             several = "partitions" in transport.capabilities
-            presence = Presence(opened, instance, clock) if several else None
-            dispatcher = Dispatcher(opened, transport, clock, alarms, attempts, owners, around, presence=presence)
+            place = OutboxPlace(opened, instance, clock) if several else None
+            dispatcher = Dispatcher(opened, transport, clock, alarms, attempts, owners, around, place=place)
             self.dispatchers[opened.database_id] = dispatcher
         self._of: dict[str, NodeStore] = {}
         for name, opened in stores.items():

@@ -85,6 +85,13 @@ class Worker:
         """How many lanes are at work, and how many dead letters are being told of."""
         return self._lanes.busy + len(self._telling)
 
+    @property
+    def queues(self) -> list[str]:
+        """Those that it consumes now."""
+        if isinstance(self._consumer, LeasedConsumer):
+            return self._consumer.partitions
+        return [] if self._consumer is None or self.paused else [self.binding.queue]
+
     def occupations(self) -> Iterator[Occupation]:
         """The message of each lane; or the first that no lane takes though all are free."""
         for deliveries in self._lanes.at_work.values():

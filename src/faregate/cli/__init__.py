@@ -13,6 +13,7 @@ from faregate.cli.publish import publish
 from faregate.cli.rabbitmq.commands import rabbitmq
 from faregate.cli.run import run
 from faregate.cli.spark.commands import spark
+from faregate.cli.status import status
 from faregate.cli.store import store
 from faregate.errors import FaregateError
 
@@ -25,6 +26,7 @@ app = typer.Typer(
 add_demo(app)
 app.command()(run)
 app.command()(publish)
+app.command()(status)
 app.add_typer(dead, name="dead")
 app.add_typer(journal, name="journal")
 app.add_typer(rabbitmq, name="rabbitmq")

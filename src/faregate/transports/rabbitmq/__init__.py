@@ -8,6 +8,7 @@ names       exchanges, routing keys, queues
 topology    declaring them
 publisher   publishing with confirms
 consumer    consuming, acknowledging, giving back
+presence    heartbeats, for people
 delay       queues that messages wait in, for nodes without a store
 queue       the transport itself
 """

@@ -2,6 +2,7 @@
 
 faregate              where every publication goes: event.SOURCE.TYPE.SLOT, command.NODE.TYPE.SLOT
 faregate.to           for those that name their recipients: QUEUE.SLOT, for each of them
+faregate.presence     who runs which nodes, for people (`presence.py`): NODE
 NODE.TYPE[.SOURCE]    the queue of a subscription; with .gG-P behind it, partition P of its generation G
 NODE-dead             the dead letters of a node
 QUEUE.moving          what waits and what comes while `faregate rabbitmq migrate` makes a queue anew
@@ -14,7 +15,7 @@ from faregate.ids import slot_of
 from faregate.message import Envelope
 from faregate.ports.queue import Binding
 
-EXCHANGE, TO = "faregate", "faregate.to"
+EXCHANGE, TO, PRESENCE = "faregate", "faregate.to", "faregate.presence"
 FENCE = "faregate.fence"
 """The type of a message that `faregate rabbitmq repartition` puts behind what waits in a queue."""
 LONGEST_QUEUE = 200

@@ -19,6 +19,7 @@ from faregate.errors import BrokerUnavailable, OutcomeUnknown, QueueNotFound, Un
 from faregate.message import Envelope
 from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.dead_letter import DeadLetter
+from faregate.ports.presence import Heartbeat
 from faregate.ports.queue import Binding, Capability, Delivery, Held, check_command, dead_letter_queue
 from faregate.transports.rabbitmq.address import parse_address
 from faregate.transports.rabbitmq.channels import BatchChannel, Publication
@@ -29,6 +30,7 @@ from faregate.transports.rabbitmq.frames import Arrived
 from faregate.transports.rabbitmq.link import LOST, Link, said_by
 from faregate.transports.rabbitmq.log_view import ask_for_mark, declare_stream, lead_no_more, lead_to_stream, note
 from faregate.transports.rabbitmq.names import EXCHANGE, TO, dead_queue, queue_at, routing_key
+from faregate.transports.rabbitmq.presence import announce
 from faregate.transports.rabbitmq.publisher import Publisher
 from faregate.transports.rabbitmq.topology import (
     declare,
@@ -45,6 +47,7 @@ from faregate.transports.rabbitmq.wire import check_headers, properties_of
 _LOOK_SECONDS = 0.02
 _ROUTABLE_SECONDS = 60.0
 _CHANNELS = 8
+_ANNOUNCE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +277,13 @@ class RabbitmqQueue:
         batch = await self._publisher.publish(publications)
         if batch.returned:
             raise Unroutable(next(iter(batch.returned.values())))
+
+    async def announce(self, heartbeats: Sequence[Heartbeat]) -> None:
+        try:
+            async with asyncio.timeout(_ANNOUNCE_SECONDS):
+                await self.on_channel(lambda channel: announce(channel, heartbeats))
+        except TimeoutError:
+            raise BrokerUnavailable(f"RabbitMQ did not take them within {_ANNOUNCE_SECONDS:g} s") from None
 
     # --- consuming -------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ Rules kept here:
 - The one with the lowest place sends what nobody else will: what `fg.outbox` left, and what a process left that died.
 - Who finds no place counts as one of many, and never as the lowest.
 
-Only transports with "partitions" are used by several processes that run the same nodes; others need no presence.
+Only transports with "partitions" are used by several processes that run the same nodes; others need none.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _NO_NODE = ""
 _LOOK_SECONDS = 1.0
 
 
-class Presence:
+class OutboxPlace:
     def __init__(self, store: Store, instance: str, clock: Clock) -> None:
         self._store = store
         self._instance = instance
