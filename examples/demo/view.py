@@ -78,7 +78,7 @@ class DemoView:
             f"{_rate(progress.samples):,.0f}",
             Text.assemble(*sparkline(progress), no_wrap=True, overflow="crop"),
         )
-        bars.add_row("processes", f"{len(progress.pids)}", _state(progress))
+        bars.add_row("processes", f"{len(progress.pids)}", _state(progress, is_done=last.parcels >= good))
         facts = Table.grid(padding=(0, 3))
         facts.add_row(
             _fact("kills", f"{len(progress.kills)} of {progress.crashes}", "bold red" if progress.kills else "bold"),
@@ -101,7 +101,9 @@ def _fact(name: str, value: str, style: str = "bold") -> Text:
     return Text.assemble((f"{name} ", "dim"), (value, style))
 
 
-def _state(progress: Progress) -> Text:
+def _state(progress: Progress, *, is_done: bool) -> Text:
+    if progress.is_up and is_done:  # partitions of a killed process are free after ten seconds
+        return Text("until nothing is left anywhere, copies too", "green")
     if progress.is_up:
         several = len(progress.pids) > 1
         return Text("all at work" if several else f"process {progress.pids[0]} at work", "green")
