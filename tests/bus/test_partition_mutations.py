@@ -46,8 +46,8 @@ def hands_in_all_of_a_key(patch: Patch) -> None:
 
 
 def forgets_the_next_of_a_key(patch: Patch) -> None:
-    async def mutant(self: Any, *given: Any) -> bool:
-        return True
+    async def mutant(self: Any, *given: Any) -> None:
+        return None
 
     patch.setattr(SqliteTransaction, "next_of_key", mutant)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import faregate as fg
+from faregate.bus.supplied import ParkedHold, Waiting
 from faregate.errors import StoreUnavailable
 from faregate.ports.store import Parked, Store
 from faregate.stores.sqlite import SqliteStore
@@ -101,6 +102,26 @@ async def test_what_waits_is_handed_in_by_the_process_that_comes_after(tmp_path:
         await it.clock.advance(11)
         await it.ends(bus, handled=1)
     assert it.tries == [(1, 0), (1, 1)]
+
+
+@pytest.mark.parametrize("failures", [1, 99])
+async def test_the_row_of_what_waited_goes_with_the_commit_of_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    """So a process that dies right behind it leaves nothing to handle again, though nobody keeps a ledger."""
+    it = Station(tmp_path, failures=failures, redeliver=fg.Redeliver(10), dedup="off" if failures == 1 else "ledger")
+    ended = asyncio.Event()
+
+    async def die(self: object, parked: ParkedHold) -> None:
+        ended.set()
+
+    monkeypatch.setattr(Waiting, "end", die)
+    async with it.bus() as bus:
+        await bus.publish(Noted(number=1), node="author")
+        await it.ends(bus, redelivered=1, waiting=1)
+        await it.clock.advance(11)
+        await it.until(ended.is_set)
+        assert await it.parked() == []
 
 
 @pytest.mark.parametrize("copy", ["redelivered", "redelivered and counted", "published again"])

@@ -930,9 +930,9 @@ class NumbersByTheClockAlone(Faulty):
 @breaks("what_waits_behind_others_is_due_when_it_is_the_first_of_its_key")
 class LetsAllOfAKeyGo(Faulty):
     class tx(SqliteTransaction):
-        async def next_of_key(self, node: str, queue: str, key: str, due: float) -> bool:
-            changed = "update faregate_parked set due_at = ? where node = ? and queue = ?"
-            return self._run(changed, (due, node, queue)).rowcount > 0
+        async def next_of_key(self, node: str, queue: str, key: str, due: float) -> Parked | None:
+            self._run("update faregate_parked set due_at = ? where node = ? and queue = ?", (due, node, queue))
+            return await super().next_of_key(node, queue, key, due)
 
 
 @breaks("a_parked_message_of_no_partition_is_tried_by_one_instance_at_a_time")

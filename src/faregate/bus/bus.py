@@ -14,10 +14,9 @@ from typing import Any, NamedTuple, Self, Unpack
 from faregate.bus.dead_letter_retention import RetainDead
 from faregate.bus.dead_letters import DeadLetters
 from faregate.bus.heart import Heart
-from faregate.bus.leases import LeasedFeed
 from faregate.bus.node_stores import Given, NodeStores
 from faregate.bus.stalls import StallDetector
-from faregate.bus.supplied import check_capabilities, is_leased
+from faregate.bus.supplied import SuppliedFeed, check_capabilities, is_leased
 from faregate.bus.worker import Lessor, Worker
 from faregate.codec import BodyWriter, Codec, find_codec
 from faregate.core.alarms import Alarm, Alarms
@@ -169,7 +168,7 @@ class Bus:
             subscription,
             node,
             sender,
-            LeasedFeed() if leased else QueueFeed(),
+            SuppliedFeed() if is_supplied else QueueFeed(),
             store=shared,
             clock=self.clock,
             alarms=self._alarms,

@@ -89,14 +89,16 @@ class Partition:
 
 
 class OfPartition(Delivery, Protocol):
-    partition: Partition
+    partition: Partition | None
 
 
 class LeasedFeed(QueueFeed):
     async def record(self, transaction: Transaction, works: Sequence[Work]) -> None:
         found: dict[Partition, list[Delivery]] = {}
         for work in works:
-            found.setdefault(cast(OfPartition, work.delivery).partition, []).append(work.delivery)
+            partition = cast(OfPartition, work.delivery).partition
+            if partition is not None:
+                found.setdefault(partition, []).append(work.delivery)
         for partition in sorted(found, key=lambda each: each.queue):
             try:
                 await partition.hold(transaction)

@@ -2,8 +2,8 @@
 
 A node with a store needs none of these from its transport. Rules kept here:
 - A message that has to wait is a row in the node's store before its delivery is settled, and is handed in when it is
-  due. The row is removed once the message is done; after a crash in between, the ledger recognises the copy. If the
-  transport delivers a message that waits here, that copy is settled.
+  due. The row goes with the commit of its message's effects. If the transport delivers a message that waits here, that
+  copy is settled.
 - What waits is handed in by one instance: by the owner of its partition, or by whoever claimed it.
 - In a strict key, or a serial subscription, what comes later parks behind what waits, in order; when the first is done
   the next is due. Whether it has to is asked when its turn has come (`admit`), so that the lanes keep the order.
@@ -23,9 +23,10 @@ from contextlib import suppress
 from heapq import heappop, heappush
 from typing import Any, NamedTuple, cast
 
-from faregate.bus.leases import Partition
+from faregate.bus.leases import LeasedFeed, Partition
 from faregate.core.dead_letter import dead_letter
 from faregate.core.unit import TRANSACTION_LOST
+from faregate.core.work import Work
 from faregate.errors import ConfigurationError, StaleLock
 from faregate.ids import message_id_of
 from faregate.message import Envelope, too_late_at
@@ -174,7 +175,11 @@ class ParkedHold:
 
     def __init__(self, row: Parked, waiting: "Waiting") -> None:
         self.row = row
-        self._waiting = waiting
+        self.waiting = waiting
+        self.is_removed = False
+        """Whether its row went with the commit of its effects."""
+        self.following: Parked | None = None
+        """Of its key, when its row was removed."""
         self.envelope = row.envelope
         self.tries = row.starts
 
@@ -185,10 +190,19 @@ class ParkedHold:
         """There is no lock to lose."""
 
     async def settle(self, outcome: Outcome) -> None:
-        await self._waiting.unpark(self.row)
+        await self.waiting.end(self)
 
     async def release(self, *, begun: bool = True) -> None:
-        self._waiting.forget(self.row.message_id)
+        self.waiting.forget(self.row.message_id)
+
+
+class SuppliedFeed(LeasedFeed):
+    async def record(self, transaction: Transaction, works: Sequence[Work]) -> None:
+        await super().record(transaction, works)
+        held = [cast(Supplied, work.delivery).held for work in works]
+        parked = [each for each in held if isinstance(each, ParkedHold)]
+        if parked:
+            await parked[0].waiting.remove(transaction, parked)
 
 
 class Waiting:
@@ -222,6 +236,8 @@ class Waiting:
         """When messages that were parked here are due, by the same clock: a heap."""
         self._left_out = 0
         """How many rows the last look could not hand in: the next one reads that many more."""
+        self._has_more = False
+        """Whether the last look may have left some that are due."""
         self._has_claimed = False
         self._changed = asyncio.Event()
         self._stopping = False
@@ -356,9 +372,10 @@ class Waiting:
                 scheduled = {each.row.message_id: each.row.position for each in parking if each.row is not None}
                 await transaction.unpark(self._node, scheduled)
                 await transaction.park(self._node, [(self._row(each, now, BEHIND), None) for each in parking])
+                first: list[Parked | None] = []
                 for key in sorted({each.order_key for each in parking if each.order_key is not None}):
                     assert partition is not None
-                    await transaction.next_of_key(self._node, partition.queue, key, now)
+                    first.append(await transaction.next_of_key(self._node, partition.queue, key, now))
                 starts = await transaction.count_starts(self._node, list(starting))
         except (StaleLock, *TRANSACTION_LOST) as exc:
             log.warning("%s and %d more wait without their store: %s", group[0].envelope, len(group) - 1, exc)
@@ -366,7 +383,9 @@ class Waiting:
             return []
         for each in parking:
             await self._settle_parked(each)
-        if parking:
+        for row in filter(None, first):
+            self._hand_in_due(row)
+        if any(each.order_key is None for each in parking):
             self._look_in(0.0)
         return [each for message_id, each in starting.items() if self._may_start(each, starts.get(message_id))]
 
@@ -460,17 +479,30 @@ class Waiting:
 
     # --- what waits in the store -------------------------------------------------------------------------------
 
-    async def unpark(self, row: Parked) -> None:
-        is_last = False
-        async with self._store.transaction() as transaction:
-            await transaction.unpark(self._node, {row.message_id: row.position})
-            if row.queue is not None and row.key is not None:
-                is_last = not await transaction.next_of_key(self._node, row.queue, row.key, self.clock.time())
-        if is_last and row.queue in self._partitions:
-            self._partitions[row.queue].keys.discard(row.key or "")
+    async def remove(self, transaction: Transaction, parked: Sequence[ParkedHold]) -> None:
+        """With the commit: their rows go, and the next of their keys are due."""
+        await transaction.unpark(self._node, {each.row.message_id: each.row.position for each in parked})
+        for each in parked:
+            each.is_removed = True
+            if each.row.queue is not None and each.row.key is not None:
+                each.following = await transaction.next_of_key(
+                    self._node, each.row.queue, each.row.key, self.clock.time()
+                )
+
+    async def end(self, parked: ParkedHold) -> None:
+        """It is done; without a commit of its own, if it was handled before."""
+        row = parked.row
+        if not parked.is_removed:
+            async with self._store.transaction() as transaction:
+                await self.remove(transaction, [parked])
         self.forget(row.message_id)
+        if parked.following is not None:
+            self._hand_in_due(parked.following)
+        elif row.key is not None and row.queue in self._partitions:
+            self._partitions[row.queue].keys.discard(row.key)
         self._changed.set()
-        self._look_in(0.0)
+        if self._has_more and len(self._out) <= _OUT // 2:
+            self._look_in(0.0)
 
     def _look_in(self, seconds: float) -> None:
         at = self.clock.monotonic() + seconds
@@ -486,15 +518,17 @@ class Waiting:
         self._at, self._timer = float("inf"), None
         began = self.clock.monotonic()
         queues = [queue for queue, each in self._partitions.items() if each.is_held(began)]
+        most = _OUT + self._left_out
         try:
             async with self._store.transaction() as transaction:
                 rows = await transaction.claim_parked(
-                    self._node, queues, self.clock.time(), _OUT + self._left_out, self._instance, _CLAIM_SECONDS
+                    self._node, queues, self.clock.time(), most, self._instance, _CLAIM_SECONDS
                 )
                 if all(row.queue is not None for row in rows):
                     await transaction.roll_back()  # it only read
                 else:
                     self._has_claimed = True
+            self._has_more = len(rows) >= most
             self._left_out = sum(not self._hand_in(row) for row in rows)
         except TRANSACTION_LOST as exc:
             log.warning("what waits in the store of %s cannot be read now: %s", self._node, exc)
@@ -504,6 +538,11 @@ class Waiting:
         while self._due and self._due[0] <= began:
             heappop(self._due)
         self._look_in(min(_LOOK_SECONDS, max(0.0, self._due[0] - now)) if self._due else _LOOK_SECONDS)
+
+    def _hand_in_due(self, row: Parked) -> None:
+        """The first of a key, at once: no need to look for it."""
+        if row.due <= self.clock.time():
+            self._hand_in(row)
 
     def _hand_in(self, row: Parked) -> bool:
         envelope: Envelope = row.envelope

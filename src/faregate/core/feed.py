@@ -2,6 +2,7 @@
 
 QueueFeed (bus)         a queue keeps what is not settled, and delivers it again
 LeasedFeed (bus)        the same, and each commit holds the lease of the partition that it came from (`bus/leases.py`)
+SuppliedFeed (bus)      the same, and the rows of what was parked go with the commit (`bus/supplied.py`)
 LogFeed (Spark)         a log keeps everything: the node's store says how far it was handled, and parks what waits
 StagedFeed (Spark)      the same without a store: the batch is read again as a whole, or not at all
 """

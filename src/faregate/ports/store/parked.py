@@ -72,8 +72,8 @@ class ParkedTransaction(Protocol):
     async def count_starts(self, node: str, message_ids: Sequence[str], step: int = 1) -> dict[str, int]:
         """Count a start of each, or with -1 take one back; how many each has now. Those that are gone are left out."""
 
-    async def next_of_key(self, node: str, queue: str, key: str, due: float) -> bool:
-        """The first parked message of a key is due by then, if it has waited behind others. Whether there is one."""
+    async def next_of_key(self, node: str, queue: str, key: str, due: float) -> Parked | None:
+        """The first parked message of a key; it is due by then, if it has waited behind others."""
 
     async def parked_keys(self, node: str, queue: str) -> dict[str, int]:
         """The keys with parked messages of a partition, and how many each has."""

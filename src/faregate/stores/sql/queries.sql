@@ -136,9 +136,10 @@ update faregate_parked set due_at = ? where node = ? and queue = ? and key = ? a
     select min(position) from faregate_parked where node = ? and queue = ? and key = ?
 );
 
--- name: any_of_key
--- Whether a message of a key is parked.
-select 1 from faregate_parked where node = ? and queue = ? and key = ? limit 1;
+-- name: first_of_key
+-- The first parked message of a key.
+select message_id, due_at, tries, key, position, envelope, queue, starts from faregate_parked
+where node = ? and queue = ? and key = ? order by position limit 1;
 
 -- name: count_keys
 -- How many messages of each key are parked in a partition.

@@ -147,9 +147,10 @@ class SqlTransaction(SqlRecords):
                 found[message_id] = starts
         return found
 
-    async def next_of_key(self, node: str, queue: str, key: str, due: float) -> bool:
-        changed = await self._change("next_of_key", (due, *(node, queue, key) * 2))
-        return bool(changed or await self._read("any_of_key", (node, queue, key)))
+    async def next_of_key(self, node: str, queue: str, key: str, due: float) -> Parked | None:
+        await self._change("next_of_key", (due, *(node, queue, key) * 2))
+        rows = await self._read("first_of_key", (node, queue, key))
+        return self._parked(rows[0]) if rows else None
 
     async def parked_keys(self, node: str, queue: str) -> dict[str, int]:
         return dict(await self._read("count_keys", (node, queue)))

@@ -146,12 +146,14 @@ async def what_waits_behind_others_is_due_when_it_is_the_first_of_its_key(subjec
     queued = [each._replace(queue="q-0") for each in (first, *behind, others[0])]
     async with store.transaction() as tx:
         await tx.park("billing", [(each, None) for each in (*queued, others[1]._replace(queue="q-1"))])
-        assert await tx.next_of_key("billing", "q-0", "k", 30.0)
+        shown = await tx.next_of_key("billing", "q-0", "k", 30.0)
+        assert shown is not None and (shown.message_id, shown.due) == (given[0], 20.0), "it is not the first"
         assert [each.due for each in await tx.parked("billing", 100.0)] == [20.0], "somebody is before it"
         head = (await tx.parked("billing", 100.0))[0]
         await tx.unpark("billing", {head.message_id: head.position})
-        assert not await tx.next_of_key("shipping", "q-0", "k", 30.0), "there is none"
-        assert await tx.next_of_key("billing", "q-0", "k", 30.0)
+        assert await tx.next_of_key("shipping", "q-0", "k", 30.0) is None, "there is none"
+        shown = await tx.next_of_key("billing", "q-0", "k", 30.0)
+        assert shown is not None and (shown.message_id, shown.due, shown.queue) == (given[1], 30.0, "q-0")
         found = await tx.parked("billing", 100.0)
     assert [(each.message_id, each.due) for each in found] == [(given[1], 30.0)]
 
