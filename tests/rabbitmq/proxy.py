@@ -1,4 +1,4 @@
-"""A proxy between a client and a server on this machine, which a test lets cut, stall or swallow."""
+"""A proxy between a client and a server on this machine, which a test lets cut, stall, swallow or repeat."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,6 +18,8 @@ class Proxy:
         self.connections = 0
         self._connected = asyncio.Event()
         self.refusing = False
+        self._repeating: set[asyncio.Event] = set()
+        self.repeated = 0
 
     def cut(self) -> None:
         """Every connection ends, in the middle of whatever it does."""
@@ -32,6 +34,10 @@ class Proxy:
     def swallow_answers(self) -> None:
         """What the server says does not arrive."""
         self._answering.clear()
+
+    def repeat(self, *, answers: bool) -> None:
+        """What comes next passes twice: what the server says, or what is said to it."""
+        self._repeating.add(self._answering if answers else self._flowing)
 
     def flow(self) -> None:
         self._flowing.set()
@@ -59,6 +65,10 @@ class Proxy:
         try:
             while data := await source.read(65_536):
                 await gate.wait()
+                if gate in self._repeating:
+                    self._repeating.discard(gate)
+                    self.repeated += 1
+                    target.write(data)
                 target.write(data)
                 await target.drain()
         except ConnectionError:

@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import sqlite3
 import time
 import uuid
+from contextlib import closing
 from pathlib import Path
 from typing import cast
 
@@ -47,6 +49,32 @@ async def test_a_connection_that_is_cut_again_and_again_loses_nothing(broker: st
             published += 100
         cutting.cancel()
         await shop.until_seen(published)
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["to us", "to the broker"])
+async def test_bytes_that_come_twice_lose_and_double_nothing(broker: str, tmp_path: Path, answers: bool) -> None:
+    """What comes twice may be whole frames, which look sound, or the end of one, which is none."""
+    shop = Shop()
+    shop.reader = fg.Node(shop.reader.name, schema="create table if not exists effects(number int)")
+
+    @shop.reader.on(Counted, source=shop.author.name)
+    async def write(counted: Counted, ctx: fg.Context) -> None:
+        await ctx.db.execute("insert into effects values (?)", (counted.number,))
+        shop.seen[counted.number] += 1
+        shop.changed.set()
+
+    store = {shop.reader.name: f"sqlite:{tmp_path}/reader.db"}
+    async with proxied(broker) as (url, proxy), running(url, shop, store=store) as bus:
+        published = 0
+        while proxy.repeated < 10:
+            proxy.repeat(answers=answers)
+            numbers = range(published, published + 50)
+            await asyncio.gather(*(bus.publish(Counted(number=number), node=shop.author) for number in numbers))
+            published += 50
+        await shop.until_seen(published)
+        await bus.idle()
+    with closing(sqlite3.connect(tmp_path / "reader.db")) as database:
+        assert sorted(number for (number,) in database.execute("select number from effects")) == [*range(published)]
 
 
 async def test_a_missing_confirm_is_an_unknown_outcome_and_publishing_it_again_does_not_double(

@@ -119,14 +119,22 @@ async def test_an_error_costs_the_channel_and_not_what_comes_behind() -> None:
     assert await line.passed_on() == [(1, Channel.CloseOk)]
 
 
+async def test_a_delivery_that_comes_again_under_its_tag_costs_the_channel() -> None:
+    line = Line()
+    line.receiver.feed_data(delivery(1, b"one") * 2 + delivery(2, b"two"))
+    assert [each.body for each in line.arrived] == [b"one"]
+    [failure] = line.failed
+    assert "delivery 1 came after 1" in str(failure)
+
+
 async def test_headers_that_nobody_can_read_cost_nothing_but_themselves() -> None:
     line = Line()
     properties = Basic.Properties(message_id="m1", headers={"name": "x" * 9}, app_id="somebody")
-    for damage in (b"na\xffe", b"name"):
+    for tag, damage in enumerate((b"na\xffe", b"name"), 1):
         header = ContentHeader(body_size=2, properties=properties).marshal().replace(b"name", damage)
         header = header.replace(b"nameS", b"name?").replace(b"somebody", b"some\xffody")
         framed = b"\x02\x00\x01" + len(header).to_bytes(4, "big") + header + b"\xce"
-        deliver, body = Basic.Deliver("consumer", 1, False, "faregate", "key"), ContentBody(b"{}")
+        deliver, body = Basic.Deliver("consumer", tag, False, "faregate", "key"), ContentBody(b"{}")
         line.receiver.feed_data(frames.marshal(deliver, 1) + framed + frames.marshal(body, 1))
     assert line.failed == []
     assert [(each.properties.message_id, each.properties.headers) for each in line.arrived] == [("m1", None)] * 2

@@ -14,7 +14,7 @@ from aiormq.channel import Channel
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
-from faregate.transports.rabbitmq.frames import Incoming, Receiver, Returned
+from faregate.transports.rabbitmq.frames import Incoming, Nonsense, Receiver, Returned
 
 C = TypeVar("C", bound="BatchChannel")
 
@@ -87,6 +87,8 @@ class BatchChannel(Channel):
                 raise ConnectionError("the channel is lost") from None
 
     def _confirmed(self, tag: int, multiple: bool, taken: bool) -> None:
+        if tag > self.delivery_tag:
+            raise Nonsense(f"publication {tag} is confirmed, and there were {self.delivery_tag}")
         unconfirmed = self._unconfirmed
         for each in _up_to(unconfirmed, tag) if multiple else (tag,):
             confirmation = unconfirmed.pop(each, None)

@@ -9,6 +9,8 @@ Rules kept here:
   what is wrong with it.
 - aiormq watches that something comes. When frames are taken it gets a heartbeat now and then in their place.
 - An error while a frame is taken costs its channel, and not the connection. Nothing more comes from that channel.
+- What a broker would never say costs the channel, too: a delivery that comes again under its tag, a confirmation of
+  what was not published. Then bytes came twice, or were changed on the way.
 """
 
 import asyncio
@@ -37,6 +39,10 @@ _RETURN, _DELIVER, _ACK, _NACK = 60 << 16 | 50, 60 << 16 | 60, 60 << 16 | 80, 60
 _OURS = frozenset({_RETURN, _DELIVER, _ACK, _NACK})
 _HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 _HEARTBEAT_SECONDS = 1.0
+
+
+class Nonsense(Exception):
+    """What came is no answer to what was said."""
 
 
 class Arrived(NamedTuple):
@@ -74,6 +80,7 @@ class Incoming:
         """Of the message whose header or body comes next."""
         self._broken = False
         """Something went wrong: nothing more is handed out before the channel is closed, so that the order holds."""
+        self._last_tag = 0
         self._properties = Basic.Properties()
         self._body: list[bytes] = []
         self._left = 0
@@ -100,6 +107,10 @@ class Incoming:
                 body = self._body
                 self._body = []
                 message(self._properties, body[0] if len(body) == 1 else b"".join(body))
+        except Nonsense as exc:
+            log.warning("RabbitMQ, or what lies between, talks nonsense; the channel is made anew: %s", exc)
+            self._broken = True
+            self._failed(exc)
         except Exception as exc:
             log.critical("an error that nobody foresaw while reading; the channel is made anew", exc_info=True)
             self._broken = True
@@ -112,6 +123,9 @@ class Incoming:
         if method == _DELIVER and self.delivered is not None:
             at += 1 + data[at]  # the consumer's tag: a channel has one consumer
             tag, redelivered = _TAG.unpack_from(data, at)
+            if tag <= self._last_tag:
+                raise Nonsense(f"delivery {tag} came after {self._last_tag}")
+            self._last_tag = tag
             at += 9
             at += 1 + data[at]  # the exchange
             self._begin_delivery(self.delivered, tag, bool(redelivered & 1), _text(data, at))
