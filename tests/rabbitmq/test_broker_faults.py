@@ -13,6 +13,9 @@ from faregate.transports.rabbitmq import RabbitmqQueue
 from tests.rabbitmq.rig import Counted, Shop, running
 from tests.rabbitmq.server import PrivateRabbitmq, private_rabbitmq
 
+_LARGEST = "N = {0}, application:set_env(rabbit, max_message_size, N), persistent_term:put(max_message_size, N)."
+"""Until 3.13 and from then on."""
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PrivateRabbitmq]:
@@ -102,7 +105,7 @@ async def test_a_queue_that_somebody_deletes_is_declared_anew(server: PrivateRab
 
 async def test_a_body_that_the_broker_finds_too_large_is_refused_by_itself(server: PrivateRabbitmq) -> None:
     shop = Shop()
-    await asyncio.to_thread(server.control, "eval", "application:set_env(rabbit, max_message_size, 100000).")
+    await asyncio.to_thread(server.control, "eval", _LARGEST.format(100_000))
     try:
         async with running(server.url, shop) as bus:
             small = asyncio.create_task(bus.publish(Counted(number=1), node=shop.author))
@@ -112,7 +115,7 @@ async def test_a_body_that_the_broker_finds_too_large_is_refused_by_itself(serve
             await bus.publish(Counted(number=3), node=shop.author)
             await shop.until(lambda: set(shop.seen) == {1, 3})
     finally:
-        await asyncio.to_thread(server.control, "eval", "application:set_env(rabbit, max_message_size, 134217728).")
+        await asyncio.to_thread(server.control, "eval", _LARGEST.format(16 * 2**20))
 
 
 async def test_connections_that_the_server_closes_are_made_anew(server: PrivateRabbitmq, tmp_path: Path) -> None:

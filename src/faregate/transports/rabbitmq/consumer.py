@@ -26,12 +26,14 @@ from faregate.transports.rabbitmq.link import LOST, Link, not_cancelled
 log = logging.getLogger("faregate.rabbitmq")
 
 _PAUSE_SECONDS = 0.5
+"""Before a lost consumer is made anew. One that the broker cancelled waits too: its queue is being deleted, and 4.0 ends
+the connection of whoever consumes a queue in that moment."""
 _TAKEN_IN_SECONDS = 0.1
 """A quorum queue has taken in acknowledgements by then. What it has not when the channel closes, the broker forgets,
 and delivers those messages again."""
 _MOST_PREFETCH = 65_535
 _HELD_TOO_LONG = "delivery acknowledgement on channel"
-"""How the broker says it."""
+"""How the broker says it, with the end of the channel. From 4.3 on it cancels the consumer, and says nothing."""
 _TOO_LONG = (
     "a handler, or a message behind it, took longer than RabbitMQ lets a consumer hold one (consumer_timeout, 30 "
     "minutes if nobody changed it). RabbitMQ delivers what was held again; what is handled by then is recognised where "
@@ -64,6 +66,10 @@ class Session:
 
     def arrived(self, tag: int) -> None:
         self._open[tag] = None
+
+    @property
+    def holds(self) -> bool:
+        return bool(self._open)
 
     def hand_out(self) -> None:
         self._out += 1
@@ -180,6 +186,7 @@ class QueueConsumer:
     # --- sessions --------------------------------------------------------------------------------------------
 
     async def _run(self, ready: asyncio.Future[None]) -> None:
+        held_when_cancelled = False
         while not self._closed:
             if self._paused and ready.done():
                 self._changed.clear()
@@ -188,11 +195,18 @@ class QueueConsumer:
             try:
                 with not_cancelled():
                     session, lost = await self._begin()
+                    if held_when_cancelled:  # and the queue is there
+                        log.warning("%s: RabbitMQ cancelled the consumer: it seems that %s", self.queue, _TOO_LONG)
                     if not ready.done():
                         ready.set_result(None)
                     await self._until_over(session, lost)
+                    cancelled = session.lost and not lost.done()
+                    held_when_cancelled = cancelled and session.holds
                     await session.close()
+                    if cancelled:
+                        await asyncio.sleep(_PAUSE_SECONDS)
             except ChannelNotFoundEntity as exc:
+                held_when_cancelled = False
                 if not ready.done():
                     ready.set_exception(QueueNotFound(f"there is no queue {self.queue} on this RabbitMQ: {exc}"))
                     return
