@@ -173,6 +173,7 @@ class PrivateRabbitmq(PrivateServer):
         home = self._home
         return {
             **super()._environment(),
+            "PATH": f"{self._script.parent}:{os.environ['PATH']}",  # a fetched one has its own Erlang there
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "ERL_EPMD_PORT": str(self._epmd),
             "RABBITMQ_NODENAME": f"faregate-{self._amqp}@localhost",
@@ -263,7 +264,10 @@ def _free_ports(count: int) -> list[int]:
 
 
 def find_rabbitmq() -> Path | None:
-    """The script behind the distribution's wrapper, which would insist on its own user and folders."""
+    """What FAREGATE_RABBITMQ names, or the script behind the distribution's wrapper, which would insist on its own user
+    and folders."""
+    if chosen := os.environ.get("FAREGATE_RABBITMQ"):
+        return Path(chosen)
     folder = Path("/usr/lib/rabbitmq")
     scripts = [folder / "bin/rabbitmq-server", *folder.glob("lib/*/sbin/rabbitmq-server")]
     return next((path for path in scripts if path.exists()), None)

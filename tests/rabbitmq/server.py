@@ -36,7 +36,7 @@ class Ground:
 
     def environment(self, home: Path) -> dict[str, str]:
         return {
-            "PATH": os.environ["PATH"],
+            "PATH": f"{self.script.parent}:{os.environ['PATH']}",  # a fetched one has its own Erlang there
             "HOME": str(home),
             "LANG": "C.UTF-8",
             "ERL_EPMD_ADDRESS": "127.0.0.1",
@@ -203,6 +203,9 @@ def free_port() -> int:
 
 
 def _find_script() -> Path:
+    """The one that ./dev was asked for, or the distribution's."""
+    if chosen := os.environ.get("FAREGATE_RABBITMQ"):
+        return Path(chosen)
     found = [
         Path("/usr/lib/rabbitmq/bin/rabbitmq-server"),
         *Path("/usr/lib/rabbitmq/lib").glob("*/sbin/rabbitmq-server"),
@@ -214,9 +217,9 @@ def _find_script() -> Path:
 
 
 @contextmanager
-def private_cluster(size: int = 3) -> Iterator[Cluster]:
+def private_cluster(size: int = 3, script: Path | None = None) -> Iterator[Cluster]:
     """Started, and removed afterwards; skips, or fails in CI, where RabbitMQ is not installed."""
-    script = _find_script()
+    script = script or _find_script()
     home = Path(tempfile.mkdtemp(prefix="faregate-rabbitmq.", dir="/var/tmp"))
     if os.geteuid() == 0:
         user = pwd.getpwnam("rabbitmq")
@@ -235,7 +238,7 @@ def private_cluster(size: int = 3) -> Iterator[Cluster]:
 
 
 @contextmanager
-def private_rabbitmq() -> Iterator[PrivateRabbitmq]:
+def private_rabbitmq(script: Path | None = None) -> Iterator[PrivateRabbitmq]:
     """As above, one node."""
-    with private_cluster(1) as cluster:
+    with private_cluster(1, script) as cluster:
         yield cluster.nodes[0]

@@ -3,6 +3,7 @@
 # The scripts behind the distribution's wrapper, which would insist on its own user and folders.
 find_rabbitmq() {
     local script
+    if [[ -n ${FAREGATE_RABBITMQ:-} ]]; then printf '%s\n' "$FAREGATE_RABBITMQ"; return; fi
     for script in /usr/lib/rabbitmq/bin/rabbitmq-server /usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin/rabbitmq-server; do
         if [[ -x $script ]]; then printf '%s\n' "$script"; return; fi
     done
@@ -35,9 +36,10 @@ stream.advertised_port = $stream
 default_user = faregate
 default_pass = $password
 CONF
+    printf '%s\n' "$server" >"$SERVICES/rabbitmq.server"
     # A port mapper of its own: the usual one may belong to another Erlang system, and would outlive this server.
     local -a environment=(
-        PATH="$PATH" HOME="$home" LANG=C.UTF-8
+        PATH="${server%/*}:$PATH" HOME="$home" LANG=C.UTF-8
         ERL_EPMD_ADDRESS=127.0.0.1 ERL_EPMD_PORT="$epmd"
         RABBITMQ_NODENAME="faregate-$amqp@localhost"
         RABBITMQ_DIST_PORT="$distribution"

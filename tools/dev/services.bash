@@ -24,6 +24,8 @@ borrow_services() {
     trap 'exit 130' INT
     trap 'exit 143' TERM
     trap 'exit 129' HUP
+    choose_rabbitmq
+    refuse_another_rabbitmq
     # A service that cannot run was named in a sentence; its tests skip, or fail in CI.
     start_services || true
     export_services
@@ -39,8 +41,17 @@ return_services() {
 
 keep_services() {
     mkdir -p "$SERVICES"
+    choose_rabbitmq
+    refuse_another_rabbitmq
     : >"$SERVICES/keep"
     start_services
+}
+
+# One that runs may be in use.
+refuse_another_rabbitmq() {
+    if service_is_up rabbitmq && [[ $(<"$SERVICES/rabbitmq.server") != "$(find_rabbitmq)" ]]; then
+        die "another RabbitMQ is up, $(<"$SERVICES/rabbitmq.server"): './dev services down' stops it."
+    fi
 }
 
 drop_services() {
