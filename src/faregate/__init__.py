@@ -81,11 +81,10 @@ from faregate.node.node import Node
 from faregate.node.outgoing import Options, Outgoing, publish, send
 from faregate.node.policy import ByKey, Parallel, Redeliver, Retry, Serial
 from faregate.ports.dead_letter import DeadLetter
+from faregate.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from faregate import spark, testing
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Alarm",

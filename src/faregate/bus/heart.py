@@ -6,13 +6,13 @@ Nothing depends on them: one that cannot be sent is left out, and said once unti
 import asyncio
 import logging
 from collections.abc import Sequence
-from importlib.metadata import version
 
 from faregate.bus.worker import Worker
 from faregate.core.alarms import Alarms
 from faregate.errors import FaregateError
 from faregate.ports.clock import Clock, Timer
 from faregate.ports.presence import HEARTBEAT_SECONDS, Announcing, Consumed, Heartbeat
+from faregate.version import __version__
 
 log = logging.getLogger("faregate.bus")
 
@@ -33,7 +33,6 @@ class Heart:
         self._workers = workers
         self._clock = clock
         self._alarms = alarms
-        self._version = version("faregate")
         self._counted: dict[Worker, int] = {}
         """What each had handled at the last heartbeat."""
         self._timer: Timer | None = None
@@ -75,7 +74,7 @@ class Heart:
             consumed[worker.subscription.node].append(self._consumed(worker, seconds))
         at, alarms = self._clock.time(), dict(self._alarms.counts)
         return [
-            Heartbeat(node, self._instance, self._version, self._since, at, consumes, alarms, leaving)
+            Heartbeat(node, self._instance, __version__, self._since, at, consumes, alarms, leaving)
             for node, consumes in consumed.items()
         ]
 

@@ -26,8 +26,8 @@ from faregate.transports.rabbitmq.link import LOST, Link, not_cancelled
 log = logging.getLogger("faregate.rabbitmq")
 
 _PAUSE_SECONDS = 0.5
-"""Before a lost consumer is made anew. One that the broker cancelled waits too: its queue is being deleted, and 4.0 ends
-the connection of whoever consumes a queue in that moment."""
+"""Before a lost consumer is made anew. One that the broker cancelled waits, too: its queue is being deleted, and 4.0
+ends the connection of whoever consumes a queue in that moment."""
 _TAKEN_IN_SECONDS = 0.1
 """A quorum queue has taken in acknowledgements by then. What it has not when the channel closes, the broker forgets,
 and delivers those messages again."""
