@@ -449,14 +449,22 @@ async def test_with_tokens_one_key_is_one_message_and_another_body_under_it_soun
         assert await count(bus, "tokens") == await count(bus, "outbox") == 0
 
 
+@pytest.mark.parametrize("error", [None, fg.Permanent("never"), ValueError("not now")])
 async def test_messages_whose_token_store_was_taken_away_become_dead_letters_that_can_be_replayed(
-    tmp_path: Path,
+    tmp_path: Path, error: Exception | None
 ) -> None:
+    """Whatever their handler makes of them meanwhile."""
+    runs = 0
+
     def nodes(dedup: str) -> list[fg.Node]:
         asking, answering = fg.Node("asking"), fg.Node("answering", schema=TABLE)
 
-        @answering.on(Asked, source="asking", dedup=dedup)
+        @answering.on(Asked, source="asking", dedup=dedup, retry=fg.Retry(0), redeliver=fg.Redeliver())
         async def answer(asked: Asked, ctx: fg.Context) -> None:
+            nonlocal runs
+            runs += 1
+            if error is not None and dedup == "ledger":
+                raise error
             await ctx.db.execute(INSERT, (asked.n,))
 
         return [asking, answering]
@@ -468,7 +476,9 @@ async def test_messages_whose_token_store_was_taken_away_become_dead_letters_tha
             await bus.publish(asked, node="asking")
     async with fg.Bus(transport, nodes=nodes("ledger"), store=store) as bus:
         await bus.idle(timeout=LONG)
-        assert [letter.error.split(":")[0] for letter in await bus.dead_letters()] == ["UnknownToken"] * 5
+        named = "UnknownToken" if error is None else type(error).__name__
+        assert [letter.error.split(":")[0] for letter in await bus.dead_letters()] == [named] * 5
+        assert runs <= 10
         assert await notes(bus) == []
     async with fg.Bus(transport, nodes=nodes("tokens"), store=store, tokens=tokens) as bus:
         await bus.replay(*(letter.message_id for letter in await bus.dead_letters()))

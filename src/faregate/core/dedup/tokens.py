@@ -48,7 +48,9 @@ class Tokens(Dedup):
             await self._shared.commit(lambda transaction: transaction.consume_tokens([_token(work)]))
 
     async def is_unhandled(self, transaction: Transaction, work: Work) -> bool:
-        return bool(await transaction.consume_tokens([_token(work)]))
+        if await transaction.consume_tokens([_token(work)]):
+            return True
+        return self._tokens is None and not work.in_ledger  # as in `doubt`: nobody can know
 
     async def was_committed(self, work: Work, known: Mapping[str, Known]) -> bool:
         return work.consumed and self._tokens is not None and not await self._tokens.read(_token(work))
