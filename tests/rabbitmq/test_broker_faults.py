@@ -151,6 +151,28 @@ async def test_missing_rights_are_said_with_the_command_that_gives_them(
     assert "secret-word" not in str(caught.value)
 
 
+async def test_a_consumer_whose_queue_and_rights_are_taken_away_says_so_and_comes_back_with_them(
+    server: PrivateRabbitmq, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop = Shop()
+    await asyncio.to_thread(server.control, "add_user", "robbed", "secret-word")
+    await asyncio.to_thread(server.control, "set_permissions", "-p", "/", "robbed", ".*", ".*", ".*")
+    password = server.url.split(":")[2].split("@")[0]
+    url = server.url.replace("faregate:", "robbed:").replace(password, "secret-word")
+    async with running(url, shop) as bus:
+        await asyncio.to_thread(server.control, "set_permissions", "-p", "/", "robbed", "", ".*", ".*")
+        await asyncio.to_thread(server.control, "delete_queue", bus.bindings[0].queue)
+        await shop.until(lambda: "cannot be consumed" in caplog.text)
+        await asyncio.to_thread(server.control, "set_permissions", "-p", "/", "robbed", ".*", ".*", ".*")
+        async with asyncio.timeout(90):
+            while not shop.seen:  # before the queue is there again nobody takes it
+                await bus.publish(Counted(number=1), node=shop.author)
+                await asyncio.sleep(0.2)
+        await bus.idle()
+    assert caplog.text.count("cannot be consumed") == 1
+    assert "secret-word" not in caplog.text
+
+
 @pytest.mark.full
 async def test_a_handler_that_takes_longer_than_the_broker_lets_it_is_told_of_and_has_its_effect_once(
     server: PrivateRabbitmq, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -16,9 +16,9 @@ from bisect import bisect
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from aiormq.exceptions import ChannelNotFoundEntity
+from aiormq.exceptions import ChannelAccessRefused, ChannelNotFoundEntity
 
-from faregate.errors import QueueNotFound, StaleLock
+from faregate.errors import ConfigurationError, QueueNotFound, StaleLock
 from faregate.transports.rabbitmq.channels import BatchChannel
 from faregate.transports.rabbitmq.frames import Arrived
 from faregate.transports.rabbitmq.link import LOST, Link, not_cancelled
@@ -143,6 +143,7 @@ class QueueConsumer:
         self._on_close = on_close
         self._paused = False
         self._closed = False
+        self._is_refused = False
         self._held_back: list[Arrived] = []
         """What arrived and may not be handed out now."""
         self._session: Session | None = None
@@ -210,8 +211,12 @@ class QueueConsumer:
                 if not ready.done():
                     ready.set_exception(QueueNotFound(f"there is no queue {self.queue} on this RabbitMQ: {exc}"))
                     return
-                log.warning("the queue %s is gone; it is declared anew", self.queue)
+                if not self._is_refused:
+                    log.warning("the queue %s is gone; it is declared anew", self.queue)
                 await self._declare_again()
+            except ChannelAccessRefused as exc:
+                self._refused(exc)
+                await asyncio.sleep(_PAUSE_SECONDS)
             except LOST as exc:
                 if _HELD_TOO_LONG in str(exc):
                     log.warning("%s: %s", self.queue, _TOO_LONG)
@@ -229,6 +234,7 @@ class QueueConsumer:
         self._session = session
         await channel.basic_qos(prefetch_count=self._prefetch)
         await channel.basic_consume(self.queue, _unused)
+        self._is_refused = False
         return session, lost
 
     def _lost(self, session: Session) -> None:
@@ -249,11 +255,21 @@ class QueueConsumer:
             raise error
 
     async def _declare_again(self) -> None:
-        with suppress(*LOST):
+        try:
             channel = await self._link.channel(BatchChannel)
             await self._declare(channel)
             await channel.close()
+        except ConfigurationError as exc:  # somebody may mend that
+            self._refused(exc)
+        except LOST as exc:
+            log.debug("%s could not be declared anew: %s", self.queue, exc)
         await asyncio.sleep(_PAUSE_SECONDS)
+
+    def _refused(self, exc: Exception) -> None:
+        """Said once, until it is consumed again."""
+        if not self._is_refused:
+            log.error("%s cannot be consumed, which is tried again and again: %s", self.queue, exc)
+        self._is_refused = True
 
     def _arrived(self, session: Session, message: Arrived) -> None:
         if session.lost:
