@@ -9,6 +9,7 @@ both keep to these names, and to these rules:
 - Whatever another program sends can be read: what is missing is taken from the routing key, what is of no use left out.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any
@@ -20,6 +21,8 @@ TYPE, SOURCE = "x-basic-type", "x-basic-app-id"
 """What the broker makes of the properties `type` and `app_id`, which AMQP 1.0 does not have."""
 ROUTING_KEY = "x-routing-key"
 DESTINATION, RECIPIENTS = OURS + "destination", OURS + "recipients"
+_END_OF_TIME = 253_402_300_800.0
+"""The year 10000, where calendars of Python and of databases end."""
 _BROKERS = ("x-basic-", "x-first-death-", "x-last-death-", "x-opt-", OURS)
 _BROKERS_OWN = frozenset(
     {ROUTING_KEY, "x-exchange", "x-death", "x-delivery-count", "x-acquired-count", "x-stream-offset"}
@@ -87,11 +90,12 @@ def _number(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _time(value: object) -> float | None:
+def time_in(value: object) -> float | None:
     try:
-        return float(value) if isinstance(value, str | int | float) else None
+        found = float(value) if isinstance(value, str | int | float) else math.nan
     except ValueError:
         return None
+    return found if abs(found) < _END_OF_TIME else None  # so "nan" and "inf" say nothing
 
 
 def _digest(value: object) -> bytes | None:
@@ -124,7 +128,7 @@ _NO_TEXTS, _NO_NUMBERS = (None,) * len(_TEXTS), (0,) * len(_NUMBERS)
 _READ: dict[str, tuple[str, Callable[[object], Any]]] = {
     **{header: (field, _text) for field, header in _TEXTS},
     **{header: (field, _number) for field, header in _NUMBERS},
-    **{header: (field, _time) for field, header in _TIMES},
+    **{header: (field, time_in) for field, header in _TIMES},
     _DIGEST: ("body_digest", _digest),
     RECIPIENTS: ("recipients", _names),
     TYPE: ("type", _text),

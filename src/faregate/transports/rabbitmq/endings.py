@@ -34,12 +34,14 @@ from faregate.transports.rabbitmq.wire import (
     properties_of,
     text_of,
     time_of,
+    with_room,
 )  # fmt: skip
 
 log = logging.getLogger("faregate.rabbitmq")
 
 _MOST_ERROR = 16_384
-"""Characters of an error that travel with a dead letter."""
+"""Bytes of an error that travel with a dead letter."""
+_AGAIN_SECONDS = 1.0
 _EARLY = 0.15
 _LATE = 5.0
 
@@ -89,7 +91,8 @@ class Endings:
         elif delivery.expired:
             self._give_up(delivery, "expired", "its time was over before a handler could begin")
         elif due is not None and due > now + _EARLY:
-            self._background(self.put_off(delivery, due - now, delivery.redeliveries, is_scheduled=not delivery.tries))
+            later = self.put_off(delivery, due - now, delivery.redeliveries, is_scheduled=not delivery.tries)
+            self._background(delivery, later)
         else:
             return True
         return False
@@ -103,15 +106,11 @@ class Endings:
 
     def _give_up(self, delivery: RabbitmqDelivery, reason: str, error: str) -> None:
         async def end() -> None:
-            try:
-                await self.dead_letter(delivery, reason, error)
-            except Exception:
-                delivery.let_go()  # it comes again
-                raise
+            await self.dead_letter(delivery, reason, error)
             if delivery.binding.on_dead_letter is not None:
                 delivery.binding.on_dead_letter(delivery, reason, error)
 
-        self._background(end())
+        self._background(delivery, end())
 
     async def put_off(
         self, delivery: RabbitmqDelivery, delay: float, redeliveries: int, *, is_scheduled: bool = False
@@ -136,7 +135,8 @@ class Endings:
     async def add_dead(
         self, node: str, envelope: Envelope, reason: str, error: str, more: dict[str, Any] | None = None
     ) -> None:
-        why = {REASON: reason, ERROR: error[:_MOST_ERROR], FAILED_AT: repr(self.clock.time()), **(more or {})}
+        cut = error.encode(errors="backslashreplace")[:_MOST_ERROR].decode(errors="ignore")
+        why = {REASON: reason, ERROR: cut, FAILED_AT: repr(self.clock.time()), **(more or {})}
         await self._publish(envelope, "", dead_queue(node), why)
 
     async def add_letter(self, letter: DeadLetter) -> None:
@@ -174,7 +174,7 @@ class Endings:
 
     async def _publish(self, envelope: Envelope, exchange: str, routing_key: str, more: dict[str, Any]) -> None:
         batch = await self._publisher.publish(
-            [Publication(exchange, routing_key, properties_of(envelope, more), envelope.body)]
+            [Publication(exchange, routing_key, with_room(properties_of(envelope, more), more), envelope.body)]
         )
         if batch.returned:
             raise StaleLock(f"{envelope} cannot go to {routing_key}: {batch.returned[0]}; it is delivered again")
@@ -198,12 +198,14 @@ class Endings:
         await work(channel)
         await channel.close()
 
-    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _background(self, delivery: RabbitmqDelivery, work: Coroutine[Any, Any, None]) -> None:
         async def guarded() -> None:
             try:
                 await work
-            except (StaleLock, FaregateError) as exc:
-                log.warning("a message stays with RabbitMQ: %s", exc)
+            except Exception as exc:
+                unforeseen = None if isinstance(exc, FaregateError) else exc
+                log.warning("a message stays with RabbitMQ, and comes again: %s", exc, exc_info=unforeseen)
+                self.clock.call_later(_AGAIN_SECONDS, delivery.let_go)
 
         task = asyncio.create_task(guarded())
         self._tasks.add(task)

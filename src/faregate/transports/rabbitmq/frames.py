@@ -14,6 +14,7 @@ Rules kept here:
 """
 
 import asyncio
+import hashlib
 import logging
 import ssl
 from collections.abc import Callable
@@ -39,6 +40,7 @@ _RETURN, _DELIVER, _ACK, _NACK = 60 << 16 | 50, 60 << 16 | 60, 60 << 16 | 80, 60
 _OURS = frozenset({_RETURN, _DELIVER, _ACK, _NACK})
 _HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 _HEARTBEAT_SECONDS = 1.0
+_LONGEST_TEXT = 255
 
 
 class Nonsense(Exception):
@@ -228,7 +230,7 @@ def read_properties(data: bytes, at: int) -> Basic.Properties:
     at = _read_texts(found, _TEXTS_BEFORE, flags, data, at)
     if flags & 0x2000:
         end = at + 4 + _METHOD.unpack_from(data, at)[0]
-        with suppress(ValueError):
+        with suppress(Exception):  # no table, no time, or nested deeper than Python goes
             _, found.headers = field_table(data[at:end])
         at = end
     if flags & 0x1000:
@@ -260,7 +262,19 @@ def _read_texts(found: Basic.Properties, texts: tuple[tuple[int, str], ...], fla
 
 
 def _text(data: bytes, at: int) -> str:
-    return data[at + 1 : at + 1 + data[at]].decode(errors="replace")
+    raw = data[at + 1 : at + 1 + data[at]]
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        return _escaped(raw)
+    return _escaped(raw) if "\0" in text else text
+
+
+def _escaped(raw: bytes) -> str:
+    """Of what is no UTF-8, or what PostgreSQL does not keep. Two that differ stay different, since the id of a message
+    may be such a text, and none is too long to be sent on."""
+    text = raw.decode(errors="backslashreplace").replace("\0", "\\x00")
+    return text if len(text.encode()) <= _LONGEST_TEXT else hashlib.sha256(raw).hexdigest()
 
 
 def _time(seconds: int) -> datetime | None:

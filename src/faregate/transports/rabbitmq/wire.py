@@ -4,6 +4,7 @@ Beside the envelope, headers of ours say how often a message of a node without a
 letter.
 """
 
+import logging
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -12,10 +13,14 @@ from pamqp.commands import Basic
 
 from faregate.errors import MessageTooLarge, Permanent
 from faregate.message import Envelope
-from faregate.transports.amqp_wire import OURS, ROUTING_KEY, fields_of, headers_of
+from faregate.plain import plain
+from faregate.transports.amqp_wire import OURS, ROUTING_KEY, fields_of, headers_of, time_in
+
+log = logging.getLogger("faregate.rabbitmq")
 
 _MOST_HEADERS = 65_536
 """Bytes. All properties of a message are one frame of 128 KiB, and the error of a dead letter needs its place there."""
+_MOST_PROPERTIES = 130_000
 _LONGEST_NAME = 255
 REDELIVERIES, TRIES = OURS + "redeliveries", OURS + "tries"
 """How often it was put off, and how often a handler began on it: both travel with the message."""
@@ -61,6 +66,17 @@ def properties_of(envelope: Envelope, more: Mapping[str, Any] | None = None) -> 
     )
 
 
+def with_room(properties: Basic.Properties, more: Mapping[str, Any]) -> Basic.Properties:
+    """With these headers, and without the largest others where all of them are too much for a frame. A message of ours
+    has room (`check_headers`), one of another program may not."""
+    headers = properties.headers or {}
+    while len(properties.marshal()) > _MOST_PROPERTIES and len(headers) > len(more):
+        largest = max(headers.keys() - more.keys(), key=lambda name: len(str(headers[name])))
+        log.warning("message %s loses its header %s: RabbitMQ has no room", properties.message_id, plain(largest))
+        del headers[largest]
+    return properties
+
+
 def envelope_of(properties: Basic.Properties, body: bytes, routing_key: str, recipient: str) -> Envelope:
     """`recipient`: the node that it was delivered to."""
     fields = fields_of({**(properties.headers or {}), ROUTING_KEY: routing_key})
@@ -100,7 +116,4 @@ def text_of(properties: Basic.Properties, header: str) -> str | None:
 
 def time_of(properties: Basic.Properties, header: str) -> float | None:
     """Times travel as text."""
-    try:
-        return float(text_of(properties, header) or "")
-    except ValueError:
-        return None
+    return time_in(text_of(properties, header))
