@@ -8,11 +8,13 @@ from typing import Any
 
 import pamqp.commands
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import faregate as fg
 from faregate.bus import heart
 from faregate.cli import app
+from faregate.cli.status import Seen
 from faregate.ports.presence import Consumed, Heartbeat
 from faregate.transports.rabbitmq import RabbitmqQueue
 from faregate.transports.rabbitmq.channels import BatchChannel
@@ -116,7 +118,16 @@ async def test_what_others_write_there_is_passed_over(broker: str) -> None:
 
     async def write(channel: BatchChannel) -> None:
         await declare_exchange(channel, PRESENCE)
-        for body in (b"", b"\xff\xfe", b"[]", b'{"node": 3}', b'"' + b"x" * (2 << 20) + b'"'):
+        deep = b'{"other": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+        for body in (
+            b"",
+            b"\xff\xfe",
+            b"[]",
+            b'{"node": 3}',
+            b'{"node": "\xff"}',
+            deep,
+            b'"' + b"x" * (2 << 20) + b'"',
+        ):
             await channel.basic_publish(
                 body, exchange=PRESENCE, routing_key="stranger", properties=pamqp.commands.Basic.Properties()
             )
@@ -129,6 +140,17 @@ async def test_what_others_write_there_is_passed_over(broker: str) -> None:
             assert {beat.node for beat in listener.heard} <= {"good", "nobody"}
     finally:
         await transport.close()
+
+
+def test_names_that_look_like_markup_are_shown_as_they_are() -> None:
+    seen = Seen("amqp://here", [])
+    seen.hear(
+        Heartbeat("[/x]", "[red]one[/y]", "0", 1.0, 2.0, [Consumed("[T]", None, ["[q]"], 0, 1, 2, 3, 4, False)], {})
+    )
+    console = Console(width=120)
+    with console.capture() as shown:
+        console.print(seen.shown())
+    assert "[/x]" in shown.get() and "[red]one[/y]" in shown.get() and "[T]" in shown.get()
 
 
 async def test_a_bus_runs_where_heartbeats_cannot_be_sent(

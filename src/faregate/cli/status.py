@@ -152,10 +152,11 @@ def _table(found: list[tuple[float, Heartbeat]], now: float) -> Table:
             numbers = (each.handled, each.redelivered, each.dead, each.busy)
             told = Text(" ").join([state, Text("paused", "yellow")]) if each.paused else state
             per_second = f"{each.per_second:,.1f}"
-            table.add_row(name, _takes(each), _parts_of(each), per_second, *(f"{number:,}" for number in numbers), told)
+            texts = (Text(name), Text(_takes(each)), Text(_parts_of(each)))  # a str would be read as markup
+            table.add_row(*texts, per_second, *(f"{number:,}" for number in numbers), told)
             name, state = "", Text("")
         if not beat.consumes:
-            table.add_row(name, "nothing", "", "", "", "", "", "", state)
+            table.add_row(Text(name), "nothing", "", "", "", "", "", "", state)
     return table
 
 

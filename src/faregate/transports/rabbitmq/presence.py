@@ -8,6 +8,7 @@ Rules kept here:
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -15,10 +16,11 @@ from pamqp.commands import Basic
 
 from faregate.ports.presence import Heartbeat
 from faregate.transports.rabbitmq.channels import BatchChannel
+from faregate.transports.rabbitmq.frames import Arrived
 from faregate.transports.rabbitmq.names import PRESENCE
 from faregate.transports.rabbitmq.topology import declare_exchange
 
-_LOOK_SECONDS = 0.2
+_AT_ONCE = 100
 _MOST_WAITING, _MOST_BYTES = 10_000, 1 << 20
 _PLAIN = Basic.Properties(content_type="application/json", message_type="faregate-heartbeat", delivery_mode=1)
 _read = msgspec.json.Decoder(Heartbeat).decode
@@ -38,14 +40,33 @@ async def listen(channel: BatchChannel, heard: Callable[[Heartbeat], None], seco
     queue = (await channel.queue_declare(exclusive=True, auto_delete=True, arguments=limits)).queue
     assert queue is not None
     await channel.queue_bind(queue, PRESENCE, routing_key="#")
-    loop = asyncio.get_running_loop()
-    until = loop.time() + seconds
-    while loop.time() < until:
-        message = await channel.basic_get(queue, no_ack=True)
-        if message.delivery_tag is None:
-            await asyncio.sleep(_LOOK_SECONDS)
-        elif len(message.body) <= _MOST_BYTES:
-            try:
-                heard(_read(message.body))
-            except msgspec.DecodeError:
-                continue
+    arrived: asyncio.Queue[Arrived] = asyncio.Queue()
+    channel.incoming.delivered = arrived.put_nowait
+    lost = channel.closing
+    await channel.basic_qos(prefetch_count=_AT_ONCE)
+    await channel.basic_consume(queue, _unused)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while True:
+                message = await _next_of(arrived, lost)
+                if len(message.body) <= _MOST_BYTES:
+                    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                        heard(_read(message.body))
+                await channel.write(channel.acknowledgements([], message.delivery_tag, []))
+
+
+async def _next_of(arrived: "asyncio.Queue[Arrived]", lost: "asyncio.Future[None]") -> Arrived:
+    """Raises how the channel is lost."""
+    coming = asyncio.ensure_future(arrived.get())
+    try:
+        await asyncio.wait((lost, coming), return_when=asyncio.FIRST_COMPLETED)
+        if not coming.done():
+            raise lost.exception() or ConnectionError("the channel is closed")
+        return coming.result()
+    finally:
+        coming.cancel()
+
+
+async def _unused(message: object) -> None:
+    """The channel hands deliveries over by itself."""
+    raise AssertionError(message)
