@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,31 @@ async def test_missing_rights_are_said_with_the_command_that_gives_them(
             raise AssertionError("it started")
     assert "rabbitmqctl set_permissions" in str(caught.value)
     assert "secret-word" not in str(caught.value)
+
+
+async def test_a_queue_that_is_full_gets_everything_and_no_copies(server: PrivateRabbitmq, tmp_path: Path) -> None:
+    author = fg.Node("hasty-author")
+    reader = fg.Node("slow-reader", schema="create table if not exists seen (at integer primary key, number integer)")
+
+    @reader.on(Counted, source=author.name, key="filling", prefetch=2)
+    async def count(counted: Counted, ctx: fg.Context) -> None:
+        await asyncio.sleep(0.002)
+        ctx.db.write("insert into seen (number) values (?)", (counted.number,))
+
+    policy = ("small", "^slow-reader[.]", '{"max-length": 10}', "--apply-to", "queues")
+    await asyncio.to_thread(server.control, "set_policy", *policy)
+    url = f"{server.url}?confirm=120s"
+    async with fg.Bus(url, nodes=[author, reader], store=f"sqlite:{tmp_path}/reader.db") as bus:
+        await bus.publish_many([Counted(number=number) for number in range(150)], node=author)
+        rest = (bus.publish(Counted(number=number), node=author) for number in range(150, 300))
+        await asyncio.gather(*rest)
+        await bus.idle()
+        assert bus.outcomes()["duplicate"] == 0
+    with closing(sqlite3.connect(tmp_path / "reader.db")) as database:
+        seen = [number for (number,) in database.execute("select number from seen order by at")]
+    assert sorted(seen) == list(range(300))
+    falls = sum(after < before for before, after in pairwise(seen))
+    assert falls < 60, "what was refused goes out in its order; what was taken meanwhile may be before it"
 
 
 async def test_a_consumer_whose_queue_and_rights_are_taken_away_says_so_and_comes_back_with_them(

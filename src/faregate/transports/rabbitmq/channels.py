@@ -31,10 +31,12 @@ class Publication(NamedTuple):
 class Confirmation:
     """Publications that go out together: done when the broker has answered for each of them."""
 
-    __slots__ = ("done", "first", "left", "publications", "refused", "returned")
+    __slots__ = ("done", "first", "left", "number", "publications", "refused", "returned")
 
-    def __init__(self, publications: Sequence[Publication]) -> None:
+    def __init__(self, publications: Sequence[Publication], number: int) -> None:
+        """`number`: those with a lower one go out before it."""
         self.publications = publications
+        self.number = number
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.first = 0
         """The number of the first on its channel; 0: none is on its way."""
@@ -43,8 +45,8 @@ class Confirmation:
         """They are written, or written again."""
         self.first = first
         self.left = len(self.publications)
-        self.refused = 0
-        """How many of them the broker did not take; it says no reason."""
+        self.refused: list[int] = []
+        """The places of those that the broker did not take; it says no reason."""
         self.returned: dict[int, str] = {}
         """The places of those that no queue takes, and what the broker says."""
 
@@ -95,7 +97,7 @@ class BatchChannel(Channel):
             if confirmation is None:
                 continue
             if not taken:
-                confirmation.refused += 1
+                confirmation.refused.append(each - confirmation.first)
             confirmation.left -= 1
             if not confirmation.left and not confirmation.done.done():
                 confirmation.done.set_result(None)

@@ -173,11 +173,11 @@ class Endings:
                 await task
 
     async def _publish(self, envelope: Envelope, exchange: str, routing_key: str, more: dict[str, Any]) -> None:
-        batch = await self._publisher.publish(
+        returned = await self._publisher.publish(
             [Publication(exchange, routing_key, with_room(properties_of(envelope, more), more), envelope.body)]
         )
-        if batch.returned:
-            raise StaleLock(f"{envelope} cannot go to {routing_key}: {batch.returned[0]}; it is delivered again")
+        if returned:
+            raise StaleLock(f"{envelope} cannot go to {routing_key}: {returned[0]}; it is delivered again")
 
     async def _lead_to(self, queue: str) -> None:
         if queue in self._led:

@@ -3,8 +3,8 @@
 Rules kept here:
 - Batches go out in the order in which they were handed in. What was not confirmed when a channel is lost goes out again
   on the next one, before anything newer: recipients recognise the repetition by its id.
-- What the broker refuses, because a queue is full or has no leader, goes out again until its time is over. Other queues
-  may have taken it.
+- What the broker refuses, because a queue is full or has no leader, goes out again until its time is over, before
+  anything newer that waits; and nothing else does, or copies would fill the queue. Other queues may have taken it.
 - Whoever publishes waits for the broker's answer, and not longer than `confirm=`. Then it is `BrokerUnavailable` where
   nothing was sent, and `OutcomeUnknown` where the answer is missing.
 - A command that no queue takes is `Unroutable`. An event may have no recipient.
@@ -13,9 +13,12 @@ Rules kept here:
 import asyncio
 import logging
 import re
+from bisect import insort
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from itertools import count
+from operator import attrgetter
 
 from aiormq.exceptions import ChannelAccessRefused, ChannelPreconditionFailed
 
@@ -41,6 +44,7 @@ class Publisher:
         """To be written."""
         self._written: deque[Confirmation] = deque()
         """On their way, in order; the first ones may be done."""
+        self._numbers = count()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -53,27 +57,30 @@ class Publisher:
             with suppress(asyncio.CancelledError):
                 await self._task
 
-    async def publish(self, publications: Sequence[Publication]) -> Confirmation:
-        """Returns once the broker has answered for all of them. Raises `BrokerUnavailable`, `OutcomeUnknown`."""
-        batch = Confirmation(publications)
-        refused = False
+    async def publish(self, publications: Sequence[Publication]) -> dict[int, str]:
+        """Once the broker has answered for all of them: the places of those that no queue takes, and what it says.
+        Raises `BrokerUnavailable`, `OutcomeUnknown`."""
+        batch = Confirmation(publications, next(self._numbers))
+        places: Sequence[int] = range(len(publications))
+        returned: dict[int, str] = {}
         self._waiting.append(batch)
         self._wake.set()
         try:
             async with asyncio.timeout(self._seconds):
                 await batch.done
                 while batch.refused:  # a queue is full, or has no leader for a moment
-                    refused = True
-                    batch = Confirmation(publications)
+                    returned |= {places[place]: text for place, text in batch.returned.items()}
+                    places = [places[place] for place in sorted(batch.refused)]
+                    batch = Confirmation([publications[place] for place in places], batch.number)
                     await asyncio.sleep(_REFUSED_SECONDS)
-                    self._waiting.appendleft(batch)
+                    insort(self._waiting, batch, key=_number)
                     self._wake.set()
                     await batch.done
         except TimeoutError:
-            raise self._missing(batch, refused) from None
+            raise self._missing(batch, isinstance(places, list)) from None
         finally:
             batch.done.cancel()
-        return batch
+        return returned | {places[place]: text for place, text in batch.returned.items()}
 
     def _missing(self, batch: Confirmation, refused: bool) -> FaregateError:
         what = f"RabbitMQ did not confirm it within {self._seconds:g} s"
@@ -110,7 +117,7 @@ class Publisher:
                         await channel.close()
             again = [batch for batch in self._written if not batch.done.done()]
             self._written.clear()
-            self._waiting.extendleft(reversed(again))
+            self._waiting = deque(sorted([*again, *self._waiting], key=_number))
 
     async def _publish_on(self, channel: BatchChannel) -> None:
         """Write what comes, until the channel is lost: then raise how."""
@@ -157,6 +164,9 @@ class Publisher:
     def _fail(self, exc: FaregateError) -> None:
         for batch in (*self._written, *self._waiting):
             _end(batch, exc)
+
+
+_number = attrgetter("number")
 
 
 def _end(batch: Confirmation, exc: FaregateError) -> None:

@@ -155,7 +155,7 @@ class RabbitmqQueue:
         await undeclare(channel, binding)
 
     async def _check_view(self, binding: Binding) -> None:
-        if self._stream is None or (await self._publisher.publish([ask_for_mark(binding.queue)])).returned:
+        if self._stream is None or await self._publisher.publish([ask_for_mark(binding.queue)]):
             return
         raise ViewTaken(
             f"{binding.queue} is consumed through the log, the stream {self._stream}, on Spark: run it there, or leave "
@@ -259,8 +259,8 @@ class RabbitmqQueue:
                 publications.append(Publication(EXCHANGE, routing_key(envelope), properties, envelope.body))
         if not publications:
             return
-        batch = await self._publisher.publish(publications)
-        for place, text in batch.returned.items():
+        returned = await self._publisher.publish(publications)
+        for place, text in returned.items():
             if place in commands:
                 command = commands[place]
                 self._routable.pop(f"{command.destination}.{command.type}", None)
@@ -274,9 +274,9 @@ class RabbitmqQueue:
 
     async def put(self, publications: Sequence[Publication]) -> None:
         """Publish them as they are. Raises `Unroutable` when no queue takes one of them."""
-        batch = await self._publisher.publish(publications)
-        if batch.returned:
-            raise Unroutable(next(iter(batch.returned.values())))
+        returned = await self._publisher.publish(publications)
+        if returned:
+            raise Unroutable(next(iter(returned.values())))
 
     async def announce(self, heartbeats: Sequence[Heartbeat]) -> None:
         try:
