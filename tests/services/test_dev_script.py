@@ -207,10 +207,10 @@ printf '%s|' "$@"
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ([], ["-n", "2", "--dist", "worksteal"]),
-        (["--full"], ["-m", "", "-n", "2", "--dist", "worksteal"]),
-        (["--long"], ["-m", "full", "-n", "2", "--dist", "worksteal"]),
-        (["--long", "--slice", "2/4"], ["-m", "full", "--slice", "2/4", "-n", "2", "--dist", "worksteal"]),
+        ([], ["-n", "3", "--dist", "worksteal"]),
+        (["--full"], ["-m", "", "-n", "3", "--dist", "worksteal"]),
+        (["--long"], ["-m", "full", "-n", "3", "--dist", "worksteal"]),
+        (["--long", "--slice", "2/4"], ["-m", "full", "--slice", "2/4", "-n", "3", "--dist", "worksteal"]),
         (["--long", "tests/crash", "-x"], ["-m", "full", "tests/crash", "-x"]),
         (["-k", "one thing"], ["-k", "one thing"]),
     ],
@@ -218,7 +218,7 @@ printf '%s|' "$@"
 def test_the_arguments_choose_the_tier_and_the_rest_goes_to_pytest(
     project: Path, given: list[str], expected: list[str]
 ) -> None:
-    """A whole tier runs in two processes."""
+    """A whole tier runs in three processes."""
     pretend_environment(project)
     (project / ".venv/bin/python").write_text(FAKE_PYTEST)
     result = run_copy(project, "test", "--no-services", *given)

@@ -63,7 +63,7 @@ CONF
         [begin
             rabbit_vhost:add(Name, <<"tests">>),
             rabbit_auth_backend_internal:set_permissions(<<"faregate">>, Name, <<".*">>, <<".*">>, <<".*">>, <<"tests">>)
-        end || Name <- [<<"main">>, <<"gw0">>, <<"gw1">>]].' >>"$SERVICES/rabbitmq.console.log" 2>&1) || return 1
+        end || Name <- [<<"main">>, <<"gw0">>, <<"gw1">>, <<"gw2">>]].' >>"$SERVICES/rabbitmq.console.log" 2>&1) || return 1
     record_url rabbitmq-stream "rabbitmq-stream://faregate:$password@127.0.0.1:$stream/"
     record_url rabbitmq "amqp://faregate:$password@127.0.0.1:$amqp/"
 }
