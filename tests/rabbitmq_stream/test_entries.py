@@ -17,7 +17,7 @@ from faregate.message import Envelope
 from faregate.ports.schemes import open_log
 from faregate.transports.rabbitmq import wire
 from faregate.transports.rabbitmq_stream.address import parse_address
-from faregate.transports.rabbitmq_stream.amqp import Malformed, read_message
+from faregate.transports.rabbitmq_stream.amqp import Malformed, read_message, text, write_body
 from faregate.transports.rabbitmq_stream.entries import decode, encode
 from tests.presence import address
 from tests.rabbitmq_stream.streams import new_stream
@@ -56,6 +56,14 @@ def test_bytes_that_are_no_message_are_a_body(entry: bytes) -> None:
         read_message(entry)
     except Malformed:
         assert decode(entry) == Envelope(body=entry, content_type="application/octet-stream")
+
+
+def test_what_the_broker_makes_of_properties_from_3_13_on_is_read() -> None:
+    """The source is the group, and an id that is a UUID in words is one in bytes."""
+    name = "urn:uuid:01234567-89ab-cdef-0123-456789abcdef"
+    items = b"\x98" + bytes.fromhex("0123456789abcdef" * 2) + b"@" * 9 + text("shop")
+    found = decode(b"\x00Ss\xc0" + bytes((len(items) + 1, 11)) + items + write_body(b"{}"))
+    assert (found.publication_id, found.source, found.body) == (name, "shop", b"{}")
 
 
 def test_text_that_is_none_is_refused() -> None:
@@ -110,6 +118,13 @@ async def test_a_message_of_the_queues_is_the_same_in_the_stream(stream: str) ->
         content_type="x/y", content_encoding="gzip", key_id="i", algorithm="l", payload_ref="r",
         body_digest=b"\x01" * 16, traceparent="00-1", headers={"h": "ü"},
     )  # fmt: skip
+
+
+@pytest.mark.services
+async def test_an_id_that_is_a_uuid_stays_the_text_that_it_was(stream: str) -> None:
+    name = "urn:uuid:01234567-89ab-cdef-0123-456789abcdef"
+    found = await routed(stream, "event.shop.Noted.-", b"{}", Basic.Properties(message_id=name, correlation_id=name))
+    assert (found.publication_id, found.correlation_id) == (name, name)
 
 
 @pytest.mark.services

@@ -18,7 +18,7 @@ from faregate.message import Envelope
 
 OURS = "x-faregate-"
 TYPE, SOURCE = "x-basic-type", "x-basic-app-id"
-"""What the broker makes of the properties `type` and `app_id`, which AMQP 1.0 does not have."""
+"""What the broker makes of the properties `type` and, before 3.13, `app_id`, which AMQP 1.0 does not have."""
 ROUTING_KEY = "x-routing-key"
 DESTINATION, RECIPIENTS = OURS + "destination", OURS + "recipients"
 _END_OF_TIME = 253_402_300_800.0

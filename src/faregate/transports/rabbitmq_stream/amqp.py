@@ -6,6 +6,7 @@ says what a value is, and the upper half of it how long it is, so that values of
 
 import struct
 from typing import Any
+from uuid import UUID
 
 _DELIVERY_ANNOTATIONS, _ANNOTATIONS, _PROPERTIES, _APPLICATION = 0x71, 0x72, 0x73, 0x74
 _DATA, _VALUE, _FOOTER = 0x75, 0x77, 0x78
@@ -76,6 +77,8 @@ def _read(data: bytes, at: int) -> tuple[Any, int]:
         end = at + _FIXED[kind]
         if code == 0x56:
             return data[at] == 1, end
+        if code == 0x98:  # from 3.13 on the broker makes it of such a text
+            return UUID(bytes=data[at:end]).urn, end
         number = _NUMBERS.get(code)
         return (_SMALL.get(code) if number is None else number.unpack_from(data, at)[0]), end
     at, end = (at + 1, at + 1 + data[at]) if kind in (0xA0, 0xC0, 0xE0) else (at + 4, at + 4 + _length(data, at)[0])

@@ -12,7 +12,8 @@ Rules kept here:
 
 import socket
 import ssl
-from collections.abc import Generator, Iterable, Iterator
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any, TypeVar
@@ -25,10 +26,12 @@ from faregate.transports.rabbitmq_stream.address import Address
 from faregate.transports.rabbitmq_stream.chunks import batch_frame, behind, cut
 
 F = TypeVar("F", bound=schema.Frame)
+A = TypeVar("A", schema.SubscribeResponse, schema.DeclarePublisherResponse, schema.QueryPublisherSequenceResponse)
 
 SECONDS = 30.0
 """That a broker may take for an answer."""
 _CONNECT_SECONDS = 10.0
+_LEADER_SECONDS, _PAUSE_SECONDS = 5.0, 0.05
 _OK, _NO_STREAM, _EXISTS, _NOT_AVAILABLE = 1, 2, 5, 6
 _LOGIN = {8, 9, 10, 11}
 _CREDIT = 8
@@ -115,8 +118,11 @@ class Connection:
         numbered from `first` on, and its end is `last`. Raises `MessageTooLarge`, `OutcomeUnknown`."""
         batches = list(cut(entries, self.frame_max))
         with self._told(stream):
-            declared = schema.DeclarePublisher(next(self._numbers), _PUBLISHER, name, stream)
-            self._check(self._ask(declared, schema.DeclarePublisherResponse), stream)
+            self._ask_of(
+                stream,
+                lambda number: schema.DeclarePublisher(number, _PUBLISHER, name, stream),
+                schema.DeclarePublisherResponse,
+            )
             try:
                 self._publish(batches, [*range(first, first + len(batches) - 1), last])
             except (OSError, ValueError, EOFError, FaregateError) as exc:
@@ -131,10 +137,11 @@ class Connection:
     def published(self, stream: str, name: str) -> int:
         """The last number under a name; 0 when there is none."""
         with self._told(stream):
-            asked = schema.QueryPublisherSequence(next(self._numbers), name, stream)
-            answer = self._ask(asked, schema.QueryPublisherSequenceResponse)
-            self._check(answer, stream)
-            return answer.sequence
+            return self._ask_of(
+                stream,
+                lambda number: schema.QueryPublisherSequence(number, name, stream),
+                schema.QueryPublisherSequenceResponse,
+            ).sequence
 
     def end(self, stream: str) -> int:
         """The offset behind the last record."""
@@ -171,8 +178,11 @@ class Connection:
     # --- frames -------------------------------------------------------------------------------------------------
 
     def _subscribe(self, stream: str, where: schema.OffsetSpec, credit: int) -> None:
-        asked = schema.Subscribe(next(self._numbers), _SUBSCRIPTION, stream, where, credit, [])
-        self._check(self._ask(asked, schema.SubscribeResponse), stream)
+        self._ask_of(
+            stream,
+            lambda number: schema.Subscribe(number, _SUBSCRIPTION, stream, where, credit, []),
+            schema.SubscribeResponse,
+        )
 
     def _publish(self, batches: list[list[bytes]], numbers: list[int]) -> None:
         waiting: set[int] = set()
@@ -185,6 +195,16 @@ class Connection:
                     waiting.difference_update(frame.publishing_ids)
                 elif isinstance(frame, schema.PublishError):
                     raise BrokerUnavailable(f"the broker refused it with code {frame.errors[0].response_code}")
+
+    def _ask_of(self, stream: str, make: Callable[[int], schema.Frame], answer: type[A]) -> A:
+        """Of a stream, and again while it has no leader. That is so for a moment after another client has made it."""
+        until = time.monotonic() + _LEADER_SECONDS
+        while True:
+            found = self._ask(make(next(self._numbers)), answer)
+            if found.response_code != _NOT_AVAILABLE or time.monotonic() >= until:
+                self._check(found, stream)
+                return found
+            time.sleep(_PAUSE_SECONDS)
 
     def _ask(self, frame: schema.Frame, answer: type[F]) -> F:
         self._send(frame)

@@ -18,7 +18,7 @@ FENCE = "faregate-fence"
 """The type of a message that tells only that what stands before it has arrived (`rabbitmq_log/handover.py`). Readers
 pass over it."""
 _UNKNOWN = "application/octet-stream"
-_MESSAGE_ID, _CORRELATION_ID, _CONTENT_TYPE, _CONTENT_ENCODING, _CREATED = 0, 5, 6, 7, 9
+_MESSAGE_ID, _CORRELATION_ID, _CONTENT_TYPE, _CONTENT_ENCODING, _CREATED, _GROUP = 0, 5, 6, 7, 9, 10
 _name = lru_cache(maxsize=1024)(amqp.text)
 _content = lru_cache(maxsize=1024)(amqp.content)
 _TYPE, _SOURCE = amqp.text(TYPE), amqp.text(SOURCE)
@@ -45,8 +45,8 @@ def decode(entry: bytes) -> Envelope:
     except amqp.Malformed:
         return Envelope(body=entry, content_type=_UNKNOWN)
     fields = fields_of(headers)
-    if len(properties) < _CREATED + 1:
-        properties += [None] * (_CREATED + 1 - len(properties))
+    if len(properties) < _GROUP + 1:
+        properties += [None] * (_GROUP + 1 - len(properties))
     fields["publication_id"] = _text(properties[_MESSAGE_ID])
     fields["correlation_id"] = _text(properties[_CORRELATION_ID])
     if properties[_CONTENT_TYPE]:
@@ -55,6 +55,8 @@ def decode(entry: bytes) -> Envelope:
         fields["content_encoding"] = properties[_CONTENT_ENCODING]
     if "sent_at" not in fields and properties[_CREATED]:
         fields["sent_at"] = properties[_CREATED] / 1000
+    if properties[_GROUP] and SOURCE not in headers:  # from 3.13 on that is where the broker puts `app_id`
+        fields["source"] = _text(properties[_GROUP])
     return Envelope(body=body, **fields)
 
 
