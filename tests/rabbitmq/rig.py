@@ -6,11 +6,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
+from aiormq.exceptions import ChannelNotFoundEntity
+
 import faregate as fg
 from faregate.testing import QueueSubject
 from faregate.testing.queue_suite.cases import QUEUE, done, noted
 from faregate.transports.rabbitmq import RabbitmqQueue
 from faregate.transports.rabbitmq.channels import BatchChannel
+from faregate.transports.rabbitmq.delay import LAST, LEVELS
 
 LEFT = [
     name for node in ("reader", "one", "two", "three") for name in (noted(node).queue, done(node).queue, f"{node}-dead")
@@ -26,6 +29,17 @@ async def remove_queues(transport: RabbitmqQueue, *names: str) -> None:
             await channel.queue_delete(queue)
 
     await transport.on_channel(remove)
+
+
+async def empty_ladder(transport: RabbitmqQueue) -> None:
+    """What a case has put off would come to the next one, whose queue has the same name."""
+
+    async def empty(channel: BatchChannel) -> None:
+        for level in range(LEVELS):
+            await channel.queue_purge(f"{LAST}.{level}")
+
+    with suppress(ChannelNotFoundEntity):  # nobody has put off anything yet
+        await transport.on_channel(empty)
 
 
 @asynccontextmanager
@@ -46,6 +60,7 @@ async def rabbitmq_subject(url: str, *, real_time: bool = False) -> AsyncIterato
         yield QueueSubject(transport, advance, rest, transport.clock.time)
     finally:
         await remove_queues(transport, *LEFT)
+        await empty_ladder(transport)
         await transport.close()
 
 
