@@ -280,13 +280,21 @@ def find_postgres() -> Path | None:
     return max(found, key=lambda path: float(path.parent.name), default=Path(on_path).parent if on_path else None)
 
 
+def _user(name: str) -> pwd.struct_passwd:
+    """A RabbitMQ that FAREGATE_RABBITMQ names may have brought no user along."""
+    try:
+        return pwd.getpwnam(name)
+    except KeyError:
+        return pwd.getpwnam("nobody")
+
+
 @contextmanager
 def _home(user: str) -> Iterator[Path]:
     """A folder that the user of a package owns; below /var/tmp, where it can be reached by it."""
     home = Path(tempfile.mkdtemp(prefix=f"faregate-{os.getpid()}-{user}.", dir="/var/tmp"))
     try:
         if os.geteuid() == 0:
-            found = pwd.getpwnam(user)
+            found = _user(user)
             os.chown(home, found.pw_uid, found.pw_gid)
         yield home
     finally:

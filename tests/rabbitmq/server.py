@@ -21,6 +21,10 @@ from tests.presence import missing
 
 LONG = 180.0
 _DECLARED_SECONDS = 1.5
+_STREAMS = """stream.listeners.tcp.local = 127.0.0.1:{0}
+stream.advertised_host = 127.0.0.1
+stream.advertised_port = {0}
+"""
 
 
 class Ground:
@@ -73,10 +77,11 @@ class Ground:
 class PrivateRabbitmq:
     """One node."""
 
-    def __init__(self, ground: Ground, first: "PrivateRabbitmq | None" = None) -> None:
-        """`first`: the node whose cluster it joins when it starts for the first time."""
+    def __init__(self, ground: Ground, first: "PrivateRabbitmq | None" = None, *, streams: bool = False) -> None:
+        """`first`: the node whose cluster it joins when it starts for the first time. `streams`: with that plugin."""
         self._ground = ground
         self._amqp, self._distribution = free_port(), free_port()
+        self._stream = free_port() if streams else None
         self.name = f"faregate-{self._amqp}@localhost"
         self._home = ground.home / str(self._amqp)
         self._home.mkdir()
@@ -85,11 +90,12 @@ class PrivateRabbitmq:
         peers = [] if first is None else [first.name, self.name]
         self._write(".erlang.cookie", ground.cookie, 0o400)
         self._write("env.conf", "")
-        self._write("enabled_plugins", "[].")
+        self._write("enabled_plugins", "[rabbitmq_stream]." if streams else "[].")
         self._write(
             "rabbitmq.conf",
             f"listeners.tcp.local = 127.0.0.1:{self._amqp}\n"
             f"default_user = faregate\ndefault_pass = {ground.password}\n"
+            + (_STREAMS.format(self._stream) if streams else "")
             + "".join(f"cluster_formation.classic_config.nodes.{at} = {peer}\n" for at, peer in enumerate(peers, 1)),
         )
 
@@ -101,11 +107,16 @@ class PrivateRabbitmq:
     def url(self) -> str:
         return f"amqp://faregate:{self._ground.password}@{self.host}/"
 
+    @property
+    def stream_url(self) -> str:
+        return f"rabbitmq-stream://faregate:{self._ground.password}@127.0.0.1:{self._stream}/"
+
     def start(self) -> None:
         self._server = self._ground.popen(str(self._ground.script), self._home, self._environment())
+        last = self._stream or self._amqp  # plugins come after the broker
         until = time.monotonic() + LONG
         while time.monotonic() < until:
-            with suppress(OSError), socket.create_connection(("127.0.0.1", self._amqp), 1):
+            with suppress(OSError), socket.create_connection(("127.0.0.1", last), 1):
                 return
             assert self._server.poll() is None, (self._home / "server.log").read_text()[-2000:]
             time.sleep(0.1)
@@ -171,8 +182,8 @@ class PrivateRabbitmq:
 class Cluster:
     """Several nodes, each with a copy of every quorum queue."""
 
-    def __init__(self, ground: Ground, size: int) -> None:
-        first = PrivateRabbitmq(ground)
+    def __init__(self, ground: Ground, size: int, *, streams: bool = False) -> None:
+        first = PrivateRabbitmq(ground, streams=streams)
         self.nodes = [first, *(PrivateRabbitmq(ground, first) for _ in range(size - 1))]
 
     @property
@@ -216,16 +227,24 @@ def _find_script() -> Path:
     return scripts[0]
 
 
+def _service_user() -> pwd.struct_passwd:
+    """A fetched RabbitMQ brings no user along."""
+    try:
+        return pwd.getpwnam("rabbitmq")
+    except KeyError:
+        return pwd.getpwnam("nobody")
+
+
 @contextmanager
-def private_cluster(size: int = 3, script: Path | None = None) -> Iterator[Cluster]:
+def private_cluster(size: int = 3, script: Path | None = None, *, streams: bool = False) -> Iterator[Cluster]:
     """Started, and removed afterwards; skips, or fails in CI, where RabbitMQ is not installed."""
     script = script or _find_script()
     home = Path(tempfile.mkdtemp(prefix="faregate-rabbitmq.", dir="/var/tmp"))
     if os.geteuid() == 0:
-        user = pwd.getpwnam("rabbitmq")
+        user = _service_user()
         os.chown(home, user.pw_uid, user.pw_gid)
     ground = Ground(script, home)
-    cluster = Cluster(ground, size)
+    cluster = Cluster(ground, size, streams=streams)
     try:
         for node in cluster.nodes:
             node.start()
@@ -238,7 +257,7 @@ def private_cluster(size: int = 3, script: Path | None = None) -> Iterator[Clust
 
 
 @contextmanager
-def private_rabbitmq(script: Path | None = None) -> Iterator[PrivateRabbitmq]:
+def private_rabbitmq(script: Path | None = None, *, streams: bool = False) -> Iterator[PrivateRabbitmq]:
     """As above, one node."""
-    with private_cluster(1, script) as cluster:
+    with private_cluster(1, script, streams=streams) as cluster:
         yield cluster.nodes[0]
