@@ -3,18 +3,19 @@
 # FAREGATE_RABBITMQ says which: a version of the table below, or the path of a rabbitmq-server script. ./dev makes the
 # path of a version, so whoever starts a server (the tests and the demo do) finds a path there, or nothing.
 #
-# - Each comes from an archive of Debian or Ubuntu with all that it needs, libc included. apt picks, fetches and checks it
-#   against the archive's signed lists; its lists and packages lie in that folder too, so the machine's are not touched.
+# - Each comes from Debian's archive with all that it needs, libc included. apt picks, fetches and checks it against the
+#   archive's signed lists; its lists and packages lie in that folder too, so the machine's are not touched.
 # - Erlang's programs are told where their libc is, and Erlang's scripts where Erlang is. Other programs of the folder
 #   are not used.
 
-# rabbitmq_archive VERSION: whose keys, where from.
-rabbitmq_archive() {
+DEBIAN_KEYS=/usr/share/keyrings/debian-archive-keyring.gpg
+
+# rabbitmq_suite VERSION: the suite of Debian that has it.
+rabbitmq_suite() {
     case $1 in
-        3.12) printf 'ubuntu http://archive.ubuntu.com/ubuntu noble main universe\n' ;;
-        4.0) printf 'debian http://deb.debian.org/debian trixie main\n' ;;
-        newest) printf 'debian http://deb.debian.org/debian sid main\n' ;;
-        *) say "there is no RabbitMQ $1 to fetch: take 3.12, 4.0 or newest, or the path of a rabbitmq-server."; return 1 ;;
+        4.0) printf 'trixie\n' ;;
+        newest) printf 'sid\n' ;;
+        *) say "there is no RabbitMQ $1 to fetch: take 4.0 or newest, or the path of a rabbitmq-server."; return 1 ;;
     esac
 }
 
@@ -27,8 +28,8 @@ choose_rabbitmq() {
 
 # fetch_rabbitmq VERSION: prints the path of its rabbitmq-server; returns 1 after a sentence when it cannot be had.
 fetch_rabbitmq() {
-    local folder=$ROOT/.rabbitmq/$1 archive
-    archive=$(rabbitmq_archive "$1") || return 1
+    local folder=$ROOT/.rabbitmq/$1 suite
+    suite=$(rabbitmq_suite "$1") || return 1
     (
         umask 022
         mkdir -p "$folder"
@@ -36,9 +37,9 @@ fetch_rabbitmq() {
         # The folder's path is in its files, so a copy of it does not count.
         if [[ ! -f $folder/ready || $(<"$folder/ready") != "$folder" ]]; then
             rm -rf "${folder:?}"/*
-            ensure_keys "${archive%% *}" || exit 1
-            say "fetching RabbitMQ $1 from ${archive#* } into .rabbitmq, once ..."
-            with_progress "RabbitMQ $1" 0 "$ROOT/.rabbitmq/$1.log" unpack_rabbitmq "$folder" "$archive" 1>&2 || {
+            if [[ ! -f $DEBIAN_KEYS ]]; then install_packages "Debian's keys" debian-archive-keyring || exit 1; fi
+            say "fetching RabbitMQ $1 from Debian $suite into .rabbitmq, once ..."
+            with_progress "RabbitMQ $1" 0 "$ROOT/.rabbitmq/$1.log" unpack_rabbitmq "$folder" "$suite" 1>&2 || {
                 say "RabbitMQ $1 could not be fetched: .rabbitmq/$1.log says why."
                 exit 1
             }
@@ -52,17 +53,10 @@ fetch_rabbitmq() {
     printf '%s\n' "$folder"/root/usr/lib/rabbitmq/lib/*/sbin/rabbitmq-server
 }
 
-ensure_keys() {
-    if [[ ! -f $(keys_of "$1") ]]; then install_packages "the keys of the archive of $1" "$1-archive-keyring"; fi
-}
-
-keys_of() { printf '/usr/share/keyrings/%s-archive-keyring.gpg\n' "$1"; }
-
 unpack_rabbitmq() {
-    local folder=$1 from package
-    from="[signed-by=$(keys_of "${2%% *}")] ${2#* }"
+    local folder=$1 suite=$2 package
     mkdir -p "$folder"/{root,lists/partial,archives/partial}
-    printf 'deb %s\n' "$from" >"$folder/sources.list"
+    printf 'deb [signed-by=%s] http://deb.debian.org/debian %s main\n' "$DEBIAN_KEYS" "$suite" >"$folder/sources.list"
     : >"$folder/status"
     local -a apt=(
         apt-get -y -o Dir::State="$folder" -o Dir::State::lists="$folder/lists" -o Dir::State::status="$folder/status"
