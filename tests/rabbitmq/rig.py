@@ -23,7 +23,14 @@ _REST_SECONDS = 0.25
 """The broker has no signal for "nothing more comes"."""
 
 
+_DECLARED_SECONDS = 0.5
+
+
 async def remove_queues(transport: RabbitmqQueue, *names: str) -> None:
+    """A broker whose queues vanish while it still makes them loses what moves their dead letters: from then on it
+    declares no such queue before it is started anew. So wait a moment."""
+    await asyncio.sleep(_DECLARED_SECONDS)
+
     async def remove(channel: BatchChannel) -> None:
         for queue in (*transport.queue_names, *names):
             await channel.queue_delete(queue)
