@@ -116,6 +116,24 @@ async def test_a_broker_that_is_away_is_said_to_be_unavailable_in_time(broker: s
         assert set(shop.seen) == {2}, "what was said not to be sent was sent"
 
 
+async def test_an_exchange_that_somebody_deleted_is_said_and_a_start_mends_it(
+    broker: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop = Shop()
+    bus = fg.Bus(broker, nodes=[shop.author, shop.reader])
+    async with bus:
+        transport = cast(RabbitmqQueue, bus.transport)
+        await transport.on_channel(lambda channel: channel.exchange_delete("faregate"))
+        await bus.publish(Counted(number=1), node=shop.author)
+    assert ["start all nodes again" in record.message for record in caplog.records if record.levelname == "ERROR"] == [
+        True
+    ]
+    async with running(broker, shop) as bus:
+        await bus.publish(Counted(number=2), node=shop.author)
+        await shop.until_seen(1)
+        assert set(shop.seen) == {2}
+
+
 async def test_what_one_of_two_queues_refuses_has_an_unknown_outcome(broker: str) -> None:
     shop = Shop()
     full = f"full-{shop.author.name}"

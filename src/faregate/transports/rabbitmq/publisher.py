@@ -20,7 +20,7 @@ from contextlib import suppress
 from itertools import count
 from operator import attrgetter
 
-from aiormq.exceptions import ChannelAccessRefused, ChannelPreconditionFailed
+from aiormq.exceptions import ChannelAccessRefused, ChannelNotFoundEntity, ChannelPreconditionFailed
 
 from faregate.errors import BrokerUnavailable, ConfigurationError, FaregateError, MessageTooLarge, OutcomeUnknown
 from faregate.transports.rabbitmq.channels import BatchChannel, Confirmation, Publication
@@ -158,6 +158,12 @@ class Publisher:
                     _end(batch, MessageTooLarge(text))
         elif isinstance(exc, ChannelAccessRefused):
             self._fail(ConfigurationError(f"RabbitMQ does not let this user publish: {exc}"))
+        elif isinstance(exc, ChannelNotFoundEntity):
+            log.error(
+                "somebody deleted an exchange: %s. It is declared anew, without the bindings that led from it to "
+                "queues: start all nodes again, or their events have no recipients",
+                exc,
+            )
         else:
             log.debug("the channel for publishing is lost: %s", exc)
 
