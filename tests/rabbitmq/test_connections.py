@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import pytest
 from pamqp.commands import Basic
 
@@ -26,6 +27,11 @@ from faregate.transports.rabbitmq.survey import look_at
 from faregate.transports.rabbitmq.topology import partition_queues
 from tests.rabbitmq.proxy import proxied
 from tests.rabbitmq.rig import Counted, Shop, remove_queues, running
+
+
+class Keyed(fg.Event, key="account"):
+    account: str
+    number: int
 
 
 class Do(fg.Command):
@@ -94,6 +100,39 @@ async def test_a_missing_confirm_is_an_unknown_outcome_and_publishing_it_again_d
             await shop.until_seen(2)
             await bus.idle()
     assert shop.seen == {1: 1, 2: 1}
+
+
+async def test_nothing_newer_of_a_key_passes_what_a_queue_refused(broker: str) -> None:
+    """Others of the same type do: they have no order with it."""
+    author = fg.Node(f"author-{uuid.uuid4().hex[:8]}")
+    full = f"full-{author.name}"
+    arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
+
+    async def declare(channel: BatchChannel) -> None:
+        await channel.queue_declare(full, arguments=arguments)
+        await channel.queue_bind(full, "faregate", routing_key=f"event.{author.name}.#")
+
+    async def take(channel: BatchChannel) -> None:
+        while (message := await channel.basic_get(full, no_ack=True)).delivery_tag is not None:
+            found.append(message.body)
+
+    found: list[bytes] = []
+    async with fg.Bus(broker, nodes=[author]) as bus:
+        transport = cast(RabbitmqQueue, bus.transport)
+        await transport.on_channel(declare)
+        await bus.publish(Keyed(account="a", number=0))
+        refused = asyncio.create_task(bus.publish(Keyed(account="a", number=1)))
+        await asyncio.sleep(0.1)  # it is refused, and rests
+        await transport.on_channel(take)
+        later = [asyncio.create_task(bus.publish(Keyed(account="a", number=number))) for number in (2, 3)]
+        await asyncio.sleep(0.1)
+        async with asyncio.timeout(60):
+            while not all(task.done() for task in (refused, *later)):
+                await transport.on_channel(take)
+                await asyncio.sleep(0.02)
+        await transport.on_channel(take)
+        await transport.on_channel(lambda channel: channel.queue_delete(full))
+    assert [msgspec.json.decode(body)["number"] for body in found] == [0, 1, 2, 3]
 
 
 async def test_a_broker_that_is_away_is_said_to_be_unavailable_in_time(broker: str) -> None:

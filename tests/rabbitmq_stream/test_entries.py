@@ -66,6 +66,14 @@ def test_what_the_broker_makes_of_properties_from_3_13_on_is_read() -> None:
     assert (found.publication_id, found.source, found.body) == (name, "shop", b"{}")
 
 
+def test_an_id_that_is_cut_off_and_a_time_that_is_none_do_no_harm() -> None:
+    cut = b"\x00Ss\xc0\x05\x01\x98abc"
+    assert decode(cut) == Envelope(body=cut, content_type="application/octet-stream")
+    items = b"@" * 9 + b"\x98" + bytes(16)
+    found = decode(b"\x00Ss\xc0" + bytes((len(items) + 1, 10)) + items + write_body(b"{}"))
+    assert (found.body, found.sent_at) == (b"{}", 0.0)
+
+
 def test_text_that_is_none_is_refused() -> None:
     with pytest.raises(Unwritable, match="cannot be written to a stream"):
         encode(Envelope("p", "T", headers={"h": "\ud800"}))

@@ -21,8 +21,12 @@ rabbitmq_suite() {
 
 # choose_rabbitmq: makes a path of FAREGATE_RABBITMQ, or ends the script after a sentence.
 choose_rabbitmq() {
-    case ${FAREGATE_RABBITMQ:-} in '' | */*) return ;; esac
-    FAREGATE_RABBITMQ=$(fetch_rabbitmq "$FAREGATE_RABBITMQ") || exit 1
+    case ${FAREGATE_RABBITMQ:-} in
+        '') return ;;
+        */*) FAREGATE_RABBITMQ=$(realpath -m -- "$FAREGATE_RABBITMQ") ;;
+        *) FAREGATE_RABBITMQ=$(fetch_rabbitmq "$FAREGATE_RABBITMQ") || exit 1 ;;
+    esac
+    [[ -x $FAREGATE_RABBITMQ ]] || die "FAREGATE_RABBITMQ: there is no program $FAREGATE_RABBITMQ."
     export FAREGATE_RABBITMQ
 }
 

@@ -284,10 +284,12 @@ class Bus:
                 landing.cancel()
             if self._stalls is not None:
                 self._stalls.stop()
-            if self._heart is not None:
-                await self._heart.stop()
-            await self._close(limit)
-            self._pool.shutdown(wait=False)
+            try:
+                if self._heart is not None:
+                    await self._heart.stop()
+            finally:
+                await self._close(limit)
+                self._pool.shutdown(wait=False)
 
     async def __aenter__(self) -> Self:
         await self.start()

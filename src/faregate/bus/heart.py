@@ -61,9 +61,12 @@ class Heart:
         try:
             await self._transport.announce(self._heartbeats(leaving))
             self._told = False
-        except FaregateError as exc:
+        except Exception as exc:
             if not self._told:
-                log.warning("heartbeats, by which people see this instance, cannot be sent now: %s", exc)
+                unforeseen = None if isinstance(exc, FaregateError) else exc
+                log.warning(
+                    "heartbeats, by which people see this instance, cannot be sent now: %s", exc, exc_info=unforeseen
+                )
             self._told = True
 
     def _heartbeats(self, leaving: bool) -> list[Heartbeat]:

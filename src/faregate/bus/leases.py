@@ -70,6 +70,8 @@ class Partition:
         """By the monotonic clock of this process."""
         self.keys: set[str] = set()
         """The keys with parked messages: later ones park behind them."""
+        self.parking = asyncio.Lock()
+        """Held while rows of its keys come, or go outside of their lanes."""
         self.ended = False
         """Whether nothing more of it begins here."""
         self.consumer: Consumer | None = None

@@ -19,7 +19,7 @@ A node with a store needs none of these from its transport. Rules kept here:
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from heapq import heappop, heappush
 from typing import Any, NamedTuple, cast
 
@@ -199,7 +199,8 @@ class ParkedHold:
 class SuppliedFeed(LeasedFeed):
     async def record(self, transaction: Transaction, works: Sequence[Work]) -> None:
         await super().record(transaction, works)
-        held = [cast(Supplied, work.delivery).held for work in works]
+        # Of a claim that is not concluded yet, a copy has to come should this process die: its row stays until then.
+        held = [cast(Supplied, work.delivery).held for work in works if work.attempt_id is None]
         parked = [each for each in held if isinstance(each, ParkedHold)]
         if parked:
             await parked[0].waiting.remove(transaction, parked)
@@ -365,7 +366,7 @@ class Waiting:
         starting = {each.row.message_id: each for each in group if each.row is not None and each not in parking}
         now = self.clock.time()
         try:
-            async with self._store.transaction() as transaction:
+            async with _alone(partition), self._store.transaction() as transaction:
                 for each in group[:1]:
                     await each.hold(transaction)
                 # What was scheduled gets a new place, behind what came before its time.
@@ -376,6 +377,7 @@ class Waiting:
                 for key in sorted({each.order_key for each in parking if each.order_key is not None}):
                     assert partition is not None
                     first.append(await transaction.next_of_key(self._node, partition.queue, key, now))
+                    partition.keys.add(key)
                 starts = await transaction.count_starts(self._node, list(starting))
         except (StaleLock, *TRANSACTION_LOST) as exc:
             log.warning("%s and %d more wait without their store: %s", group[0].envelope, len(group) - 1, exc)
@@ -492,17 +494,24 @@ class Waiting:
     async def end(self, parked: ParkedHold) -> None:
         """It is done; without a commit of its own, if it was handled before."""
         row = parked.row
+        partition = self._partitions.get(row.queue or "")
         if not parked.is_removed:
-            async with self._store.transaction() as transaction:
-                await self.remove(transaction, [parked])
-        self.forget(row.message_id)
-        if parked.following is not None:
-            self._hand_in_due(parked.following)
-        elif row.key is not None and row.queue in self._partitions:
-            self._partitions[row.queue].keys.discard(row.key)
+            async with _alone(partition):
+                async with self._store.transaction() as transaction:
+                    await self.remove(transaction, [parked])
+                self._follow(parked, partition)
+        else:
+            self._follow(parked, partition)
         self._changed.set()
         if self._has_more and len(self._out) <= _OUT // 2:
             self._look_in(0.0)
+
+    def _follow(self, parked: ParkedHold, partition: Partition | None) -> None:
+        self.forget(parked.row.message_id)
+        if parked.following is not None:
+            self._hand_in_due(parked.following)
+        elif parked.row.key is not None and partition is not None:
+            partition.keys.discard(parked.row.key)
 
     def _look_in(self, seconds: float) -> None:
         at = self.clock.monotonic() + seconds
@@ -563,6 +572,11 @@ class Waiting:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _alone(partition: Partition | None) -> AbstractAsyncContextManager[None]:
+    """Whether a key has rows, and which is the first, is asked and answered by one at a time."""
+    return nullcontext() if partition is None else partition.parking
 
 
 async def _release(held: Held) -> None:

@@ -198,6 +198,7 @@ class QueueConsumer:
                     session, lost = await self._begin()
                     if held_when_cancelled:  # and the queue is there
                         log.warning("%s: RabbitMQ cancelled the consumer: it seems that %s", self.queue, _TOO_LONG)
+                        held_when_cancelled = False
                     if not ready.done():
                         ready.set_result(None)
                     await self._until_over(session, lost)
@@ -215,6 +216,10 @@ class QueueConsumer:
                     log.warning("the queue %s is gone; it is declared anew", self.queue)
                 await self._declare_again()
             except ChannelAccessRefused as exc:
+                if not ready.done():
+                    told = f"RabbitMQ does not let this user consume {self.queue}: {exc}. Give it the right to read"
+                    ready.set_exception(ConfigurationError(f"{told} (rabbitmqctl set_permissions)"))
+                    return
                 self._refused(exc)
                 await asyncio.sleep(_PAUSE_SECONDS)
             except LOST as exc:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
-from faregate.errors import FaregateError, StaleLock
+from faregate.errors import BrokerUnavailable, FaregateError, StaleLock
 from faregate.ids import slot_of
 from faregate.message import Envelope
 from faregate.ports.clock import Clock
@@ -122,7 +122,12 @@ class Endings:
         if not is_scheduled:
             self._later[queue, delivery.envelope.publication_id] = due
         await self._lead_to(queue)
-        await self._publish(delivery.envelope, FIRST, way_to(queue, due - self.clock.monotonic()), more)
+        try:
+            await self._publish(delivery.envelope, FIRST, way_to(queue, due - self.clock.monotonic()), more)
+        except BrokerUnavailable:  # somebody may have deleted what leads there
+            self._ladder = None
+            self._led.clear()
+            raise
         delivery.end()
 
     async def dead_letter(self, delivery: RabbitmqDelivery, reason: str, error: str) -> None:

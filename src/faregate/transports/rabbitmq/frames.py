@@ -271,8 +271,8 @@ def _text(data: bytes, at: int) -> str:
 
 
 def _escaped(raw: bytes) -> str:
-    """Of what is no UTF-8, or what PostgreSQL does not keep. Two that differ stay different, since the id of a message
-    may be such a text, and none is too long to be sent on."""
+    """Of what is no UTF-8, or what PostgreSQL does not keep. Two of them that differ stay different, since the id of a
+    message may be such a text, and none is too long to be sent on."""
     text = raw.decode(errors="backslashreplace").replace("\0", "\\x00")
     return text if len(text.encode()) <= _LONGEST_TEXT else hashlib.sha256(raw).hexdigest()
 

@@ -22,15 +22,18 @@ from faregate.transports.rabbitmq.topology import declare_exchange
 
 _AT_ONCE = 100
 _MOST_WAITING, _MOST_BYTES = 10_000, 1 << 20
-_PLAIN = Basic.Properties(content_type="application/json", message_type="faregate-heartbeat", delivery_mode=1)
 _read = msgspec.json.Decoder(Heartbeat).decode
 
 
 async def announce(channel: BatchChannel, heartbeats: Sequence[Heartbeat]) -> None:
     await declare_exchange(channel, PRESENCE)
     for each in heartbeats:
+        properties = Basic.Properties(
+            content_type="application/json", message_type="faregate-heartbeat", message_id=f"{each.instance}-{each.at}"
+        )
         body = msgspec.json.encode(each)
-        await channel.basic_publish(body, exchange=PRESENCE, routing_key=each.node, properties=_PLAIN)
+        await channel.basic_publish(body, exchange=PRESENCE, routing_key=each.node, properties=properties)
+    await declare_exchange(channel, PRESENCE)  # by the answer to that it is known whether the broker took them
 
 
 async def listen(channel: BatchChannel, heard: Callable[[Heartbeat], None], seconds: float) -> None:

@@ -3,8 +3,9 @@
 Rules kept here:
 - Batches go out in the order in which they were handed in. What was not confirmed when a channel is lost goes out again
   on the next one, before anything newer: recipients recognise the repetition by its id.
-- What the broker refuses, because a queue is full or has no leader, goes out again until its time is over, before
-  anything newer that waits; and nothing else does, or copies would fill the queue. Other queues may have taken it.
+- What the broker refuses, because a queue is full or has no leader, goes out again until its time is over; and nothing
+  else does, or copies would fill the queue. Other queues may have taken it. Nothing newer of its keys goes out before
+  it, but for what was on its way already.
 - Whoever publishes waits for the broker's answer, and not longer than `confirm=`. Then it is `BrokerUnavailable` where
   nothing was sent, and `OutcomeUnknown` where the answer is missing.
 - A command that no queue takes is `Unroutable`. An event may have no recipient.
@@ -14,7 +15,7 @@ import asyncio
 import logging
 import re
 from bisect import insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from itertools import count
@@ -25,12 +26,14 @@ from aiormq.exceptions import ChannelAccessRefused, ChannelNotFoundEntity, Chann
 from faregate.errors import BrokerUnavailable, ConfigurationError, FaregateError, MessageTooLarge, OutcomeUnknown
 from faregate.transports.rabbitmq.channels import BatchChannel, Confirmation, Publication
 from faregate.transports.rabbitmq.link import LOST, Link, not_cancelled
+from faregate.transports.rabbitmq.names import EXCHANGE, TO
 
 log = logging.getLogger("faregate.rabbitmq")
 
 _AT_ONCE_BYTES = 1 << 20
 """What goes out with one write, about."""
 _REFUSED_SECONDS = 0.5
+_NO_EXCHANGE = re.compile(r"no exchange '([^']*)'")
 _TOO_LARGE = re.compile(r"message size (\d+) .*max(?:imum)? size (\d+)")
 
 
@@ -44,6 +47,8 @@ class Publisher:
         """To be written."""
         self._written: deque[Confirmation] = deque()
         """On their way, in order; the first ones may be done."""
+        self._resting: Counter[str] = Counter()
+        """The routing keys of what was refused, and goes out again in a moment."""
         self._numbers = count()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -72,15 +77,23 @@ class Publisher:
                     returned |= {places[place]: text for place, text in batch.returned.items()}
                     places = [places[place] for place in sorted(batch.refused)]
                     batch = Confirmation([publications[place] for place in places], batch.number)
-                    await asyncio.sleep(_REFUSED_SECONDS)
+                    await self._rest(batch)
                     insort(self._waiting, batch, key=_number)
-                    self._wake.set()
                     await batch.done
         except TimeoutError:
             raise self._missing(batch, isinstance(places, list)) from None
         finally:
             batch.done.cancel()
         return returned | {places[place]: text for place, text in batch.returned.items()}
+
+    async def _rest(self, batch: Confirmation) -> None:
+        keys = Counter(_keys(batch))
+        self._resting += keys
+        try:
+            await asyncio.sleep(_REFUSED_SECONDS)
+        finally:
+            self._resting -= keys
+            self._wake.set()
 
     def _missing(self, batch: Confirmation, refused: bool) -> FaregateError:
         what = f"RabbitMQ did not confirm it within {self._seconds:g} s"
@@ -140,12 +153,20 @@ class Publisher:
         while written and written[0].done.done():
             written.popleft()
         batches: list[Confirmation] = []
+        held_back: list[Confirmation] = []
+        keys = set(self._resting)
         size = 0
         while self._waiting and size < _AT_ONCE_BYTES:
             batch = self._waiting.popleft()
-            if not batch.done.done():
+            if batch.done.done():
+                continue
+            if keys and not keys.isdisjoint(_keys(batch)):
+                held_back.append(batch)
+                keys |= _keys(batch)
+            else:
                 batches.append(batch)
                 size += sum(len(publication.body) for publication in batch.publications)
+        self._waiting.extendleft(reversed(held_back))
         return batches
 
     def _lost(self, exc: BaseException) -> None:
@@ -164,6 +185,11 @@ class Publisher:
                 "queues: start all nodes again, or their events have no recipients",
                 exc,
             )
+            gone = _NO_EXCHANGE.search(str(exc))
+            for batch in self._written:
+                others = {publication.exchange for publication in batch.publications} - {EXCHANGE, TO}
+                if gone is not None and gone[1] in others:  # whoever needs it declares it
+                    _end(batch, BrokerUnavailable(f"the exchange {gone[1]} is gone"))
         else:
             log.debug("the channel for publishing is lost: %s", exc)
 
@@ -173,6 +199,11 @@ class Publisher:
 
 
 _number = attrgetter("number")
+
+
+def _keys(batch: Confirmation) -> set[str]:
+    """Those that stand for an ordering key: they end in its slot."""
+    return {each.routing_key for each in batch.publications if not each.routing_key.endswith(".-")}
 
 
 def _end(batch: Confirmation, exc: FaregateError) -> None:

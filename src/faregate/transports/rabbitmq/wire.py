@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pamqp.commands import Basic
+from pamqp.encode import field_table
 
 from faregate.errors import MessageTooLarge, Permanent
 from faregate.message import Envelope
@@ -70,10 +71,20 @@ def with_room(properties: Basic.Properties, more: Mapping[str, Any]) -> Basic.Pr
     """With these headers, and without the largest others where all of them are too much for a frame. A message of ours
     has room (`check_headers`), one of another program may not."""
     headers = properties.headers or {}
-    while len(properties.marshal()) > _MOST_PROPERTIES and len(headers) > len(more):
-        largest = max(headers.keys() - more.keys(), key=lambda name: len(str(headers[name])))
-        log.warning("message %s loses its header %s: RabbitMQ has no room", properties.message_id, plain(largest))
-        del headers[largest]
+    excess = len(properties.marshal()) - _MOST_PROPERTIES
+    sizes = (
+        {name: len(field_table({name: headers[name]})) for name in headers.keys() - more.keys()} if excess > 0 else {}
+    )
+    dropped: list[str] = []
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        if excess <= 0:
+            break
+        excess -= sizes[name] - 4  # each table has its length in front
+        del headers[name]
+        dropped.append(name)
+    if dropped:
+        told = f"{plain(dropped[0])} and {len(dropped) - 1} more" if len(dropped) > 1 else plain(dropped[0])
+        log.warning("message %s loses its header %s: RabbitMQ has no room", properties.message_id, told)
     return properties
 
 

@@ -56,7 +56,7 @@ def read_message(data: bytes) -> tuple[list[Any], dict[str, Any], bytes]:
                 body = value if isinstance(value, bytes) else str(value).encode()
             else:
                 _, at = _read(data, at)
-    except (IndexError, struct.error, UnicodeDecodeError, TypeError) as exc:
+    except (IndexError, struct.error, ValueError, TypeError) as exc:
         raise Malformed(str(exc)) from exc
     if at != end:
         raise Malformed("it ends in the middle of a section")

@@ -53,7 +53,7 @@ def decode(entry: bytes) -> Envelope:
         fields["content_type"] = properties[_CONTENT_TYPE]
     if properties[_CONTENT_ENCODING]:
         fields["content_encoding"] = properties[_CONTENT_ENCODING]
-    if "sent_at" not in fields and properties[_CREATED]:
+    if "sent_at" not in fields and isinstance(properties[_CREATED], int):
         fields["sent_at"] = properties[_CREATED] / 1000
     if properties[_GROUP] and SOURCE not in headers:  # from 3.13 on that is where the broker puts `app_id`
         fields["source"] = _text(properties[_GROUP])
