@@ -42,11 +42,11 @@ async def empty_ladder(transport: RabbitmqQueue) -> None:
     """What a case has put off would come to the next one, whose queue has the same name."""
 
     async def empty(channel: BatchChannel) -> None:
-        for level in range(LEVELS):
-            await channel.queue_purge(f"{LAST}.{level}")
+        with suppress(ChannelNotFoundEntity):  # nobody has put off anything yet
+            for level in range(LEVELS):
+                await channel.queue_purge(f"{LAST}.{level}")
 
-    with suppress(ChannelNotFoundEntity):  # nobody has put off anything yet
-        await transport.on_channel(empty)
+    await transport.on_channel(empty)
 
 
 @asynccontextmanager
