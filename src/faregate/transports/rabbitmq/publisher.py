@@ -6,6 +6,8 @@ Rules kept here:
 - What the broker refuses, because a queue is full or has no leader, goes out again until its time is over; and nothing
   else does, or copies would fill the queue. Other queues may have taken it. Nothing newer of its keys goes out before
   it, but for what was on its way already.
+- A channel that goes on refusing is exchanged for a new one, at growing intervals, once all that is on its way is
+  answered: after a queue lost its leader, RabbitMQ 3.10 may refuse on the channels of that moment for ever.
 - Whoever publishes waits for the broker's answer, and not longer than `confirm=`. Then it is `BrokerUnavailable` where
   nothing was sent, and `OutcomeUnknown` where the answer is missing.
 - A command that no queue takes is `Unroutable`. An event may have no recipient.
@@ -33,6 +35,10 @@ log = logging.getLogger("faregate.rabbitmq")
 _AT_ONCE_BYTES = 1 << 20
 """What goes out with one write, about."""
 _REFUSED_SECONDS = 0.5
+_FIRST_PATIENCE, _LONGEST_PATIENCE = 2.0, 60.0
+"""For how many seconds a channel may refuse."""
+_ANSWER_SECONDS = 5.0
+"""For how long the answers are waited for before a channel is exchanged."""
 _NO_EXCHANGE = re.compile(r"no exchange '([^']*)'")
 _TOO_LARGE = re.compile(r"message size (\d+) .*max(?:imum)? size (\d+)")
 
@@ -50,6 +56,7 @@ class Publisher:
         self._resting: Counter[str] = Counter()
         """The routing keys of what was refused, and goes out again in a moment."""
         self._numbers = count()
+        self._patience = Patience()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -77,6 +84,7 @@ class Publisher:
                     returned |= {places[place]: text for place, text in batch.returned.items()}
                     places = [places[place] for place in sorted(batch.refused)]
                     batch = Confirmation([publications[place] for place in places], batch.number)
+                    self._patience.refused()
                     await self._rest(batch)
                     insort(self._waiting, batch, key=_number)
                     await batch.done
@@ -115,6 +123,7 @@ class Publisher:
                 with not_cancelled():
                     channel = await self._link.channel(BatchChannel, confirms=True)
                     await self._declare(channel)
+                    self._patience.begin()
                     await self._publish_on(channel)
             except LOST as exc:
                 self._lost(exc)
@@ -133,11 +142,14 @@ class Publisher:
             self._waiting = deque(sorted([*again, *self._waiting], key=_number))
 
     async def _publish_on(self, channel: BatchChannel) -> None:
-        """Write what comes, until the channel is lost: then raise how."""
+        """Write what comes, until the channel is lost: then raise how. Or until it is to be exchanged."""
         lost = channel.closing
         lost.add_done_callback(lambda _: self._wake.set())
         while not lost.done():
             self._wake.clear()
+            if self._patience.is_over:
+                await self._answered(lost)
+                return
             unblocked = asyncio.ensure_future(self._link.unblocked())
             await asyncio.wait((unblocked, lost), return_when=asyncio.FIRST_COMPLETED)
             unblocked.cancel()
@@ -146,6 +158,14 @@ class Publisher:
                 await channel.publish_all(batches)
             await self._wake.wait()
         raise lost.exception() or ConnectionError("the channel is closed")
+
+    async def _answered(self, lost: asyncio.Future[None]) -> None:
+        """Return once nothing is on its way; what gets no answer goes out again on the next channel."""
+        log.warning("RabbitMQ goes on refusing publications: on a new channel it may know the leaders of its queues")
+        on_their_way = [batch.done for batch in self._written if not batch.done.done()]
+        if on_their_way:
+            answered = asyncio.gather(*on_their_way, return_exceptions=True)
+            await asyncio.wait((answered, lost), timeout=_ANSWER_SECONDS, return_when=asyncio.FIRST_COMPLETED)
 
     def _next(self) -> list[Confirmation]:
         """What goes out with the next write; nothing that its publisher stopped waiting for."""
@@ -196,6 +216,30 @@ class Publisher:
     def _fail(self, exc: FaregateError) -> None:
         for batch in (*self._written, *self._waiting):
             _end(batch, exc)
+
+
+class Patience:
+    """With the channel at hand: for how long it may go on refusing."""
+
+    def __init__(self) -> None:
+        self._seconds = _FIRST_PATIENCE
+        self._since = self._last = self._over_at = float("-inf")
+        self.is_over = False
+
+    def begin(self) -> None:
+        """With a new channel."""
+        self._last, self.is_over = float("-inf"), False
+
+    def refused(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if now > self._last + 4 * _REFUSED_SECONDS:
+            self._since = now
+        self._last = now
+        if now >= self._since + self._seconds and not self.is_over:
+            self.is_over = True
+            lately = now < self._over_at + 2 * _LONGEST_PATIENCE
+            self._seconds = min(2 * self._seconds, _LONGEST_PATIENCE) if lately else 2 * _FIRST_PATIENCE
+            self._over_at = now
 
 
 _number = attrgetter("number")
