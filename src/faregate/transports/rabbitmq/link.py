@@ -2,7 +2,7 @@
 
 Rules kept here:
 - Whoever needs the connection waits for it. When it is lost it is made anew, with growing pauses at random, at each
-  host of the cluster in turn.
+  host of the cluster in turn. The pauses go on growing while connections are lost as soon as they are made.
 - What no waiting mends is a `ConfigurationError` at once: wrong credentials, no such virtual host, missing rights.
 - aiormq's errors do not leave this folder.
 """
@@ -43,6 +43,8 @@ LOST = (AMQPError, ConnectionError, ChannelInvalidStateError, RuntimeError, OSEr
 """What aiormq raises when a channel or a connection is gone, in whichever moment."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 _ATTEMPT_SECONDS = 10.0
+_LASTING_SECONDS = 0.5
+"""A connection that lasted for so long was a good one."""
 
 
 class Link:
@@ -122,6 +124,8 @@ class Link:
 
     async def _keep(self) -> None:
         """Make it anew whenever it is lost."""
+        loop = asyncio.get_running_loop()
+        pauses, pause, made_at = _pauses(), 0.0, loop.time()
         while True:
             assert self._connection is not None
             with suppress(BaseException):  # how it ended is said below, or nobody's concern when we close it
@@ -133,7 +137,11 @@ class Link:
                 raise asyncio.CancelledError
             self._connected.clear()
             log.warning("the connection to RabbitMQ at %s is lost; it is made anew", self._address.url)
-            for pause in _pauses():
+            if loop.time() >= made_at + _LASTING_SECONDS:
+                pauses, pause = _pauses(), 0.0
+            while True:
+                await asyncio.sleep(pause)
+                pause = next(pauses)
                 try:
                     await self._connect()
                     break
@@ -141,7 +149,7 @@ class Link:
                     log.debug("RabbitMQ at %s: %s", self._address.url, exc)
                 except ConfigurationError as exc:
                     log.error("%s", exc)
-                await asyncio.sleep(pause)
+            made_at = loop.time()
             log.warning("RabbitMQ at %s answers again", self._address.url)
 
 
