@@ -84,7 +84,7 @@ from faregate.ports.dead_letter import DeadLetter
 from faregate.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from faregate import spark, testing
+    from faregate import asyncapi, spark, testing
 
 __all__ = [
     "Alarm",
@@ -167,6 +167,7 @@ __all__ = [
     "ViewTaken",
     "WrongEventLoop",
     "WrongSignature",
+    "asyncapi",
     "command",
     "event",
     "ids",
@@ -180,11 +181,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`fg.testing` and `fg.spark` load on first use: who does not use them does not pay for them.
+    """`fg.asyncapi`, `fg.testing` and `fg.spark` load on first use: who does not use them does not pay for them.
 
     Raises `MissingExtra` when `fg.spark` is used without pyspark.
     """
-    if name in ("spark", "testing"):
+    if name in ("asyncapi", "spark", "testing"):
         from importlib import import_module
 
         return import_module(f"faregate.{name}")

@@ -113,6 +113,8 @@ class Bus:
             check_count(compress_above, "compress_above", 0, 1 << 30)
         digests = store is not None or not (isinstance(self._transport, InProcess) and self._transport.in_process)
         writer = BodyWriter(find_codec(codec), limit=limit, compress_above=compress_above, digests=digests)
+        self.content_type = writer.content_type
+        """What this bus writes."""
         keys, classes = shared_keys(self.nodes.values()), message_classes(self.nodes.values())
         self._senders = {
             node.name: Sender(node, self._transport, writer, self.clock, keys, self._alarms, classes)

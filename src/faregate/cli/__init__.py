@@ -5,6 +5,7 @@ import sys
 import typer
 
 from faregate import __version__
+from faregate.cli.asyncapi import asyncapi
 from faregate.cli.dead import dead
 from faregate.cli.demo import add_demo
 from faregate.cli.journal.commands import journal
@@ -27,6 +28,7 @@ add_demo(app)
 app.command()(run)
 app.command()(publish)
 app.command()(status)
+app.command()(asyncapi)
 app.add_typer(dead, name="dead")
 app.add_typer(journal, name="journal")
 app.add_typer(rabbitmq, name="rabbitmq")

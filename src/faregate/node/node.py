@@ -46,7 +46,8 @@ class Node:
     def __init__(self, name: str, *, schema: str | None = None, publishes: Iterable[type] = ()) -> None:
         self.name = check_name(name, "the node")
         self.schema = schema
-        self.publishes = {_declared_event(cls).wire for cls in publishes}
+        self.publishes = {found.wire: found for found in map(_declared_event, publishes)}
+        """By wire name."""
         self.subscriptions: dict[tuple[str, str | None], Subscription] = {}
         self.interpreters: dict[type, Signature] = {}
         self.providers: dict[type, Signature] = {}

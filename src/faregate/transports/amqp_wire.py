@@ -122,6 +122,14 @@ _TEXTS = (
 _NUMBERS = (("marker", OURS + "marker"), ("replay", OURS + "replay"), ("redeliveries", OURS + "redeliveries"))
 _TIMES = (("sent_at", OURS + "sent-at"), ("deliver_at", OURS + "deliver-at"), ("expires_at", OURS + "expires-at"))
 _DIGEST = OURS + "digest"
+HEADERS = {
+    **{header: (field, "text") for field, header in _TEXTS},
+    **{header: (field, "number") for field, header in _NUMBERS},
+    **{header: (field, "time") for field, header in _TIMES},
+    _DIGEST: ("body_digest", "text"),
+    RECIPIENTS: ("recipients", "text"),
+}
+"""All of them, for documents: which field of the envelope it is, and what kind of value it has."""
 _texts_of, _numbers_of, _times_of = (attrgetter(*(field for field, _ in names)) for names in (_TEXTS, _NUMBERS, _TIMES))
 _NO_TEXTS, _NO_NUMBERS = (None,) * len(_TEXTS), (0,) * len(_NUMBERS)
 """What most messages have: then nothing is looked at one by one."""
