@@ -11,6 +11,7 @@ from faregate import ids
 from faregate.bus.bus import Bus, SubscriptionCounts
 from faregate.bus.dead_letter_retention import RetainDead
 from faregate.bus.outbox import AsyncOutbox, Outbox, outbox
+from faregate.bus.requests import RequestCounts
 from faregate.codec import Codec, register_codec
 from faregate.core.alarms import Alarm
 from faregate.core.context import Context
@@ -51,6 +52,8 @@ from faregate.errors import (
     PipelineMisused,
     QueueDiffers,
     QueueNotFound,
+    RequestFailed,
+    RequestTimeout,
     RetryAfter,
     StaleLock,
     StoreConflict,
@@ -78,7 +81,7 @@ from faregate.errors import (
 )
 from faregate.message import Command, Envelope, Event, command, event
 from faregate.node.node import Node
-from faregate.node.outgoing import Options, Outgoing, publish, send
+from faregate.node.outgoing import Options, Outgoing, publish, reply, send
 from faregate.node.policy import ByKey, Parallel, Redeliver, Retry, Serial
 from faregate.ports.dead_letter import DeadLetter
 from faregate.version import __version__ as __version__
@@ -139,6 +142,9 @@ __all__ = [
     "QueueDiffers",
     "QueueNotFound",
     "Redeliver",
+    "RequestCounts",
+    "RequestFailed",
+    "RequestTimeout",
     "RetainDead",
     "Retry",
     "RetryAfter",
@@ -174,6 +180,7 @@ __all__ = [
     "outbox",
     "publish",
     "register_codec",
+    "reply",
     "send",
     "spark",
     "testing",

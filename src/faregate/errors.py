@@ -190,6 +190,10 @@ class IdleTimeout(Transient, TimeoutError):
     """`bus.idle(timeout=…)` ran out while messages were still in flight."""
 
 
+class RequestTimeout(Transient, TimeoutError):
+    """Nobody answered a request in time. The command may be handled all the same."""
+
+
 # --- not again --------------------------------------------------------------------------------------------
 
 
@@ -265,6 +269,14 @@ class UninterpretedEffect(Permanent):
     """A handler returned something that is neither a message nor an effect with an interpreter."""
 
     reason = "uninterpreted-effect"
+
+
+class RequestFailed(Permanent):
+    """A request became a dead letter where it was handled: `reason` is that of the dead letter."""
+
+    def __init__(self, *args: object, reason: str = "failed") -> None:
+        super().__init__(*args)
+        self.reason = reason
 
 
 # --- look into it -------------------------------------------------------------------------------------------

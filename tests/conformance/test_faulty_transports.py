@@ -821,6 +821,59 @@ class DoesNotSayWhyItCouldNotBeSent(Faulty):
         await super().dead_letter(node, envelope, "unknown", error)
 
 
+# --- replies ----------------------------------------------------------------------------------------------
+
+
+@breaks("a_reply_comes_to_the_address_as_it_was")
+class ForgetsWhatAReplyAnswers(Faulty):
+    async def reply(self, envelopes: Sequence[Envelope]) -> int:
+        return await super().reply([msgspec.structs.replace(each, causation_id=None) for each in envelopes])
+
+
+@breaks("a_reply_comes_to_the_address_as_it_was", "a_reply_is_no_publication")
+class DropsReplies(Faulty):
+    async def reply(self, envelopes: Sequence[Envelope]) -> int:
+        return 0
+
+
+@breaks("replies_come_to_the_address_they_name_in_order")
+class AnswersEverybody(Faulty):
+    async def reply(self, envelopes: Sequence[Envelope]) -> int:
+        for envelope in envelopes:
+            for listener in self.broker._listeners.values():
+                listener(envelope)
+        return 0
+
+
+@breaks("replies_come_to_the_address_they_name_in_order")
+class AnswersBackwards(Faulty):
+    async def reply(self, envelopes: Sequence[Envelope]) -> int:
+        return await super().reply(envelopes[::-1])
+
+
+@breaks("a_reply_that_finds_nobody_is_dropped_and_counted")
+class SaysThatEveryReplyFoundSomebody(Faulty):
+    async def reply(self, envelopes: Sequence[Envelope]) -> int:
+        await super().reply(envelopes)
+        return 0
+
+
+@breaks("a_reply_that_finds_nobody_is_dropped_and_counted")
+class GivesABatchUpAtTheFirstThatFindsNobody(Faulty):
+    async def reply(self, envelopes: Sequence[Envelope]) -> int:
+        for place, envelope in enumerate(envelopes):
+            if await super().reply([envelope]):
+                return len(envelopes) - place
+        return 0
+
+
+@breaks("a_reply_is_no_publication")
+class PublishesReplies(Faulty):
+    async def reply(self, envelopes: Sequence[Envelope]) -> int:
+        await self.publish([msgspec.structs.replace(each, kind="event", destination=None) for each in envelopes])
+        return await super().reply(envelopes)
+
+
 # --- the proof --------------------------------------------------------------------------------------------
 
 

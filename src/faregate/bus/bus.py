@@ -4,17 +4,19 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
 from os import getpid
 from secrets import token_hex
 from socket import gethostname
 from threading import get_ident
 from types import TracebackType
-from typing import Any, NamedTuple, Self, Unpack
+from typing import Any, NamedTuple, Self, TypeVar, Unpack, overload
 
 from faregate.bus.dead_letter_retention import RetainDead
 from faregate.bus.dead_letters import DeadLetters
 from faregate.bus.heart import Heart
 from faregate.bus.node_stores import Given, NodeStores
+from faregate.bus.requests import REQUEST_SECONDS, RequestCounts, Requests, check_reply, check_timeout
 from faregate.bus.stalls import StallDetector
 from faregate.bus.supplied import SuppliedFeed, check_capabilities, is_leased
 from faregate.bus.worker import Lessor, Worker
@@ -24,6 +26,7 @@ from faregate.core.context import Ending
 from faregate.core.feed import QueueFeed
 from faregate.core.handling import Handling
 from faregate.core.recipients import topic_for
+from faregate.core.replies import Replies
 from faregate.core.sealing import Keys
 from faregate.core.sender import Sender, message_classes
 from faregate.core.threads import HandlerThreads
@@ -46,6 +49,7 @@ from faregate.ports.tokens import TokenStore
 
 log = logging.getLogger("faregate.bus")
 
+T = TypeVar("T")
 MAX_MESSAGE_BYTES = 1024 * 1024
 RETAIN_LEDGER = 30 * 86_400.0
 _PREFETCH = 2048
@@ -116,8 +120,10 @@ class Bus:
         self.content_type = writer.content_type
         """What this bus writes."""
         keys, classes = shared_keys(self.nodes.values()), message_classes(self.nodes.values())
+        replies = Replies(self._transport)
+        self._requests = Requests(self._transport, self.url, self.clock, replies, classes, limit)
         self._senders = {
-            node.name: Sender(node, self._transport, writer, self.clock, keys, self._alarms, classes)
+            node.name: Sender(node, self._transport, writer, self.clock, keys, self._alarms, classes, replies)
             for node in self.nodes.values()
         }
         self._stores = NodeStores(
@@ -135,6 +141,7 @@ class Bus:
                 if self.nodes[name].outgoing_middlewares
             },
             instance=self.instance,
+            replies=replies,
         )
         for name, sender in self._senders.items():
             sender.use_store(self._stores.of(name), self._stores.recipient_lists)
@@ -290,7 +297,10 @@ class Bus:
                 if self._heart is not None:
                     await self._heart.stop()
             finally:
-                await self._close(limit)
+                try:
+                    await self._close(limit)
+                finally:
+                    self._requests.stop()  # behind the outboxes: some of what waited is answered by now
                 self._pool.shutdown(wait=False)
 
     async def __aenter__(self) -> Self:
@@ -372,6 +382,66 @@ class Bus:
         publication_id, published = self._sender(node, (outgoing,)).publish(outgoing)
         await published
         return publication_id
+
+    @overload
+    async def request(
+        self,
+        command: Any,
+        *,
+        to: str | Node | None = None,
+        reply: type[T],
+        timeout: float | timedelta = ...,
+        node: str | Node | None = None,
+        headers: Mapping[str, str] | None = None,
+        expires: float | timedelta | None = None,
+        idempotency_key: str | None = None,
+    ) -> T: ...
+    @overload
+    async def request(
+        self,
+        command: Any,
+        *,
+        to: str | Node | None = None,
+        reply: Sequence[type] | None = None,
+        timeout: float | timedelta = ...,
+        node: str | Node | None = None,
+        headers: Mapping[str, str] | None = None,
+        expires: float | timedelta | None = None,
+        idempotency_key: str | None = None,
+    ) -> Any: ...
+    async def request(
+        self,
+        command: Any,
+        *,
+        to: str | Node | None = None,
+        reply: type | Sequence[type] | None = None,
+        timeout: float | timedelta = REQUEST_SECONDS,
+        node: str | Node | None = None,
+        headers: Mapping[str, str] | None = None,
+        expires: float | timedelta | None = None,
+        idempotency_key: str | None = None,
+    ) -> Any:
+        """Send a command to the node `to`, and return what its handler answers with `fg.reply`.
+
+        `reply` is the class of the answer, or several; without it the answer is the one message class of that name in
+        this process. Raises `RequestTimeout` after `timeout` seconds, `RequestFailed` when the command becomes a dead
+        letter, `Unroutable` when that node does not handle it, `OutcomeUnknown` when the bus is stopped meanwhile, and
+        `UnknownType` for an answer of another class.
+        """
+        seconds, classes = check_timeout(timeout), check_reply(reply)
+        options: Options = {"headers": headers, "expires": expires, "idempotency_key": idempotency_key}
+        given = {name: value for name, value in options.items() if value is not None}
+        outgoing = as_command(command, to, given)  # type: ignore[arg-type]
+        if self._state != "running" and self.spools:
+            raise ConfigurationError(
+                f"the bus is {self._state}: a request needs the process that runs the nodes of {self.url}, since the "
+                "answer comes to that process alone, and the spool brings none. Start this bus, or spool the command"
+            )
+        return await self._requests.ask(self._sender(node, (outgoing,)), outgoing, seconds, classes)
+
+    def request_counts(self) -> RequestCounts:
+        """What became of requests, and of replies, so far."""
+        return self._requests.counts()
 
     @property
     def spools(self) -> bool:

@@ -30,6 +30,7 @@ from faregate.bus.outbox_place import OutboxPlace
 from faregate.core.alarms import AlarmKind, Alarms
 from faregate.core.dead_letter import unsent
 from faregate.core.outlet import OutboxOutlet, Recorded
+from faregate.core.replies import Replies
 from faregate.core.verdict import failure_of, first_line
 from faregate.errors import CommitUnknown, Permanent, StoreConflict, StoreUnavailable, Unroutable
 from faregate.message import Envelope
@@ -69,6 +70,7 @@ class Dispatcher(OutboxOutlet):
         around: Mapping[str, Around] | None = None,
         patience: float = float("inf"),
         place: OutboxPlace | None = None,
+        replies: Replies | None = None,
     ) -> None:
         self._store = store
         self._nodes = nodes
@@ -84,6 +86,7 @@ class Dispatcher(OutboxOutlet):
         self._attempts = attempts
         """Prepares rows whose recipients may want tokens."""
         self._transport = transport
+        self._replies = replies or Replies(transport)
         self._clock = clock
         self._alarms = alarms
         self._queue: deque[OutboxRow] = deque()
@@ -357,6 +360,7 @@ class Dispatcher(OutboxOutlet):
                 if self._wants_middlewares(rows[0]):
                     await self._publish_within(self._around[rows[0].node], rows[0])
                     return
+                rows = await self._without_replies(rows)
                 if self._attempts is not None:
                     rows = await self._prepare(self._attempts, rows)
                 if rows:
@@ -373,6 +377,19 @@ class Dispatcher(OutboxOutlet):
             await self._clock.sleep(pause)
             waited += pause
             pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _without_replies(self, rows: list[OutboxRow]) -> list[OutboxRow]:
+        """Replies go first, to whoever waits for them; the other rows are left."""
+        replies = [row for row in rows if row.envelope.kind == "reply"]
+        if not replies:
+            return rows
+        if faults.hook is not None:
+            await faults.hook("bus.before-publish")
+        await self._replies.hand_over([row.envelope for row in replies if row.seq not in self._sent])
+        self._sent.update(dict.fromkeys([row.seq for row in replies]))
+        if faults.hook is not None:
+            await faults.hook("bus.after-publish")
+        return [row for row in rows if row.envelope.kind != "reply"]
 
     async def _publish_within(self, around: Around, row: OutboxRow) -> None:
         """Publish a row within the outgoing middlewares of its node. If they do not send it, it leaves the outbox."""

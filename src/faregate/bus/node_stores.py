@@ -14,6 +14,7 @@ from faregate.core.alarms import Alarms
 from faregate.core.dedup.claims import Claims
 from faregate.core.node_store import NodeStore
 from faregate.core.recipients import RecipientLists, topic_for
+from faregate.core.replies import Replies
 from faregate.errors import ConfigurationError
 from faregate.node.node import Node
 from faregate.ports.clock import Clock
@@ -46,6 +47,7 @@ class NodeStores:
         tokens: str | TokenStore | None,
         around: Mapping[str, Around],
         instance: str,
+        replies: Replies,
     ) -> None:
         given = _given(nodes, store)
         stores = _open_once(given, clock)
@@ -63,7 +65,9 @@ class NodeStores:
             owners = [name for name, its_store in stores.items() if its_store is opened]
             several = "partitions" in transport.capabilities
             place = OutboxPlace(opened, instance, clock) if several else None
-            dispatcher = Dispatcher(opened, transport, clock, alarms, attempts, owners, around, place=place)
+            dispatcher = Dispatcher(
+                opened, transport, clock, alarms, attempts, owners, around, place=place, replies=replies
+            )
             self.dispatchers[opened.database_id] = dispatcher
         self._of: dict[str, NodeStore] = {}
         for name, opened in stores.items():

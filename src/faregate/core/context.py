@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
 from faregate.core.database import BlockingDatabase, Database
 from faregate.core.handler_database import HandlerDatabase
 from faregate.errors import ConfigurationError, TryEnded, WrongEventLoop
-from faregate.message import Envelope
-from faregate.node.outgoing import NOTHING_TO_AWAIT, NothingToAwait, Options, Outgoing, as_command, as_event
+from faregate.message import REPLY_TO, Envelope
+from faregate.node.outgoing import NOTHING_TO_AWAIT, NothingToAwait, Options, Outgoing, as_command, as_event, reply
 from faregate.plain import plain
 
 if TYPE_CHECKING:
@@ -126,7 +126,10 @@ class Context:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        return MappingProxyType(self._work.envelope.headers)
+        headers = self._work.envelope.headers
+        if REPLY_TO in headers:  # who copies them must not ask in another's name
+            headers = {name: value for name, value in headers.items() if name != REPLY_TO}
+        return MappingProxyType(headers)
 
     @property
     def sent_at(self) -> float:
@@ -196,6 +199,11 @@ class Context:
     def send(self, command: Any, *, to: str | Node | None = None, **options: Unpack[Options]) -> NothingToAwait:
         """Record a command to be sent when the handler has succeeded."""
         self._send(as_command(command, to, options))
+        return NOTHING_TO_AWAIT
+
+    def reply(self, message: Any, *, headers: Mapping[str, str] | None = None) -> NothingToAwait:
+        """Record the answer to whoever asked, as `fg.reply` does."""
+        self._send(reply(message, headers=headers))
         return NOTHING_TO_AWAIT
 
     def _send(self, outgoing: Outgoing) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 
 from faregate.core.alarms import Alarms
 from faregate.core.committing import Committing, scatter, start_again
+from faregate.core.context import Context
 from faregate.core.endings import Endings
 from faregate.core.feed import Feed
 from faregate.core.handler_run import HandlerRun
@@ -88,7 +89,9 @@ class Handling:
         self._recognition = None if store is None else Recognition(subscription, feed, store, clock, alarms)
         business_key = None if self._recognition is None else self._recognition.business_key
         self._one_by_one = self._recognition is not None and self._recognition.one_by_one
-        self._last_resort = LastResort(subscription, self._endings, feed, store, business_key, self.redeliver, clock)
+        self._last_resort = LastResort(
+            subscription, self._endings, feed, sender, store, business_key, self.redeliver, clock
+        )
         self._committing = Committing(node.name, feed, self._outlet, store, business_key, clock)
         self._settling = Settling(node.name, self._endings, self._last_resort, self._outlet, store, business_key, clock)
         # --- batches ---
@@ -197,18 +200,22 @@ class Handling:
     def tell_dead(self, delivery: Delivery, reason: str, error: str) -> Coroutine[Any, Any, None]:
         """The transport made a dead letter of it, and no handler sees it: it expired, or its deliveries are used up.
 
-        It is counted and told of at once; what is returned runs the `after` middlewares.
+        It is counted and told of at once; what is returned tells whoever asked by it, and runs the `after` middlewares.
         """
         self.outcomes["dead"] += 1
         self._endings.dead_lettered(delivery, reason, error)
-        ctx = None
+        ctx, work = None, Work(delivery, self._node)
         if self._endings.has_after:
             try:
-                ctx = self._reader.open(Work(delivery, self._node))
+                ctx = self._reader.open(work)
             except Exception as exc:
                 log.debug("%s cannot be read: %s", delivery.envelope, first_line(exc))
         why = Expired(error) if reason == Expired.reason else Permanent(f"{reason}: {error}")
-        return self._endings.run_after(delivery, ctx, "dead", why)
+        return self._after_death(work, ctx, reason, why)
+
+    async def _after_death(self, work: Work, ctx: Context | None, reason: str, why: Permanent) -> None:
+        await self._last_resort.answer(work, reason, why)
+        await self._endings.run_after(work.delivery, ctx, "dead", why)
 
     # --- batches ---------------------------------------------------------------------------------------------
 
@@ -419,6 +426,8 @@ class Handling:
             ran += 1
             if not await self._runner.run(unit, work) and self._serial:
                 break
+            if work.replies:
+                rows += len(work.replies)
             if work.sent:
                 rows += len(work.sent)
                 for envelope in work.sent:

@@ -3,6 +3,7 @@
 Rules kept here:
 - A dead letter is in the store before its delivery is settled. Without a store the transport keeps it.
 - A message whose other copy was handled meanwhile is a duplicate, and no dead letter.
+- Whoever asked by it is told so, in the commit of the dead letter.
 - While the store is away the message is put off, and no try of it is used up.
 """
 
@@ -16,10 +17,13 @@ from faregate.core.dedup.business_key import BusinessKey
 from faregate.core.endings import Endings
 from faregate.core.feed import Feed
 from faregate.core.node_store import NodeStore
+from faregate.core.outlet import Recorded
+from faregate.core.sealing import outbox_row
+from faregate.core.sender import Sender
 from faregate.core.unit import TRANSACTION_LOST, TransactionEnded
 from faregate.core.verdict import Verdict, describe_error, first_line
 from faregate.core.work import Work
-from faregate.errors import StaleLock, UnknownToken
+from faregate.errors import FaregateError, StaleLock, UnknownToken
 from faregate.node.subscription import Subscription
 from faregate.ports import faults
 from faregate.ports.clock import Clock
@@ -40,12 +44,15 @@ class LastResort:
         subscription: Subscription,
         endings: Endings,
         feed: Feed,
+        sender: Sender,
         store: NodeStore | None,
         business_key: BusinessKey | None,
         redeliver: Later,
         clock: Clock,
     ) -> None:
         self._node = subscription.node
+        self._handler = subscription.name
+        self._sender = sender
         self._delays = subscription.redeliver.delays
         self._endings = endings
         self._feed = feed
@@ -108,21 +115,44 @@ class LastResort:
         error = describe_error(work.error)
         if self._store is None:
             await work.delivery.dead_letter(reason, error)
+            await self.answer(work, reason, work.error)
             return "dead"
+        told = self._sender.seal_failure(work, self._handler, reason, work.error)
         letter = dead_letter(self._node, work.message_id, work.delivery, reason, error, self._clock.time())
         # After these there is nothing to be learned from what is there.
         certain = isinstance(work.error, UnknownToken | TransactionEnded)
+        recorded: Recorded | None = None
         try:
             async with self._store.store.transaction() as transaction:
                 await self._feed.dead_letter(transaction, work)
                 if not certain and not await work.dedup.is_unhandled(transaction, work):
                     return "handled"
                 await transaction.add_dead(letter)
+                if told is not None:
+                    row = outbox_row(self._node, told, work.message_id)
+                    recorded = await self._store.outbox.record_rows(transaction, [row])
                 if faults.hook is not None:
                     await faults.hook("unit.before-commit")
-        except TRANSACTION_LOST as exc:
+        except BaseException as exc:
+            if recorded is not None:
+                self._store.outbox.rolled_back(recorded)
+            if not isinstance(exc, TRANSACTION_LOST):
+                raise
             log.warning("the dead letter of %s cannot be written now: %s", letter, exc)
             return "later"
+        if recorded is not None:
+            self._store.outbox.committed(recorded)
         await work.dedup.dead_lettered(work)
         await work.delivery.settle("dead")
         return "dead"
+
+    async def answer(self, work: Work, reason: str, exc: BaseException) -> None:
+        """Tell whoever asked by a message that it is a dead letter of the transport. Nothing keeps that: what cannot be
+        sent now is not."""
+        told = self._sender.seal_failure(work, self._handler, reason, exc)
+        if told is None:
+            return
+        try:
+            await self._sender.publish_sealed([told])
+        except FaregateError as exc:
+            log.warning("whoever asked by %s is not told that it is a dead letter: %s", told, exc)

@@ -22,6 +22,10 @@ class Sealer:
 
     def seal_root(self, out: Outgoing, now: float) -> Envelope:
         """The envelope of what no handler caused."""
+        if out.is_reply:
+            raise ConfigurationError(
+                f"{out!r} answers the message that a handler handles: return it from a handler, or yield it there"
+            )
         if out.id_key is not None:
             raise ConfigurationError(
                 f"{out!r} has id_key={out.id_key!r}, which names one of a handler's outputs: outside of handlers "
@@ -90,5 +94,5 @@ class Sealer:
 
 def outbox_row(node: str, envelope: Envelope, cause: str | None = None, ordinal: int = 0) -> OutboxRow:
     """How a sealed envelope stands in the outbox of a node's store."""
-    address = envelope.destination if envelope.kind == "command" else f"{envelope.source}.{envelope.type}"
+    address = envelope.destination if envelope.kind != "event" else f"{envelope.source}.{envelope.type}"
     return OutboxRow(0, node, cause, ordinal, address or "", envelope.key, envelope)

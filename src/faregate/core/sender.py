@@ -11,6 +11,7 @@ from faregate.codec import BodyReader, BodyWriter
 from faregate.core.alarms import Alarms
 from faregate.core.context import Context
 from faregate.core.outgoing_middlewares import Chain, Last, OutgoingContext, compile_own_scope, send_together
+from faregate.core.replies import FAILED, Replies
 from faregate.core.sealing import Keys, Sealer
 from faregate.errors import ConfigurationError, DuplicateIdKey, Undecodable, Unroutable
 from faregate.message import Envelope, Kind
@@ -23,6 +24,7 @@ from faregate.ports.queue import DeadLettering, Publishing
 if TYPE_CHECKING:
     from faregate.core.node_store import NodeStore
     from faregate.core.recipients import RecipientLists
+    from faregate.core.work import Work
 
 Publish = Callable[[Sequence[Envelope]], Awaitable[None]]
 
@@ -39,6 +41,7 @@ class Sender(Sealer):
         keys: Keys,
         alarms: Alarms,
         classes: Mapping[tuple[Kind, str], type] | None = None,
+        replies: Replies | None = None,
     ) -> None:
         super().__init__(node.name, writer, keys)
         self._transport = transport
@@ -47,6 +50,7 @@ class Sender(Sealer):
         self._chain = compile_own_scope(node)
         """The outgoing middlewares, for what is sent outside of handlers."""
         self._classes = classes or {}
+        self._replies = replies or Replies(transport)
         self._store: NodeStore | None = None
         self._recipient_lists: RecipientLists | None = None
 
@@ -90,23 +94,47 @@ class Sender(Sealer):
         return {}
 
     def seal_outputs(self, ctx: Context, handler: str) -> list[Envelope]:
-        """What a handler sends, in its envelopes: the same for every run of it on the same message."""
+        """What a handler sends, in its envelopes: the same for every run of it on the same message. What it answers is
+        in `Work.replies`."""
+        sealed, answers = self._seal_all(ctx, handler)
+        if answers:
+            work, passed = ctx._work, [each for each in sealed if each is not None]
+            work.replies = [each for each in passed if each.kind == "reply"]
+            return [each for each in passed if each.kind != "reply"]
+        return sealed  # type: ignore[return-value]  # None stands for an answer to nobody, and there is no answer
+
+    def _seal_all(self, ctx: Context, handler: str) -> tuple[list[Envelope | None], bool]:
+        """Each output, or None for an answer to nobody; and whether there are answers."""
         outputs = ctx._sent()
         if not outputs:
-            return []
+            return [], False
         now = self._clock.time()
         cause, message_id = ctx._work.envelope, ctx._work.message_id
         correlation_id, marker = cause.correlation_id or cause.publication_id, cause.marker + 1
         derive = ids.publication_ids(self._node, handler)
-        sealed: list[Envelope] = []
+        sealed: list[Envelope | None] = []
+        answers = False
         used: set[tuple[str, str]] = set()
         for ordinal, out in enumerate(outputs):
             slot: int | str = ordinal
             if out.id_key is not None or out.idempotency_key is not None:
                 slot = _named_slot(out, handler, used)
             publication_id = derive(correlation_id, message_id, out.message_type.wire, slot)
-            sealed.append(self._seal(out, publication_id, correlation_id, message_id, marker, now))
-        return sealed
+            envelope = self._seal(out, publication_id, correlation_id, message_id, marker, now)
+            if out.is_reply:
+                answers = True
+                sealed.append(self._replies.addressed(envelope, cause))
+            else:
+                sealed.append(envelope)
+        return sealed, answers
+
+    def seal_failure(self, work: Work, handler: str, reason: str, exc: BaseException) -> Envelope | None:
+        """What tells whoever asked that its request is given up; None where nobody asked."""
+        if not work.envelope.headers:  # as nearly always
+            return None
+        root = work.envelope.correlation_id or work.envelope.publication_id
+        publication_id = ids.publication_ids(self._node, handler)(root, work.message_id, FAILED, 0)
+        return self._replies.failure(work.envelope, work.message_id, publication_id, self._node, reason, exc)
 
     async def record_outputs(self, ctx: Context, handler: str, chain: Chain) -> list[Envelope]:
         """The envelopes of what a handler sends, as far as the middlewares let them through."""
@@ -117,7 +145,8 @@ class Sender(Sealer):
 
         for out in self._outgoing_contexts(ctx, handler):
             await chain(out, partial(pass_on, out._envelope))
-        return list(passed.values())
+        ctx._work.replies = [each for each in passed.values() if each.kind == "reply"]
+        return [each for each in passed.values() if each.kind != "reply"]
 
     async def publish_outputs(self, ctx: Context, handler: str, chain: Chain) -> None:
         """Publish what a handler sends, together."""
@@ -126,8 +155,8 @@ class Sender(Sealer):
             await send_together(chain, outs, self.publish_sealed)
 
     def _outgoing_contexts(self, ctx: Context, handler: str) -> list[OutgoingContext]:
-        pairs = zip(self.seal_outputs(ctx, handler), ctx._sent(), strict=True)
-        return [OutgoingContext(envelope, out.message, ctx) for envelope, out in pairs]
+        pairs = zip(self._seal_all(ctx, handler)[0], ctx._sent(), strict=True)
+        return [OutgoingContext(envelope, out.message, ctx) for envelope, out in pairs if envelope is not None]
 
     async def publish_recorded(self, envelope: Envelope, publish: Last) -> None:
         """Send what somebody recorded through `fg.outbox` without this node at hand, within its middlewares."""
@@ -162,7 +191,11 @@ class Sender(Sealer):
         await self._store.publish([self.outbox_row(envelope, None, place) for place, envelope in enumerate(envelopes)])
 
     async def publish_sealed(self, envelopes: list[Envelope]) -> Mapping[str, Exception]:
-        """Publish what a handler sends. An output that no queue takes becomes a dead letter of its own."""
+        """Publish what a handler sends; what it answers goes last. An output that no queue takes becomes a dead letter
+        of its own."""
+        replies = [envelope for envelope in envelopes if envelope.kind == "reply"]
+        if replies:
+            envelopes = [envelope for envelope in envelopes if envelope.kind != "reply"]
         errors: dict[str, Exception] = {}
         try:
             if envelopes:
@@ -176,6 +209,8 @@ class Sender(Sealer):
                     assert isinstance(self._transport, DeadLettering)  # no node without a store runs on another
                     await self._transport.dead_letter(self._node, envelope, exc.reason, f"Unroutable: {exc}")
                     self._alarms.sound("unroutable", self._node, envelope.publication_id, str(exc))
+        if replies:
+            await self._replies.hand_over(replies)
         return errors
 
 

@@ -125,6 +125,8 @@ class Work:
     """Sends them before the handler asks for anything: there are many."""
     holds: list[weakref.ref[_Hold]] | tuple[()] = ()
     """For each time that its handler was given the driver's connection."""
+    replies: Sequence[Envelope] = ()
+    """What its handler answers to whoever asked, sealed. It is no part of `sent`, since no log ever has it."""
     set_out_at = 0.0
     """When it set out, the same for all its copies; `at` is the later of that and now."""
     at = 0.0

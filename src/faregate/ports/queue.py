@@ -27,7 +27,7 @@ dead-letter queue. duplicate: it was handled before."""
 
 Capability = Literal[
     "browse", "count", "dead letters", "delay", "expire", "lock", "order", "partitions", "place", "recipients",
-    "recognise", "select",
+    "recognise", "reply", "select",
 ]  # fmt: skip
 """
 - browse: dead letters can be looked at without taking them (`Browsing`).
@@ -45,6 +45,7 @@ Capability = Literal[
 - place: what is released returns to its own position; where no handler has begun, as if it had never been out.
 - recipients: `publish` fills in each envelope's `recipients`, so that publishing it again leads where it led before.
 - recognise: a repetition of a recent publication is confirmed and not appended again (`Recognising`).
+- reply: it brings replies to the process that asked, while that is there (`Replying`).
 - select: a consumer may take some messages alone, or be the only one (`Selecting`).
 """
 EVERY_CAPABILITY: frozenset[Capability] = frozenset(get_args(Capability))
@@ -302,12 +303,32 @@ class Partitioned(Protocol):
         """Nothing leads any more to the partitions of this earlier generation, whether they are there or not."""
 
 
+@runtime_checkable
+class Replying(Protocol):
+    """Replies are for a process that waits for them, and nobody else. They are not kept: who is gone gets none."""
+
+    async def open_replies(self, on_reply: Callable[[Envelope], None]) -> str:
+        """An address of this process, as long as the transport is open: what `reply` is given for it is handed to the
+        callback, from the event loop, as it was but for its recipients. No two are alike, in whichever process.
+
+        After a lost connection the same address is there again; what came for it meanwhile is lost.
+        """
+
+    async def reply(self, envelopes: Sequence[Envelope]) -> int:
+        """Bring each to the address that is its `destination`; how many found nobody there, and are dropped.
+
+        Nothing of it is kept, and nothing else is published by it. Raises `Transient` and `OutcomeUnknown` for what may
+        be handed over again (who waits then gets some of it twice), and `Permanent` for what never can.
+        """
+
+
 PROTOCOLS: Mapping[Capability, type] = {
     "browse": Browsing,
     "count": Counting,
     "dead letters": DeadLettering,
     "partitions": Partitioned,
     "recognise": Recognising,
+    "reply": Replying,
     "select": Selecting,
 }
 """What a transport with one of these has beside the core."""

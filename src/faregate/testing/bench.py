@@ -8,10 +8,12 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any, TypeVar, Unpack, overload
 
 from faregate.broker import Broker
 from faregate.bus.bus import Bus
+from faregate.bus.requests import REQUEST_SECONDS, check_reply, check_timeout
 from faregate.codec import BodyReader
 from faregate.errors import ConfigurationError, FaregateError, Unroutable
 from faregate.message import Envelope, known
@@ -47,6 +49,11 @@ class RecordingTransport(MemoryTransport):
         await super().publish(known_here)
         for envelope in caused:
             self.recorded.setdefault(envelope.publication_id, envelope)
+
+    async def reply(self, envelopes: Sequence[Envelope]) -> int:
+        for envelope in envelopes:
+            self.recorded.setdefault(envelope.publication_id, envelope)
+        return await super().reply(envelopes)
 
     def _routable(self, envelope: Envelope) -> bool:
         try:
@@ -104,6 +111,31 @@ class Bench:
         if to is None and not isinstance(command, Outgoing):
             to = self._handler_of(command)
         return await self.bus.send(command, to=to, node=node or self._nodes[0], **options)
+
+    async def request(
+        self,
+        command: Any,
+        *,
+        to: str | Node | None = None,
+        reply: type | Sequence[type] | None = None,
+        timeout: float | timedelta = REQUEST_SECONDS,
+        node: str | Node | None = None,
+    ) -> Any:
+        """Ask the one node that handles this command, unless told otherwise, and settle until there is an answer.
+        Raises as `bus.request`; a timeout costs no real time."""
+        if to is None and not isinstance(command, Outgoing):
+            to = self._handler_of(command)
+        classes = check_reply(reply)
+        asking = asyncio.ensure_future(
+            self.bus.request(command, to=to, reply=classes or None, timeout=timeout, node=node or self._nodes[0])
+        )
+        try:
+            await self.settle()
+            if not asking.done():
+                await self.advance(check_timeout(timeout))
+            return await asking
+        finally:
+            asking.cancel()
 
     async def deliver(self, envelope: Envelope) -> None:
         """Put an envelope on the bus as it is; if it has no way of its own, into the first subscription's queue."""

@@ -4,6 +4,7 @@ into its spool; on RabbitMQ it goes through the exchange, into the queues and in
 Rules kept here:
 - Rows leave the outbox after the log has them safe. A crash in between sends them again with the same ids, under the
   same name of a batch if they are the same rows; the log and the recipients recognise them.
+- No log brings replies. One that a bus left in the outbox is dropped; whoever asked runs into its timeout.
 - A command that no node handles becomes a dead letter of its sender, in the commit in which it leaves the outbox.
 - What `fg.outbox` recorded goes out within the node's outgoing middlewares, as on the bus.
 - While no bus runs, nobody takes a journal's spool in. Then the driver does, holding its lock for that moment.
@@ -87,6 +88,9 @@ class OutboxSpooler:
         letters: list[DeadLetter] = []
         going: list[OutboxRow] = []
         for row in rows:
+            if row.envelope.kind == "reply":
+                log.debug("the reply %s is dropped: no log brings replies", row.envelope)
+                continue
             try:
                 topology.check_command(row.envelope)
                 going.append(row)
