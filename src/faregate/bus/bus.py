@@ -5,19 +5,23 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from os import getpid
+from os import fspath, getpid
+from pathlib import Path
 from secrets import token_hex
 from socket import gethostname
 from threading import get_ident
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar, Unpack, overload
 
+from faregate.bus.control import ControlSocket, InstructionListener
+from faregate.bus.control_place import ControlPlace, bus_place, journal_place
 from faregate.bus.dead_letter_retention import RetainDead
 from faregate.bus.dead_letters import DeadLetters
 from faregate.bus.heart import Heart
 from faregate.bus.node_stores import Given, NodeStores
 from faregate.bus.requests import REQUEST_SECONDS, RequestCounts, Requests, check_reply, check_timeout
 from faregate.bus.stalls import StallDetector
+from faregate.bus.status import Reporter
 from faregate.bus.supplied import SuppliedFeed, check_capabilities, is_leased
 from faregate.bus.worker import Lessor, Worker
 from faregate.codec import BodyWriter, Codec, find_codec
@@ -38,11 +42,21 @@ from faregate.node.outgoing import Options, Outgoing, as_command, as_event
 from faregate.node.policy import check_count
 from faregate.node.sources import publishers, with_sources
 from faregate.node.subscription import Subscription
+from faregate.plain import plain
 from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.dead_letter import DeadLetter, DeadStatus
-from faregate.ports.presence import Announcing
+from faregate.ports.presence import Announcing, BusStatus, Heeding, State
 from faregate.ports.progress import Occupied
-from faregate.ports.queue import Binding, Browsing, Counting, InProcess, QueueTransport, Recognising, SpoolTransport
+from faregate.ports.queue import (
+    Binding,
+    Browsing,
+    Counting,
+    InProcess,
+    Logged,
+    QueueTransport,
+    Recognising,
+    SpoolTransport,
+)
 from faregate.ports.schemes import hide_password, open_transport
 from faregate.ports.store import DeadFilter, Store
 from faregate.ports.tokens import TokenStore
@@ -54,6 +68,7 @@ MAX_MESSAGE_BYTES = 1024 * 1024
 RETAIN_LEDGER = 30 * 86_400.0
 _PREFETCH = 2048
 """Enough for several full batches."""
+_LONGEST_PAUSE = 366 * 86_400.0
 _COUNTED: tuple[Ending, ...] = ("handled", "skipped", "duplicate", "redelivered", "dead")
 
 
@@ -83,7 +98,9 @@ class Bus:
     None: they stay. `max_message_bytes` bounds encoded bodies both ways. `codec` is what this bus writes with, by name
     or as an object with the codec's protocol; it reads all that are registered in this process. `compress_above`
     compresses larger bodies. `drain_seconds` is how long leaving waits for running handlers. After `stall_seconds`
-    without progress an alarm names what stands still; None: nobody looks.
+    without progress an alarm names what stands still; None: nobody looks. `control` opens a socket by which this user's
+    `faregate status`, `pause` and `resume` reach the bus: True, or its path. None: `faregate run` opens it; False:
+    nobody does, and what is asked through RabbitMQ is not heeded either.
     """
 
     def __init__(
@@ -100,6 +117,7 @@ class Bus:
         retain_dead: RetainDead | None = None,
         drain_seconds: float = 30.0,
         stall_seconds: float | None = 60.0,
+        control: bool | str | Path | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.clock = clock or SystemClock()
@@ -151,16 +169,28 @@ class Bus:
             for subscription in node.subscriptions.values()
         ]
         self._stalls = self._stall_detector(stall_seconds)
-        self._heart: Heart | None = None
-        if isinstance(self._transport, Announcing):
-            self._heart = Heart(
-                self._transport, self.instance, list(self.nodes), self._workers, self.clock, self._alarms
-            )
+        self._reporter = Reporter(
+            instance=self.instance,
+            url=self.url,
+            nodes=list(self.nodes),
+            workers=self._workers,
+            outboxes=self._stores.outboxes,
+            clock=self.clock,
+            alarms=self._alarms,
+            state=lambda: self._state,
+        )
+        announcing = self._transport if isinstance(self._transport, Announcing) else None
+        self._heart = Heart(self._reporter, announcing, self.clock)
+        self._given_control, self._allows_control = _check_control(control), False
+        self._control: ControlSocket | None = None
+        self._instructions: InstructionListener | None = None
+        if isinstance(self._transport, Heeding) and control is not False:
+            self._instructions = InstructionListener(self._transport, list(self.nodes), self, self._heart.beat)
         if isinstance(self._transport, Recognising):
             self._transport.on_disagreement = self._disagreement
         if isinstance(self._transport, SpoolTransport):
             self._transport.on_unreadable = self._unreadable
-        self._state = "new"
+        self._state: State = "new"
         self._landings: set[asyncio.Future[None]] = set()
         """Calls of `idle` that wait."""
         self.left_behind = 0
@@ -220,6 +250,11 @@ class Bus:
 
     # --- life ---------------------------------------------------------------------------------------------
 
+    def allow_control(self) -> None:
+        """Before `start`: open the control socket where `fg.Bus(…, control=)` says nothing; do without it if that
+        cannot be."""
+        self._allows_control = True
+
     async def start(self) -> None:
         """Open the transport, declare every subscription, then begin to consume."""
         if self._state != "new":
@@ -234,15 +269,32 @@ class Bus:
             for worker in self._workers:
                 await worker.start()
             self._stores.hand_in()
+            self._reporter.start()
+            self._open_control()
         except BaseException:
             await self._close()
             raise
         self._state = "running"
         if self._stalls is not None:
             self._stalls.start()
-        if self._heart is not None:
+        if self._control is not None or isinstance(self._transport, Announcing):
             self._heart.start()
+        if self._instructions is not None:
+            self._instructions.start()
         log.info("%d nodes with %d subscriptions run on %s", len(self.nodes), len(self._workers), self.url)
+
+    def _open_control(self) -> None:
+        if not (self._allows_control if self._given_control is None else self._given_control):
+            return
+        control = ControlSocket(self.control_place, self.instance, self)
+        try:
+            control.open()
+        except ConfigurationError as exc:
+            if self._given_control is not None:
+                raise
+            log.warning("`faregate status`, `pause` and `resume` do not reach this process: %s", exc)
+        else:
+            self._control = control
 
     async def prepare(self) -> None:
         """Make the queues and tables of these nodes, without running them."""
@@ -294,8 +346,11 @@ class Bus:
             if self._stalls is not None:
                 self._stalls.stop()
             try:
-                if self._heart is not None:
-                    await self._heart.stop()
+                if self._instructions is not None:
+                    await self._instructions.stop()
+                await self._heart.stop()
+                if self._control is not None:
+                    await self._control.close()
             finally:
                 try:
                     await self._close(limit)
@@ -507,32 +562,59 @@ class Bus:
 
     # --- control and view ---------------------------------------------------------------------------------
 
-    async def pause(self, node: str | Node, message: type | str, seconds: float | None = None) -> None:
-        """Stop consuming a type at a node, for that many seconds or until `resume`; running handlers finish.
+    async def pause(
+        self, node: str | Node | None = None, message: type | str | None = None, seconds: float | None = None
+    ) -> None:
+        """Stop consuming a type at a node, for that many seconds or until `resume`; running handlers finish. Without a
+        type: all of that node; without a node: at all of them.
 
         When it returns no message begins any more: what was fetched and not begun is back in its place.
         """
-        if seconds is not None:
-            check_delay(seconds, "seconds")
+        if seconds is not None and check_delay(seconds, "seconds") > _LONGEST_PAUSE:
+            raise ConfigurationError("seconds are at most a year's: leave them out to pause until resume")
         for worker in self._find(node, message):
             await worker.pause(seconds)
 
-    async def resume(self, node: str | Node, message: type | str) -> None:
+    async def resume(self, node: str | Node | None = None, message: type | str | None = None) -> None:
         for worker in self._find(node, message):
             worker.resume()
 
-    def _find(self, node: str | Node, message: type | str) -> list[Worker]:
+    def status(self) -> BusStatus:
+        """How the bus fares now, as `faregate status` shows it: subscriptions with counts, rates and pauses, outboxes,
+        alarms."""
+        self._check_loop()
+        if not self._heart.is_beating:
+            self._reporter.measure()
+        return self._reporter.status()
+
+    @property
+    def control_place(self) -> ControlPlace:
+        """Where the control sockets of the processes that run this bus are found."""
+        place = self._transport.log_place if isinstance(self._transport, Logged) else None
+        if isinstance(place, Path):  # that of a journal
+            found = journal_place(place)
+        else:
+            stores = sorted(store.database_id for store in self._stores.stores if not store.url.startswith("memory:"))
+            found = bus_place(self.url, stores, sorted(worker.binding.queue for worker in self._workers))
+        given = self._given_control
+        return found._replace(path=given) if isinstance(given, Path) else found
+
+    def _find(self, node: str | Node | None, message: type | str | None) -> list[Worker]:
         self._check_loop()
         name = node.name if isinstance(node, Node) else node
         declared = known(message) if isinstance(message, type) else None
-        wire = declared.wire if declared else str(message)
+        wire = declared.wire if declared else None if message is None else str(message)
         found = [
             worker
             for worker in self._workers
-            if worker.subscription.node == name and worker.subscription.message_type.wire == wire
+            if name in (None, worker.subscription.node) and wire in (None, worker.subscription.message_type.wire)
         ]
         if not found:
-            raise ConfigurationError(f"node {name!r} has no subscription to {wire} on this bus")
+            there = ", ".join(dict.fromkeys(f"{each.subscription.node} {each.binding.type}" for each in self._workers))
+            raise ConfigurationError(
+                f"{'no node' if name is None else f'node {plain(name)!r}'} has {'a' if name is None else 'no'} "
+                f"subscription to {plain(wire or 'anything')} on this bus; there are: {there or 'none'}"
+            )
         return found
 
     def counts(self) -> list[SubscriptionCounts]:
@@ -643,6 +725,14 @@ def _check_nodes(nodes: Sequence[Node]) -> Sequence[Node]:
     if not found:
         raise ConfigurationError("a bus needs at least one node: nodes=[fg.Node('shop')]")
     return nodes
+
+
+def _check_control(given: object) -> bool | Path | None:
+    if given is None or isinstance(given, bool):
+        return given
+    if isinstance(given, str | Path) and fspath(given):
+        return Path(given).absolute()
+    raise ConfigurationError(f"control takes True, False or the path of a socket; got {given!r}")
 
 
 def _check_retain_dead(given: object, store: object) -> RetainDead | None:

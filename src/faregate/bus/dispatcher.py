@@ -36,6 +36,7 @@ from faregate.errors import CommitUnknown, Permanent, StoreConflict, StoreUnavai
 from faregate.message import Envelope
 from faregate.ports import faults
 from faregate.ports.clock import Clock
+from faregate.ports.presence import OutboxStatus
 from faregate.ports.progress import Occupation
 from faregate.ports.queue import Publishing
 from faregate.ports.store import FROM_OUTSIDE, OutboxRow, Store, Transaction
@@ -92,6 +93,8 @@ class Dispatcher(OutboxOutlet):
         self._queue: deque[OutboxRow] = deque()
         self._bytes = 0
         """The length of all their bodies."""
+        self._waiting_since = 0.0
+        """Since when the queue has not been empty."""
         self._sent: dict[int, None] = {}
         """Confirmed, and still in the table; in order."""
         self._held: set[int] = set()
@@ -154,6 +157,8 @@ class Dispatcher(OutboxOutlet):
     def take_up(self, rows: Sequence[OutboxRow]) -> None:
         """Send these rows of the table, unless they are known already."""
         new = [row for row in rows if row.seq not in self._held]
+        if not self._queue:
+            self._waiting_since = self._clock.monotonic()
         self._held.update([row.seq for row in new])
         self._queue.extend(new)
         self._bytes += sum([len(row.envelope.body) for row in new])
@@ -209,6 +214,14 @@ class Dispatcher(OutboxOutlet):
     @property
     def busy(self) -> bool:
         return bool(self._queue)
+
+    def status(self) -> OutboxStatus:
+        if not self._queue:
+            return OutboxStatus(self._store.url, 0)
+        # A message was sent when it was recorded; that of a replay long before.
+        since_sent = self._clock.time() - self._queue[0].envelope.sent_at
+        oldest = min(since_sent, self._clock.monotonic() - self._waiting_since)
+        return OutboxStatus(self._store.url, len(self._queue), round(max(0.0, oldest), 3))
 
     def occupations(self) -> Iterator[Occupation]:
         if self._queue:

@@ -114,6 +114,11 @@ class NodeStores:
     def of(self, node: str) -> NodeStore | None:
         return self._of.get(node)
 
+    @property
+    def outboxes(self) -> dict[str, Dispatcher]:
+        """By node."""
+        return {name: self.dispatchers[shared.store.database_id] for name, shared in self._of.items()}
+
     def __bool__(self) -> bool:
         return bool(self.stores)
 

@@ -10,6 +10,7 @@ from faregate.cli.dead import dead
 from faregate.cli.demo import add_demo
 from faregate.cli.journal.commands import journal
 from faregate.cli.output import fail
+from faregate.cli.pause import pause, resume
 from faregate.cli.publish import publish
 from faregate.cli.rabbitmq.commands import rabbitmq
 from faregate.cli.run import run
@@ -29,6 +30,8 @@ app.command()(run)
 app.command()(publish)
 app.command()(status)
 app.command()(asyncapi)
+app.command()(pause)
+app.command()(resume)
 app.add_typer(dead, name="dead")
 app.add_typer(journal, name="journal")
 app.add_typer(rabbitmq, name="rabbitmq")

@@ -68,6 +68,7 @@ async def serve(bus: Bus) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
     try:
+        bus.allow_control()
         await bus.start()
         subscriptions = bus.counts()
         errors.print(f"{len(subscriptions)} subscriptions of {len(bus.nodes)} nodes run on {bus.url}; Ctrl-C drains")

@@ -2,7 +2,7 @@
 
 faregate              where every publication goes: event.SOURCE.TYPE.SLOT, command.NODE.TYPE.SLOT
 faregate.to           for those that name their recipients: QUEUE.SLOT, for each of them
-faregate.presence     who runs which nodes, for people (`presence.py`): NODE
+faregate.presence     who runs which nodes, for people (`presence.py`): NODE; what they ask of them: asked.NODE
 NODE.TYPE[.SOURCE]    the queue of a subscription; with .gG-P behind it, partition P of its generation G
 NODE-dead             the dead letters of a node
 QUEUE.moving          what waits and what comes while `faregate rabbitmq migrate` makes a queue anew

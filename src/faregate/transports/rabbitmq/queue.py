@@ -20,7 +20,7 @@ from faregate.errors import BrokerUnavailable, OutcomeUnknown, QueueNotFound, Un
 from faregate.message import Envelope
 from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.dead_letter import DeadLetter
-from faregate.ports.presence import Heartbeat
+from faregate.ports.presence import Heartbeat, Instruction
 from faregate.ports.queue import Binding, Capability, Delivery, Held, check_command, dead_letter_queue
 from faregate.transports.rabbitmq.address import parse_address
 from faregate.transports.rabbitmq.channels import BatchChannel, Publication
@@ -31,7 +31,7 @@ from faregate.transports.rabbitmq.frames import Arrived
 from faregate.transports.rabbitmq.link import LOST, Link, said_by
 from faregate.transports.rabbitmq.log_view import ask_for_mark, declare_stream, lead_no_more, lead_to_stream, note
 from faregate.transports.rabbitmq.names import EXCHANGE, TO, dead_queue, queue_at, reply_queue, routing_key
-from faregate.transports.rabbitmq.presence import announce
+from faregate.transports.rabbitmq.presence import announce, heed
 from faregate.transports.rabbitmq.publisher import Publisher
 from faregate.transports.rabbitmq.replies import ReplyQueue, send_replies
 from faregate.transports.rabbitmq.topology import (
@@ -289,6 +289,9 @@ class RabbitmqQueue:
                 await self.on_channel(lambda channel: announce(channel, heartbeats))
         except TimeoutError:
             raise BrokerUnavailable(f"RabbitMQ did not take them within {_ANNOUNCE_SECONDS:g} s") from None
+
+    async def heed(self, nodes: Sequence[str], asked: Callable[[Instruction], None]) -> None:
+        await self.on_channel(lambda channel: heed(channel, nodes, asked))
 
     # --- consuming -------------------------------------------------------------------------------------------
 
