@@ -178,6 +178,7 @@ class Bus:
             clock=self.clock,
             alarms=self._alarms,
             state=lambda: self._state,
+            breaker=lambda: getattr(getattr(self, "breaker", None), "state", None),
         )
         announcing = self._transport if isinstance(self._transport, Announcing) else None
         self._heart = Heart(self._reporter, announcing, self.clock)

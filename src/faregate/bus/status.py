@@ -104,4 +104,5 @@ class Reporter:
 def _why_paused(worker: Worker) -> str | None:
     if not worker.paused:
         return None
-    return getattr(worker, "pause_reason", None) or "by hand"
+    reason: str = getattr(worker, "pause_reason", None) or "by hand"
+    return reason.removeprefix("paused ")
