@@ -80,6 +80,7 @@ from faregate.errors import (
     WrongSignature,
 )
 from faregate.message import Command, Envelope, Event, command, event
+from faregate.node.key import Each
 from faregate.node.node import Node
 from faregate.node.outgoing import Options, Outgoing, publish, reply, send
 from faregate.node.policy import ByKey, Parallel, Redeliver, Retry, Serial
@@ -108,6 +109,7 @@ __all__ = [
     "DeadLetterClosed",
     "DeadLetterNotFound",
     "DuplicateIdKey",
+    "Each",
     "Envelope",
     "Event",
     "Expired",

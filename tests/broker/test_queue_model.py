@@ -2,7 +2,7 @@
 
 The model keeps a plain list and looks through all of it every time. It does not predict which consumer gets an
 entry; it follows the deliveries in the order they happened and says whether each was allowed: the consumer had
-credit and was not paused, the entry was the first available one it may have, no other of its key was out. After
+credit and was not paused, the entry was the first available one it may have, no other of its keys was out. After
 every step nothing deliverable is left, and states, credit, dead letters, counts and what is in flight agree.
 
 Times are chosen so that events of different kinds never fall on the same instant: operations happen at whole
@@ -54,6 +54,12 @@ class Item:
     lock_until: float = 0.0
     holder: "Taker | None" = None
     scheduled: bool = False
+    has_turn: bool = False
+    """Whether it has its keys: it is available, out, or (strict) waits for redelivery."""
+
+    @property
+    def keys(self) -> set[str]:
+        return set(self.key.split("+")) if self.key is not None else set()
 
 
 @dataclass(eq=False)
@@ -72,8 +78,6 @@ class Model:
     max_deliveries: int | None
     expires: float | None
     items: list[Item] = field(default_factory=list)
-    turn: dict[str, Item] = field(default_factory=dict)
-    """Whose turn it is, per key."""
     dead: list[tuple[int, str]] = field(default_factory=list)
     settled: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("handled", "skipped", "dead", "duplicate"), 0)
@@ -87,20 +91,16 @@ class Model:
 
     # --- whose turn it is
 
-    def ready(self, item: Item) -> None:
-        if item.key is not None:
-            self.turn.setdefault(item.key, item)
-
-    def pass_on(self, item: Item) -> None:
-        if item.key is None or self.turn.get(item.key) is not item:
-            return
-        del self.turn[item.key]
-        others = [i for i in self.items if i.key == item.key and i.state == "waiting" and i.due is None]
-        if others:
-            self.turn[item.key] = min(others, key=lambda i: i.position)
+    def turns(self) -> None:
+        """Give every key to the first that wants it, if it can have all that it wants: later ones wait for it."""
+        wanted = {key for item in self.items if item.has_turn for key in item.keys}
+        for item in self.items:
+            if item.state == "waiting" and item.due is None and not item.has_turn:
+                item.has_turn = not item.keys & wanted
+                wanted |= item.keys
 
     def available(self, item: Item) -> bool:
-        return item.state == "waiting" and item.due is None and (item.key is None or self.turn[item.key] is item)
+        return item.state == "waiting" and item.due is None and item.has_turn
 
     def first_for(self, taker: Taker) -> Item | None:
         if self.serial and any(i.redelivering for i in self.items):
@@ -113,8 +113,7 @@ class Model:
     def enqueue(self, item: Item, now: float) -> None:
         self.items.append(item)
         item.asked = self.ask()
-        if item.due is None:
-            self.ready(item)
+        self.turns()
 
     def deliver(self, taker: Taker, delivery: BrokerDelivery, now: float) -> None:
         assert taker.credit > 0, "a delivery without credit"
@@ -122,7 +121,7 @@ class Model:
         item = self.items[delivery.position]
         assert item.state != "archived", "an archived entry came back"
         assert item is self.first_for(taker), f"{delivery.position} was not the first that was available"
-        same_key = [i for i in self.items if item.key is not None and i.key == item.key and i is not item]
+        same_key = [i for i in self.items if i.keys & item.keys and i is not item]
         assert not any(i.state == "acquired" for i in same_key), "two of one key are out"
         if self.strict:
             assert not any(i.redelivering for i in same_key), "the key waits for a redelivery"
@@ -147,7 +146,8 @@ class Model:
         self.settled[outcome] += 1
         if reason is not None:
             self.dead.append((item.position, reason))
-        self.pass_on(item)
+        item.has_turn = False
+        self.turns()
 
     def come_back(self, item: Item, delay: float, now: float) -> None:
         self.end(item)
@@ -159,8 +159,8 @@ class Model:
             item.state = "waiting"
             if delay:
                 item.due, item.asked, item.redelivering = now + delay, self.ask(), True
-                if not self.strict:
-                    self.pass_on(item)
+                item.has_turn = self.strict
+                self.turns()
 
     def catch_up(self, now: float) -> None:
         """Let everything happen whose time has come; all of it is of one instant and one kind."""
@@ -170,7 +170,7 @@ class Model:
             self.archive(item, "dead", "expired")
         for item in sorted((i for i in self.items if i.due is not None and i.due <= now), key=lambda i: i.asked):
             item.due, item.redelivering = None, False
-            self.ready(item)
+            self.turns()
 
     # --- what must agree
 
@@ -259,7 +259,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
     # --- entries
 
     @rule(
-        key=st.sampled_from([None, "a", "b"]),
+        key=st.sampled_from([None, "a", "b", "a+b", "b+c", "a+b+c"]),
         colour=COLOURS,
         ttl=st.none() | st.integers(0, 6),
         after=st.none() | st.integers(0, 4),
@@ -276,7 +276,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
         self.model.enqueue(item, self.now)
         self.do(lambda: self.rig.put(f"{item.position}", key=key, ttl=life, after=delay, colour=colour))
 
-    @rule(keys=st.lists(st.sampled_from([None, "a", "a", "b"]), min_size=1, max_size=4), colour=COLOURS)
+    @rule(keys=st.lists(st.sampled_from([None, "a", "a", "b", "a+b", "c+b"]), min_size=1, max_size=4), colour=COLOURS)
     def enqueue_plain_ones(self, keys: list[str | None], colour: str) -> None:
         for key in keys:
             self.enqueue(key, colour, None, None)

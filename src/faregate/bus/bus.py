@@ -755,4 +755,4 @@ def shared_keys(nodes: Iterable[Node]) -> Keys:
                 kind = subscription.message_type.kind
                 topic = (kind, source if kind == "event" else node.name, wire)
                 found.setdefault(topic, set()).add(subscription.key)
-    return {topic: next(iter(keys)) for topic, keys in found.items() if len(keys) == 1}
+    return {topic: next(iter(keys)).when_sent for topic, keys in found.items() if len(keys) == 1}

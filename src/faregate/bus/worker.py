@@ -7,13 +7,12 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, cast
 
-from faregate.bus.lanes import Lanes
 from faregate.bus.leases import LeasedConsumer, OfPartition, Partition
+from faregate.bus.several_keys import lanes_of
 from faregate.bus.supplied import Entrance, Waiting
 from faregate.core.handling import Handling
 from faregate.errors import ConfigurationError, StaleLock
 from faregate.ids import message_id_of
-from faregate.node.policy import ByKey
 from faregate.ports import faults
 from faregate.ports.clock import Clock, Timer
 from faregate.ports.progress import Occupation
@@ -64,12 +63,8 @@ class Worker:
         if waiting is not None:
             waiting.add(self._entrance)
             self._on_delivery = partial(waiting.take, self._entrance)
-        self._lanes = Lanes(
-            self.subscription.order.lanes,
-            self._work,
-            by_key=isinstance(self.subscription.order, ByKey),
-            full_batches=_FULL_BATCHES if handling.one_writer else None,
-        )
+        full_batches = _FULL_BATCHES if handling.one_writer else None
+        self._lanes = lanes_of(self.subscription, self._work, full_batches=full_batches)
         handling.let_part(self._put_back)
         self._consumer: Consumer | None = None
         self._held: set[Delivery] = set()

@@ -14,6 +14,7 @@ from faregate.errors import ConfigurationError, TryEnded, WrongEventLoop
 from faregate.message import REPLY_TO, Envelope
 from faregate.node.outgoing import NOTHING_TO_AWAIT, NothingToAwait, Options, Outgoing, as_command, as_event, reply
 from faregate.plain import plain
+from faregate.ports.keys import keys_of
 
 if TYPE_CHECKING:
     from faregate.core.work import Work
@@ -122,7 +123,14 @@ class Context:
 
     @property
     def key(self) -> str | None:
-        return self._work.delivery.key
+        """What it is ordered by, as text. Of several keys (`fg.Each`) the text of them all; `keys` has each."""
+        key = self._work.delivery.key
+        return None if key is None else str(key)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Each of its keys, in one order; none where it has no order to keep."""
+        return keys_of(self._work.delivery.key)
 
     @property
     def headers(self) -> Mapping[str, str]:

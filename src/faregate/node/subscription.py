@@ -47,6 +47,11 @@ class Subscription:
         return isinstance(self.order, ByKey) and self.key is not None
 
     @property
+    def several(self) -> bool:
+        """Whether a message of it may have several keys."""
+        return self.by_key and self.key is not None and bool(self.key.each)
+
+    @property
     def ordered(self) -> bool:
         """Whether its messages have an order: all of them, or those of one key."""
         return self.by_key or isinstance(self.order, Serial)
@@ -65,4 +70,5 @@ class Subscription:
             expires=self.expires,
             remembers=self.dedup,
             partitions=self.partitions,
+            several=self.several,
         )

@@ -39,7 +39,8 @@ Capability = Literal[
   its delivery says when its time is over (`Delivery.expired`).
 - lock: a delivery that is neither ended nor renewed for `Binding.lock_seconds` comes back.
 - order: within one key, a message is withheld while an earlier one is out, and (`strict`) while one waits for
-  redelivery. Of a `serial` binding, all are withheld while one waits for redelivery.
+  redelivery. One with several keys (`keys.Keys`) comes after the earlier and before the later ones of each. Of a
+  `serial` binding, all are withheld while one waits for redelivery.
 - partitions: an ordered binding's messages are in queues of their own, by key (`Partitioned`). It is for those that
   lack "order": the bus supplies the rest to nodes with a store, and leases say which process consumes which of them.
 - place: what is released returns to its own position; where no handler has begun, as if it had never been out.
@@ -87,7 +88,10 @@ class Binding:
     source: str | None = None
     """The publishing node, for events; None for commands, which may come from any node."""
     key_of: Callable[[Envelope], str | None] | None = None
-    """The ordering key of an envelope for this subscription; None when it asks for no order."""
+    """The ordering key of an envelope for this subscription (`keys.Keys` for several); None when it asks for no
+    order."""
+    several: bool = False
+    """Whether an envelope may have several keys."""
     strict: bool = True
     """A message that waits for redelivery keeps its key waiting."""
     serial: bool = False
@@ -117,6 +121,14 @@ class Binding:
         """Names have no dots, so two bindings cannot share a queue by accident."""
         parts = (self.node, self.type) if self.source is None else (self.node, self.type, self.source)
         return ".".join(parts)
+
+    def order_key(self, key: str | None) -> str | None:
+        """The key of the row in which a message with this key waits for a later try, for others to wait behind it;
+        None: nobody does. All of a serial binding have the same, and so have those with a key where there are several:
+        who waits for whom is then read from their envelopes."""
+        if not self.strict:
+            return None
+        return "" if self.serial or (self.several and key is not None) else key
 
 
 class Held(Protocol):
@@ -161,7 +173,7 @@ class Delivery(Held, Protocol):
 
     @property
     def key(self) -> str | None:
-        """The ordering key, as the binding's `key_of` gave it."""
+        """The ordering key, as the binding's `key_of` gave it; of several keys `keys.Keys`."""
 
     @property
     def redeliveries(self) -> int:
