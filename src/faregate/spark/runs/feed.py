@@ -10,7 +10,7 @@ Rules kept here:
   of the first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from faregate.core.outlet import OutboxOutlet, Recorded
 from faregate.core.verdict import Verdict, judge
@@ -49,13 +49,13 @@ class LogFeed:
 
     async def join(self, transaction: Transaction, works: Sequence[Work]) -> None:
         found = {_delivery(work): work for work in works}
-        await transaction.lock_buckets(self._node, [each.bucket for each in found if each.order_key is not None])
+        await transaction.lock_buckets(self._node, buckets_of(found))
         for delivery in await self.behind(transaction, list(found)):
             found[delivery].move("known")
 
     async def behind(self, transaction: Transaction, deliveries: list[LogDelivery]) -> list[LogDelivery]:
         """Those that the positions of their keys say were dealt with."""
-        keys = [each.order_key for each in deliveries if each.order_key is not None]
+        keys = [key for each in deliveries for key in each.order_keys]
         last = await transaction.positions(self._node, self.positions, keys) if keys else {}
         return [each for each in deliveries if is_behind(each, last)]
 
@@ -64,8 +64,8 @@ class LogFeed:
         parked: dict[str, int] = {}
         for work in works:
             delivery = _delivery(work)
-            if delivery.order_key is not None:
-                positions[delivery.order_key] = max(delivery.position, positions.get(delivery.order_key, -1))
+            for key in delivery.order_keys:
+                positions[key] = max(delivery.position, positions.get(key, -1))
             if delivery.parked:
                 parked[work.message_id] = delivery.position
         await transaction.advance(self._node, self.positions, positions)
@@ -77,7 +77,7 @@ class LogFeed:
         the same task may have parked it, whatever this delivery says."""
         delivery = _delivery(work)
         if delivery.order_key is not None:
-            await transaction.lock_buckets(self._node, [delivery.bucket])
+            await transaction.lock_buckets(self._node, delivery.buckets)
         await transaction.unpark(self._node, {work.message_id: delivery.position})
 
     def judge(self, delivery: Delivery, exc: BaseException, delays: tuple[float, ...]) -> Verdict:
@@ -85,10 +85,15 @@ class LogFeed:
 
 
 def is_behind(delivery: LogDelivery, last: dict[str, int]) -> bool:
-    """Whether the position of its key says that it was dealt with."""
+    """Whether the position of its key says that it was dealt with; of several keys, all do."""
     if delivery.order_key is None or delivery.parked or delivery.envelope.replay:
         return False
-    return delivery.position <= last.get(delivery.order_key, -1)
+    return all(delivery.position <= last.get(key, -1) for key in delivery.order_keys)
+
+
+def buckets_of(deliveries: Iterable[LogDelivery]) -> list[int]:
+    """The buckets of the keys of those that have one."""
+    return [bucket for each in deliveries if each.order_key is not None for bucket in each.buckets]
 
 
 def _delivery(work: Work) -> LogDelivery:
