@@ -80,6 +80,10 @@ class ViewTaken(ConfigurationError):
     """A subscription is consumed through the other view: queue or log."""
 
 
+class InvalidFilter(ConfigurationError):
+    """`where=` does not follow the grammar, names no field, or compares a field with what it never is."""
+
+
 class InvalidSelector(ConfigurationError):
     """A selector does not follow the documented grammar."""
 

@@ -143,7 +143,14 @@ async def test_a_permanent_error_is_a_dead_letter_at_once_and_the_next_goes_on()
         await bench.settle()
         [dead] = bench.poisoned()
         assert bench.clock.time() - start < 1
-        assert bench.outcomes() == {"handled": 1, "skipped": 0, "duplicate": 0, "redelivered": 0, "dead": 1}
+        assert bench.outcomes() == {
+            "handled": 1,
+            "skipped": 0,
+            "filtered": 0,
+            "duplicate": 0,
+            "redelivered": 0,
+            "dead": 1,
+        }
 
     assert calls == ["bad", "good"]
     assert (dead.node, dead.reason, dead.tries) == ("worker", "permanent", 1)
@@ -419,7 +426,14 @@ async def test_redelivery_works_on_the_real_clock_and_idle_waits_for_it() -> Non
     async with fg.Bus("memory:", nodes=[fg.Node("boss"), node]) as bus:
         await bus.publish(Job(name="x"), node="boss")
         await bus.idle(timeout=30)
-        assert bus.outcomes() == {"handled": 1, "skipped": 0, "duplicate": 0, "redelivered": 2, "dead": 0}
+        assert bus.outcomes() == {
+            "handled": 1,
+            "skipped": 0,
+            "filtered": 0,
+            "duplicate": 0,
+            "redelivered": 2,
+            "dead": 0,
+        }
     assert attempts == [0, 1, 2]
 
 

@@ -83,7 +83,7 @@ class Queue:
     ) -> None:
         self.name = name
         self.lock_seconds = lock_seconds
-        self.settled: dict[str, int] = {"handled": 0, "skipped": 0, "dead": 0, "duplicate": 0}
+        self.settled: dict[str, int] = {"handled": 0, "skipped": 0, "filtered": 0, "dead": 0, "duplicate": 0}
         self._clock = clock
         self._schedule = schedule
         self._make_dead_letter = make_dead_letter

@@ -69,7 +69,7 @@ RETAIN_LEDGER = 30 * 86_400.0
 _PREFETCH = 2048
 """Enough for several full batches."""
 _LONGEST_PAUSE = 366 * 86_400.0
-_COUNTED: tuple[Ending, ...] = ("handled", "skipped", "duplicate", "redelivered", "dead")
+_COUNTED: tuple[Ending, ...] = ("handled", "skipped", "filtered", "duplicate", "redelivered", "dead")
 
 
 class SubscriptionCounts(NamedTuple):
@@ -80,6 +80,7 @@ class SubscriptionCounts(NamedTuple):
     source: str | None
     handled: int
     skipped: int
+    filtered: int
     duplicate: int
     redelivered: int
     dead: int

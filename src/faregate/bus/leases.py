@@ -110,6 +110,8 @@ class OfPartition(Delivery, Protocol):
 
 
 class LeasedFeed(QueueFeed):
+    keeps_outcomes = False
+
     async def record(self, transaction: Transaction, works: Sequence[Work]) -> None:
         found: dict[Partition, list[Delivery]] = {}
         for work in works:

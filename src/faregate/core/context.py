@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from faregate.core.work import Work
     from faregate.node.node import Node
 
-Ending = Literal["handled", "skipped", "duplicate", "redelivered", "dead", "lost"]
-"""How a delivery ended; `duplicate`: it had been handled before; `lost`: its lock had expired, so the message is
-someone else's now."""
+Ending = Literal["handled", "skipped", "filtered", "duplicate", "redelivered", "dead", "lost"]
+"""How a delivery ended; `filtered`: the subscription's `where=` does not take it; `duplicate`: it had been handled
+before; `lost`: its lock had expired, so the message is someone else's now."""
 
 
 class Context:

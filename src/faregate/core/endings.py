@@ -18,7 +18,7 @@ from faregate.ports.queue import Delivery
 
 log = logging.getLogger("faregate.bus")
 
-OUTCOMES: tuple[Ending, ...] = ("handled", "skipped", "duplicate", "redelivered", "dead", "lost")
+OUTCOMES: tuple[Ending, ...] = ("handled", "skipped", "filtered", "duplicate", "redelivered", "dead", "lost")
 
 
 class Endings:

@@ -19,6 +19,9 @@ from faregate.ports.store import Transaction
 class Feed(Protocol):
     batch_seconds: float
     """How long the messages of one transaction may take together, roughly: it is what the first of them waits."""
+    keeps_outcomes: bool
+    """Whether the outcome that a delivery is settled with is written down, where an audit finds it. Else the ledger
+    notes what the filter did not take: nothing else would tell it from what was lost."""
 
     async def join(self, transaction: Transaction, works: Sequence[Work]) -> None:
         """First in every transaction: may find messages that an earlier run has dealt with."""
@@ -35,6 +38,7 @@ class Feed(Protocol):
 
 class QueueFeed:
     batch_seconds = 0.05
+    keeps_outcomes = True
 
     async def join(self, transaction: Transaction, works: Sequence[Work]) -> None:
         """The queue knows what is out, and the dedup what was."""

@@ -1,7 +1,7 @@
 """The handling core: one way through a handler, for the bus and for Spark, with a store and without.
 
-    look up, admit -> run, message after message in one transaction -> record -> commit -> settle
-                       `-- failed --> leaves the batch, runs alone with its tries -> redeliver later, or dead letter
+    filter, look up, admit -> run, message after message in one transaction -> record -> commit -> settle
+      `-- settle               `-- failed --> leaves the batch, runs alone -> redeliver later, or dead letter
 
 What differs is handed in: where messages come from (`feed.py`), how copies are recognised (`dedup/`), where what is
 sent goes (`outlet.py`), and the store. The states of a message, and who follows whom, are in `states.py`. This file is
@@ -31,7 +31,7 @@ from faregate.core.handler_run import HandlerRun
 from faregate.core.last_resort import LastResort
 from faregate.core.node_store import NodeStore
 from faregate.core.outlet import Outlet, PublishAtOnce
-from faregate.core.pace import Pace
+from faregate.core.pace import BATCH_LIMIT, Pace
 from faregate.core.parting import Parting, PutBack
 from faregate.core.pipeline import is_retried
 from faregate.core.reading import Reader
@@ -46,6 +46,7 @@ from faregate.errors import Expired, LeaseLost, Permanent, StaleLock
 from faregate.node.node import Node
 from faregate.node.policy import Serial
 from faregate.node.subscription import Subscription
+from faregate.node.where import Filter
 from faregate.ports.cancellation import finish
 from faregate.ports.clock import Clock
 from faregate.ports.queue import Delivery, is_together
@@ -93,7 +94,13 @@ class Handling:
             subscription, self._endings, feed, sender, store, business_key, self.redeliver, clock
         )
         self._committing = Committing(node.name, feed, self._outlet, store, business_key, clock)
-        self._settling = Settling(node.name, self._endings, self._last_resort, self._outlet, store, business_key, clock)
+        notes = store is not None and not feed.keeps_outcomes and subscription.dedup == "ledger"
+        self._settling = Settling(
+            node.name, self._endings, self._last_resort, self._outlet, store, business_key, clock, notes_filtered=notes
+        )
+        self._filter = subscription.where
+        self._taken = 1.0
+        """The share of messages that the filter takes, as a moving average."""
         # --- batches ---
         self._pace = Pace(feed.batch_seconds)
         self._parting: Parting | None = None
@@ -146,7 +153,11 @@ class Handling:
     @property
     def batch(self) -> int:
         """How many are best handled together."""
-        return 1 if self._one_by_one or self._runner.opens_first else self._pace.batch
+        if self._one_by_one or self._runner.opens_first:
+            return 1
+        if self._filter is None:
+            return self._pace.batch
+        return min(BATCH_LIMIT, int(self._pace.batch / max(self._taken, 1 / BATCH_LIMIT)))  # of which so many run
 
     def current(self, deliveries: list[Delivery]) -> Delivery:
         """Which of those that are being handled together is being handled."""
@@ -164,7 +175,10 @@ class Handling:
                 await self._clock.sleep(self.subscription.retry.wait(tries))
             elif tries is None and not self._start(delivery):
                 return []
-            return await self._see_through(self._works(deliveries, tries or 0))
+            works = self._works(deliveries, tries or 0)
+            if self._filter is not None:
+                works = await self._without_filtered(works, self._filter)
+            return await self._see_through(works)
         except BaseException:
             for delivery in deliveries:
                 self._failing.pop(delivery, None)
@@ -227,6 +241,8 @@ class Handling:
         if known := {*again, *begun}:
             deliveries = [delivery for delivery in deliveries if delivery not in known]
         works = self._works(begun + self._start_all(deliveries))
+        if self._filter is not None:
+            works = await self._without_filtered(works, self._filter)
         if self._serial:
             for group in _groups(works, copies=self._store is not None):
                 again += await self._see_through(group)
@@ -284,6 +300,26 @@ class Handling:
                     work.opens_first = True
             works.append(work)
         return works
+
+    async def _without_filtered(self, works: list[Work], where: Filter) -> list[Work]:
+        """Settle what the filter does not take; returns the others."""
+        kept, filtered = [], []
+        for work in works:
+            if work.state == "new" and work.ctx is not None:
+                try:
+                    if not where.takes(work.ctx.message, work.envelope.headers):
+                        work.move("filtered")
+                        filtered.append(work)
+                        continue
+                except Exception as exc:  # a codec of others may have decoded what its class does not say
+                    work.fail(exc)
+            kept.append(work)
+        if works:
+            count = len(works)
+            self._taken += (len(kept) / count - self._taken) * count / (count + 16)
+        if filtered:
+            await self._settling.settle_filtered(filtered)
+        return kept
 
     def _next_round(self, work: Work) -> Work:
         """It has not run in this one, or nothing of that is left."""

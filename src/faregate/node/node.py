@@ -31,6 +31,7 @@ from faregate.node.policy import (
 )
 from faregate.node.signature import Signature, check_handler, declaring_frame, read_signature, yielded_type
 from faregate.node.subscription import ClaimMode, DedupMode, Subscription
+from faregate.node.where import Filter
 
 F = TypeVar("F", bound=Callable[..., Any])
 _PARTITIONS = 8
@@ -71,6 +72,7 @@ class Node:
         dedup: DedupMode = "ledger",
         identity: KeySource | None = None,
         claim: ClaimMode | None = None,
+        where: str | None = None,
         expires: float | timedelta | None = None,
         partitions: int | None = None,
         name: str | None = None,
@@ -82,20 +84,21 @@ class Node:
         order; with `order=fg.ByKey(…)` it is the key of the type unless it is given.
         `dedup` is how repetitions are recognised. `identity`, given like `key`, is the business key: a value is
         handled once, whatever message brings it. `claim` says when it is taken: in the "transaction" of the effect, or,
-        for effects outside the store, "eager" or "lazy". `prefetch` bounds what is fetched ahead. `expires` is how many
-        seconds a message may wait for its handler, from when it set out. `partitions` is in how many queues a broker
-        keeps what is ordered by the type's key, so that as many processes can share it. Raises a `ConfigurationError`
-        that says what to change.
+        for effects outside the store, "eager" or "lazy". `where` is a filter on fields and headers, such as
+        "total > 100 and header.region = 'north'": what it does not take is settled as filtered. `prefetch` bounds what
+        is fetched ahead. `expires` is how many seconds a message may wait for its handler, from when it set out.
+        `partitions` is in how many queues a broker keeps what is ordered by the type's key, so that as many processes
+        can share it. Raises a `ConfigurationError` that says what to change.
         """
         message_type, source_name = self._message_type(cls, source)
         _check_decodable(message_type)
-        where = f"node {self.name!r}, {message_type.wire}"
+        here = f"node {self.name!r}, {message_type.wire}"
         by = None if key is None else read_key(key, message_type, "key")
         if by is None and isinstance(order, ByKey):
             by = type_key(cls)
         business_key = None if identity is None else read_key(identity, message_type, "identity")
-        chosen = _check_order(order, by, where)
-        parts = _check_partitions(partitions, chosen, by, cls, where)
+        chosen = _check_order(order, by, here)
+        parts = _check_partitions(partitions, chosen, by, cls, here)
         if dedup not in ("ledger", "tokens", "off"):
             raise ConfigurationError(f"dedup is 'ledger', 'tokens' or 'off'; got {dedup!r}")
         if claim not in (None, "transaction", "eager", "lazy"):
@@ -108,6 +111,7 @@ class Node:
         if prefetch is not None:
             check_count(prefetch, "prefetch")
         seconds = None if expires is None else check_expires(expires)
+        filter_ = None if where is None else Filter(where, cls)
         frame = declaring_frame()
 
         def declare(function: F) -> F:
@@ -138,6 +142,7 @@ class Node:
                 claim=claim or "transaction",
                 expires=seconds,
                 partitions=parts,
+                where=filter_,
             )
             return function
 

@@ -7,6 +7,7 @@ from faregate.message import MessageType
 from faregate.node.key import Key
 from faregate.node.policy import ByKey, Order, Redeliver, Retry, Serial
 from faregate.node.signature import Signature
+from faregate.node.where import Filter
 from faregate.ports.queue import Binding
 
 SPARE_DELIVERIES = 20
@@ -36,6 +37,8 @@ class Subscription:
     expires: float | None
     partitions: int | None = None
     """In how many queues a broker may keep its messages by their key; None: its messages have no order."""
+    where: Filter | None = None
+    """Which messages its handler is for; None: all."""
 
     def __str__(self) -> str:
         origin = f" from {self.source}" if self.source else ""

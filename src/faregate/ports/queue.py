@@ -20,9 +20,9 @@ from faregate.message import Envelope, Kind
 from faregate.plain import plain
 from faregate.ports.dead_letter import DeadLetter
 
-Outcome = Literal["handled", "skipped", "dead", "duplicate"]
-"""How a consumer is done with a message. dead: it keeps the dead letter itself, so nothing goes to the
-dead-letter queue. duplicate: it was handled before."""
+Outcome = Literal["handled", "skipped", "filtered", "dead", "duplicate"]
+"""How a consumer is done with a message. filtered: it is none that its handler is for. dead: it keeps the dead letter
+itself, so nothing goes to the dead-letter queue. duplicate: it was handled before."""
 
 
 Capability = Literal[

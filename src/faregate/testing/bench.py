@@ -285,7 +285,7 @@ class Bench:
         return _at_once(store.dead(DeadFilter(node=node, status=status)))
 
     def outcomes(self) -> dict[str, int]:
-        """How many messages were handled, skipped, redelivered, dead."""
+        """How many messages were handled, skipped, filtered, redelivered, dead."""
         return self.bus.outcomes()
 
 

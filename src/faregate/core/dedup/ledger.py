@@ -156,6 +156,11 @@ def _row(work: Work) -> LedgerRow:
     return LedgerRow(work.message_id, digest, key, delivery.position, work.at, "handled", *sent)
 
 
+def filtered_row(work: Work) -> LedgerRow:
+    """The row of one that its handler was not for. It has no place in the order of its key."""
+    return _row(work)._replace(key=None, outcome="filtered")
+
+
 def _sent_by(work: Work) -> Sent:
     """What the handler of a message sent, for its ledger row."""
     if len(work.sent) == 1:  # as nearly always

@@ -268,7 +268,7 @@ class Engine:
         return {each for each, found in known.items() if found.state != "dead" or not replays[each]}
 
     async def ended(self, delivery: LogDelivery, outcome: str) -> None:
-        if delivery.parked and outcome in ("dead", "duplicate"):
+        if delivery.parked and outcome in ("dead", "duplicate", "filtered"):
             async with self.store.transaction() as transaction:
                 await transaction.unpark(self.node.name, {self._message_id(delivery): delivery.position})
         self._end(outcome)

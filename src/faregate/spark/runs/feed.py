@@ -41,6 +41,7 @@ class NoTransport:
 class LogFeed:
     batch_seconds = 1.0
     """Nobody waits for a single message here; what waits for a transaction is a zombie."""
+    keeps_outcomes = False
 
     def __init__(self, node: str, positions: str) -> None:
         self._node = node

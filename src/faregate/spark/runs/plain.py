@@ -31,6 +31,8 @@ from faregate.node.subscription import Subscription
 from faregate.spark.id_columns import are_ids, from_arrow, message_ids, publication_ids, to_arrow
 from faregate.spark.sink.publications import as_stored
 
+_NO_HEADERS: dict[str, str] = {}
+
 
 class Output(NamedTuple):
     """How an event of one class becomes a message."""
@@ -58,6 +60,8 @@ class Done(NamedTuple):
     """Rows that the pipeline has to deal with; with what the handler raised, unless it was not called."""
     others: list[tuple[int, Any, Any]]
     """Row, message and result, where the result is not simply an event."""
+    filtered: int = 0
+    """How many the filter did not take."""
 
 
 def is_plain(subscription: Subscription, node: Node) -> bool:
@@ -69,6 +73,7 @@ def is_plain(subscription: Subscription, node: Node) -> bool:
         and not (node.middlewares or node.after_middlewares or node.outgoing_middlewares)
         and not any(interpreter.resources for interpreter in node.interpreters.values())
         and subscription.expires is None
+        and (subscription.where is None or not subscription.where.reads_headers)
     )
 
 
@@ -84,6 +89,7 @@ class Plain:
         self._limit = limit
         self._keys = keys
         self._outputs: dict[type, Output | None] = {}
+        self._takes = None if subscription.where is None else subscription.where.takes
 
     def decoder(self, batch: Any) -> Callable[[bytes], Any] | None:
         """What decodes every body of this batch of the log; None when there is something unusual about it."""
@@ -107,13 +113,17 @@ class Plain:
 
     async def handle(self, batch: Any, decode: Callable[[bytes], Any], now: float) -> Done:
         """Run the handler over a batch that `decoder` found usual."""
-        function, awaits, outputs = self._function, self._awaits, self._outputs
+        function, awaits, outputs, takes = self._function, self._awaits, self._outputs, self._takes
         done = Done(None, [], [])
         rows: list[int] = []
         sent: list[EncodedOutput] = []
+        filtered = 0
         for row, body in enumerate(batch.column("payload").to_pylist()):
             try:
                 message = decode(body)
+                if takes is not None and not takes(message, _NO_HEADERS):
+                    filtered += 1
+                    continue
             except Exception:
                 done.failed.append((row, None))
                 continue
@@ -142,7 +152,7 @@ class Plain:
                 if failure_of(exc) is None:
                     raise
             return Done(None, [(row, None) for row in range(len(batch))], [])
-        return done._replace(batch=self._sealed(batch, rows, sent, now)) if sent else done
+        return done._replace(batch=self._sealed(batch, rows, sent, now) if sent else None, filtered=filtered)
 
     def _output(self, cls: type) -> Output | None:
         found = known(cls)

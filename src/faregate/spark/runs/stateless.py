@@ -50,7 +50,7 @@ from faregate.spark.schema import STAGED, batches_to_rows, rows_to_batch
 from faregate.spark.sink.writer import attempt_of, query_and_batch, task_context
 from faregate.spark.source.reading import messages_of
 
-COUNTED = ("handled", "dead", "sent")
+COUNTED = ("handled", "filtered", "dead", "sent")
 OUTPUT = StructType([*(StructField(name, IntegerType(), False) for name in COUNTED), *STAGED.fields])
 """How the messages of a task ended, and what the sink takes."""
 _ARROW: Any = to_arrow_schema(OUTPUT)
@@ -159,7 +159,8 @@ class Task:
                 await handling.fail(delivery, exc)
             else:
                 await self._handle_one(delivery, tries=0 if exc is None else 1)
-        self.counts["handled"] += len(batch)
+        self.counts["handled"] += len(batch) - done.filtered
+        self.counts["filtered"] += done.filtered
         return self._pieces(done.batch)
 
     def _deliveries(self, number: int, batch: Any) -> Iterator[LogDelivery]:
@@ -169,7 +170,10 @@ class Task:
     # --- how deliveries end: `Owner` ---------------------------------------------------------------------------
 
     async def ended(self, delivery: LogDelivery, outcome: str) -> None:
-        """Nothing to note: the batch is one."""
+        """Nothing but the counts: the batch is one."""
+        if outcome == "filtered":
+            self.counts["filtered"] += 1
+            self.counts["handled"] -= 1
 
     def released(self, delivery: LogDelivery) -> bool:
         """The task ends early; it is in the log."""
