@@ -551,6 +551,36 @@ async def test_a_token_in_the_nodes_own_store_is_used_up_with_the_effect(tmp_pat
     rig.check([0])
 
 
+async def test_what_is_filtered_is_in_the_ledger_and_has_no_effect(tmp_path: Path, store_url: str) -> None:
+    rig = Rig(tmp_path, store_url, where="number not in (1, 2) and topic is not null")
+    rows = rig.rows(range(6))
+    for _ in range(2):  # the second is a task that runs again
+        async with rig.engine() as engine:
+            counts = await engine.run(rows)
+            assert (counts["filtered"], counts["last"]) == (2, 5)
+            assert counts.get("handled", 0) + counts.get("duplicate", 0) == 4
+    rig.check([0, 3, 4, 5])
+    found = rig._query(
+        "select position, key, outcome from faregate_ledger where outcome <> 'handled' order by position"
+    )
+    assert [tuple(row) for row in found] == [(1, None, "filtered"), (2, None, "filtered")]
+
+
+async def test_what_is_filtered_behind_a_parked_one_is_parked_no_longer(tmp_path: Path, store_url: str) -> None:
+    rig = Rig(tmp_path, store_url, where="number <> 2")
+
+    async def fail(noted: Noted) -> None:
+        rig.before = None
+        raise RuntimeError("once")
+
+    rig.before = fail
+    async with rig.engine() as engine:
+        assert await engine.run(rig.rows(range(5), keys=1)) == {"redelivered": 1, "parked": 4, "last": 4}
+        assert await engine.run(await rig.due_rows(engine)) == {"handled": 4, "filtered": 1, "last": 4}
+        assert await rig.parked(engine) == []
+    rig.check([0, 1, 3, 4])
+
+
 async def test_a_worker_process_serves_one_run_after_another(tmp_path: Path, store_url: str) -> None:
     one, other = Rig(tmp_path, store_url), Rig(tmp_path, store_url)
     async with one.engine():
