@@ -57,8 +57,9 @@ class NoSuchName(Exception):
 class Name(Protocol):
     """What a name stands for."""
 
-    read: Read
-    """Its value, for IS NULL."""
+    @property
+    def read(self) -> Read:
+        """Its value, for IS NULL."""
 
     def as_kind(self, kind: LiteralKind, shown: str) -> Read:
         """How it is read to be compared with a literal of this kind, which is `shown` like this. Raises

@@ -3,7 +3,7 @@ headers, and so are text: compared with a number they are read as a number.
 """
 
 from faregate.condition import Header, Headers, parse
-from faregate.errors import InvalidSelector
+from faregate.errors import ConfigurationError, InvalidSelector
 
 
 class Selector:
@@ -23,7 +23,7 @@ class Selector:
 class _HeaderNames:
     what = "selector"
     a_name = "a header name"
-    error = InvalidSelector
+    error: type[ConfigurationError] = InvalidSelector
 
     def find(self, name: str) -> Header:
         return Header(name)

@@ -25,7 +25,7 @@ import msgspec
 from msgspec import inspect
 
 from faregate.condition import KINDS, Header, Headers, LiteralKind, Name, NoSuchName, Read, parse, to_number
-from faregate.errors import InvalidFilter
+from faregate.errors import ConfigurationError, InvalidFilter
 
 _HEADER = "header."
 _KIND_OF: dict[type[inspect.Type], LiteralKind] = {
@@ -68,7 +68,7 @@ class Filter:
 class _MessageNames:
     what = "filter"
     a_name = "a field, or header.NAME"
-    error = InvalidFilter
+    error: type[ConfigurationError] = InvalidFilter
 
     def __init__(self, cls: type) -> None:
         self._cls = cls
