@@ -16,6 +16,7 @@ from faregate.asyncapi.headers import _TOLD
 from faregate.codec import CODECS
 from faregate.codec.samples import Samples
 from faregate.codec.schema import json_schemas
+from faregate.message import REPLY_TO
 from faregate.transports.amqp_wire import HEADERS
 from tests.cli import contracts
 from tests.presence import address, missing
@@ -187,6 +188,13 @@ def test_an_event_and_a_command_may_have_one_wire_name() -> None:
 def _take(message: Any) -> None: ...
 
 
+def test_a_filter_and_several_keys_are_shown() -> None:
+    document = documents()["contracts"]
+    told = document["operations"]["other.receives.Seen.from.worker"]["x-faregate"]
+    assert (told["key"], told["where"]) == ([["name"], ["tags"]], "name <> 'nobody'")
+    assert "where name &lt;&gt; &#x27;nobody&#x27;; in order of name, and of tags" in fg.asyncapi.page(document)
+
+
 def test_on_rabbitmq_channels_are_routing_keys_of_the_exchange() -> None:
     channel = documents()["contracts"]["channels"]["event.hub.Made"]
     assert channel["address"] == "event.hub.Made.{slot}"
@@ -197,7 +205,8 @@ def test_on_rabbitmq_channels_are_routing_keys_of_the_exchange() -> None:
 def test_every_header_that_travels_is_described() -> None:
     fields = {field for field, _ in HEADERS.values()}
     assert fields - _TOLD.keys() == set(), "say in asyncapi/headers.py what it is"
-    assert HEADERS.keys() == documents()["shop"]["components"]["schemas"]["faregate-headers"]["properties"].keys()
+    described = documents()["shop"]["components"]["schemas"]["faregate-headers"]["properties"].keys()
+    assert described == {*HEADERS, REPLY_TO}
 
 
 # --- fit to be given away -----------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from faregate.codec.schema import Schemas, json_schemas
 from faregate.errors import ConfigurationError
 from faregate.ids import SLOTS
 from faregate.message import Kind, MessageType, describe, known
+from faregate.node.key import Key
 from faregate.node.node import Node
 from faregate.node.policy import ByKey
 from faregate.node.signature import returned_types
@@ -206,15 +207,22 @@ def _handling(subscription: Subscription) -> Json:
         "redeliver": list(subscription.redeliver.delays),
     }
     if key is not None:
-        told["key"] = list(key.fields) or key.function
+        told["key"] = _key(key)
     if isinstance(order, ByKey):
         told["partitions"] = subscription.partitions
+    if subscription.where is not None:
+        told["where"] = subscription.where.text
     if subscription.expires is not None:
         told["expires"] = subscription.expires
     found: Json = {"title": subscription.name, "x-faregate": told}
     if doc := _first_paragraph(subscription.handler.function.__doc__):
         found["description"] = doc
     return found
+
+
+def _key(key: Key) -> Any:
+    """Its fields, or the name of a function; of several keys a list of these."""
+    return [_key(each) for each in key.each] if key.each else key.function or list(key.fields)
 
 
 def _first_paragraph(doc: object, unlike: str = "\0") -> str | None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from faregate.message import REPLY_TO
 from faregate.transports.amqp_wire import HEADERS
 
 _TOLD = {
@@ -25,10 +26,11 @@ _TOLD = {
 
 
 def headers_schema() -> dict[str, Any]:
+    asked = {REPLY_TO: {"type": "string", "description": "Of a request: the address for its reply"}}
     return {
         "type": "object",
         "description": "What Faregate adds, each where it says something. All other headers are the publisher's own.",
-        "properties": {header: _property(field, kind) for header, (field, kind) in HEADERS.items()},
+        "properties": {header: _property(field, kind) for header, (field, kind) in HEADERS.items()} | asked,
         "additionalProperties": {"type": "string"},
     }
 

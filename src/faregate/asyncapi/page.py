@@ -114,6 +114,8 @@ class _View:
         how = how or f"in order of {_key(told['key'])}, up to {order['lanes']} keys at a time"
         facts = [how, f"recognises repetitions by {told['dedup']}" if told["dedup"] != "off" else "no deduplication"]
         facts.append(f"{told['retry']['times']} retries at once")
+        if "where" in told:
+            facts.insert(0, f"where {told['where']}")
         if told["redeliver"]:
             facts.append(f"again after {', '.join(f'{each:g}' for each in told['redeliver'])} s")
         about = f"<br>{escape(operation['description'])}" if "description" in operation else ""
@@ -229,8 +231,12 @@ def _refs(value: Any) -> Iterator[str]:
             yield from _refs(each)
 
 
-def _key(key: str | list[str]) -> str:
-    return key if isinstance(key, str) else " and ".join(key)
+def _key(key: Any) -> str:
+    """A field, or a function; several fields together; or several keys."""
+    if isinstance(key, str):
+        return key
+    several = any(isinstance(each, list) for each in key)
+    return (", and of " if several else " and ").join(_key(each) for each in key)
 
 
 def _kind(kind: str) -> str:

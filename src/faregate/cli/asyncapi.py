@@ -24,10 +24,11 @@ def asyncapi(
     title: Annotated[str | None, typer.Option(help="The title; the names of the nodes unless given.")] = None,
     api_version: Annotated[str, typer.Option(help="The version of your application.")] = "1.0.0",
 ) -> None:
-    """Describe what the nodes of a bus send and handle, as an AsyncAPI 3 document.
+    """Describe what the nodes of a bus send and handle, as an AsyncAPI document.
 
-    It is JSON, which readers of YAML take, too. Without --output and --html it goes to standard output. Nothing is
-    started or opened, and no password gets into it.
+    It is JSON, which readers of YAML take, too. Without --output and --html it
+    goes to standard output. Nothing is started or opened, and no password gets
+    into it.
     """
     made = document(load_bus(target), title=title, version=api_version)
     text = json.dumps(made, indent=2) + "\n"
