@@ -656,6 +656,13 @@ class TakesAllForOneKey(Faulty):
         return replace(binding, key_of=binding.key_of and (lambda envelope: "one"))
 
 
+@breaks("a_message_with_several_keys_waits_for_all_of_them_and_is_waited_for")
+class TakesASetOfKeysForOneKey(Faulty):
+    def bound(self, binding: Binding) -> Binding:
+        key_of = binding.key_of
+        return replace(binding, key_of=key_of and (lambda envelope: str(key_of(envelope))))
+
+
 @breaks("a_key_waits_for_its_redelivery")
 class IgnoresStrictKeys(Faulty):
     def bound(self, binding: Binding) -> Binding:
