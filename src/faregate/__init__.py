@@ -8,6 +8,7 @@ Declare messages (`Event`, `Command`) and nodes (`Node`), and run them on a `Bus
 from typing import TYPE_CHECKING, Any
 
 from faregate import ids
+from faregate.bus import probes
 from faregate.bus.bus import Bus, SubscriptionCounts
 from faregate.bus.dead_letter_retention import RetainDead
 from faregate.bus.outbox import AsyncOutbox, Outbox, outbox
@@ -82,6 +83,7 @@ from faregate.errors import (
 )
 from faregate.message import Command, Envelope, Event, command, event
 from faregate.node.key import Each
+from faregate.node.kill_switch import KillSwitch
 from faregate.node.node import Node
 from faregate.node.outgoing import Options, Outgoing, publish, reply, send
 from faregate.node.policy import ByKey, Parallel, Redeliver, Retry, Serial
@@ -129,6 +131,7 @@ __all__ = [
     "JournalLocked",
     "JournalNotFound",
     "JournalTooNew",
+    "KillSwitch",
     "LeaseLost",
     "MessageTooLarge",
     "MissingExtra",
@@ -182,6 +185,7 @@ __all__ = [
     "event",
     "ids",
     "outbox",
+    "probes",
     "publish",
     "register_codec",
     "reply",

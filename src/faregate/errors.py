@@ -140,7 +140,8 @@ class Transient(FaregateError):
 
 
 class Unavailable(Transient):
-    """Raised by a handler whose dependency is down: the message waits without using up a try."""
+    """Raised by a handler whose dependency is down: it trips the kill switch of its subscription, and messages wait
+    without using up a try. The first probe comes after `retry_after` seconds."""
 
     def __init__(self, *args: object, retry_after: float = 10.0) -> None:
         super().__init__(*args)

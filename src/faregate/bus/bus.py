@@ -5,6 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from os import fspath, getpid
 from pathlib import Path
 from secrets import token_hex
@@ -29,6 +30,7 @@ from faregate.core.alarms import Alarm, Alarms
 from faregate.core.context import Ending
 from faregate.core.feed import QueueFeed
 from faregate.core.handling import Handling
+from faregate.core.node_store import NodeStore
 from faregate.core.recipients import topic_for
 from faregate.core.replies import Replies
 from faregate.core.sealing import Keys
@@ -169,6 +171,8 @@ class Bus:
             for node in self.nodes.values()
             for subscription in node.subscriptions.values()
         ]
+        for worker in self._workers:
+            worker.switching.on_store_down = partial(self._store_down, self._stores.of(worker.subscription.node))
         self._stalls = self._stall_detector(stall_seconds)
         self._reporter = Reporter(
             instance=self.instance,
@@ -215,6 +219,7 @@ class Bus:
             alarms=self._alarms,
             pool=self._pool,
             body_limit=limit,
+            kill_switch=subscription.kill_switch,
         )
         prefetch = subscription.prefetch or max(_PREFETCH, 2 * subscription.order.lanes)
         waiting = self._stores.waiting(node.name) if is_supplied else None
@@ -224,6 +229,8 @@ class Bus:
             clock=self.clock,
             body_limit=limit,
             prefetch=prefetch,
+            alarms=self._alarms,
+            store=None if shared is None else shared.store,
             waiting=waiting,
             lessor=Lessor(shared.store, self.instance) if leased and shared is not None else None,
         )
@@ -237,6 +244,13 @@ class Bus:
         if isinstance(self._transport, Occupied):
             parts.append(self._transport)
         return StallDetector(parts, seconds, self.clock, self._alarms)
+
+    def _store_down(self, shared: NodeStore | None, why: str) -> None:
+        """All subscriptions of that store wait for it."""
+        for worker in self._workers:
+            other = self._stores.of(worker.subscription.node)
+            if shared is not None and other is not None and other.store is shared.store:
+                worker.switching.store_is_down(why)
 
     def _disagreement(self, envelope: Envelope) -> None:
         self._alarms.sound(

@@ -13,6 +13,7 @@ AlarmKind = Literal[
     "disagreement",
     "dispatch-stalled",
     "foreign-claim",
+    "kill-switch",
     "left-behind",
     "stalled",
     "unreadable-batch",
@@ -27,6 +28,7 @@ class Alarm(NamedTuple):
     `disagreement`: one id came with two bodies.
     `dispatch-stalled`: outgoing messages cannot be sent for a while.
     `foreign-claim`: a token is claimed by a record that is not ours.
+    `kill-switch`: a subscription consumes no more, because what it depends on is down.
     `left-behind`: a task or thread of a handler goes on after its try has ended; once for each handler.
     `stalled`: a lane, a dispatcher, a pump or the intake has work and makes no progress.
     `unreadable-batch`: what another process left in the spool cannot be taken in.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
 
 from faregate.core.database import BlockingDatabase, Database
 from faregate.core.handler_database import HandlerDatabase
-from faregate.errors import ConfigurationError, TryEnded, WrongEventLoop
+from faregate.errors import ConfigurationError, TryEnded, Unavailable, WrongEventLoop
 from faregate.message import REPLY_TO, Envelope
 from faregate.node.outgoing import NOTHING_TO_AWAIT, NothingToAwait, Options, Outgoing, as_command, as_event, reply
 from faregate.plain import plain
@@ -213,6 +213,11 @@ class Context:
         """Record the answer to whoever asked, as `fg.reply` does."""
         self._send(reply(message, headers=headers))
         return NOTHING_TO_AWAIT
+
+    def trip(self, why: str, *, seconds: float = 10.0) -> NoReturn:
+        """Trip the kill switch of this subscription: what the handler depends on is down. The message goes back and has
+        used up no try; nothing more is consumed until a probe succeeds, first after that many seconds."""
+        raise Unavailable(why, retry_after=seconds)
 
     def _send(self, outgoing: Outgoing) -> None:
         if self._ended:

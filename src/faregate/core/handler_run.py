@@ -12,6 +12,7 @@ from concurrent.futures import Executor
 
 from faregate.core.context import Context
 from faregate.core.forks import end_if_forked
+from faregate.core.kill_switch import Switch
 from faregate.core.lane_task import meet_cancellation
 from faregate.core.outgoing_middlewares import compile_outgoing
 from faregate.core.pipeline import compile_pipeline, detach, left_running, resource_places, sends_in_scope
@@ -35,15 +36,17 @@ class HandlerRun:
         has_store: bool,
         clock: Clock,
         pool: Executor,
+        switch: Switch | None = None,
     ) -> None:
         self._handler = subscription.name
+        self._switch = switch
         self._sender = sender
         self._has_store = has_store
         self._outgoing = compile_outgoing(node, resource_places(subscription, node))
         self._sends_in_scope = sends_in_scope(node)
         """Whether the pipeline has sent what the handler sends."""
         self._pipeline: Callable[[Context], Awaitable[None]] = compile_pipeline(
-            subscription, node, clock, pool, self._send_outputs
+            subscription, node, clock, pool, self._send_outputs, switch
         )
         self.opens_first = False
         """Whether the handlers of this subscription want the transaction before they start."""
@@ -107,6 +110,7 @@ class HandlerRun:
             await self._undo(unit, work, exc)
         except FailedAmongOthers:
             assert work.error is not None
+            self._note(work, work.error)
             await self._undo(unit, work, work.error)
         except Spoiled:  # its middlewares have not seen the error: they will, at the next try
             work.tries = ctx._attempt if work.handler_failed else tried
@@ -120,11 +124,18 @@ class HandlerRun:
             failure = failure_of(exc)
             if failure is None:
                 raise
+            self._note(work, failure)
             await self._undo(unit, work, failure)
         finally:
             ctx._ended, ctx._database = True, None
             unit.current = None
         return work.state != "failed"
+
+    def _note(self, work: Work, exc: BaseException) -> None:
+        """Tell the switch at once: it may let no other of this batch begin."""
+        if self._switch is not None and not work.noted:
+            work.noted = True
+            work.goes_back = self._switch.failed(exc)
 
     async def _undo(self, unit: UnitOfWork, work: Work, exc: BaseException) -> None:
         work.tries = work.ctx._attempt if work.ctx is not None else 0

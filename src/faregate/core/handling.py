@@ -14,6 +14,7 @@ Rules kept here:
 - A commit whose outcome is unknown is tried again; the look-up then finds out what it was.
 - Giving up is a commit too: the dead letter is in the store before the delivery is settled.
 - Without a store there is no transaction: handlers run again after a crash, and what they send keeps its ids.
+- While the kill switch is open nothing begins but its trial, nothing is tried again, and what fails goes back.
 """
 
 import asyncio
@@ -28,6 +29,7 @@ from faregate.core.context import Context
 from faregate.core.endings import Endings
 from faregate.core.feed import Feed
 from faregate.core.handler_run import HandlerRun
+from faregate.core.kill_switch import Switch, Trial
 from faregate.core.last_resort import LastResort
 from faregate.core.node_store import NodeStore
 from faregate.core.outlet import Outlet, PublishAtOnce
@@ -43,6 +45,7 @@ from faregate.core.unit import TRANSACTION_LOST, Home, TransactionEnded, UnitOfW
 from faregate.core.verdict import failure_of, first_line
 from faregate.core.work import Spoiled, Work
 from faregate.errors import Expired, LeaseLost, Permanent, StaleLock
+from faregate.node.kill_switch import KillSwitch
 from faregate.node.node import Node
 from faregate.node.policy import Serial
 from faregate.node.subscription import Subscription
@@ -72,9 +75,14 @@ class Handling:
         alarms: Alarms,
         pool: Executor,
         body_limit: int,
+        kill_switch: KillSwitch | None = None,
     ) -> None:
+        """`kill_switch`: where consuming can be stopped, and what is not handled has a place to go back to."""
         self.subscription = subscription
         self.paused = False
+        self.switch = None if kill_switch is None else Switch(kill_switch, clock, self._successes)
+        self.trial: Trial | None = None
+        """What may begin all the same, while the switch is open."""
         self.put_off = False
         """A message of a serial subscription waits for a later try; what was fetched behind it has to go back."""
         self._serial = isinstance(subscription.order, Serial)
@@ -85,7 +93,9 @@ class Handling:
         self.outcomes = self._endings.outcomes
         self._expires = subscription.expires is not None
         self._outlet: Outlet = PublishAtOnce(sender) if store is None else store.outbox
-        self._runner = HandlerRun(subscription, node, sender, has_store=store is not None, clock=clock, pool=pool)
+        self._runner = HandlerRun(
+            subscription, node, sender, has_store=store is not None, clock=clock, pool=pool, switch=self.switch
+        )
         self._store = store
         self._recognition = None if store is None else Recognition(subscription, feed, store, clock, alarms)
         business_key = None if self._recognition is None else self._recognition.business_key
@@ -343,7 +353,7 @@ class Handling:
         while works:
             if self._sends:
                 await self._outlet.room(lambda: self.stopped)
-            if self.stopped:
+            if self.stopped and not self._is_trial(works[0]):
                 for work in works:
                     work.move("released")
                     await self.give_back(work.delivery, begun=work.tries > 0)
@@ -378,7 +388,9 @@ class Handling:
         for work in works:
             if work.state != "failed":
                 continue
-            if not self._has_tries_left(work):
+            if self.switch is not None and self._goes_back(work, self.switch):
+                await self._last_resort.send_back(work, self._trial_failed(work))
+            elif not self._has_tries_left(work):
                 await self._out_of_tries(work)
             elif self._serial or alone:
                 if work.handler_failed:
@@ -416,6 +428,9 @@ class Handling:
                 start_again(works)
             elif (failure := failure_of(exc)) is not None:  # lost, or refused at the commit: nothing has happened
                 scatter(works, failure)
+                if self.switch is not None and len(works) > 1 and self.switch.failed(failure):
+                    for work in works:  # it is one failure, however many it was of
+                        work.goes_back = work.error is failure
             else:
                 raise
         return False
@@ -454,7 +469,7 @@ class Handling:
         for work in tuple(works):  # some may leave meanwhile
             if work.state != "new":
                 continue
-            if (self.paused or self.put_off) and not self._one_by_one:  # what has claimed goes on
+            if (self.paused or self.put_off) and not self._may_begin(work):
                 break
             if (self._expires or work.envelope.expires_at is not None) and not work.tries and work.delivery.expired:
                 work.fail(Expired("its time was over before its handler could begin"))
@@ -477,7 +492,38 @@ class Handling:
             self._pace.note(started, ran, unit.waited, len(self._units))
         return rows > 0
 
+    def _may_begin(self, work: Work) -> bool:
+        """Though nothing more may: it is on trial, or it has claimed and goes on."""
+        if not self._is_trial(work):
+            return self._one_by_one
+        assert self.trial is not None
+        self.trial.ran = True
+        return True
+
+    def _is_trial(self, work: Work) -> bool:
+        return self.trial is not None and work.delivery is self.trial.delivery
+
     # --- failures --------------------------------------------------------------------------------------------
+
+    def _successes(self) -> int:
+        """How many were handled, those of the transactions at work included. Asked when something has failed."""
+        done = sum(work.state == "done" for unit in self._units for work in unit.works)
+        return self.outcomes["handled"] + self.outcomes["skipped"] + done
+
+    def _goes_back(self, work: Work, switch: Switch) -> bool:
+        """Whether it failed with what the kill switch is open for."""
+        assert work.error is not None
+        if not work.noted:
+            work.noted = True
+            work.goes_back = switch.failed(work.error)
+        return work.goes_back or (switch.is_open and switch.blames(work.error))
+
+    def _trial_failed(self, work: Work) -> float | None:
+        """How long a message that was on trial is put off, if it was; so that another one is next."""
+        if self.trial is None or not self._is_trial(work):
+            return None
+        self.trial.error = work.error
+        return self.trial.put_off
 
     def _has_tries_left(self, work: Work) -> bool:
         """Whether a failed message runs again here, alone."""

@@ -5,6 +5,7 @@ Rules kept here:
 - A message whose other copy was handled meanwhile is a duplicate, and no dead letter.
 - Whoever asked by it is told so, in the commit of the dead letter.
 - While the store is away the message is put off, and no try of it is used up.
+- While the kill switch is open, what failed for that goes back to its place, and no try of it is used up.
 """
 
 import logging
@@ -90,6 +91,24 @@ class LastResort:
         if work.state != "lost":
             await self._endings.finish(work.delivery, work.ctx, outcome, error)
         return True
+
+    async def send_back(self, work: Work, delay: float | None) -> None:
+        """The kill switch is open: it goes back to its place, or comes again later, without using up a try."""
+        try:
+            if self._business_key is not None:
+                await self._business_key.fail(work)
+            if delay is None:
+                await work.delivery.release()
+                work.move("released")
+            else:
+                await self._redeliver(work.delivery, delay, counted=False)
+                work.move("put off")
+        except StaleLock as exc:
+            work.move("lost")
+            self._endings.lost(exc)
+        except TRANSACTION_LOST as exc:
+            log.warning("%s waits for its store: %s", work.envelope, exc)
+            await self.put_off(work)
 
     def _judge(self, work: Work, exc: BaseException) -> Verdict:
         if work.ctx is not None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from faregate.core.context import Context
 from faregate.core.handler import Call, Collect, Places, compile_call, compile_collect, fill
+from faregate.core.kill_switch import Switch
 from faregate.core.verdict import failure_of
 from faregate.core.work import FailedAmongOthers, NeedsTransaction
 from faregate.errors import ConfigurationError, Permanent, PipelineMisused, RetryAfter, Unavailable, WrongSignature
@@ -43,17 +44,23 @@ def resource_places(subscription: Subscription, node: Node) -> dict[type, int]:
 
 
 def compile_pipeline(
-    subscription: Subscription, node: Node, clock: Clock, pool: Executor, send: Callable[[Context], Awaitable[None]]
+    subscription: Subscription,
+    node: Node,
+    clock: Clock,
+    pool: Executor,
+    send: Callable[[Context], Awaitable[None]],
+    switch: Switch | None = None,
 ) -> Step:
     """The chain that a context goes through; it raises what the last try raised.
 
-    `send` is called at its end, within the resources, if they are needed for that.
+    `send` is called at its end, within the resources, if they are needed for that. `switch`: while that is open,
+    nothing is tried again.
     """
     places = resource_places(subscription, node)
     collect = compile_collect(node.interpreters, places, pool)
     call = compile_call(subscription.handler, collect, places, pool)
     shared = bool(places or node.middlewares or node.outgoing_middlewares)
-    step = _core(call, collect, subscription.retry, clock, shared=shared)
+    step = _core(call, collect, subscription.retry, clock, switch, shared=shared)
     for middleware in reversed(node.middlewares):
         step = _around(middleware, step, places)
     if sends_in_scope(node):
@@ -96,7 +103,7 @@ async def _end(ctx: Context, again: Context | None = None) -> None:
     pass
 
 
-def _core(call: Call, collect: Collect, retry: Retry, clock: Clock, *, shared: bool) -> Step:
+def _core(call: Call, collect: Collect, retry: Retry, clock: Clock, switch: Switch | None, *, shared: bool) -> Step:
     """The tries. `shared`: others than the handler have the context too, so that it cannot end with a try."""
 
     async def core(ctx: Context, again: Context | None = None) -> None:
@@ -154,7 +161,16 @@ def _core(call: Call, collect: Collect, retry: Retry, clock: Clock, *, shared: b
                     if wrote or not work.may_wait:
                         work.error = failure
                         raise work.interrupted(FailedAmongOthers) from failure
+                    if switch is not None:
+                        work.noted = True
+                        work.goes_back = switch.failed(failure)
+                        if work.goes_back:
+                            raise failure
                     await clock.sleep(retry.wait(attempt))
+                    if switch is not None and switch.is_open and switch.blames(failure):  # others tripped it meanwhile
+                        work.goes_back = True
+                        raise failure
+                    work.noted = False
                     attempt += 1
                 ctx._outputs = None if own is ctx else ctx._outputs
                 own = ctx._for_try()

@@ -112,6 +112,10 @@ class Work:
     """Whether it shared a transaction that was lost, through no fault that one knows of."""
     handler_failed = False
     """Whether the error is the handler's, not one of what is around it."""
+    noted = False
+    """Whether the kill switch knows that its last try failed."""
+    goes_back = False
+    """Whether that is what the kill switch was open for; it may be closed again by now."""
     business_key: str | None = None
     """The business key to claim in its transaction."""
     key_taken = False

@@ -17,6 +17,7 @@ from faregate.errors import (
 from faregate.ids import SLOTS
 from faregate.message import Kind, MessageType, check_name, describe, known
 from faregate.node.key import Key, KeySource, read_key, type_key
+from faregate.node.kill_switch import DEFAULT_KILL_SWITCH, GivenSwitch, chosen_switch
 from faregate.node.outgoing import node_name
 from faregate.node.policy import (
     DEFAULT_REDELIVER,
@@ -42,10 +43,20 @@ class Node:
 
     `schema` is SQL that the node's store runs at start. `publishes` are the events that it publishes: if it is the
     only node of a bus to do so, subscriptions to them need no `source=`, and `bus.publish` needs no `node=`.
+    `kill_switch` is that of its subscriptions, unless they have one of their own: None is one with defaults, False one
+    that no share of failures trips.
     """
 
-    def __init__(self, name: str, *, schema: str | None = None, publishes: Iterable[type] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        schema: str | None = None,
+        publishes: Iterable[type] = (),
+        kill_switch: GivenSwitch = None,
+    ) -> None:
         self.name = check_name(name, "the node")
+        self.kill_switch = chosen_switch(kill_switch, DEFAULT_KILL_SWITCH, f"node {name!r}")
         self.schema = schema
         self.publishes = {found.wire: found for found in map(_declared_event, publishes)}
         """By wire name."""
@@ -75,6 +86,7 @@ class Node:
         where: str | None = None,
         expires: float | timedelta | None = None,
         partitions: int | None = None,
+        kill_switch: GivenSwitch = None,
         name: str | None = None,
     ) -> Callable[[F], F]:
         """Subscribe a handler: to an event from the node `source`, or to a command sent here. `source` may be left out
@@ -88,7 +100,8 @@ class Node:
         "total > 100 and header.region = 'north'": what it does not take is settled as filtered. `prefetch` bounds what
         is fetched ahead. `expires` is how many seconds a message may wait for its handler, from when it set out.
         `partitions` is in how many queues a broker keeps what is ordered by the type's key, so that as many processes
-        can share it. Raises a `ConfigurationError` that says what to change.
+        can share it. `kill_switch` stops consuming while what the handler depends on is down; None: the node's, False: no
+        share of failures trips it. Raises a `ConfigurationError` that says what to change.
         """
         message_type, source_name = self._message_type(cls, source)
         _check_decodable(message_type)
@@ -112,6 +125,7 @@ class Node:
             check_count(prefetch, "prefetch")
         seconds = None if expires is None else check_expires(expires)
         filter_ = None if where is None else Filter(where, cls)
+        switch = chosen_switch(kill_switch, self.kill_switch, here)
         frame = declaring_frame()
 
         def declare(function: F) -> F:
@@ -143,6 +157,7 @@ class Node:
                 expires=seconds,
                 partitions=parts,
                 where=filter_,
+                kill_switch=switch,
             )
             return function
 

@@ -5,6 +5,7 @@ from typing import Literal
 
 from faregate.message import MessageType
 from faregate.node.key import Key
+from faregate.node.kill_switch import DEFAULT_KILL_SWITCH, KillSwitch
 from faregate.node.policy import ByKey, Order, Redeliver, Retry, Serial
 from faregate.node.signature import Signature
 from faregate.node.where import Filter
@@ -39,6 +40,7 @@ class Subscription:
     """In how many queues a broker may keep its messages by their key; None: its messages have no order."""
     where: Filter | None = None
     """Which messages its handler is for; None: all."""
+    kill_switch: KillSwitch = DEFAULT_KILL_SWITCH
 
     def __str__(self) -> str:
         origin = f" from {self.source}" if self.source else ""

@@ -180,6 +180,8 @@ class Bench:
                     raise BenchStuck(f"a handler still runs after {timeout} s: {self._where()}")
                 await asyncio.sleep(0.001)
                 continue
+            if self._switched_off and time.monotonic() > until:
+                raise BenchStuck(f"no time brings it to rest, not even {timeout} s of ours: {self._where()}")
             delay = self.clock.next_timer() if self._time_helps() else None
             if delay is None:
                 raise BenchStuck(f"nothing moves any more, and time would not help: {self._where()}")
@@ -192,7 +194,7 @@ class Bench:
     def _at_rest(self) -> bool:
         if any(worker.busy for worker in self.bus._workers) or self.bus._stores.busy:
             return False
-        paused = {worker.binding.queue for worker in self.bus._workers if worker.paused}
+        paused = {worker.binding.queue for worker in self.bus._workers if worker.is_paused_by_hand}
         waiting = sum(
             1 for queue in self.broker.queues() if queue.name in paused for entry in queue.browse() if entry.in_flight
         )
@@ -202,12 +204,20 @@ class Bench:
         return sum(worker.busy for worker in self.bus._workers) - self.clock.sleepers
 
     def _time_helps(self) -> bool:
-        return self.clock.sleepers > 0 or any(
-            entry.redelivering for queue in self.broker.queues() for entry in queue.browse()
+        return (
+            bool(self._switched_off)
+            or self.clock.sleepers > 0
+            or any(entry.redelivering for queue in self.broker.queues() for entry in queue.browse())
         )
+
+    @property
+    def _switched_off(self) -> list[str]:
+        """The queues of subscriptions whose kill switch is open."""
+        return [worker.binding.queue for worker in self.bus._workers if worker.switch.is_open]
 
     def _where(self) -> str:
         counts = [f"{len(queue)} in {queue.name}" for queue in self.broker.queues() if len(queue)]
+        counts += [f"the kill switch of {name} is open" for name in self._switched_off]
         return ", ".join(counts) or "no queue holds anything"
 
     async def _rest(self) -> None:
