@@ -100,8 +100,8 @@ class Node:
         "total > 100 and header.region = 'north'": what it does not take is settled as filtered. `prefetch` bounds what
         is fetched ahead. `expires` is how many seconds a message may wait for its handler, from when it set out.
         `partitions` is in how many queues a broker keeps what is ordered by the type's key, so that as many processes
-        can share it. `kill_switch` stops consuming while what the handler depends on is down; None: the node's, False: no
-        share of failures trips it. Raises a `ConfigurationError` that says what to change.
+        can share it. `kill_switch` stops consuming while what the handler depends on is down; None: the node's, False:
+        no share of failures trips it. Raises a `ConfigurationError` that says what to change.
         """
         message_type, source_name = self._message_type(cls, source)
         _check_decodable(message_type)
