@@ -165,8 +165,6 @@ class LeasedConsumer:
         self._former: list[Binding] = []
         self._abandoning: asyncio.Task[None] | None = None
         self._paused = False
-        self._most: int | None = None
-        """How many of each partition are out at a time, where that is less than the share in `prefetch`."""
         self._wake = asyncio.Event()
         self._closed = False
         self._task: asyncio.Task[None] | None = None
@@ -187,12 +185,8 @@ class LeasedConsumer:
         for partition in list(self._held.values()):
             self._let_go(partition)
 
-    def resume(self, most: int | None = None) -> None:
-        """`most`: of each partition no more than that are out at a time, until it is resumed without."""
-        if self._most is not None:  # what it holds is fetched so; it is taken up anew
-            for partition in list(self._held.values()):
-                self._let_go(partition)
-        self._paused, self._most = False, most
+    def resume(self) -> None:
+        self._paused = False
         self._wake.set()
 
     async def close(self) -> None:
@@ -299,7 +293,7 @@ class LeasedConsumer:
 
         try:
             await self._move_in(partition)
-            prefetch = self._most or max(2, self._prefetch // (self._binding.partitions or 1))
+            prefetch = max(2, self._prefetch // (self._binding.partitions or 1))
             partition.consumer = await self._transport.consume(queue, take, prefetch=prefetch)
         except BaseException:
             partition.ended = True

@@ -236,6 +236,8 @@ class Worker:
     def resume(self) -> None:
         """Somebody says that all is well."""
         self._take_none()
+        if self._trial is not None and isinstance(self._consumer, LeasedConsumer):
+            self._consumer.pause()  # what came beside the trial goes back first
         self.switching.reset()
         self._end_pause()
 
@@ -266,7 +268,9 @@ class Worker:
         self._trial = self._handling.trial = trial
         self._takes_one = True
         if isinstance(self._consumer, LeasedConsumer):
-            self._consumer.resume(most=1)
+            # With its whole prefetch: of what came back to a quorum queue all has to be fetched, or none. What is
+            # returned a second time comes behind the rest.
+            self._consumer.resume()
             return
         self._trial_consumer = await self._transport.consume(self.binding.queue, self._on_trial, prefetch=1)
         if not self._takes_one:
