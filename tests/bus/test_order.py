@@ -46,7 +46,7 @@ class Watch:
                 await asyncio.sleep(0)
             self.tries[name] += 1
             if self.tries[name] <= step.failures:
-                raise RuntimeError("on purpose")
+                raise ValueError("on purpose")
         finally:
             self.running[step.key] -= 1
         self.finished.append(name)

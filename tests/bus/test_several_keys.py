@@ -68,7 +68,7 @@ class Ledger:
             if transfer.number in self.gates:
                 await self.gates[transfer.number].wait()
             if self.tries[transfer.number] <= transfer.failures:
-                raise RuntimeError("on purpose")
+                raise ValueError("on purpose")
         finally:
             self.running.subtract(ctx.keys)
         self.finished.append(transfer.number)
