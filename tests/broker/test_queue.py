@@ -426,7 +426,7 @@ async def test_waiting_for_nothing_in_flight_ends_with_the_last_one() -> None:
     assert not waiting.done()
     await (await inbox.take()).settle("skipped")
     await asyncio.wait_for(waiting, 5)
-    assert rig.queue.settled == {"handled": 1, "skipped": 1, "dead": 0, "duplicate": 0}
+    assert rig.queue.settled == {"handled": 1, "skipped": 1, "filtered": 0, "dead": 0, "duplicate": 0}
 
 
 async def test_a_dead_letter_is_logged_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:

@@ -80,7 +80,7 @@ class Model:
     items: list[Item] = field(default_factory=list)
     dead: list[tuple[int, str]] = field(default_factory=list)
     settled: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(("handled", "skipped", "dead", "duplicate"), 0)
+        default_factory=lambda: dict.fromkeys(("handled", "skipped", "filtered", "dead", "duplicate"), 0)
     )
     acquisitions: list[Item] = field(default_factory=list)
     sequence: int = 0
@@ -333,7 +333,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
         self.do(delivery.start)
 
     @precondition(lambda self: self.out)
-    @rule(index=st.integers(0, 5), outcome=st.sampled_from(["handled", "skipped", "dead", "duplicate"]))
+    @rule(index=st.integers(0, 5), outcome=st.sampled_from(["handled", "skipped", "filtered", "dead", "duplicate"]))
     def settle(self, index: int, outcome: Any) -> None:
         delivery, item = self.pick(index)
         self.model.end(item)
@@ -341,7 +341,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
         self.do(lambda: delivery.settle(outcome))
 
     @precondition(lambda self: self.out)
-    @rule(count=st.integers(1, 5), outcome=st.sampled_from(["handled", "skipped", "duplicate"]))
+    @rule(count=st.integers(1, 5), outcome=st.sampled_from(["handled", "skipped", "filtered", "duplicate"]))
     def start_and_settle_together(self, count: int, outcome: Any) -> None:
         picked = list(self.out.items())[:count]
         late = self.ended[-1:]
