@@ -91,7 +91,7 @@ from faregate.ports.dead_letter import DeadLetter
 from faregate.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from faregate import asyncapi, spark, testing
+    from faregate import asyncapi, observe, spark, testing
 
 __all__ = [
     "Alarm",
@@ -184,6 +184,7 @@ __all__ = [
     "command",
     "event",
     "ids",
+    "observe",
     "outbox",
     "probes",
     "publish",
@@ -196,11 +197,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`fg.asyncapi`, `fg.testing` and `fg.spark` load on first use: who does not use them does not pay for them.
+    """`fg.asyncapi`, `fg.observe`, `fg.testing` and `fg.spark` load on first use: who does not use one does not pay for it.
 
     Raises `MissingExtra` when `fg.spark` is used without pyspark.
     """
-    if name in ("asyncapi", "spark", "testing"):
+    if name in ("asyncapi", "observe", "spark", "testing"):
         from importlib import import_module
 
         return import_module(f"faregate.{name}")

@@ -7,8 +7,9 @@ Rules kept here:
 - A class may name its key, by which brokers partition: whoever publishes knows it, without knowing who subscribes.
 - Contracts are tolerant: a class may declare fewer fields than the publisher sent under the same wire name.
 - An envelope does not change: what differs on the way is a new one, by `msgspec.structs.replace`. Until it is on its
-  way two fields are filled in, by `force_setattr`: the headers that outgoing middlewares add, and, when the transport
-  takes it, its recipients, so that who publishes it again (the outbox does) publishes it to the same ones.
+  way some fields are filled in, by `force_setattr`: the headers that outgoing middlewares add, the trace context of
+  whoever publishes it, and, when the transport takes it, its recipients, so that who publishes it again (the outbox
+  does) publishes it to the same ones.
 """
 
 import dataclasses

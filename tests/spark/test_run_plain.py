@@ -152,6 +152,16 @@ def _first(made: fg.Node) -> tuple[Subscription, fg.Node]:
     return next(iter(made.subscriptions.values())), made
 
 
+@pytest.mark.parametrize("headers", [{}, {"tracestate": "vendor=1"}])
+def test_both_ways_hand_on_the_trace_of_the_cause(headers: dict[str, str]) -> None:
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    envelopes = [asked(8, traceparent=trace, headers=headers), asked(9), asked(12, traceparent=trace, headers=headers)]
+    short, long = (handled(node("async"), envelopes, plain=plain)[0] for plain in (True, False))
+    assert facts(short) == facts(long)
+    assert sorted(str(each.traceparent) for each in short) == [trace] * 3 + ["None"]
+    assert sum(each.headers.get("tracestate") == "vendor=1" for each in short) == (3 if headers else 0)
+
+
 def test_a_result_that_is_no_message_is_judged_as_everywhere() -> None:
     for plain in (True, False):
         sent, [letter], counts = handled(node("async"), [asked(57), asked(8)], plain=plain)

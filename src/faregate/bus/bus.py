@@ -31,11 +31,13 @@ from faregate.core.context import Ending
 from faregate.core.feed import QueueFeed
 from faregate.core.handling import Handling
 from faregate.core.node_store import NodeStore
+from faregate.core.observer import Observer, Observers, check_observers
 from faregate.core.recipients import topic_for
 from faregate.core.replies import Replies
 from faregate.core.sealing import Keys
 from faregate.core.sender import Sender, message_classes
 from faregate.core.threads import HandlerThreads
+from faregate.core.verdict import first_line
 from faregate.errors import ConfigurationError, IdleTimeout, WrongEventLoop, check_delay
 from faregate.message import Envelope, known
 from faregate.node.key import Key
@@ -47,14 +49,16 @@ from faregate.node.subscription import Subscription
 from faregate.plain import plain
 from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.dead_letter import DeadLetter, DeadStatus
-from faregate.ports.presence import Announcing, BusStatus, Heeding, State
+from faregate.ports.presence import Announcing, BusStatus, Heeding, OutboxStatus, State
 from faregate.ports.progress import Occupied
 from faregate.ports.queue import (
     Binding,
     Browsing,
+    Connected,
     Counting,
     InProcess,
     Logged,
+    Measured,
     QueueTransport,
     Recognising,
     SpoolTransport,
@@ -71,6 +75,8 @@ RETAIN_LEDGER = 30 * 86_400.0
 _PREFETCH = 2048
 """Enough for several full batches."""
 _LONGEST_PAUSE = 366 * 86_400.0
+_ANSWER_SECONDS = 2.0
+"""For so long a store may take to say that it is there."""
 _COUNTED: tuple[Ending, ...] = ("handled", "skipped", "filtered", "duplicate", "redelivered", "dead")
 
 
@@ -90,6 +96,15 @@ class SubscriptionCounts(NamedTuple):
     paused: bool
 
 
+class QueueDepth(NamedTuple):
+    """How many messages wait for one subscription."""
+
+    node: str
+    type: str
+    source: str | None
+    waiting: int | None
+
+
 class Bus:
     """Runs nodes on a transport. Making one does no I/O; `async with` starts and stops it.
 
@@ -103,7 +118,8 @@ class Bus:
     compresses larger bodies. `drain_seconds` is how long leaving waits for running handlers. After `stall_seconds`
     without progress an alarm names what stands still; None: nobody looks. `control` opens a socket by which this user's
     `faregate status`, `pause` and `resume` reach the bus: True, or its path. None: `faregate run` opens it; False:
-    nobody does, and what is asked through RabbitMQ is not heeded either.
+    nobody does, and what is asked through RabbitMQ is not heeded either. `observe` is what looks at its work: one of
+    `fg.observe`, or a list of them.
     """
 
     def __init__(
@@ -121,6 +137,7 @@ class Bus:
         drain_seconds: float = 30.0,
         stall_seconds: float | None = 60.0,
         control: bool | str | Path | None = None,
+        observe: Observer | Observers | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.clock = clock or SystemClock()
@@ -129,6 +146,7 @@ class Bus:
         self._publishers = publishers(_check_nodes(nodes))
         self.nodes = {node.name: node for node in with_sources(nodes, self._publishers)}
         self._alarms = Alarms()
+        self.observers = check_observers(observe)
         self.url = hide_password(transport) if isinstance(transport, str) else type(transport).__name__
         self._transport = open_transport(transport, self.clock)
         self._drain_seconds = check_delay(drain_seconds, "drain_seconds")
@@ -144,7 +162,9 @@ class Bus:
         replies = Replies(self._transport)
         self._requests = Requests(self._transport, self.url, self.clock, replies, classes, limit)
         self._senders = {
-            node.name: Sender(node, self._transport, writer, self.clock, keys, self._alarms, classes, replies)
+            node.name: Sender(
+                node, self._transport, writer, self.clock, keys, self._alarms, classes, replies, self.observers
+            )
             for node in self.nodes.values()
         }
         self._stores = NodeStores(
@@ -163,6 +183,7 @@ class Bus:
             },
             instance=self.instance,
             replies=replies,
+            observers=self.observers,
         )
         for name, sender in self._senders.items():
             sender.use_store(self._stores.of(name), self._stores.recipient_lists)
@@ -220,6 +241,7 @@ class Bus:
             pool=self._pool,
             body_limit=limit,
             kill_switch=subscription.kill_switch,
+            observers=self.observers,
         )
         prefetch = subscription.prefetch or max(_PREFETCH, 2 * subscription.order.lanes)
         waiting = self._stores.waiting(node.name) if is_supplied else None
@@ -297,6 +319,8 @@ class Bus:
             self._heart.start()
         if self._instructions is not None:
             self._instructions.start()
+        for observer in self.observers:
+            observer.watch(self)
         log.info("%d nodes with %d subscriptions run on %s", len(self.nodes), len(self._workers), self.url)
 
     def _open_control(self) -> None:
@@ -357,6 +381,8 @@ class Bus:
         self.left_behind = max(self.left_behind, sum(left))
         if self._state == "stopping":
             self._state = "stopped"
+            for observer in self.observers:
+                observer.unwatch(self)
             for landing in self._landings:
                 landing.cancel()
             if self._stalls is not None:
@@ -646,6 +672,40 @@ class Bus:
             )
             for worker in self._workers
         ]
+
+    async def waiting(self) -> list[QueueDepth]:
+        """How much waits for each subscription, where the transport tells; None where it does not."""
+        self._check_running()
+        transport, found = self._transport, []
+        for worker in self._workers:
+            queue = worker.binding.queue
+            depth = await transport.waiting(queue) if isinstance(transport, Measured) else None
+            subscription = worker.subscription
+            found.append(QueueDepth(subscription.node, subscription.message_type.wire, subscription.source, depth))
+        return found
+
+    def outboxes(self) -> list[OutboxStatus]:
+        """What this process still has to send, for each store."""
+        return [dispatcher.status() for dispatcher in self._stores.dispatchers.values()]
+
+    async def unready(self) -> list[str]:
+        """Why it cannot work now, in words; nothing when it is ready: it runs, its transport is connected, its stores
+        answer, and nothing stands still."""
+        if self._state != "running":
+            return [f"the bus is {self._state}"]
+        self._check_loop()
+        found = []
+        if isinstance(self._transport, Connected) and not self._transport.is_connected:
+            found.append(f"there is no connection to {self.url}")
+        if self._stalls is not None and (still := self._stalls.standing_still):
+            found.append(f"{still} pieces of work make no progress; the alarms name them")
+        for store in self._stores.stores:
+            try:
+                async with asyncio.timeout(_ANSWER_SECONDS):
+                    await store.floor(next(iter(self.nodes)))
+            except Exception as exc:
+                found.append(f"the store {store.url} does not answer: {first_line(exc)}")
+        return found
 
     def outcomes(self) -> dict[str, int]:
         """How messages ended so far, over all subscriptions."""

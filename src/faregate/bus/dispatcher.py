@@ -29,6 +29,7 @@ from faregate.bus.attempts import Attempts, has_strays, is_pending, is_unresolve
 from faregate.bus.outbox_place import OutboxPlace
 from faregate.core.alarms import AlarmKind, Alarms
 from faregate.core.dead_letter import unsent
+from faregate.core.observer import Observers, confirmed, observed
 from faregate.core.outlet import OutboxOutlet, Recorded
 from faregate.core.replies import Replies
 from faregate.core.verdict import failure_of, first_line
@@ -72,6 +73,7 @@ class Dispatcher(OutboxOutlet):
         patience: float = float("inf"),
         place: OutboxPlace | None = None,
         replies: Replies | None = None,
+        observers: Observers = (),
     ) -> None:
         self._store = store
         self._nodes = nodes
@@ -88,6 +90,7 @@ class Dispatcher(OutboxOutlet):
         """Prepares rows whose recipients may want tokens."""
         self._transport = transport
         self._replies = replies or Replies(transport)
+        self._hand_over = observed(observers, confirmed(observers, self._publish_to_transport), outbox=True)
         self._clock = clock
         self._alarms = alarms
         self._queue: deque[OutboxRow] = deque()
@@ -451,7 +454,7 @@ class Dispatcher(OutboxOutlet):
         if faults.hook is not None:
             await faults.hook("bus.before-publish")
         try:
-            await self._transport.publish(envelopes)
+            await self._hand_over(envelopes)
         except Permanent:
             refused = await self._publish_singly(rows)
         else:
@@ -461,6 +464,9 @@ class Dispatcher(OutboxOutlet):
         if self._attempts is not None:
             await self._keep_strays(rows)
         return refused
+
+    def _publish_to_transport(self, envelopes: Sequence[Envelope]) -> Awaitable[None]:
+        return self._transport.publish(envelopes)
 
     async def _prepare(self, attempts: Attempts, rows: list[OutboxRow]) -> list[OutboxRow]:
         """Resolve the recipients of each row, and create the tokens that they want. Rows keep their order; those that
@@ -501,7 +507,7 @@ class Dispatcher(OutboxOutlet):
             refused: list[tuple[Envelope, Permanent]] = []
             for signal in signals(row):
                 try:
-                    await self._transport.publish([signal])
+                    await self._hand_over([signal])
                 except Permanent as exc:
                     last = exc
                     refused.append((signal, exc))

@@ -13,6 +13,7 @@ from faregate.bus.supplied import Waiting
 from faregate.core.alarms import Alarms
 from faregate.core.dedup.claims import Claims
 from faregate.core.node_store import NodeStore
+from faregate.core.observer import Observers
 from faregate.core.recipients import RecipientLists, topic_for
 from faregate.core.replies import Replies
 from faregate.errors import ConfigurationError
@@ -48,6 +49,7 @@ class NodeStores:
         around: Mapping[str, Around],
         instance: str,
         replies: Replies,
+        observers: Observers = (),
     ) -> None:
         given = _given(nodes, store)
         stores = _open_once(given, clock)
@@ -66,7 +68,16 @@ class NodeStores:
             several = "partitions" in transport.capabilities
             place = OutboxPlace(opened, instance, clock) if several else None
             dispatcher = Dispatcher(
-                opened, transport, clock, alarms, attempts, owners, around, place=place, replies=replies
+                opened,
+                transport,
+                clock,
+                alarms,
+                attempts,
+                owners,
+                around,
+                place=place,
+                replies=replies,
+                observers=observers,
             )
             self.dispatchers[opened.database_id] = dispatcher
         self._of: dict[str, NodeStore] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import get_ident
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
@@ -17,6 +17,7 @@ from faregate.plain import plain
 from faregate.ports.keys import keys_of
 
 if TYPE_CHECKING:
+    from faregate.core.observer import TraceContext
     from faregate.core.work import Work
     from faregate.node.node import Node
 
@@ -33,6 +34,8 @@ class Context:
     _outcome: Ending | None = None
     _sealed: list[Envelope] | None = None
     """The envelopes of all that goes out, once they are recorded."""
+    _trace: Callable[[], TraceContext | None] | None = None
+    """Gives the trace context that goes into what the handler sends; None: that of the message itself."""
 
     def __init__(self, work: Work, message: Any) -> None:
         self._work = work

@@ -14,6 +14,7 @@ from faregate.core.context import Context
 from faregate.core.forks import end_if_forked
 from faregate.core.kill_switch import Switch
 from faregate.core.lane_task import meet_cancellation
+from faregate.core.observer import Observers
 from faregate.core.outgoing_middlewares import compile_outgoing
 from faregate.core.pipeline import compile_pipeline, detach, left_running, resource_places, sends_in_scope
 from faregate.core.sender import Sender
@@ -37,6 +38,7 @@ class HandlerRun:
         clock: Clock,
         pool: Executor,
         switch: Switch | None = None,
+        observers: Observers = (),
     ) -> None:
         self._handler = subscription.name
         self._switch = switch
@@ -46,7 +48,7 @@ class HandlerRun:
         self._sends_in_scope = sends_in_scope(node)
         """Whether the pipeline has sent what the handler sends."""
         self._pipeline: Callable[[Context], Awaitable[None]] = compile_pipeline(
-            subscription, node, clock, pool, self._send_outputs, switch
+            subscription, node, clock, pool, self._send_outputs, switch, observers
         )
         self.opens_first = False
         """Whether the handlers of this subscription want the transaction before they start."""

@@ -23,7 +23,9 @@ from collections.abc import Coroutine
 from concurrent.futures import Executor
 from typing import Any
 
+from faregate.core import at_hand
 from faregate.core.alarms import Alarms
+from faregate.core.at_hand import noting
 from faregate.core.committing import Committing, scatter, start_again
 from faregate.core.context import Context
 from faregate.core.endings import Endings
@@ -32,6 +34,7 @@ from faregate.core.handler_run import HandlerRun
 from faregate.core.kill_switch import Switch, Trial
 from faregate.core.last_resort import LastResort
 from faregate.core.node_store import NodeStore
+from faregate.core.observer import Observers
 from faregate.core.outlet import Outlet, PublishAtOnce
 from faregate.core.pace import BATCH_LIMIT, Pace
 from faregate.core.parting import Parting, PutBack
@@ -76,6 +79,7 @@ class Handling:
         pool: Executor,
         body_limit: int,
         kill_switch: KillSwitch | None = None,
+        observers: Observers = (),
     ) -> None:
         """`kill_switch`: where consuming can be stopped, and what is not handled has a place to go back to."""
         self.subscription = subscription
@@ -94,7 +98,14 @@ class Handling:
         self._expires = subscription.expires is not None
         self._outlet: Outlet = PublishAtOnce(sender) if store is None else store.outbox
         self._runner = HandlerRun(
-            subscription, node, sender, has_store=store is not None, clock=clock, pool=pool, switch=self.switch
+            subscription,
+            node,
+            sender,
+            has_store=store is not None,
+            clock=clock,
+            pool=pool,
+            switch=self.switch,
+            observers=observers,
         )
         self._store = store
         self._recognition = None if store is None else Recognition(subscription, feed, store, clock, alarms)
@@ -465,6 +476,7 @@ class Handling:
         last = works[-1]
         monotonic = self._clock.monotonic
         until = 0.0 if unit.alone else monotonic() + self._pace.batch_seconds
+        run = noting(self._runner.run) if at_hand.wanted else self._runner.run
         ran = rows = size = 0
         for work in tuple(works):  # some may leave meanwhile
             if work.state != "new":
@@ -475,7 +487,7 @@ class Handling:
                 work.fail(Expired("its time was over before its handler could begin"))
                 continue
             ran += 1
-            if not await self._runner.run(unit, work) and self._serial:
+            if not await run(unit, work) and self._serial:
                 break
             if work.replies:
                 rows += len(work.replies)

@@ -21,7 +21,8 @@ from msgspec.structs import force_setattr
 
 from faregate.core.context import Context
 from faregate.core.handler import Places, fill
-from faregate.core.pipeline import Step, needed, provide
+from faregate.core.observer import Step
+from faregate.core.pipeline import needed, provide
 from faregate.errors import ConfigurationError
 from faregate.message import Envelope, Kind
 from faregate.node.node import Node

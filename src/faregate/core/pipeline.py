@@ -17,6 +17,7 @@ from typing import Any
 from faregate.core.context import Context
 from faregate.core.handler import Call, Collect, Places, compile_call, compile_collect, fill
 from faregate.core.kill_switch import Switch
+from faregate.core.observer import Observers, Step
 from faregate.core.verdict import failure_of
 from faregate.core.work import FailedAmongOthers, NeedsTransaction
 from faregate.errors import ConfigurationError, Permanent, PipelineMisused, RetryAfter, Unavailable, WrongSignature
@@ -26,8 +27,6 @@ from faregate.node.signature import Signature
 from faregate.node.subscription import Subscription
 from faregate.ports import faults
 from faregate.ports.clock import Clock
-
-Step = Callable[..., Awaitable[None]]
 
 _NOT_RETRIED = (Permanent, ConfigurationError, RetryAfter, Unavailable)
 
@@ -50,15 +49,18 @@ def compile_pipeline(
     pool: Executor,
     send: Callable[[Context], Awaitable[None]],
     switch: Switch | None = None,
+    observers: Observers = (),
 ) -> Step:
     """The chain that a context goes through; it raises what the last try raised.
 
     `send` is called at its end, within the resources, if they are needed for that. `switch`: while that is open,
-    nothing is tried again.
+    nothing is tried again. Observers are around all of it, and around each try.
     """
     places = resource_places(subscription, node)
     collect = compile_collect(node.interpreters, places, pool)
     call = compile_call(subscription.handler, collect, places, pool)
+    for observer in reversed(observers):
+        call = observer.around_try(subscription, call)
     shared = bool(places or node.middlewares or node.outgoing_middlewares)
     step = _core(call, collect, subscription.retry, clock, switch, shared=shared)
     for middleware in reversed(node.middlewares):
@@ -67,6 +69,8 @@ def compile_pipeline(
         step = _then(step, send)
     for cls in reversed(places):
         step = provide(cls, node.providers[cls], step, places)
+    for observer in reversed(observers):
+        step = observer.around_handling(subscription, step)
     return step
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ from faregate import ids
 from faregate.codec import BodyReader, BodyWriter
 from faregate.core.alarms import Alarms
 from faregate.core.context import Context
+from faregate.core.observer import Observers, Publish, confirmed, observed, passed_on
 from faregate.core.outgoing_middlewares import Chain, Last, OutgoingContext, compile_own_scope, send_together
 from faregate.core.replies import FAILED, Replies
 from faregate.core.sealing import Keys, Sealer
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from faregate.core.recipients import RecipientLists
     from faregate.core.work import Work
 
-Publish = Callable[[Sequence[Envelope]], Awaitable[None]]
-
 
 class Sender(Sealer):
     """Seals messages of one node into envelopes and hands them to the transport."""
@@ -42,6 +41,7 @@ class Sender(Sealer):
         alarms: Alarms,
         classes: Mapping[tuple[Kind, str], type] | None = None,
         replies: Replies | None = None,
+        observers: Observers = (),
     ) -> None:
         super().__init__(node.name, writer, keys)
         self._transport = transport
@@ -53,6 +53,10 @@ class Sender(Sealer):
         self._replies = replies or Replies(transport)
         self._store: NodeStore | None = None
         self._recipient_lists: RecipientLists | None = None
+        self._observers = observers
+        self._hand_over_roots = observed(observers, self._publish_roots)
+        self._to_transport = confirmed(observers, self._publish_to_transport)
+        self._hand_over_outputs = observed(observers, self._to_transport)
 
     def use_store(self, store: NodeStore | None, recipient_lists: RecipientLists | None) -> None:
         """Where this node keeps what must not be lost, and who wants tokens."""
@@ -66,7 +70,9 @@ class Sender(Sealer):
         `through` is what takes the envelope instead of the transport's own publish.
         """
         envelope = self.seal_root(outgoing, self._clock.time())
-        through = through or self._publish_roots
+        through = (
+            self._hand_over_roots if through is None else observed(self._observers, confirmed(self._observers, through))
+        )
         if self._chain is None:
             return envelope.publication_id, _hand_over((envelope,), through)
         out = OutgoingContext(envelope, outgoing.message, None)
@@ -74,7 +80,7 @@ class Sender(Sealer):
 
     def publish_again(self, envelope: Envelope) -> Awaitable[None]:
         """Publish a root again, as it was: nobody knows whether it arrived."""
-        return _hand_over((envelope,), self._publish_roots)
+        return _hand_over((envelope,), self._hand_over_roots)
 
     async def publish_many(self, outgoing: Sequence[Outgoing]) -> list[str]:
         """Publish roots together: all or none."""
@@ -90,7 +96,7 @@ class Sender(Sealer):
 
     async def _publish_all(self, envelopes: list[Envelope]) -> Mapping[str, Exception]:
         if envelopes:
-            await _hand_over(envelopes, self._publish_roots)
+            await _hand_over(envelopes, self._hand_over_roots)
         return {}
 
     def seal_outputs(self, ctx: Context, handler: str) -> list[Envelope]:
@@ -111,6 +117,7 @@ class Sender(Sealer):
         now = self._clock.time()
         cause, message_id = ctx._work.envelope, ctx._work.message_id
         correlation_id, marker = cause.correlation_id or cause.publication_id, cause.marker + 1
+        trace = passed_on(cause) if ctx._trace is None else ctx._trace()
         derive = ids.publication_ids(self._node, handler)
         sealed: list[Envelope | None] = []
         answers = False
@@ -120,7 +127,7 @@ class Sender(Sealer):
             if out.id_key is not None or out.idempotency_key is not None:
                 slot = _named_slot(out, handler, used)
             publication_id = derive(correlation_id, message_id, out.message_type.wire, slot)
-            envelope = self._seal(out, publication_id, correlation_id, message_id, marker, now)
+            envelope = self._seal(out, publication_id, correlation_id, message_id, marker, now, trace)
             if out.is_reply:
                 answers = True
                 sealed.append(self._replies.addressed(envelope, cause))
@@ -175,13 +182,13 @@ class Sender(Sealer):
 
     def _publish_roots(self, envelopes: Sequence[Envelope]) -> Awaitable[None]:
         lists = self._recipient_lists
-        return self._transport.publish(envelopes) if lists is None else self._publish_listed(lists, envelopes)
+        return self._to_transport(envelopes) if lists is None else self._publish_listed(lists, envelopes)
 
     async def _publish_listed(self, recipient_lists: RecipientLists, envelopes: Sequence[Envelope]) -> None:
         """Publish where some recipients may want tokens: then through the outbox, which makes them."""
         lists = await recipient_lists.resolve(envelopes)
         if not any("tokens" in recipients.modes.values() for recipients in lists.values()):
-            await self._transport.publish(envelopes)
+            await self._to_transport(envelopes)
             return
         if self._store is None:
             raise ConfigurationError(
@@ -189,6 +196,9 @@ class Sender(Sealer):
                 "give it one, fg.Bus(…, store=…)"
             )
         await self._store.publish([self.outbox_row(envelope, None, place) for place, envelope in enumerate(envelopes)])
+
+    def _publish_to_transport(self, envelopes: Sequence[Envelope]) -> Awaitable[None]:
+        return self._transport.publish(envelopes)
 
     async def publish_sealed(self, envelopes: list[Envelope]) -> Mapping[str, Exception]:
         """Publish what a handler sends; what it answers goes last. An output that no queue takes becomes a dead letter
@@ -199,11 +209,11 @@ class Sender(Sealer):
         errors: dict[str, Exception] = {}
         try:
             if envelopes:
-                await _hand_over(envelopes, self._transport.publish)
+                await _hand_over(envelopes, self._hand_over_outputs)
         except Unroutable:
             for envelope in envelopes:
                 try:
-                    await self._transport.publish([envelope])
+                    await self._hand_over_outputs([envelope])
                 except Unroutable as exc:
                     errors[envelope.publication_id] = exc
                     assert isinstance(self._transport, DeadLettering)  # no node without a store runs on another

@@ -284,6 +284,22 @@ class Counting(Protocol):
 
 
 @runtime_checkable
+class Measured(Protocol):
+    """Optional: it tells how much waits."""
+
+    async def waiting(self, queue: str) -> int:
+        """How many messages of a bound queue are still to be handled, as far as it sees. Raises `QueueNotFound`."""
+
+
+@runtime_checkable
+class Connected(Protocol):
+    """Optional: it is reached by a connection, which may be lost for a while."""
+
+    @property
+    def is_connected(self) -> bool: ...
+
+
+@runtime_checkable
 class Selecting(Protocol):
     async def consume(
         self,

@@ -181,6 +181,9 @@ class JournalTransport:
     async def reply(self, envelopes: Sequence[Envelope]) -> int:
         return self.broker.reply(envelopes)
 
+    async def waiting(self, queue: str) -> int:
+        return len(self.broker.queue(queue))
+
     async def idle(self) -> None:
         """Raises `JournalFailed` when nothing can be confirmed any more."""
         self.begin()

@@ -80,6 +80,9 @@ class MemoryTransport:
     async def reply(self, envelopes: Sequence[Envelope]) -> int:
         return self.broker.reply(envelopes)
 
+    async def waiting(self, queue: str) -> int:
+        return len(self.broker.queue(queue))
+
     async def idle(self) -> None:
         await self.broker.in_flight.landed()
 

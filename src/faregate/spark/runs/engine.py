@@ -35,7 +35,7 @@ from faregate.ports.store import Parked
 from faregate.spark.runs.delivery import LogDelivery
 from faregate.spark.runs.feed import LogFeed, NoTransport, OutboxOnly, buckets_of
 from faregate.spark.runs.rows import NOBODY, Places
-from faregate.spark.runs.spec import RunSpec, node_of
+from faregate.spark.runs.spec import RunSpec, node_of, observers_of
 
 log = logging.getLogger("faregate.spark")
 
@@ -60,6 +60,7 @@ class SubscriptionRun:
             alarms=engine.shared.alarms,
             pool=engine.pool,
             body_limit=engine.spec.body_limit,
+            observers=observers_of(engine.spec),
         )
         self.blocked: dict[str, tuple[int, float]] = {}
         """By key ("" of a serial subscription): the position of a parked message that others wait behind, and when it

@@ -20,6 +20,7 @@ from faregate.bus.dispatcher import Around, Dispatcher
 from faregate.codec import BodyWriter, find_codec
 from faregate.core.alarms import Alarms
 from faregate.core.dead_letter import unsent
+from faregate.core.observer import Observers, confirmed, observed
 from faregate.core.recipients import RecipientLists
 from faregate.core.sender import Sender, message_classes
 from faregate.errors import Unroutable
@@ -44,13 +45,21 @@ class OutboxSpooler:
     """What one node has in the outbox of its store, and the log that it goes to."""
 
     def __init__(
-        self, store: Store, node: Node, path: Place, clock: Clock, lists: RecipientLists | None, limit: int
+        self,
+        store: Store,
+        node: Node,
+        path: Place,
+        clock: Clock,
+        lists: RecipientLists | None,
+        limit: int,
+        observers: Observers = (),
     ) -> None:
         self._store = store
         self._nodes = [node.name]
         self._subscribed, self._log = open_subscribed(path), open_appendable(path)
         """Kept: a log that is opened anew reads all its notes."""
         self._clock = clock
+        self._observers = observers
         self._alarms = Alarms()
         self._recipient_lists = lists
         """Where some recipients may want tokens."""
@@ -78,7 +87,15 @@ class OutboxSpooler:
         attempts = None if lists is None else Attempts(self._store, lists, self._clock, alarms)
         spooling = _Spooling(self._subscribed, self._log)
         dispatcher = Dispatcher(
-            self._store, spooling, self._clock, alarms, attempts, self._nodes, self._around, _PATIENCE
+            self._store,
+            spooling,
+            self._clock,
+            alarms,
+            attempts,
+            self._nodes,
+            self._around,
+            _PATIENCE,
+            observers=self._observers,
         )
         await dispatcher.start()
         await dispatcher.stop(0)
@@ -101,8 +118,9 @@ class OutboxSpooler:
             seqs = f"{self._store.database_id} {[row.seq for row in going]}"
             name = f"outbox-{going[0].seq:020d}-{sha256(seqs.encode()).hexdigest()[:16]}"
             sent = [signal for row in going for signal in signals(row)]
+            append = confirmed(self._observers, lambda envelopes: asyncio.to_thread(self._log.append, envelopes, name))
             try:
-                await asyncio.to_thread(self._log.append, sent, name)
+                await observed(self._observers, append, outbox=True)(sent)
             except Unroutable:  # who was there is gone; the dispatcher finds out which of them it is
                 await self._dispatch()
                 return

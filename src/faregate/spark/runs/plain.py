@@ -103,6 +103,9 @@ class Plain:
             or pc.max(pc.binary_length(batch.column("payload"))).as_py() > self._limit
         ):
             return None
+        traced = batch.column("traceparent").null_count < len(batch)
+        if traced and pc.max(pc.list_value_length(batch.column("headers"))).as_py():
+            return None  # a tracestate goes on from there
         content_types = pc.unique(batch.column("content_type")).to_pylist()
         if len(content_types) != 1 or not content_types[0]:
             return None
@@ -184,6 +187,7 @@ class Plain:
             "correlation_id": causes.column("correlation_id"),
             "causation_id": to_arrow(causation),
             "marker": pc.add(pc.fill_null(causes.column("marker"), 0), pa.scalar(1, pa.int32())),
+            "traceparent": causes.column("traceparent"),
             "sent_at": pa.repeat(pa.scalar(round(now * 1_000_000), pa.timestamp("us", tz="UTC")), count),
             "content_type": pa.repeat(self._codec.content_type, count),
             "body_digest": pa.array([sha256(each.body).digest()[:16] for each in sent], pa.binary()),

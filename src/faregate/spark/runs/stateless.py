@@ -23,6 +23,7 @@ from pyspark.sql.types import IntegerType, StructField, StructType
 from faregate.bus.bus import shared_keys
 from faregate.codec import BodyWriter, find_codec
 from faregate.columns import to_batch
+from faregate.core import at_hand
 from faregate.core.alarms import Alarms
 from faregate.core.context import Context
 from faregate.core.feed import QueueFeed
@@ -45,7 +46,7 @@ from faregate.spark.options import Place
 from faregate.spark.runs.delivery import LogDelivery
 from faregate.spark.runs.plain import Plain, is_plain
 from faregate.spark.runs.rows import NOBODY, Places, located
-from faregate.spark.runs.spec import RunSpec, node_of
+from faregate.spark.runs.spec import RunSpec, node_of, observers_of
 from faregate.spark.schema import STAGED, batches_to_rows, rows_to_batch
 from faregate.spark.sink.writer import attempt_of, query_and_batch, task_context
 from faregate.spark.source.reading import messages_of
@@ -96,6 +97,7 @@ class Task:
         keys = shared_keys([node])
         writer = BodyWriter(codec, limit=spec.body_limit)
         alarms = Alarms()
+        observers = observers_of(spec)
         self._sender = Sender(node, self._captured, writer, self.clock, keys, alarms)
         self._handlings: list[Handling] = []
         self._plain: list[Plain | None] = []
@@ -111,9 +113,11 @@ class Task:
                     alarms=alarms,
                     pool=pool,
                     body_limit=spec.body_limit,
+                    observers=observers,
                 )
             )
-            self._plain.append(Plain(each, codec, spec.body_limit, keys) if is_plain(each, node) else None)
+            plain = not observers and not at_hand.wanted and is_plain(each, node)  # that way nobody is told
+            self._plain.append(Plain(each, codec, spec.body_limit, keys) if plain else None)
         if any(self._plain):
             self._collect = compile_collect(node.interpreters, {}, pool)
 

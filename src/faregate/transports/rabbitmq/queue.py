@@ -394,6 +394,22 @@ class RabbitmqQueue:
     async def reply(self, envelopes: Sequence[Envelope]) -> int:
         return await send_replies(self._publisher, envelopes)
 
+    @property
+    def is_connected(self) -> bool:
+        return self._open and self._publishing.is_connected and self._consuming.is_connected
+
+    async def waiting(self, queue: str) -> int:
+        """What is ready in all its partitions, without what is out."""
+        names = partition_queues(self._binding(queue))
+        ready = 0
+
+        async def count(channel: BatchChannel) -> None:
+            nonlocal ready
+            ready = sum([await waiting_in(channel, name) for name in names])
+
+        await self.on_channel(count)
+        return ready
+
     async def idle(self) -> None:
         """Nothing is ready in the queues that are bound here, nothing is out to this process, and nothing that it has
         put off waits. What other processes hold is not seen."""
