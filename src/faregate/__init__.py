@@ -197,7 +197,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`fg.asyncapi`, `fg.observe`, `fg.testing` and `fg.spark` load on first use: who does not use one does not pay for it.
+    """`fg.asyncapi`, `fg.observe`, `fg.spark` and `fg.testing` load on first use, and cost nobody else anything.
 
     Raises `MissingExtra` when `fg.spark` is used without pyspark.
     """

@@ -18,6 +18,8 @@ from faregate.testing.clock import FakeClock
 from faregate.transports.memory import MemoryTransport
 from tests.observe.rig import LONG, OrderPlaced
 
+START = 150  # seconds that a new process may take
+
 
 async def ask(port: int, request: bytes) -> tuple[int, dict[str, str], str]:
     """Status, headers and body."""
@@ -204,7 +206,7 @@ async def test_faregate_run_serves_them_and_names_messages_in_its_log(tmp_path: 
     said = ""
     try:
         while "Ctrl-C drains" not in said:
-            line = await asyncio.wait_for(run.stderr.readline(), LONG)
+            line = await asyncio.wait_for(run.stderr.readline(), START)
             assert line, said
             said += line.decode()
         found = re.search(r"http://127\.0\.0\.1:(\d+)", said)
@@ -217,12 +219,12 @@ async def test_faregate_run_serves_them_and_names_messages_in_its_log(tmp_path: 
         )
         assert await publish.wait() == 0
         while "billing it" not in said:
-            line = await asyncio.wait_for(run.stderr.readline(), LONG)
+            line = await asyncio.wait_for(run.stderr.readline(), START)
             assert line, said
             said += line.decode()
         assert re.search(r"shop\.app \[billing lane-0 message \S+ correlation \S+ key 17\] billing it", said), said
         assert "faregate_messages_total" in (await ask(port, get("/metrics")))[2]
     finally:
         run.send_signal(signal.SIGTERM)
-        await asyncio.wait_for(run.communicate(), LONG)
+        await asyncio.wait_for(run.communicate(), START)
     assert run.returncode == 0
