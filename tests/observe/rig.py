@@ -26,7 +26,7 @@ class ChargeCard(fg.Command):
     order_id: str
 
 
-class CardCharged(fg.Event):
+class OrderCharged(fg.Event):
     order_id: str
 
 
@@ -93,7 +93,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 @asynccontextmanager
 async def three_nodes(folder: Path, observe: Any, **options: Any) -> AsyncIterator[fg.Bus]:
-    """shop -> OrderPlaced -> billing -> ChargeCard -> payments -> CardCharged -> shop, each hop through an outbox."""
+    """shop -> OrderPlaced -> billing -> ChargeCard -> payments -> OrderCharged -> shop, each hop through an outbox."""
     shop, billing, payments = fg.Node("shop"), fg.Node("billing"), fg.Node("payments")
 
     @billing.on(OrderPlaced, source="shop", key="order_id")
@@ -101,11 +101,11 @@ async def three_nodes(folder: Path, observe: Any, **options: Any) -> AsyncIterat
         return fg.send(ChargeCard(order_id=order.order_id), to="payments")
 
     @payments.on(ChargeCard)
-    def charge(command: ChargeCard) -> CardCharged:
-        return CardCharged(order_id=command.order_id)
+    def charge(command: ChargeCard) -> OrderCharged:
+        return OrderCharged(order_id=command.order_id)
 
-    @shop.on(CardCharged, source="payments")
-    async def note(charged: CardCharged) -> None:
+    @shop.on(OrderCharged, source="payments")
+    async def note(charged: OrderCharged) -> None:
         pass
 
     given = {"store": f"sqlite:{folder / 'shop.db'}", **options}

@@ -16,7 +16,7 @@ from faregate.message import Envelope
 from faregate.observe.trace_context import read
 from tests.observe.rig import (
     LONG,
-    CardCharged,
+    OrderCharged,
     OrderPlaced,
     Telemetry,
     links,
@@ -38,7 +38,7 @@ async def test_one_trace_goes_over_three_nodes_and_their_outbox(tmp_path: Path) 
     bill = telemetry.one("handle shop.OrderPlaced")
     send = telemetry.one("dispatch payments")
     charge = telemetry.one("handle payments")
-    note = telemetry.one("handle payments.CardCharged")
+    note = telemetry.one("handle payments.OrderCharged")
     assert parent_id(publish) is None
     assert parent_id(bill) == span_id(publish)
     assert parent_id(send) == span_id(bill) and links(send) == {span_id(bill)}
@@ -141,11 +141,11 @@ async def test_what_a_handler_sends_carries_the_context_of_its_span(store: str |
     shop, billing = fg.Node("shop"), fg.Node("billing")
 
     @billing.on(OrderPlaced, source="shop")
-    async def bill(order: OrderPlaced) -> CardCharged:
-        return CardCharged(order_id=order.order_id)
+    async def bill(order: OrderPlaced) -> OrderCharged:
+        return OrderCharged(order_id=order.order_id)
 
-    @shop.on(CardCharged, source="billing")
-    async def note(charged: CardCharged, ctx: fg.Context) -> None:
+    @shop.on(OrderCharged, source="billing")
+    async def note(charged: OrderCharged, ctx: fg.Context) -> None:
         found.append(ctx._work.envelope)
 
     async with fg.Bus("memory:", nodes=[shop, billing], store=store, observe=telemetry.observer) as bus:
@@ -163,11 +163,11 @@ async def answer(observe: Any) -> Envelope:
     shop, billing = fg.Node("shop"), fg.Node("billing")
 
     @billing.on(OrderPlaced, source="shop")
-    async def bill(order: OrderPlaced) -> CardCharged:
-        return CardCharged(order_id=order.order_id)
+    async def bill(order: OrderPlaced) -> OrderCharged:
+        return OrderCharged(order_id=order.order_id)
 
-    @shop.on(CardCharged, source="billing")
-    async def note(charged: CardCharged, ctx: fg.Context) -> None:
+    @shop.on(OrderCharged, source="billing")
+    async def note(charged: OrderCharged, ctx: fg.Context) -> None:
         found.append(ctx._work.envelope)
 
     async with fg.Bus("memory:", nodes=[shop, billing], store="memory:", observe=observe) as bus:
@@ -306,11 +306,11 @@ async def test_a_context_from_elsewhere_goes_on(observed: bool, flags: str) -> N
     shop, billing = fg.Node("shop"), fg.Node("billing")
 
     @billing.on(OrderPlaced, source="shop")
-    async def bill(order: OrderPlaced) -> CardCharged:
-        return CardCharged(order_id=order.order_id)
+    async def bill(order: OrderPlaced) -> OrderCharged:
+        return OrderCharged(order_id=order.order_id)
 
-    @shop.on(CardCharged, source="billing")
-    async def note(charged: CardCharged, ctx: fg.Context) -> None:
+    @shop.on(OrderCharged, source="billing")
+    async def note(charged: OrderCharged, ctx: fg.Context) -> None:
         found.append(ctx._work.envelope)
 
     observe = telemetry.observer if observed else None
