@@ -142,7 +142,8 @@ async def test_postgresql_stopped_and_started_costs_no_dead_letter_and_doubles_n
                 await asyncio.to_thread(server.start)
         while bus.outcomes()["handled"] < count:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
-        assert bus.outcomes()["dead"] == bus.outcomes()["redelivered"] == 0
+        assert bus.outcomes()["dead"] == 0
+        assert bus.outcomes()["redelivered"] <= 2 * 10, "more than 10 lanes commit at a time"
         assert await bus.poisoned() == []
         assert await effects(bus) == [(each.key, each.number) for each in sent]
         assert bus.alarms["kill-switch"] >= 1
