@@ -22,10 +22,10 @@ ensure_asyncapi() {
 
 # In a shell of its own, which removes what it fetched.
 fetch_asyncapi() {
-    local folder package
-    folder=$(mktemp -d)
-    trap 'rm -rf "$folder"' EXIT
-    cd "$folder"
+    local package
+    ASYNCAPI_FOLDER=$(mktemp -d)
+    trap 'rm -rf "$ASYNCAPI_FOLDER"' EXIT
+    cd "$ASYNCAPI_FOLDER"
     package=$(npm pack --silent --ignore-scripts "$ASYNCAPI_PACKAGE") &&
         sha512sum --quiet --check <<<"$ASYNCAPI_SHA512  $package" &&
         tar -xzf "$package" "$ASYNCAPI_SCHEMA" &&
