@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -126,25 +126,35 @@ async def test_a_target_that_nobody_runs_is_one_clear_sentence(tmp_path: Path, m
             assert (code, told in said) == (1, True), said
 
 
+async def answered_by(answer: Callable[..., Awaitable[None]], path: Path) -> tuple[int, str]:
+    """What the command says of whoever answers so."""
+    server = await asyncio.start_unix_server(answer, path)
+    try:
+        return await faregate("status", f"unix:{path}")
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
 async def test_a_process_that_does_not_answer_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "_SECONDS", 0.05)
-    path = tmp_path / "c.sock"
 
     async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
 
+    code, said = await answered_by(say_nothing, tmp_path / "c.sock")
+    assert (code, "does not answer within 0.05 s" in said) == (1, True), said
+
+
+@pytest.mark.parametrize("told", [b"", b"hello\n", b'{"status": 3}\n', b"\xff" * 1000])
+async def test_what_is_no_bus_is_told_of(tmp_path: Path, told: bytes) -> None:
     async def say_nonsense(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"hello\n")
+        writer.write(told)
         writer.close()
 
-    for answer, told in ((say_nothing, "does not answer within 0.05 s"), (say_nonsense, "is no bus of this version")):
-        path.unlink(missing_ok=True)
-        server = await asyncio.start_unix_server(answer, path)
-        code, said = await faregate("status", f"unix:{path}")
-        assert (code, told in said) == (1, True), said
-        server.close()
-        await server.wait_closed()
+    code, said = await answered_by(say_nonsense, tmp_path / "c.sock")
+    assert (code, "is no bus of this version" in said) == (1, True), said
 
 
 def test_what_somebody_may_have_to_look_at_is_said_below_the_table() -> None:
@@ -268,6 +278,7 @@ def publish(folder: Path, number: int) -> None:
     assert shown.returncode == 0, shown.stderr
 
 
+@pytest.mark.timeout(600)  # it starts seven processes
 def test_another_process_pauses_a_running_bus_and_lets_it_go_on(tmp_path: Path) -> None:
     with serving(tmp_path) as process:
         publish(tmp_path, 1)
@@ -289,6 +300,7 @@ def test_another_process_pauses_a_running_bus_and_lets_it_go_on(tmp_path: Path) 
     assert (shown.returncode, "no bus of ticking:bus runs here" in shown.stderr) == (1, True)
 
 
+@pytest.mark.timeout(600)
 def test_a_killed_process_leaves_a_socket_that_harms_nobody(tmp_path: Path) -> None:
     with serving(tmp_path) as process:
         process.kill()

@@ -7,6 +7,7 @@ socket as `unix:PATH`. Without one, all buses of this user on this machine are m
 import os
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -131,10 +132,12 @@ def _exchange(path: Path, line: bytes) -> bytes:
             sock.connect(short)
         if peer(sock) not in (None, 0, os.geteuid()) and os.geteuid() != 0:
             raise ConfigurationError(f"{path} is a socket of user {peer(sock)}, who is not you: it is not asked")
-        sock.sendall(line)
         told = bytearray()
-        while not told.endswith(b"\n") and len(told) < _MOST_BYTES and (chunk := sock.recv(1 << 16)):
-            told += chunk
+        with suppress(BrokenPipeError, ConnectionResetError):  # what it said before it broke off counts
+            sock.sendall(line)
+        with suppress(ConnectionResetError):
+            while not told.endswith(b"\n") and len(told) < _MOST_BYTES and (chunk := sock.recv(1 << 16)):
+                told += chunk
         return bytes(told)
 
 
