@@ -5,7 +5,6 @@ It is put together when somebody asks. Nothing is counted or timed for it per me
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from faregate.bus.dispatcher import Dispatcher
 from faregate.bus.worker import Worker
@@ -83,7 +82,7 @@ class Reporter:
         ]
 
     def _consumed(self, worker: Worker) -> Consumed:
-        outcomes: Mapping[Any, int] = worker.outcomes
+        outcomes = worker.outcomes
         return Consumed(
             type=worker.subscription.message_type.wire,
             source=worker.subscription.source,
@@ -97,7 +96,7 @@ class Reporter:
             why=_why_paused(worker),
             skipped=outcomes["skipped"],
             duplicate=outcomes["duplicate"],
-            filtered=outcomes.get("filtered", 0),
+            filtered=outcomes["filtered"],
         )
 
 
