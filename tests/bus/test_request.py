@@ -3,9 +3,11 @@
 import asyncio
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -187,8 +189,65 @@ async def test_outgoing_middlewares_see_replies_and_may_keep_them_back(place: di
         kept = asyncio.ensure_future(ask(bus, "kept"))
         await shop.begun.wait()
         await bus.idle(LONG)
+        assert bus.request_counts() == fg.RequestCounts(1, 1, 0, 0, late=0, unasked=0, unreached=0)
         kept.cancel()
     assert kinds == [("reply", "17"), ("reply", "kept")]
+
+
+async def test_an_outgoing_middleware_cannot_take_the_address_of_a_request_away() -> None:
+    shop, seen = Shop(), []
+
+    async def plain(out: Any, call_next: Any) -> None:
+        seen.append(dict(out.headers))
+        out.headers = {"only": "this"}
+        await call_next()
+
+    shop.shop.use_outgoing(plain)
+    async with fg.Bus("memory:", nodes=shop.nodes) as bus:
+        assert (await ask(bus, "17", headers={"trace": "abc"})).sku == "17"
+    assert seen == [{"trace": "abc"}]
+    assert shop.contexts[0].headers == {"only": "this"}
+
+
+@pytest.mark.parametrize("separate", [False, True], ids=["tokens-in-the-store", "tokens-elsewhere"])
+async def test_a_node_that_deduplicates_by_tokens_answers_as_well(separate: bool, tmp_path: Path) -> None:
+    shop = Shop(dedup="tokens")
+    tokens = f"sqlite:{tmp_path}/tokens.db" if separate else None
+    async with fg.Bus("memory:", nodes=shop.nodes, store=f"sqlite:{tmp_path}/a.db", tokens=tokens) as bus:
+        answers = await asyncio.gather(*(ask(bus, str(number)) for number in range(20)))
+        assert [answer.sku for answer in answers] == [str(number) for number in range(20)]
+        with pytest.raises(fg.RequestFailed):
+            await ask(bus, "broken")
+        await bus.idle(LONG)
+        assert await outbox_of(bus) == 0
+    assert shop.calls == {**{str(number): 1 for number in range(20)}, "broken": 1}
+
+
+async def test_every_store_brings_replies_to_whoever_asked(store_url: str) -> None:
+    shop = Shop()
+    async with fg.Bus("memory:", nodes=shop.nodes, store=store_url) as bus:
+        answers = await asyncio.gather(*(ask(bus, str(number)) for number in range(50)))
+        assert [answer.sku for answer in answers] == [str(number) for number in range(50)]
+        with pytest.raises(fg.RequestFailed):
+            await ask(bus, "broken")
+        await bus.idle(LONG)
+        assert await outbox_of(bus) == 0
+
+
+async def test_the_ledger_does_not_count_replies_among_what_a_handler_sent(tmp_path: Path) -> None:
+    """The audit looks for what it counts in the log, and no log has a reply."""
+    shop, prices = fg.Node("shop"), fg.Node("prices")
+
+    @prices.on(AskPrice)
+    async def find(asked: AskPrice) -> Any:
+        return [Looked(sku=asked.sku), fg.reply(PriceFound(sku=asked.sku))]
+
+    async with fg.Bus("memory:", nodes=[shop, prices], store=f"sqlite:{tmp_path}/a.db") as bus:
+        await ask(bus, "17")
+        await bus.send(AskPrice(sku="18"), to=prices, node="shop")
+        await bus.idle(LONG)
+    with closing(sqlite3.connect(tmp_path / "a.db")) as connection:
+        assert connection.execute("select sent from faregate_ledger").fetchall() == [(1,), (1,)]
 
 
 async def test_a_request_has_headers_and_its_handler_does_not_see_the_address() -> None:

@@ -14,7 +14,7 @@ import pytest
 import faregate as fg
 from faregate import ids
 from faregate.columns import to_batch, to_envelopes
-from faregate.message import Envelope
+from faregate.message import REPLY_TO, Envelope
 from faregate.node.subscription import Subscription
 from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.topology import Reading
@@ -241,6 +241,19 @@ def test_a_handler_that_cancels_the_task_it_runs_in_has_failed_and_no_other(wait
     assert letter.envelope.body == asked(2).body
     assert "cancelled the task that it runs in" in letter.error
     assert counts == {"handled": 4, "filtered": 0, "dead": 1, "sent": 4}
+
+
+@pytest.mark.parametrize("plain", [True, False], ids=["short", "long"])
+def test_a_reply_goes_nowhere_on_spark(plain: bool) -> None:
+    made = fg.Node("answers")
+
+    @made.on(Asked, source="asking", retry=None)
+    async def reply(asked: Asked) -> list[Any]:
+        return [fg.reply(Answered(number=0)), Answered(number=asked.number)]
+
+    sent, dead, counts = handled(made, [asked(1), asked(2, headers={REPLY_TO: "somebody"})], plain=plain)
+    assert sorted(each.body for each in sent) == [b'{"number":1}', b'{"number":2}']
+    assert not dead and counts == {"handled": 2, "filtered": 0, "dead": 0, "sent": 2}
 
 
 def test_very_many_failures_are_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:

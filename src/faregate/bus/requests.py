@@ -119,7 +119,7 @@ class Requests:
                     found = await answer
                 finally:
                     timer.cancel()
-        except TimeoutError as exc:
+        except TimeoutError:
             if not limit.expired():
                 raise
             self._timed_out += 1
@@ -127,7 +127,7 @@ class Requests:
                 f"nobody answered the request {command.message_type.wire} {request_id} to {command.destination!r} "
                 f"within {timeout:g} s. It may still be handled: ask again under the same idempotency_key=, or look "
                 "at the dead letters and at what waits there"
-            ) from exc
+            ) from None
         finally:
             self._forget(awaited, answer)
         if isinstance(found, FaregateError):

@@ -99,28 +99,19 @@ class Sender(Sealer):
             await _hand_over(envelopes, self._hand_over_roots)
         return {}
 
-    def seal_outputs(self, ctx: Context, handler: str) -> list[Envelope]:
+    def seal_outputs(self, ctx: Context, handler: str, contexts: list[OutgoingContext] | None = None) -> list[Envelope]:
         """What a handler sends, in its envelopes: the same for every run of it on the same message. What it answers is
-        in `Work.replies`."""
-        sealed, answers = self._seal_all(ctx, handler)
-        if answers:
-            work, passed = ctx._work, [each for each in sealed if each is not None]
-            work.replies = [each for each in passed if each.kind == "reply"]
-            return [each for each in passed if each.kind != "reply"]
-        return sealed  # type: ignore[return-value]  # None stands for an answer to nobody, and there is no answer
-
-    def _seal_all(self, ctx: Context, handler: str) -> tuple[list[Envelope | None], bool]:
-        """Each output, or None for an answer to nobody; and whether there are answers."""
+        in `Work.replies`; where middlewares decide about both, `contexts` gets them instead."""
         outputs = ctx._sent()
         if not outputs:
-            return [], False
+            return []
         now = self._clock.time()
         cause, message_id = ctx._work.envelope, ctx._work.message_id
         correlation_id, marker = cause.correlation_id or cause.publication_id, cause.marker + 1
         trace = passed_on(cause) if ctx._trace is None else ctx._trace()
         derive = ids.publication_ids(self._node, handler)
-        sealed: list[Envelope | None] = []
-        answers = False
+        sealed: list[Envelope] = []
+        replies: list[Envelope] = []
         used: set[tuple[str, str]] = set()
         for ordinal, out in enumerate(outputs):
             slot: int | str = ordinal
@@ -129,11 +120,18 @@ class Sender(Sealer):
             publication_id = derive(correlation_id, message_id, out.message_type.wire, slot)
             envelope = self._seal(out, publication_id, correlation_id, message_id, marker, now, trace)
             if out.is_reply:
-                answers = True
-                sealed.append(self._replies.addressed(envelope, cause))
+                reply = self._replies.addressed(envelope, cause)
+                if reply is None:
+                    continue
+                envelope = reply
+                replies.append(reply)
             else:
                 sealed.append(envelope)
-        return sealed, answers
+            if contexts is not None:
+                contexts.append(OutgoingContext(envelope, out.message, ctx))
+        if replies and contexts is None:
+            ctx._work.replies = replies
+        return sealed
 
     def seal_failure(self, work: Work, handler: str, reason: str, exc: BaseException) -> Envelope | None:
         """What tells whoever asked that its request is given up; None where nobody asked."""
@@ -162,8 +160,9 @@ class Sender(Sealer):
             await send_together(chain, outs, self.publish_sealed)
 
     def _outgoing_contexts(self, ctx: Context, handler: str) -> list[OutgoingContext]:
-        pairs = zip(self._seal_all(ctx, handler)[0], ctx._sent(), strict=True)
-        return [OutgoingContext(envelope, out.message, ctx) for envelope, out in pairs if envelope is not None]
+        contexts: list[OutgoingContext] = []
+        self.seal_outputs(ctx, handler, contexts)
+        return contexts
 
     async def publish_recorded(self, envelope: Envelope, publish: Last) -> None:
         """Send what somebody recorded through `fg.outbox` without this node at hand, within its middlewares."""

@@ -57,6 +57,7 @@ class ReplyQueue:
             try:
                 with not_cancelled():
                     await self._listen()
+                continue  # as soon as there is a connection
             except ChannelAccessRefused as exc:
                 refused = ConfigurationError(
                     f"RabbitMQ does not let this user have the queue {self.name} for replies: {exc}. Give it the right "
@@ -86,6 +87,8 @@ class ReplyQueue:
             if not self._ready.done():
                 self._ready.set_result(None)
             await over.wait()
+            if not lost.done():
+                raise ConnectionError("somebody deleted the queue")
         finally:
             with suppress(*LOST):
                 await channel.close()
