@@ -393,8 +393,20 @@ class Probed:
         return self.answer
 
 
+class Ambiguous:
+    """Neither true nor false, as some arrays."""
+
+    def __bool__(self) -> bool:
+        raise TypeError("ambiguous")
+
+    def __repr__(self) -> str:
+        return "ambiguous"
+
+
 @pytest.mark.parametrize(
-    ("ill", "well"), [(False, True), (0, "yes"), (OSError("refused"), None), (asyncio.CancelledError(), True)], ids=repr
+    ("ill", "well"),
+    [(False, True), (0, "yes"), (OSError("refused"), None), (asyncio.CancelledError(), True), (Ambiguous(), True)],
+    ids=repr,
 )
 async def test_a_probe_is_asked_until_it_says_that_all_is_well_and_then_no_more(
     ill: Any, well: Any, caplog: pytest.LogCaptureFixture
@@ -493,6 +505,48 @@ async def test_what_was_handled_before_is_no_trial() -> None:
         await until(lambda: bus.outcomes()["handled"] == 5, clock)
 
 
+@pytest.mark.parametrize("make", [CoreOnly, Parted])
+async def test_what_expired_is_no_trial(make: Any) -> None:
+    options = ordered(fg.ByKey(lanes=LANES)) if make is Parted else {}
+    outage, clock = Outage(expires=60, **options), FakeClock()
+    outage.is_down = True
+    async with outage.bus(make(clock), clock=clock, store="memory:") as bus:
+        worker_of(bus).switch.failed(fg.Unavailable("down", retry_after=100))
+        await bus.publish_many(steps(3), node="shop")
+        await until(lambda: bus.outcomes()["dead"] == 3, clock, 5)
+        await clock.advance(1)
+        assert worker_of(bus).switch.is_open and not outage.calls
+        outage.is_down = False
+        await bus.publish_many(steps(5)[3:], node="shop")
+        await until(lambda: bus.outcomes()["handled"] == 2, clock)
+
+
+async def test_a_trial_that_goes_with_its_partition_is_over() -> None:
+    """Its lane was not free yet; what comes when the partition is back is tried instead."""
+    hangs = asyncio.Event()
+
+    async def run(step: Step, ctx: fg.Context) -> None:
+        if step.number == 0:
+            await hangs.wait()
+
+    outage, clock = Outage(run=run, order=fg.ByKey(lanes=1), key="key"), FakeClock()
+    async with outage.bus(Parted(clock), clock=clock, store="memory:") as bus:
+        worker = worker_of(bus)
+        await bus.publish(steps(1)[0], node="shop")
+        await until(lambda: bool(outage.calls), clock, 0.1)
+        worker.switch.failed(fg.Unavailable("down", retry_after=1))
+        await bus.publish_many(steps(20)[1:], node="shop")
+        await until(lambda: worker._trial is not None and worker._trial.delivery is not None, clock, 0.1)
+        first = worker._trial
+        assert first is not None and worker._waiting is not None and not first.ran
+        await worker._move_out(worker._waiting, first.delivery.partition, False)
+        assert first.ended
+        first.delivery.partition.ended = True  # the consumer lets it go, and takes it up anew
+        hangs.set()
+        await until(lambda: bus.outcomes()["handled"] == 20, clock)
+        assert not worker.switch.is_open
+
+
 async def test_a_trial_waits_for_a_message_where_there_is_none() -> None:
     outage, clock = Outage(store=False), FakeClock()
     async with outage.bus(clock=clock) as bus:
@@ -557,6 +611,30 @@ async def test_no_message_is_tried_while_it_is_paused_by_hand(has_begun: bool) -
         assert not outage.calls
         await until(lambda: bus.outcomes()["handled"] == 10, clock)
         assert not worker.switch.is_open, "the end of a pause is no verdict: a message was tried"
+
+
+@pytest.mark.parametrize("error", [fg.Unavailable("down", retry_after=1), StoreUnavailable("away")], ids=repr)
+async def test_a_handler_that_trips_it_while_the_bus_stops_leaves_nothing_behind(error: Exception) -> None:
+    outage, clock = Outage(), FakeClock()
+    hangs = asyncio.Event()
+
+    async def run(step: Step, ctx: fg.Context) -> None:
+        await hangs.wait()
+        raise error
+
+    outage.run = run
+    bus = outage.bus(clock=clock, store="memory:")
+    await bus.start()
+    worker = worker_of(bus)
+    await bus.publish_many(steps(3), node="shop")
+    await until(lambda: bool(outage.calls), clock, 0.1)
+    stopping = asyncio.create_task(bus.stop())
+    await until(lambda: worker.paused)
+    hangs.set()
+    await stopping
+    await clock.advance(100)
+    assert worker.switch.is_open and worker.paused
+    assert [task for task in asyncio.all_tasks() if "kill-switch" in task.get_name()] == []
 
 
 @pytest.mark.parametrize("when", ["before a trial", "while one waits", "while one runs"])

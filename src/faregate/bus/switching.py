@@ -84,6 +84,8 @@ class Switching:
         self._trials = 0
         """How many failed since it tripped."""
         self._closed_at = float("-inf")
+        self._is_over = False
+        """Whether the bus stops."""
 
     # --- for the worker ---------------------------------------------------------------------------------------
 
@@ -102,7 +104,8 @@ class Switching:
             await self._changed.wait()
 
     def end(self) -> None:
-        """The bus stops: nothing is asked, or tried, any more."""
+        """The bus stops: nothing is asked, or tried, any more, also if what still runs trips it."""
+        self._is_over = True
         self._end_task()
 
     async def ended(self) -> None:
@@ -117,6 +120,8 @@ class Switching:
 
     def _tripped(self, trip: Trip) -> None:
         self._worker.stop_consuming()
+        if self._is_over:
+            return
         self._end_task()
         self._trials = 0
         self._task = asyncio.create_task(self._until_well(trip), name=f"kill-switch-{self._subscription.name}")
@@ -211,10 +216,13 @@ class Switching:
             answer = "it was cancelled"
         elif (error := asking.exception()) is not None:
             answer = first_line(error)
-        elif (said := asking.result()) is None or said:
-            return True
         else:
-            answer = f"it returned {said!r}"
+            try:
+                if (said := asking.result()) is None or said:
+                    return True
+                answer = f"it returned {said!r}"
+            except Exception as exc:
+                answer = f"it returned what is neither true nor false: {first_line(exc)}"
         self._tell_once("%s stays switched off: %s says so (%s)", self._subscription, what, answer)
         return False
 

@@ -164,12 +164,12 @@ class Worker:
         def is_meant(delivery: Delivery) -> bool:
             return cast(OfPartition, delivery).partition is partition
 
-        self._held.difference_update(self._lanes.take_back(is_meant))
+        self._forget(self._lanes.take_back(is_meant))
         waiting.move_out(partition)
         while wait and any(is_meant(each) for taken in self._lanes.at_work.values() for each in taken):
             self._turned.clear()
             await self._turned.wait()
-        self._held.difference_update(self._lanes.take_back(is_meant))
+        self._forget(self._lanes.take_back(is_meant))
 
     async def stop(self, deadline: float) -> int:
         """Take nothing more, finish what runs within the deadline, give the rest back.
@@ -332,9 +332,12 @@ class Worker:
             self._resumption.cancel()
             self._resumption = None
 
+    def _forget(self, unbegun: list[Delivery]) -> None:
+        self._held.difference_update(unbegun)
+        self._look_at_trial(unbegun)
+
     async def _give_back(self, deliveries: list[Delivery]) -> None:
-        self._held.difference_update(deliveries)
-        self._look_at_trial(deliveries)
+        self._forget(deliveries)
         for delivery in deliveries:
             await self._handling.give_back(delivery)
 

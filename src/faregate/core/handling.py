@@ -481,11 +481,14 @@ class Handling:
         for work in tuple(works):  # some may leave meanwhile
             if work.state != "new":
                 continue
-            if (self.paused or self.put_off) and not self._may_begin(work):
+            stopped = self.paused or self.put_off
+            if stopped and not self._may_begin(work):
                 break
             if (self._expires or work.envelope.expires_at is not None) and not work.tries and work.delivery.expired:
                 work.fail(Expired("its time was over before its handler could begin"))
                 continue
+            if stopped and self.trial is not None and self._is_trial(work):
+                self.trial.ran = True
             ran += 1
             if not await run(unit, work) and self._serial:
                 break
@@ -506,11 +509,7 @@ class Handling:
 
     def _may_begin(self, work: Work) -> bool:
         """Though nothing more may: it is on trial, or it has claimed and goes on."""
-        if not self._is_trial(work):
-            return self._one_by_one
-        assert self.trial is not None
-        self.trial.ran = True
-        return True
+        return self._one_by_one or self._is_trial(work)
 
     def _is_trial(self, work: Work) -> bool:
         return self.trial is not None and work.delivery is self.trial.delivery
