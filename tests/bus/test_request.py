@@ -19,6 +19,7 @@ from faregate.broker.journal import JournalReader
 from faregate.message import REPLY_TO
 from faregate.ports import faults
 from faregate.testing import FakeClock, crash_at
+from faregate.transports.memory import MemoryTransport
 from tests.bus.core_only import CoreOnly
 
 LONG = 30.0
@@ -610,6 +611,27 @@ async def test_a_request_on_a_transport_without_replies_is_refused(tmp_path: Pat
             await clock.advance(0.1)
         assert bus.request_counts().unreached == 1
         assert await outbox_of(bus) == 0
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("refused"), asyncio.CancelledError(), fg.BrokerUnavailable("away")], ids=repr
+)
+async def test_an_address_that_cannot_be_opened_is_opened_by_the_next_who_asks(error: BaseException) -> None:
+    class Refusing(MemoryTransport):
+        refusals = 2
+
+        async def open_replies(self, on_reply: Any) -> str:
+            self.refusals -= 1
+            if self.refusals >= 0:
+                raise error
+            return await super().open_replies(on_reply)
+
+    shop = Shop()
+    async with fg.Bus(Refusing(), nodes=shop.nodes) as bus:
+        for _ in range(2):
+            with pytest.raises(type(error)):
+                await ask(bus, "17")
+        assert await ask(bus, "17") == await ask(bus, "17")
 
 
 async def test_a_process_that_does_not_run_the_nodes_cannot_ask(tmp_path: Path) -> None:

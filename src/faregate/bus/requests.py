@@ -142,10 +142,10 @@ class Requests:
         opening = self._address
         try:
             return await asyncio.shield(opening)
-        except FaregateError:
-            if self._address is opening:  # the next one tries again
+        finally:
+            failed = opening.done() and (opening.cancelled() or opening.exception() is not None)
+            if failed and self._address is opening:  # the next one tries again
                 self._address = None
-            raise
 
     def _forget(self, awaited: str, answer: asyncio.Future[Answer]) -> None:
         waiting = self._waiting.get(awaited)
