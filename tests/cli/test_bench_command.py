@@ -18,6 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from faregate.cli import app
+from faregate.cli.bench.load import Load, Plan, SteadyClock
 from faregate.cli.bench.meter import Durations, merged, percentile, windows
 from faregate.errors import FaregateError
 from faregate.transports.rabbitmq.survey import look_at
@@ -104,6 +105,19 @@ def test_what_is_sent_during_the_warm_up_does_not_count() -> None:
 def test_a_run_ends_at_its_time_whatever_the_rate_is() -> None:
     result = measured("memory:", PLACED, "--rate", "0.01", "--duration", "300ms", "--warm-up", "0s")
     assert result["seconds"] < 60
+
+
+async def test_the_last_ones_are_waited_for_though_all_seemed_handled_while_producers_finished() -> None:
+    load = Load(Plan(1, None, 1, None, 1.0, 0.0, 1000, 100.0), SteadyClock())
+    load.stop()
+    load._done.set()  # an earlier message ended before the last one was counted as sent
+    load.sent = 1
+    draining = asyncio.create_task(load._drain())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not draining.done()
+    load._done.set()
+    await draining
 
 
 def test_messages_of_a_file_are_sent_again_and_again(tmp_path: Path) -> None:

@@ -165,6 +165,8 @@ class Load:
             self._limit = self._taken + self.plan.count
 
     async def _drain(self) -> None:
+        # While producers were finishing, all that was counted as sent may have ended for a moment.
+        self._done.clear()
         if self.unhandled > 0:
             try:
                 await asyncio.wait_for(self._done.wait(), self.plan.drain)
