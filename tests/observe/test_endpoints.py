@@ -16,7 +16,7 @@ from faregate.cli.run import parse_listen
 from faregate.observe import endpoints
 from faregate.testing.clock import FakeClock
 from faregate.transports.memory import MemoryTransport
-from tests.observe.rig import LONG, OrderPlaced
+from tests.observe.rig import LONG, OrderPlaced, until
 
 START = 150  # seconds that a new process may take
 
@@ -228,3 +228,51 @@ async def test_faregate_run_serves_them_and_names_messages_in_its_log(tmp_path: 
         run.send_signal(signal.SIGTERM)
         await asyncio.wait_for(run.communicate(), START)
     assert run.returncode == 0
+
+
+async def test_one_that_asks_and_does_not_read_keeps_nobody_from_stopping(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoints, "_REQUEST_SECONDS", 0.2)
+    bus = fg.Bus("memory:", nodes=nodes())
+    more = mock.AsyncMock(return_value=["x" * (64 << 20)])  # than any buffer on the way holds
+    with mock.patch.object(bus, "unready", more):
+        async with fg.observe.serve(bus, port=0) as served:
+            reader, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=1024)
+            writer.write(get("/ready"))
+            await reader.readexactly(8)
+            await until(lambda: not served._open)
+    got = 0
+    try:
+        while chunk := await asyncio.wait_for(reader.read(1 << 20), LONG):
+            got += len(chunk)
+    except ConnectionResetError:
+        pass
+    assert got < 64 << 20  # it was broken off; to close it would have sent it all, at the reader's pace
+    writer.close()
+
+
+async def test_an_answer_that_takes_long_is_still_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoints, "_REQUEST_SECONDS", 0.2)
+    bus = fg.Bus("memory:", nodes=nodes())
+
+    async def several_stores_that_do_not_answer() -> list[str]:
+        await asyncio.sleep(0.5)
+        return ["no store answers"]
+
+    with mock.patch.object(bus, "unready", several_stores_that_do_not_answer):
+        async with fg.observe.serve(bus, port=0) as served:
+            assert (await ask(served.port, get("/ready")))[::2] == (503, "no store answers\n")
+
+
+async def test_more_connections_than_are_served_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoints, "_MOST_CONNECTIONS", 1)
+    async with fg.observe.serve(fg.Bus("memory:", nodes=nodes()), port=0) as served:
+        _, first = await asyncio.open_connection("127.0.0.1", served.port)
+        await until(lambda: served._open)
+        reader, second = await asyncio.open_connection("127.0.0.1", served.port)
+        with pytest.raises(ConnectionResetError):
+            if not await asyncio.wait_for(reader.read(), LONG):
+                raise ConnectionResetError
+        second.close()
+        first.close()
+        await until(lambda: not served._open)
+        assert (await ask(served.port, get("/live")))[0] == 200

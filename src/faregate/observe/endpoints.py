@@ -7,7 +7,8 @@ processes (Kubernetes, systemd, a load balancer).
     /metrics  the page that Prometheus reads; 501 without the extra [prometheus]
 
 Rules kept here:
-- Only GET and HEAD, one request a connection. A request has at most 8 KiB, and a few seconds, to come whole.
+- Only GET and HEAD, one request a connection, and so many connections. A request has at most 8 KiB, and a few seconds,
+  to come whole; who asked has as long to take the answer. Who does not read keeps no process from ending.
 - Loopback unless told otherwise: there is no password, and metrics name nodes, types and stores.
 - The event loop's own sockets; no library of others, and no thread.
 """
@@ -31,6 +32,7 @@ log = logging.getLogger("faregate.bus")
 PORT = 9464
 """Where exporters of OpenTelemetry for Prometheus listen by convention."""
 _MOST_BYTES = 8 * 1024
+_MOST_CONNECTIONS = 64
 _REQUEST_SECONDS = 5.0
 _TEXT = "text/plain; charset=utf-8"
 _REASONS = {
@@ -38,7 +40,6 @@ _REASONS = {
     400: "Bad Request",
     404: "Not Found",
     405: "Method Not Allowed",
-    408: "Request Timeout",
     500: "Internal Server Error",
     501: "Not Implemented",
     503: "Service Unavailable",
@@ -67,6 +68,7 @@ class Endpoints:
         self.port = port
         """Where it listens."""
         self._server: asyncio.Server | None = None
+        self._open = 0
         self._own: Prometheus | None = None
         """Reads the bus where it has no observer that does."""
 
@@ -88,18 +90,28 @@ class Endpoints:
             self._own.unwatch(self._bus)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._open >= _MOST_CONNECTIONS:
+            writer.transport.abort()
+            return
+        self._open += 1
         try:
             async with asyncio.timeout(_REQUEST_SECONDS):
                 head, answer = await self._read(reader)
+            if isinstance(answer, str):
+                answer = await self._look_up(answer)  # each part of it has a limit of its own
+            async with asyncio.timeout(_REQUEST_SECONDS):
                 writer.write(_response(answer, body=not head))
                 await writer.drain()
+                writer.close()
+                await writer.wait_closed()
         except (OSError, TimeoutError):
             pass  # whoever asked is gone, or takes nothing
         finally:
-            writer.close()
+            self._open -= 1
+            writer.transport.abort()  # closing would wait for ever for one that does not read
 
-    async def _read(self, reader: asyncio.StreamReader) -> tuple[bool, Answer]:
-        """The answer to the request, and whether its head alone was asked for."""
+    async def _read(self, reader: asyncio.StreamReader) -> tuple[bool, Answer | str]:
+        """Whether its head alone was asked for; and the path, or the answer to what is no request for one."""
         try:
             request = await reader.readuntil(b"\r\n\r\n")
         except (asyncio.LimitOverrunError, asyncio.IncompleteReadError):
@@ -108,7 +120,7 @@ class Endpoints:
         path = rest.partition(" ")[0].partition("?")[0]
         if method not in ("GET", "HEAD"):
             return False, Answer(405, b"GET and HEAD only\n")
-        return method == "HEAD", await self._look_up(path)
+        return method == "HEAD", path
 
     async def _look_up(self, path: str) -> Answer:
         try:
