@@ -32,8 +32,9 @@ def pause(
 ) -> None:
     """Stop a running bus from consuming a type at a node, until it is resumed or its process ends.
 
-    Handlers that run finish; what was fetched goes back to its place. On RabbitMQ every instance that runs now hears
-    it; one that starts later does not. Exits with 1 when one of them does not follow.
+    Handlers that run finish; what was fetched goes back to its place. On RabbitMQ
+    every instance that runs now hears it; one that starts later does not. Exits
+    with 1 when one of them does not follow.
     """
     _control(Instruction("pause", _named(node), _named(message), seconds), target, wait, as_json)
 

@@ -29,7 +29,7 @@ Target = Annotated[
     typer.Argument(
         help="The bus, as module:attribute, or its journal:PATH, its RabbitMQ, amqp://…, or its control socket, "
         "unix:PATH. Without it: what this user runs on this machine.",
-        metavar="[TARGET]",
+        metavar="TARGET",
     ),
 ]
 _SECONDS = 10.0

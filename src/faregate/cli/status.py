@@ -38,9 +38,10 @@ def status(
 ) -> None:
     """Show which processes run which nodes, what they consume, and how they fare.
 
-    A process of this machine is asked over its control socket. On RabbitMQ each tells it every five seconds, so this
-    listens for six. Exits with 1 when nobody runs a node of the bus. With --json --watch there is a line for each
-    heartbeat. Without a TARGET, --json is a list, of one for each bus.
+    A process of this machine is asked over its control socket. On RabbitMQ each
+    tells it every five seconds, so this listens for six. Exits with 1 when nobody
+    runs a node of the bus. With --json --watch there is a line for each heartbeat.
+    Without a TARGET, --json is a list, of one for each bus.
     """
     place = locate(target)
     with suppress(KeyboardInterrupt) if watch else nullcontext():

@@ -66,7 +66,7 @@ def bench(
     consumers: Annotated[
         int | None,
         typer.Option(
-            help="For a URL: how many messages are handled at the same time.  [default: 10]",
+            help="For a URL: how many messages are handled at the same time; 10 unless given.",
             min=1,
             max=10_000,
             rich_help_panel=_LOAD,
