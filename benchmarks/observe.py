@@ -7,11 +7,13 @@ What is measured, per message, from `bus.publish_many` (100 at a time) to the se
     sampled     `fg.observe.OpenTelemetry()`, spans and metrics, where one trace in a hundred is recorded, as production
                 does it: the SDK's own sampler, spans in batches, an exporter that throws them away
     every       the same where every trace is recorded
+    singly      `off` and `sampled` where each message is published by a `bus.publish` of its own, so each is a trace
     the SDK     not Faregate at all: one span of the SDK for each message, with the attributes that `handle` has, made
                 current and ended
 
 The target is at most 10 µs a message above `off`, for `metrics` and for `sampled`. To record a span costs more than
-that in the SDK alone (`the SDK`), so `every` is shown beside it and not judged.
+that in the SDK alone (`the SDK`), so `every` is shown beside it and not judged. Neither is `singly`: there the SDK is
+asked about a trace for every message, and makes ids for it before it says no.
 
 Time is that of the processor, of all threads: nothing here waits, and the SDK exports in a thread of its own.
 """
@@ -37,6 +39,8 @@ import faregate as fg
 AT_MOST_US = 10.0
 _TOGETHER = 100
 _QUEUE = 1 << 20
+Make = Callable[[], tuple[Any, Callable[[], None]]]
+"""An observer, and what ends it."""
 
 
 class Order(fg.Event):
@@ -68,7 +72,7 @@ def prometheus() -> tuple[fg.observe.Observer, Callable[[], None]]:
     return fg.observe.Prometheus(CollectorRegistry()), lambda: None
 
 
-async def run_bus(make: Callable[[], tuple[Any, Callable[[], None]]], messages: int) -> float:
+async def run_bus(make: Make, together: int, messages: int) -> float:
     shop, billing = fg.Node("shop"), fg.Node("billing")
 
     @billing.on(Order, source="shop")
@@ -78,9 +82,13 @@ async def run_bus(make: Callable[[], tuple[Any, Callable[[], None]]], messages: 
     observe, close = make()
     async with fg.Bus("memory:", nodes=[shop, billing], observe=observe) as bus:
         begin = time.process_time()
-        for first in range(0, messages, _TOGETHER):
-            await bus.publish_many([ORDER] * min(_TOGETHER, messages - first), node="shop")
-            await asyncio.sleep(0)
+        for first in range(0, messages, together):
+            if together == 1:
+                await bus.publish(ORDER, node="shop")
+            else:
+                await bus.publish_many([ORDER] * min(together, messages - first), node="shop")
+            if not first % _TOGETHER:
+                await asyncio.sleep(0)
         await bus.idle()
         seconds = time.process_time() - begin
         assert bus.outcomes()["handled"] == messages
@@ -114,24 +122,35 @@ async def run_sdk(messages: int) -> float:
     return seconds
 
 
-def contestant(name: str, make: Callable[[], tuple[Any, Callable[[], None]]]) -> Contestant:
-    run: Callable[[int], Awaitable[float]] = partial(run_bus, make)
+def contestant(name: str, make: Make, together: int = _TOGETHER) -> Contestant:
+    run: Callable[[int], Awaitable[float]] = partial(run_bus, make, together)
     return Contestant(name, run)
+
+
+def nobody() -> tuple[None, Callable[[], None]]:
+    return None, lambda: None
+
+
+def one_of_100() -> tuple[fg.observe.Observer, Callable[[], None]]:
+    return telemetry(ParentBased(TraceIdRatioBased(0.01)))
 
 
 def main() -> None:
     args = options(__doc__, rounds=9, messages=20_000)
     report = Report("observe", args.json)
     contestants = [
-        contestant("off", lambda: (None, lambda: None)),
+        contestant("off", nobody),
         contestant("metrics", prometheus),
-        contestant("sampled", lambda: telemetry(ParentBased(TraceIdRatioBased(0.01)))),
+        contestant("sampled", one_of_100),
         contestant("every", lambda: telemetry(ParentBased(ALWAYS_ON))),
         Contestant("sdk", run_sdk),
+        contestant("off, singly", nobody, 1),
+        contestant("singly", one_of_100, 1),
     ]
     samples = interleave(contestants, rounds=args.rounds, messages=args.messages)
     cost = {each.name: samples.cost(each.name) * 1e6 for each in contestants}
     added = {name: max(cost[name] - cost["off"], 0.001) for name in ("metrics", "sampled", "every")}
+    added["singly"] = max(cost["singly"] - cost["off, singly"], 0.001)
 
     def row(label: str, name: str) -> tuple[str, str, str]:
         return label, f"{cost[name]:.2f}", f"{added[name]:.2f}" if name in added else ""
@@ -144,6 +163,8 @@ def main() -> None:
             row("tracing and metrics, 1 trace of 100", "sampled"),
             row("tracing and metrics, every trace", "every"),
             row("  the SDK alone, one span", "sdk"),
+            row("published singly, nobody observes", "off, singly"),
+            row("published singly, 1 trace of 100", "singly"),
         ],
     )
     report.ours = {
@@ -151,6 +172,7 @@ def main() -> None:
         "metrics_us": added["metrics"],
         "sampled_us": added["sampled"],
         "every_us": added["every"],
+        "singly_us": added["singly"],
     }
     report.peers = {"sdk_span_us": cost["sdk"]}
     report.goal("metrics", AT_MOST_US / added["metrics"], 1.0)

@@ -153,8 +153,9 @@ async def test_what_a_handler_sends_carries_the_context_of_its_span(store: str |
         await bus.idle(LONG)
     bill_span = telemetry.one("handle shop.OrderPlaced")
     [envelope] = found
-    context = read(envelope)
-    assert context is not None and (context.trace_id, context.span_id) == (trace_id(bill_span), span_id(bill_span))
+    cause = read(envelope)
+    assert cause is not None and cause.sampled
+    assert (cause.span.trace_id, cause.span.span_id) == (trace_id(bill_span), span_id(bill_span))
 
 
 async def answer(observe: Any) -> Envelope:
@@ -344,7 +345,7 @@ def test_a_traceparent_that_is_none_counts_as_none(text: str) -> None:
 @pytest.mark.parametrize("text", [TRACEPARENT, "01" + TRACEPARENT[2:] + "-later"])
 def test_a_traceparent_of_a_later_version_is_read_as_far_as_it_is_known(text: str) -> None:
     found = read(Envelope(traceparent=text))
-    assert found is not None and found.trace_flags.sampled and found.is_remote
+    assert found is not None and found.sampled and found.span.is_remote
 
 
 async def test_what_is_not_sampled_has_no_spans_anywhere_and_tells_the_others(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ Rules kept here:
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -47,7 +47,8 @@ class Tries:
 
 
 class Measuring(Observer):
-    def __init__(self) -> None:
+    def __init__(self, on_failed_try: Callable[[Context, Exception], None] | None = None) -> None:
+        self._on_failed_try = on_failed_try
         self._tries: dict[tuple[str, str, str], Tries] = {}
         self.published: Counter[tuple[str, str]] = Counter()
         """By node and type: what the transport confirmed."""
@@ -59,6 +60,7 @@ class Measuring(Observer):
     def around_try(self, subscription: Subscription, call: Call) -> Call:
         place = subscription.node, subscription.message_type.wire, subscription.source or ""
         tries = self._tries.setdefault(place, Tries(place))
+        tell = self._on_failed_try
 
         async def measured(ctx: Context, first: Any) -> Any:
             begin = perf_counter()
@@ -67,6 +69,8 @@ class Measuring(Observer):
             except Exception as exc:  # anything else is no end of a try: it runs again, or the process stops
                 tries.failures[type(exc).__name__] += 1
                 tries.add(perf_counter() - begin, ctx._attempt)
+                if tell is not None:
+                    tell(ctx, exc)
                 raise
             tries.add(perf_counter() - begin, ctx._attempt)
             return result

@@ -39,7 +39,7 @@ class OpenTelemetry(Observer):
         tracers = get_tracer_provider() if tracer_provider is None else tracer_provider
         meters = get_meter_provider() if meter_provider is None else meter_provider
         self._tracing = Tracing(tracers.get_tracer("faregate", __version__))
-        self._measuring = Measuring()
+        self._measuring = Measuring(self._tracing.note_failed_try)
         self._watched: list[BusMetrics] = []
         self._make_instruments(meters.get_meter("faregate", __version__))
 
@@ -49,7 +49,7 @@ class OpenTelemetry(Observer):
         return self._tracing.around_handling(subscription, step)
 
     def around_try(self, subscription: Subscription, call: Call) -> Call:
-        return self._tracing.around_try(subscription, self._measuring.around_try(subscription, call))
+        return self._measuring.around_try(subscription, call)
 
     def around_publish(self, publish: Publish, *, outbox: bool = False) -> Publish:
         return self._tracing.around_publish(publish, outbox=outbox)

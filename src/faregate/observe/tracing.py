@@ -17,11 +17,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from opentelemetry.context import Context as OtelContext
 from opentelemetry.context import attach, detach
 from opentelemetry.trace import (
     Link,
-    NonRecordingSpan,
     Span,
     SpanKind,
     Status,
@@ -32,16 +30,14 @@ from opentelemetry.trace import (
 )
 
 from faregate.core.context import Context
-from faregate.core.handler import Call
 from faregate.core.observer import Observer, Publish, Step
 from faregate.core.verdict import first_line
 from faregate.core.work import FailedAmongOthers, Work
 from faregate.message import Envelope
 from faregate.node.subscription import Subscription
-from faregate.observe.trace_context import read, stamp, written
+from faregate.observe.trace_context import NO_PARENT, Cause, read, stamp, written
 
 SYSTEM = {"messaging.system": "faregate"}
-_NO_PARENT = OtelContext()
 _MOST_LINKS = 128
 """As many as a span of the SDK keeps, unless somebody sets more."""
 
@@ -68,18 +64,18 @@ class Tracing(Observer):
 
         async def traced(ctx: Context, again: Context | None = None) -> None:
             work = ctx._work
-            parent = read(work.envelope)
-            if parent is not None and not parent.trace_flags.sampled:
-                token = attach(set_span_in_context(NonRecordingSpan(parent), _NO_PARENT))
+            cause = read(work.envelope)
+            if cause is not None and not cause.sampled:
+                token = attach(cause.around)
                 try:
                     await step(ctx)
                 finally:
                     detach(token)
                 return
-            around = _NO_PARENT if parent is None else set_span_in_context(NonRecordingSpan(parent), _NO_PARENT)
+            around = NO_PARENT if cause is None else cause.around
             span = start(name, around, SpanKind.CONSUMER, attributes={**attributes, **_about(work)})
             ctx._trace = partial(written, span.get_span_context())
-            token = attach(set_span_in_context(span, _NO_PARENT))
+            token = attach(set_span_in_context(span, NO_PARENT))
             try:
                 await step(ctx)
                 if not ctx._completed:
@@ -93,15 +89,9 @@ class Tracing(Observer):
 
         return traced
 
-    def around_try(self, subscription: Subscription, call: Call) -> Call:
-        async def tried(ctx: Context, first: Any) -> Any:
-            try:
-                return await call(ctx, first)
-            except Exception as exc:
-                get_current_span().record_exception(exc, {"faregate.attempt": ctx._attempt})
-                raise
-
-        return tried
+    def note_failed_try(self, ctx: Context, exc: Exception) -> None:
+        """For whoever is around the tries (`measuring.py`): one more around each would cost every message."""
+        get_current_span().record_exception(exc, {"faregate.attempt": ctx._attempt})
 
     # --- sending -----------------------------------------------------------------------------------------------
 
@@ -110,11 +100,11 @@ class Tracing(Observer):
             made = {envelope.traceparent: envelope for envelope in envelopes}
             new = made.pop(None, None) is not None
             causes = [cause for cause in map(read, made.values()) if cause is not None]
-            links = [Link(cause) for cause in causes if cause.trace_flags.sampled][:_MOST_LINKS]
-            if not new and not links:  # nobody looks at any of them
+            causes = [cause for cause in causes if cause.sampled][:_MOST_LINKS]
+            if not new and not causes:  # nobody looks at any of them
                 await publish(envelopes)
                 return
-            span = self._start(envelopes, links, own=new and not made and not outbox, outbox=outbox)
+            span = self._start(envelopes, causes, own=new and not made and not outbox, outbox=outbox)
             if new and (trace := written(span.get_span_context())) is not None:
                 for envelope in envelopes:
                     if envelope.traceparent is None:
@@ -133,11 +123,10 @@ class Tracing(Observer):
 
         return traced
 
-    def _start(self, envelopes: Sequence[Envelope], links: list[Link], *, own: bool, outbox: bool) -> Span:
+    def _start(self, envelopes: Sequence[Envelope], causes: list[Cause], *, own: bool, outbox: bool) -> Span:
         """`own`: whoever publishes now is who caused it; else the messages say who did."""
-        context = None if own else _NO_PARENT
-        if len(links) == 1 and not own:
-            context = set_span_in_context(NonRecordingSpan(links[0].context), _NO_PARENT)
+        context = None if own else causes[0].around if len(causes) == 1 else NO_PARENT
+        links = [Link(cause.span) for cause in causes]
         operation = "dispatch" if outbox else "publish"
         destinations = {_destination(each) for each in envelopes}
         attributes: dict[str, Any] = {
