@@ -453,7 +453,7 @@ async def test_a_message_that_always_fails_does_not_hold_the_others_when_it_is_t
     node, clock = fg.Node("worker"), FakeClock()
     down = True
 
-    @node.on(Step, source="shop", order=fg.Parallel(2), kill_switch=fg.KillSwitch(sample=4))
+    @node.on(Step, source="shop", order=fg.Parallel(2))
     async def work(step: Step, ctx: fg.Context) -> None:
         calls[step.number] += 1
         if down or step.number < 3:
