@@ -15,12 +15,14 @@ from faregate.bus.outbox import AsyncOutbox, Outbox, outbox
 from faregate.bus.requests import RequestCounts
 from faregate.codec import Codec, register_codec
 from faregate.core.alarms import Alarm
+from faregate.core.breaker import Breaker, BreakerStatus
 from faregate.core.context import Context
 from faregate.core.handler_database import HandlerDatabase
 from faregate.errors import (
     BareCommand,
     BatchDiffers,
     BelowFloor,
+    BreakerOpen,
     BrokerUnavailable,
     CommitUnknown,
     ConfigurationError,
@@ -99,6 +101,9 @@ __all__ = [
     "BareCommand",
     "BatchDiffers",
     "BelowFloor",
+    "Breaker",
+    "BreakerOpen",
+    "BreakerStatus",
     "BrokerUnavailable",
     "Bus",
     "ByKey",

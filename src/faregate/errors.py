@@ -187,6 +187,10 @@ class BrokerUnavailable(Unavailable):
     """No broker answered in time, or it takes nothing now; nothing was sent."""
 
 
+class BreakerOpen(BrokerUnavailable):
+    """Publishing failed so often in a row that it is not tried for a while; nothing was sent."""
+
+
 class StoreConflict(Transient):
     """The database gave way to someone else (a deadlock, a serialization failure, a lock): the same again may work."""
 

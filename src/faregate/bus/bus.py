@@ -27,6 +27,7 @@ from faregate.bus.supplied import SuppliedFeed, check_capabilities, is_leased
 from faregate.bus.worker import Lessor, Worker
 from faregate.codec import BodyWriter, Codec, find_codec
 from faregate.core.alarms import Alarm, Alarms
+from faregate.core.breaker import Breaker, BreakerStatus, Circuit
 from faregate.core.context import Ending
 from faregate.core.feed import QueueFeed
 from faregate.core.handling import Handling
@@ -72,6 +73,7 @@ log = logging.getLogger("faregate.bus")
 T = TypeVar("T")
 MAX_MESSAGE_BYTES = 1024 * 1024
 RETAIN_LEDGER = 30 * 86_400.0
+DEFAULT_BREAKER = Breaker()
 _PREFETCH = 2048
 """Enough for several full batches."""
 _LONGEST_PAUSE = 366 * 86_400.0
@@ -116,10 +118,11 @@ class Bus:
     None: they stay. `max_message_bytes` bounds encoded bodies both ways. `codec` is what this bus writes with, by name
     or as an object with the codec's protocol; it reads all that are registered in this process. `compress_above`
     compresses larger bodies. `drain_seconds` is how long leaving waits for running handlers. After `stall_seconds`
-    without progress an alarm names what stands still; None: nobody looks. `control` opens a socket by which this user's
-    `faregate status`, `pause` and `resume` reach the bus: True, or its path. None: `faregate run` opens it; False:
-    nobody does, and what is asked through RabbitMQ is not heeded either. `observe` is what looks at its work: one of
-    `fg.observe`, or a list of them.
+    without progress an alarm names what stands still; None: nobody looks. `breaker` says when sending stops for a while
+    because the broker takes nothing; None: never. `control` opens a socket by which this user's `faregate status`,
+    `pause` and `resume` reach the bus: True, or its path. None: `faregate run` opens it; False: nobody does, and what
+    is asked through RabbitMQ is not heeded either. `observe` is what looks at its work: one of `fg.observe`, or a list
+    of them.
     """
 
     def __init__(
@@ -136,6 +139,7 @@ class Bus:
         retain_dead: RetainDead | None = None,
         drain_seconds: float = 30.0,
         stall_seconds: float | None = 60.0,
+        breaker: Breaker | None = DEFAULT_BREAKER,
         control: bool | str | Path | None = None,
         observe: Observer | Observers | None = None,
         clock: Clock | None = None,
@@ -147,6 +151,7 @@ class Bus:
         self.nodes = {node.name: node for node in with_sources(nodes, self._publishers)}
         self._alarms = Alarms()
         self.observers = check_observers(observe)
+        self._circuit = self._make_circuit(breaker)
         self.url = hide_password(transport) if isinstance(transport, str) else type(transport).__name__
         self._transport = open_transport(transport, self.clock)
         self._drain_seconds = check_delay(drain_seconds, "drain_seconds")
@@ -163,7 +168,16 @@ class Bus:
         self._requests = Requests(self._transport, self.url, self.clock, replies, classes, limit)
         self._senders = {
             node.name: Sender(
-                node, self._transport, writer, self.clock, keys, self._alarms, classes, replies, self.observers
+                node,
+                self._transport,
+                writer,
+                self.clock,
+                keys,
+                self._alarms,
+                classes,
+                replies,
+                self.observers,
+                self._circuit,
             )
             for node in self.nodes.values()
         }
@@ -184,6 +198,7 @@ class Bus:
             instance=self.instance,
             replies=replies,
             observers=self.observers,
+            circuit=self._circuit,
         )
         for name, sender in self._senders.items():
             sender.use_store(self._stores.of(name), self._stores.recipient_lists)
@@ -256,6 +271,13 @@ class Bus:
             waiting=waiting,
             lessor=Lessor(shared.store, self.instance) if leased and shared is not None else None,
         )
+
+    def _make_circuit(self, breaker: Breaker | None) -> Circuit | None:
+        if breaker is not None and not isinstance(breaker, Breaker):
+            raise ConfigurationError(
+                f"breaker takes an fg.Breaker(failures=5, seconds=5.0), or None: then there is none; got {breaker!r}"
+            )
+        return None if breaker is None else Circuit(breaker, self.clock, self._alarms)
 
     def _stall_detector(self, seconds: float | None) -> StallDetector | None:
         if seconds is None:
@@ -457,8 +479,15 @@ class Bus:
             await self._sender(event.source, ()).publish_again(event)
             return event.publication_id
         outgoing = as_event(event, options)
-        publication_id, published = self._sender(node, (outgoing,)).publish(outgoing)
-        await published
+        sender = self._sender(node, (outgoing,))
+        publication_id, published = sender.publish(outgoing)
+        try:
+            await published
+        except Exception as exc:
+            sender.failed(exc)
+            raise
+        if self._circuit is not None and self._circuit.failures:
+            sender.sent()
         return publication_id
 
     async def publish_many(self, events: Iterable[Any], *, node: str | Node | None = None) -> list[str]:
@@ -476,8 +505,15 @@ class Bus:
     ) -> str:
         """Send a command to the node `to`; raises `Unroutable` when that node does not handle it."""
         outgoing = as_command(command, to, options)
-        publication_id, published = self._sender(node, (outgoing,)).publish(outgoing)
-        await published
+        sender = self._sender(node, (outgoing,))
+        publication_id, published = sender.publish(outgoing)
+        try:
+            await published
+        except Exception as exc:
+            sender.failed(exc)
+            raise
+        if self._circuit is not None and self._circuit.failures:
+            sender.sent()
         return publication_id
 
     @overload
@@ -765,6 +801,11 @@ class Bus:
     @property
     def transport(self) -> QueueTransport:
         return self._transport
+
+    @property
+    def breaker(self) -> BreakerStatus | None:
+        """What the breaker on sending does now; None: there is none."""
+        return None if self._circuit is None else self._circuit.status
 
     @property
     def alarms(self) -> Counter[str]:

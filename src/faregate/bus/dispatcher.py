@@ -5,8 +5,8 @@ Rules kept here:
   the same id.
 - One batch at a time, the next after the confirmation of the one before: so the order holds for every destination
   and key.
-- Sending is tried for ever (on Spark for a while), with growing pauses and an alarm. An output that nobody takes
-  becomes a dead letter of its own.
+- Sending is tried for ever (on Spark for a while), with growing pauses and an alarm; while the breaker is open, when
+  it lets one batch through as its trial. An output that nobody takes becomes a dead letter of its own.
 - What waits in memory is bounded: a handler that sends waits for room before its transaction begins (never within it,
   since sending may need the store).
 - A row is removed in the commit of the next unit of work on the same store, if there is one soon.
@@ -28,6 +28,7 @@ import msgspec
 from faregate.bus.attempts import Attempts, has_strays, is_pending, is_unresolved, signals, without_attempts
 from faregate.bus.outbox_place import OutboxPlace
 from faregate.core.alarms import AlarmKind, Alarms
+from faregate.core.breaker import Circuit, GuardedPublishing
 from faregate.core.dead_letter import unsent
 from faregate.core.observer import Observers, confirmed, observed
 from faregate.core.outlet import OutboxOutlet, Recorded
@@ -74,6 +75,7 @@ class Dispatcher(OutboxOutlet):
         place: OutboxPlace | None = None,
         replies: Replies | None = None,
         observers: Observers = (),
+        circuit: Circuit | None = None,
     ) -> None:
         self._store = store
         self._nodes = nodes
@@ -88,7 +90,9 @@ class Dispatcher(OutboxOutlet):
         """Rows that others committed, and since when we know of them."""
         self._attempts = attempts
         """Prepares rows whose recipients may want tokens."""
-        self._transport = transport
+        self._transport = transport if circuit is None else GuardedPublishing(transport, circuit, waits=True)
+        self._longest_pause = _LONGEST_PAUSE if circuit is None else min(_LONGEST_PAUSE, circuit.seconds)
+        """A publish waits for the breaker by itself, so it need not wait for long here."""
         self._replies = replies or Replies(transport)
         self._hand_over = observed(observers, confirmed(observers, self._publish_to_transport), outbox=True)
         self._clock = clock
@@ -370,7 +374,8 @@ class Dispatcher(OutboxOutlet):
 
     async def _send(self, rows: list[OutboxRow]) -> None:
         """Send a batch, however long it takes."""
-        pause, waited, alarmed = _FIRST_PAUSE, 0.0, False
+        pause, alarmed = _FIRST_PAUSE, False
+        failing_since: float | None = None
         while True:
             try:
                 if self._wants_middlewares(rows[0]):
@@ -383,6 +388,8 @@ class Dispatcher(OutboxOutlet):
                     await self._publish(rows)
                 return
             except BaseException as exc:  # whatever it is: to stop here would lose messages
+                failing_since = self._clock.monotonic() if failing_since is None else failing_since
+                waited = self._clock.monotonic() - failing_since
                 if failure_of(exc) is None or waited >= self._patience:
                     raise
                 log.warning("%d outgoing messages wait %g s, then are sent again: %s", len(rows), pause, exc)
@@ -391,8 +398,7 @@ class Dispatcher(OutboxOutlet):
                     text = f"{len(self._queue)} messages cannot be sent since {waited:.0f} s: {exc}"
                     self._alarms.sound("dispatch-stalled", rows[0].node, rows[0].envelope.publication_id, text)
             await self._clock.sleep(pause)
-            waited += pause
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, self._longest_pause)
 
     async def _without_replies(self, rows: list[OutboxRow]) -> list[OutboxRow]:
         """Replies go first, to whoever waits for them; the other rows are left."""

@@ -11,6 +11,7 @@ from faregate.bus.housekeeping import Housekeeper
 from faregate.bus.outbox_place import OutboxPlace
 from faregate.bus.supplied import Waiting
 from faregate.core.alarms import Alarms
+from faregate.core.breaker import Circuit
 from faregate.core.dedup.claims import Claims
 from faregate.core.node_store import NodeStore
 from faregate.core.observer import Observers
@@ -50,6 +51,7 @@ class NodeStores:
         instance: str,
         replies: Replies,
         observers: Observers = (),
+        circuit: Circuit | None = None,
     ) -> None:
         given = _given(nodes, store)
         stores = _open_once(given, clock)
@@ -78,6 +80,7 @@ class NodeStores:
                 place=place,
                 replies=replies,
                 observers=observers,
+                circuit=circuit,
             )
             self.dispatchers[opened.database_id] = dispatcher
         self._of: dict[str, NodeStore] = {}

@@ -115,7 +115,12 @@ class Requests:
                     request_id, published = sender.publish(command)
                     awaited = message_id(request_id, str(command.destination))
                     self._waiting.setdefault(awaited, []).append(answer)
-                    await published
+                    try:
+                        await published
+                    except Exception as exc:
+                        sender.failed(exc)
+                        raise
+                    sender.sent()
                     found = await answer
                 finally:
                     timer.cancel()

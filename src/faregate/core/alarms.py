@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 log = logging.getLogger("faregate.bus")
 
 AlarmKind = Literal[
+    "breaker",
     "dead-letter",
     "disagreement",
     "dispatch-stalled",
@@ -24,6 +25,7 @@ AlarmKind = Literal[
 class Alarm(NamedTuple):
     """What sounded, where, and about which message ("" where it is about none).
 
+    `breaker`: the broker takes nothing, so that nothing is sent for a while.
     `dead-letter`: a message became one.
     `disagreement`: one id came with two bodies.
     `dispatch-stalled`: outgoing messages cannot be sent for a while.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from faregate import ids
 from faregate.codec import BodyReader, BodyWriter
 from faregate.core.alarms import Alarms
+from faregate.core.breaker import Circuit, GuardedPublishing
 from faregate.core.context import Context
 from faregate.core.observer import Observers, Publish, confirmed, observed, passed_on
 from faregate.core.outgoing_middlewares import Chain, Last, OutgoingContext, compile_own_scope, send_together
@@ -42,9 +43,13 @@ class Sender(Sealer):
         classes: Mapping[tuple[Kind, str], type] | None = None,
         replies: Replies | None = None,
         observers: Observers = (),
+        circuit: Circuit | None = None,
     ) -> None:
         super().__init__(node.name, writer, keys)
         self._transport = transport
+        self._circuit = circuit
+        """The breaker around the transport's publish; None: there is none."""
+        self._guarded: Publishing = transport if circuit is None else GuardedPublishing(transport, circuit)
         self._clock = clock
         self._alarms = alarms
         self._chain = compile_own_scope(node)
@@ -53,19 +58,24 @@ class Sender(Sealer):
         self._replies = replies or Replies(transport)
         self._store: NodeStore | None = None
         self._recipient_lists: RecipientLists | None = None
+        self._is_bare = self._chain is None
+        """Whether nothing is between `publish` and the transport: whoever awaits it tells the breaker how it ended."""
         self._observers = observers
-        self._hand_over_roots = observed(observers, self._publish_roots)
         self._to_transport = confirmed(observers, self._publish_to_transport)
-        self._hand_over_outputs = observed(observers, self._to_transport)
+        self._to_guarded = confirmed(observers, self._publish_to_guarded)
+        self._hand_over_roots = observed(observers, self._publish_roots)
+        self._hand_over_guarded = observed(observers, self._publish_guarded)
+        self._hand_over_outputs = observed(observers, self._to_guarded)
 
     def use_store(self, store: NodeStore | None, recipient_lists: RecipientLists | None) -> None:
         """Where this node keeps what must not be lost, and who wants tokens."""
         self._store = store
         self._recipient_lists = recipient_lists
+        self._is_bare = self._chain is None and recipient_lists is None
 
     def publish(self, outgoing: Outgoing, through: Publish | None = None) -> tuple[str, Awaitable[None]]:
         """Publish a root: a message that no handler caused. Gives its publication id, and what to await: a coroutine
-        of its own would cost every message some.
+        of its own would cost every message some. Who awaits it tells `failed`, and `sent` if the breaker counts.
 
         `through` is what takes the envelope instead of the transport's own publish.
         """
@@ -78,9 +88,19 @@ class Sender(Sealer):
         out = OutgoingContext(envelope, outgoing.message, None)
         return envelope.publication_id, self._chain(out, partial(_hand_over, (envelope,), through))
 
+    def failed(self, exc: Exception) -> None:
+        """What `publish` gave to await raised this."""
+        if self._is_bare and self._circuit is not None:
+            self._circuit.failed(exc)
+
+    def sent(self) -> None:
+        """What `publish` gave to await is done."""
+        if self._is_bare and self._circuit is not None:
+            self._circuit.succeeded()
+
     def publish_again(self, envelope: Envelope) -> Awaitable[None]:
         """Publish a root again, as it was: nobody knows whether it arrived."""
-        return _hand_over((envelope,), self._hand_over_roots)
+        return _hand_over((envelope,), self._hand_over_guarded)
 
     async def publish_many(self, outgoing: Sequence[Outgoing]) -> list[str]:
         """Publish roots together: all or none."""
@@ -96,7 +116,7 @@ class Sender(Sealer):
 
     async def _publish_all(self, envelopes: list[Envelope]) -> Mapping[str, Exception]:
         if envelopes:
-            await _hand_over(envelopes, self._hand_over_roots)
+            await _hand_over(envelopes, self._hand_over_guarded)
         return {}
 
     def seal_outputs(self, ctx: Context, handler: str, contexts: list[OutgoingContext] | None = None) -> list[Envelope]:
@@ -180,14 +200,19 @@ class Sender(Sealer):
             return None
 
     def _publish_roots(self, envelopes: Sequence[Envelope]) -> Awaitable[None]:
+        if self._is_bare and (self._circuit is None or self._circuit.closed):
+            return self._to_transport(envelopes)
+        return self._publish_guarded(envelopes)
+
+    def _publish_guarded(self, envelopes: Sequence[Envelope]) -> Awaitable[None]:
         lists = self._recipient_lists
-        return self._to_transport(envelopes) if lists is None else self._publish_listed(lists, envelopes)
+        return self._to_guarded(envelopes) if lists is None else self._publish_listed(lists, envelopes)
 
     async def _publish_listed(self, recipient_lists: RecipientLists, envelopes: Sequence[Envelope]) -> None:
         """Publish where some recipients may want tokens: then through the outbox, which makes them."""
         lists = await recipient_lists.resolve(envelopes)
         if not any("tokens" in recipients.modes.values() for recipients in lists.values()):
-            await self._to_transport(envelopes)
+            await self._to_guarded(envelopes)
             return
         if self._store is None:
             raise ConfigurationError(
@@ -195,6 +220,9 @@ class Sender(Sealer):
                 "give it one, fg.Bus(…, store=…)"
             )
         await self._store.publish([self.outbox_row(envelope, None, place) for place, envelope in enumerate(envelopes)])
+
+    def _publish_to_guarded(self, envelopes: Sequence[Envelope]) -> Awaitable[None]:
+        return self._guarded.publish(envelopes)
 
     def _publish_to_transport(self, envelopes: Sequence[Envelope]) -> Awaitable[None]:
         return self._transport.publish(envelopes)

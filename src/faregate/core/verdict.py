@@ -5,7 +5,7 @@ import traceback
 from typing import NamedTuple
 
 from faregate.core.lane_task import take_back_own
-from faregate.errors import CommitUnknown, ConfigurationError, Permanent, RetryAfter
+from faregate.errors import ConfigurationError, JournalFull, OutcomeUnknown, Permanent, RetryAfter
 from faregate.ports import faults
 
 _LONGEST_ERROR = 16_384
@@ -26,7 +26,9 @@ def judge(exc: BaseException, redeliveries: int, delays: tuple[float, ...]) -> V
         return Verdict(None, reason=exc.reason)
     if isinstance(exc, ConfigurationError):
         return Verdict(None, reason="permanent")
-    if isinstance(exc, CommitUnknown):  # it may be handled: that must be known before it becomes a dead letter
+    if isinstance(exc, OutcomeUnknown | JournalFull):
+        # A commit: it may be handled, which must be known before it becomes a dead letter. What it sends, without a
+        # store: the broker does not take it now, which is no fault of the message.
         return Verdict(_UNKNOWN_SECONDS, counted=False)
     asked = exc.seconds if isinstance(exc, RetryAfter) else getattr(exc, "retry_after", None)
     if isinstance(asked, int | float) and 0 <= asked < float("inf"):
