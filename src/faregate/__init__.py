@@ -88,7 +88,8 @@ from faregate.node.key import Each
 from faregate.node.kill_switch import KillSwitch
 from faregate.node.node import Node
 from faregate.node.outgoing import Options, Outgoing, publish, reply, send
-from faregate.node.policy import ByKey, Parallel, Redeliver, Retry, Serial
+from faregate.node.policy import ByKey, Parallel, Redeliver, Requeue, Retry, Serial
+from faregate.node.rules import When
 from faregate.ports.dead_letter import DeadLetter
 from faregate.version import __version__ as __version__
 
@@ -157,6 +158,7 @@ __all__ = [
     "RequestCounts",
     "RequestFailed",
     "RequestTimeout",
+    "Requeue",
     "RetainDead",
     "Retry",
     "RetryAfter",
@@ -183,6 +185,7 @@ __all__ = [
     "Unroutable",
     "Unwritable",
     "ViewTaken",
+    "When",
     "WrongEventLoop",
     "WrongSignature",
     "asyncapi",

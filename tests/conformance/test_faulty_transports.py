@@ -524,31 +524,38 @@ class DoesNotRenew(Faulty):
 @breaks("a_redelivery_waits_for_its_time_and_is_counted", "a_key_waits_for_its_redelivery")
 class ForgetsTheDelayOfARedelivery(Faulty):
     class delivery(Wrapped):
-        async def redeliver(self, delay: float, *, counted: bool = True) -> None:
-            await self._inner.redeliver(0.0, counted=counted)
+        async def redeliver(self, delay: float, *, counted: bool = True, behind: bool = False) -> None:
+            await self._inner.redeliver(0.0, counted=counted, behind=behind)
 
 
 @breaks("a_redelivery_waits_for_its_time_and_is_counted")
 class CountsNoRedelivery(Faulty):
     class delivery(Wrapped):
-        async def redeliver(self, delay: float, *, counted: bool = True) -> None:
-            await self._inner.redeliver(delay, counted=False)
+        async def redeliver(self, delay: float, *, counted: bool = True, behind: bool = False) -> None:
+            await self._inner.redeliver(delay, counted=False, behind=behind)
 
 
 @breaks("a_redelivery_waits_for_its_time_and_is_counted")
 class CountsEveryRedelivery(Faulty):
     class delivery(Wrapped):
-        async def redeliver(self, delay: float, *, counted: bool = True) -> None:
-            await self._inner.redeliver(delay)
+        async def redeliver(self, delay: float, *, counted: bool = True, behind: bool = False) -> None:
+            await self._inner.redeliver(delay, behind=behind)
 
 
 @breaks("a_message_waiting_for_redelivery_does_not_hold_the_others")
 class HoldsTheSlotUntilTheRedelivery(Faulty):
     class delivery(Wrapped):
-        async def redeliver(self, delay: float, *, counted: bool = True) -> None:
+        async def redeliver(self, delay: float, *, counted: bool = True, behind: bool = False) -> None:
             queue, entry, lock = self._inner.queue, self._inner.entry, self._inner.lock
-            again = partial(queue.redeliver, entry, lock, 0.0, counted=counted)
+            again = partial(queue.redeliver, entry, lock, 0.0, counted=counted, behind=behind)
             self._transport.clock.call_later(delay, again)
+
+
+@breaks("a_redelivery_behind_all_others_goes_to_the_end_of_the_queue")
+class PutsEveryRedeliveryInItsOwnPlace(Faulty):
+    class delivery(Wrapped):
+        async def redeliver(self, delay: float, *, counted: bool = True, behind: bool = False) -> None:
+            await self._inner.redeliver(delay, counted=counted)
 
 
 # --- flow -------------------------------------------------------------------------------------------------

@@ -338,6 +338,35 @@ class Queue:
             self._in_flight.count += 1
         self._admit_in_order(entry)
 
+    def _due_at_end(self, entry: Entry) -> None:
+        """The same for one that goes behind everything that waits now: another entry for its message. A position never
+        changes, and nothing follows this one, or it, without a gap (see `restore`)."""
+        entry.wake = None
+        if entry.state != SCHEDULED:
+            return
+        self._redelivering -= 1
+        entry.state = ARCHIVED
+        self._remove([entry])
+        position = self._next_position + 1
+        self._next_position = position + 2
+        last = Entry(
+            position,
+            entry.envelope,
+            entry.key,
+            tries=entry.tries,
+            redeliveries=entry.redeliveries,
+            delivered=True,
+            expires_at=entry.expires_at,
+            offset=entry.offset,
+        )
+        self._entries[position] = last
+        if self._recorder is not None:
+            self._recorder.holds(last.envelope)
+        if last.expires_at is not None:
+            last.expiry = self._schedule.after(last.expires_at - self._clock.monotonic(), self._expire, last)
+        self.signal()
+        self._admit_in_order(last)
+
     # --- entries go out -----------------------------------------------------------------------------------
 
     def _acquire(self, consumer: QueueConsumer, now: float) -> Entry | None:
@@ -420,14 +449,15 @@ class Queue:
         if not begun:
             entry.delivered = delivered
 
-    def redeliver(self, entry: Entry, lock: int, delay: float, *, counted: bool = True) -> None:
-        """Back to its own position after a while. Settling and rescheduling are this one step."""
+    def redeliver(self, entry: Entry, lock: int, delay: float, *, counted: bool = True, behind: bool = False) -> None:
+        """Back to its own position after a while; `behind`: to the end of the queue, as it is then. Settling and
+        rescheduling are this one step."""
         self._give_back(entry, lock)
         if counted:
             entry.redeliveries += 1
         elif entry.started:
             entry.tries -= 1
-        self._return(entry, delay)
+        self._return(entry, delay, behind=behind)
 
     def dead_letter(self, entry: Entry, lock: int, reason: str, error: str) -> None:
         """The holder stops trying it."""
@@ -460,26 +490,26 @@ class Queue:
         if consumer is not None:
             consumer.ended(1)
 
-    def _return(self, entry: Entry, delay: float) -> None:
+    def _return(self, entry: Entry, delay: float, *, behind: bool = False) -> None:
         entry.delivered = True
         if self._max_deliveries is not None and entry.tries >= self._max_deliveries:
             self._abandon(entry, "max-deliveries", f"delivered {entry.tries} times without being settled")
         elif self.has_expired(entry):
             self._abandon(entry, "expired", "expired while it was being handled, and came back")
-        elif delay > 0:
-            self._wait_for_redelivery(entry, delay)
+        elif delay > 0 or behind:
+            self._wait_for_redelivery(entry, delay, behind=behind)
             if self._recorder is not None:
                 self._recorder.waits(self, entry, self._clock.time() + delay)
-            if not self._strict:
+            if not self._strict or behind:
                 self._pass_keys_on(entry)
         else:
             self._expose(entry)
 
-    def _wait_for_redelivery(self, entry: Entry, delay: float) -> None:
+    def _wait_for_redelivery(self, entry: Entry, delay: float, *, behind: bool = False) -> None:
         entry.state = SCHEDULED
         entry.redelivering = True
         self._redelivering += 1
-        entry.wake = self._schedule.after(delay, self._due, entry)
+        entry.wake = self._schedule.after(delay, self._due_at_end if behind else self._due, entry)
 
     def _archive(self, entry: Entry) -> None:
         """One that nobody holds is done."""

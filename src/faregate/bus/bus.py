@@ -29,6 +29,7 @@ from faregate.codec import BodyWriter, Codec, find_codec
 from faregate.core.alarms import Alarm, Alarms
 from faregate.core.breaker import Breaker, BreakerStatus, Circuit
 from faregate.core.context import Ending
+from faregate.core.escalation import Escalation
 from faregate.core.feed import QueueFeed
 from faregate.core.handling import Handling
 from faregate.core.node_store import NodeStore
@@ -199,6 +200,10 @@ class Bus:
             replies=replies,
             observers=self.observers,
             circuit=self._circuit,
+            escalations={
+                name: Escalation(self.nodes[name], sender, self._alarms, self._pool)
+                for name, sender in self._senders.items()
+            },
         )
         for name, sender in self._senders.items():
             sender.use_store(self._stores.of(name), self._stores.recipient_lists)

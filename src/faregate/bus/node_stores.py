@@ -13,6 +13,7 @@ from faregate.bus.supplied import Waiting
 from faregate.core.alarms import Alarms
 from faregate.core.breaker import Circuit
 from faregate.core.dedup.claims import Claims
+from faregate.core.escalation import Escalation
 from faregate.core.node_store import NodeStore
 from faregate.core.observer import Observers
 from faregate.core.recipients import RecipientLists, topic_for
@@ -50,8 +51,9 @@ class NodeStores:
         around: Mapping[str, Around],
         instance: str,
         replies: Replies,
-        observers: Observers = (),
-        circuit: Circuit | None = None,
+        observers: Observers,
+        circuit: Circuit | None,
+        escalations: Mapping[str, Escalation],
     ) -> None:
         given = _given(nodes, store)
         stores = _open_once(given, clock)
@@ -103,6 +105,7 @@ class NodeStores:
                 clock,
                 retain_ledger=retain_ledger,
                 retain_dead=retain_dead,
+                escalation=escalations[name],
             )
             for name, shared in self._of.items()
         }

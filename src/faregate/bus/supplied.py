@@ -161,7 +161,9 @@ class Supplied:
     async def release(self, *, begun: bool = True) -> None:
         await self._waiting.give_back(self, begun=begun)
 
-    async def redeliver(self, delay: float, *, counted: bool = True) -> None:
+    async def redeliver(self, delay: float, *, counted: bool = True, behind: bool = False) -> None:
+        """What is parked comes when it is due: behind what was handed in and parked before, whatever waits in the
+        transport."""
         await self._waiting.put_off(self, delay, self.redeliveries + (1 if counted else 0))
 
     async def dead_letter(self, reason: str, error: str) -> None:

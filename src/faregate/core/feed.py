@@ -12,6 +12,7 @@ from typing import Protocol
 
 from faregate.core.verdict import Verdict, judge
 from faregate.core.work import Work
+from faregate.node.rules import FailurePolicy
 from faregate.ports.queue import Delivery
 from faregate.ports.store import Transaction
 
@@ -32,7 +33,7 @@ class Feed(Protocol):
     async def dead_letter(self, transaction: Transaction, work: Work) -> None:
         """First in the commit that makes it a dead letter."""
 
-    def judge(self, delivery: Delivery, exc: BaseException, delays: tuple[float, ...]) -> Verdict:
+    def judge(self, delivery: Delivery, exc: BaseException, policy: FailurePolicy) -> Verdict:
         """What becomes of a message whose tries are used up. Raises when everything has to stop instead."""
 
 
@@ -49,5 +50,5 @@ class QueueFeed:
     async def dead_letter(self, transaction: Transaction, work: Work) -> None:
         """The same."""
 
-    def judge(self, delivery: Delivery, exc: BaseException, delays: tuple[float, ...]) -> Verdict:
-        return judge(exc, delivery.redeliveries, delays)
+    def judge(self, delivery: Delivery, exc: BaseException, policy: FailurePolicy) -> Verdict:
+        return judge(exc, delivery.redeliveries, policy)

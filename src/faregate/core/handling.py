@@ -21,14 +21,16 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from concurrent.futures import Executor
-from typing import Any
+from typing import Any, NamedTuple
 
 from faregate.core import at_hand
 from faregate.core.alarms import Alarms
 from faregate.core.at_hand import noting
 from faregate.core.committing import Committing, scatter, start_again
 from faregate.core.context import Context
+from faregate.core.dead_letter import dead_letter
 from faregate.core.endings import Endings
+from faregate.core.escalation import Escalation
 from faregate.core.feed import Feed
 from faregate.core.handler_run import HandlerRun
 from faregate.core.kill_switch import Switch, Trial
@@ -61,6 +63,18 @@ log = logging.getLogger("faregate.bus")
 
 _MOST_OUTPUTS, _MOST_OUTPUT_BYTES = 1_000, 4 << 20
 """A transaction with more outgoing messages than this takes no further message."""
+
+
+class Failing(NamedTuple):
+    """A message that comes again."""
+
+    tries: int
+    """How often its handler failed."""
+    seconds: float
+    """How long it waits for its next try."""
+
+
+_UNTRIED = Failing(0, 0.0)
 
 
 class Handling:
@@ -111,8 +125,9 @@ class Handling:
         self._recognition = None if store is None else Recognition(subscription, feed, store, clock, alarms)
         business_key = None if self._recognition is None else self._recognition.business_key
         self._one_by_one = self._recognition is not None and self._recognition.one_by_one
+        self._escalation = Escalation(node, sender, alarms, pool)
         self._last_resort = LastResort(
-            subscription, self._endings, feed, sender, store, business_key, self.redeliver, clock
+            subscription, self._endings, feed, sender, store, business_key, self.redeliver, clock, self._escalation
         )
         self._committing = Committing(node.name, feed, self._outlet, store, business_key, clock)
         notes = store is not None and not feed.keeps_outcomes and subscription.dedup == "ledger"
@@ -126,9 +141,8 @@ class Handling:
         self._pace = Pace(feed.batch_seconds)
         self._parting: Parting | None = None
         """None: there are no lanes that what leaves a batch could go on in."""
-        self._failing: dict[Delivery, int] = {}
-        """Those that come again: alone, as they failed among others, or because their batch was slow. How often they
-        failed."""
+        self._failing: dict[Delivery, Failing] = {}
+        """Those that come again: alone, as they failed among others, or because their batch was slow."""
         self._sends = False
         """Whether the handlers of the last transaction sent anything. Only then they wait while others are not sent."""
         self._units: set[UnitOfWork] = set()
@@ -191,12 +205,14 @@ class Handling:
             if len(deliveries) > 1:
                 return await self._handle_many(deliveries)
             [delivery] = deliveries
-            tries = self._failing.pop(delivery, None)
-            if tries:
-                await self._clock.sleep(self.subscription.retry.wait(tries))
-            elif tries is None and not self._start(delivery):
+            failing = self._failing.pop(delivery, None)
+            if failing is None and not self._start(delivery):
                 return []
-            works = self._works(deliveries, tries or 0)
+            tries = 0
+            if failing is not None and failing.tries:
+                tries = failing.tries
+                await self._clock.sleep(failing.seconds)
+            works = self._works(deliveries, tries)
             if self._filter is not None:
                 works = await self._without_filtered(works, self._filter)
             return await self._see_through(works)
@@ -205,11 +221,18 @@ class Handling:
                 self._failing.pop(delivery, None)
             raise
 
-    async def handle_again(self, delivery: Delivery, tries: int) -> None:
-        """See a message to its end whose handler has failed so often already, elsewhere."""
+    def is_retried(self, exc: BaseException) -> bool:
+        """Whether a handler that has failed once, with this, is tried again here."""
+        return self.subscription.failures.of(exc).retry.times > 0 and is_retried(exc)
+
+    async def handle_again(self, delivery: Delivery, exc: BaseException) -> None:
+        """See a message to its end whose handler has failed once already, elsewhere."""
         delivery.start()
-        self._failing[delivery] = tries
+        self._failing[delivery] = self._failed(1, exc)
         await self.handle([delivery])
+
+    def _failed(self, tries: int, exc: BaseException | None) -> Failing:
+        return Failing(tries, self.subscription.failures.of(exc).retry.wait(tries))
 
     async def fail(self, delivery: Delivery, exc: BaseException) -> None:
         """The tries of a message are used up, elsewhere."""
@@ -221,21 +244,25 @@ class Handling:
 
     async def give_back(self, delivery: Delivery, *, begun: bool = False) -> None:
         """It goes back to its place."""
-        begun = bool(self._failing.pop(delivery, 0)) or begun
+        begun = self._failing.pop(delivery, _UNTRIED).tries > 0 or begun
         try:
             await delivery.release(begun=begun)
         except StaleLock as exc:
             log.warning("%s: %s; it is delivered again", self.subscription, exc)
 
-    async def redeliver(self, delivery: Delivery, delay: float, *, counted: bool) -> None:
-        """It comes again later; in a serial subscription what is behind it waits for that."""
+    async def redeliver(self, delivery: Delivery, delay: float, *, counted: bool, behind: bool = False) -> None:
+        """It comes again later; in a serial subscription what is behind it waits for that. `behind`: at the end."""
+        if behind:
+            await delivery.redeliver(delay, counted=counted, behind=True)
+            return
         await delivery.redeliver(delay, counted=counted)
         self.put_off = self._serial
 
     def tell_dead(self, delivery: Delivery, reason: str, error: str) -> Coroutine[Any, Any, None]:
         """The transport made a dead letter of it, and no handler sees it: it expired, or its deliveries are used up.
 
-        It is counted and told of at once; what is returned tells whoever asked by it, and runs the `after` middlewares.
+        It is counted and told of at once; what is returned tells whoever asked by it, escalates it, and runs the
+        `after` middlewares.
         """
         self.outcomes["dead"] += 1
         self._endings.dead_lettered(delivery, reason, error)
@@ -246,10 +273,13 @@ class Handling:
             except Exception as exc:
                 log.debug("%s cannot be read: %s", delivery.envelope, first_line(exc))
         why = Expired(error) if reason == Expired.reason else Permanent(f"{reason}: {error}")
-        return self._after_death(work, ctx, reason, why)
+        return self._after_death(work, ctx, reason, error, why)
 
-    async def _after_death(self, work: Work, ctx: Context | None, reason: str, why: Permanent) -> None:
+    async def _after_death(self, work: Work, ctx: Context | None, reason: str, error: str, why: Permanent) -> None:
         await self._last_resort.answer(work, reason, why)
+        if self._store is None:  # or else when the letter comes into the store (`bus/housekeeping.py`)
+            letter = dead_letter(self._node, work.message_id, work.delivery, reason, error, self._clock.time())
+            await self._escalation.publish(letter)
         await self._endings.run_after(work.delivery, ctx, "dead", why)
 
     # --- batches ---------------------------------------------------------------------------------------------
@@ -278,7 +308,9 @@ class Handling:
     def _leave(self, work: Work) -> Delivery:
         """It has begun, and is seen through another time."""
         work.move("again")
-        self._failing[work.delivery] = work.tries if work.handler_failed else 0
+        self._failing[work.delivery] = (
+            self._failed(work.tries, work.error) if work.handler_failed and work.tries else _UNTRIED
+        )
         work.ctx = None  # no cycles, here too
         return work.delivery
 
@@ -405,7 +437,7 @@ class Handling:
                 await self._out_of_tries(work)
             elif self._serial or alone:
                 if work.handler_failed:
-                    await self._clock.sleep(self.subscription.retry.wait(work.tries))
+                    await self._clock.sleep(self._failed(work.tries, work.error).seconds)
                 await self._see_through([self._once_more(work)])
             else:
                 again.append(self._leave(work))
@@ -538,7 +570,9 @@ class Handling:
 
     def _has_tries_left(self, work: Work) -> bool:
         """Whether a failed message runs again here, alone."""
-        if work.ctx is None or work.error is None or work.tries > self.subscription.retry.times:
+        if work.ctx is None or work.error is None:
+            return False
+        if work.tries > self.subscription.failures.of(work.error).retry.times:
             return False
         if work.scattered:  # the transaction of others
             return True

@@ -1,7 +1,8 @@
 """What becomes of a message whose tries here are used up: again later, or a dead letter.
 
 Rules kept here:
-- A dead letter is in the store before its delivery is settled. Without a store the transport keeps it.
+- A dead letter is in the store before its delivery is settled, and what the node sends about it with it. Without a
+  store the transport keeps it.
 - A message whose other copy was handled meanwhile is a duplicate, and no dead letter.
 - Whoever asked by it is told so, in the commit of the dead letter.
 - While the store is away the message is put off, and no try of it is used up.
@@ -16,9 +17,9 @@ from faregate.core.context import Ending
 from faregate.core.dead_letter import dead_letter
 from faregate.core.dedup.business_key import BusinessKey
 from faregate.core.endings import Endings
+from faregate.core.escalation import Escalation
 from faregate.core.feed import Feed
 from faregate.core.node_store import NodeStore
-from faregate.core.outlet import Recorded
 from faregate.core.sealing import outbox_row
 from faregate.core.sender import Sender
 from faregate.core.unit import TRANSACTION_LOST, TransactionEnded
@@ -28,7 +29,9 @@ from faregate.errors import FaregateError, StaleLock, UnknownToken
 from faregate.node.subscription import Subscription
 from faregate.ports import faults
 from faregate.ports.clock import Clock
+from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.queue import Delivery
+from faregate.ports.store import Transaction
 
 log = logging.getLogger("faregate.bus")
 
@@ -36,7 +39,7 @@ _STORE_DOWN_SECONDS = 10.0
 
 
 class Later(Protocol):
-    def __call__(self, delivery: Delivery, delay: float, *, counted: bool) -> Awaitable[None]: ...
+    def __call__(self, delivery: Delivery, delay: float, *, counted: bool, behind: bool = False) -> Awaitable[None]: ...
 
 
 class LastResort:
@@ -50,17 +53,19 @@ class LastResort:
         business_key: BusinessKey | None,
         redeliver: Later,
         clock: Clock,
+        escalation: Escalation,
     ) -> None:
         self._node = subscription.node
         self._handler = subscription.name
         self._sender = sender
-        self._delays = subscription.redeliver.delays
+        self._failures = subscription.failures
         self._endings = endings
         self._feed = feed
         self._store = store
         self._business_key = business_key
         self._redeliver = redeliver
         self._clock = clock
+        self._escalation = escalation
 
     async def end(self, work: Work) -> bool:
         """See a failed message to its end. False: another copy of it was handled, so it still is what it was."""
@@ -72,7 +77,7 @@ class LastResort:
                 await self._business_key.fail(work)
             verdict = self._judge(work, error)
             if verdict.delay is not None:
-                await self._redeliver(work.delivery, verdict.delay, counted=verdict.counted)
+                await self._redeliver(work.delivery, verdict.delay, counted=verdict.counted, behind=verdict.behind)
                 work.move("put off")
             elif (end := await self._dead_letter(work, verdict.reason)) == "dead":
                 work.move("dead-lettered")
@@ -113,7 +118,7 @@ class LastResort:
     def _judge(self, work: Work, exc: BaseException) -> Verdict:
         if work.ctx is not None:
             work.ctx.error = exc
-        verdict = self._feed.judge(work.delivery, exc, self._delays)
+        verdict = self._feed.judge(work.delivery, exc, self._failures.of(exc))
         self._endings.failed(work.ctx or f"{work.envelope} at {self._node}", verdict, exc)
         return verdict
 
@@ -132,35 +137,22 @@ class LastResort:
         `later`: the store does not take it now, so the decision has to wait."""
         assert work.error is not None
         error = describe_error(work.error)
+        letter = dead_letter(self._node, work.message_id, work.delivery, reason, error, self._clock.time())
         if self._store is None:
+            await self._escalation.publish(letter)
             await work.delivery.dead_letter(reason, error)
             await self.answer(work, reason, work.error)
             return "dead"
+        rows = await self._escalation.rows(letter)
         told = self._sender.seal_failure(work, self._handler, reason, work.error)
-        letter = dead_letter(self._node, work.message_id, work.delivery, reason, error, self._clock.time())
-        # After these there is nothing to be learned from what is there.
-        certain = isinstance(work.error, UnknownToken | TransactionEnded)
-        recorded: Recorded | None = None
+        if told is not None:
+            rows.append(outbox_row(self._node, told, work.message_id))
         try:
-            async with self._store.store.transaction() as transaction:
-                await self._feed.dead_letter(transaction, work)
-                if not certain and not await work.dedup.is_unhandled(transaction, work):
-                    return "handled"
-                await transaction.add_dead(letter)
-                if told is not None:
-                    row = outbox_row(self._node, told, work.message_id)
-                    recorded = await self._store.outbox.record_rows(transaction, [row])
-                if faults.hook is not None:
-                    await faults.hook("unit.before-commit")
-        except BaseException as exc:
-            if recorded is not None:
-                self._store.outbox.rolled_back(recorded)
-            if not isinstance(exc, TRANSACTION_LOST):
-                raise
+            if not await self._store.commit_sending(lambda each: self._add_dead(each, work, letter), rows):
+                return "handled"
+        except TRANSACTION_LOST as exc:
             log.warning("the dead letter of %s cannot be written now: %s", letter, exc)
             return "later"
-        if recorded is not None:
-            self._store.outbox.committed(recorded)
         await work.dedup.dead_lettered(work)
         await work.delivery.settle("dead")
         return "dead"
@@ -175,3 +167,15 @@ class LastResort:
             await self._sender.publish_sealed([told])
         except FaregateError as exc:
             log.warning("whoever asked by %s is not told that it is a dead letter: %s", told, exc)
+
+    async def _add_dead(self, transaction: Transaction, work: Work, letter: DeadLetter) -> bool:
+        """False: another copy has come to an end meanwhile."""
+        await self._feed.dead_letter(transaction, work)
+        # After these there is nothing to be learned from what is there.
+        certain = isinstance(work.error, UnknownToken | TransactionEnded)
+        if not certain and not await work.dedup.is_unhandled(transaction, work):
+            return False
+        await transaction.add_dead(letter)
+        if faults.hook is not None:
+            await faults.hook("unit.before-commit")
+        return True

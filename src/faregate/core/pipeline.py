@@ -22,7 +22,7 @@ from faregate.core.verdict import failure_of
 from faregate.core.work import FailedAmongOthers, NeedsTransaction
 from faregate.errors import ConfigurationError, Permanent, PipelineMisused, RetryAfter, Unavailable, WrongSignature
 from faregate.node.node import Node
-from faregate.node.policy import Retry
+from faregate.node.rules import FailurePolicies
 from faregate.node.signature import Signature
 from faregate.node.subscription import Subscription
 from faregate.ports import faults
@@ -62,7 +62,7 @@ def compile_pipeline(
     for observer in reversed(observers):
         call = observer.around_try(subscription, call)
     shared = bool(places or node.middlewares or node.outgoing_middlewares)
-    step = _core(call, collect, subscription.retry, clock, switch, shared=shared)
+    step = _core(call, collect, subscription.failures, clock, switch, shared=shared)
     for middleware in reversed(node.middlewares):
         step = _around(middleware, step, places)
     if sends_in_scope(node):
@@ -107,7 +107,9 @@ async def _end(ctx: Context, again: Context | None = None) -> None:
     pass
 
 
-def _core(call: Call, collect: Collect, retry: Retry, clock: Clock, switch: Switch | None, *, shared: bool) -> Step:
+def _core(
+    call: Call, collect: Collect, failures: FailurePolicies, clock: Clock, switch: Switch | None, *, shared: bool
+) -> Step:
     """The tries. `shared`: others than the handler have the context too, so that it cannot end with a try."""
 
     async def core(ctx: Context, again: Context | None = None) -> None:
@@ -160,6 +162,7 @@ def _core(call: Call, collect: Collect, retry: Retry, clock: Clock, switch: Swit
                     if failure is None:
                         raise error
                     await work.failed(failure)
+                    retry = failures.of(failure).retry
                     if attempt > retry.times or not is_retried(failure):
                         raise failure
                     if wrote or not work.may_wait:

@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from faregate import ids
 from faregate.codec import BodyReader, BodyWriter
 from faregate.core.alarms import Alarms
@@ -21,12 +23,16 @@ from faregate.node.node import Node
 from faregate.node.outgoing import Outgoing
 from faregate.ports import faults
 from faregate.ports.clock import Clock
+from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.queue import DeadLettering, Publishing
 
 if TYPE_CHECKING:
     from faregate.core.node_store import NodeStore
     from faregate.core.recipients import RecipientLists
     from faregate.core.work import Work
+
+ESCALATES = "faregate-escalates"
+"""The header of a message about a dead letter: that one's message id."""
 
 
 class Sender(Sealer):
@@ -160,6 +166,33 @@ class Sender(Sealer):
         root = work.envelope.correlation_id or work.envelope.publication_id
         publication_id = ids.publication_ids(self._node, handler)(root, work.message_id, FAILED, 0)
         return self._replies.failure(work.envelope, work.message_id, publication_id, self._node, reason, exc)
+
+    def seal_escalation(self, outgoing: Sequence[Outgoing], letter: DeadLetter) -> list[Envelope]:
+        """What the node sends about a dead letter: the same each time, until the letter is replayed. No handler caused
+        it, so it has no causation id; an audit counts what handlers sent."""
+        cause, now = letter.envelope, self._clock.time()
+        derive = ids.publication_ids(self._node, ESCALATES + ":")  # no handler has a name like that
+        sealed: list[Envelope] = []
+        for ordinal, out in enumerate(outgoing):
+            if out.id_key is not None or out.idempotency_key is not None:
+                raise ConfigurationError(
+                    f"{out!r} is sent about a dead letter, whose id names it: give it no other key"
+                )
+            slot = f"{cause.replay}.{ordinal}"
+            publication_id = derive(letter.correlation_id, letter.message_id, out.message_type.wire, slot)
+            correlation_id = letter.correlation_id or publication_id
+            envelope = self._seal(out, publication_id, correlation_id, None, cause.marker + 1, now)
+            headers = {**envelope.headers, ESCALATES: letter.message_id}
+            sealed.append(msgspec.structs.replace(envelope, headers=headers))
+        return sealed
+
+    async def publish_escalation(self, envelopes: Sequence[Envelope]) -> None:
+        """Publish what was sealed so, within the outgoing middlewares."""
+        for envelope in envelopes:
+            await self.publish_recorded(envelope, partial(self._publish_one, envelope))
+
+    async def _publish_one(self, envelope: Envelope) -> None:
+        await self.publish_sealed([envelope])
 
     async def record_outputs(self, ctx: Context, handler: str, chain: Chain) -> list[Envelope]:
         """The envelopes of what a handler sends, as far as the middlewares let them through."""

@@ -1,6 +1,6 @@
 """A node: a logical service and everything it declares. No I/O; mistakes in a declaration are found here."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -26,13 +26,16 @@ from faregate.node.policy import (
     Order,
     Parallel,
     Redeliver,
+    Requeue,
     Retry,
     Serial,
     check_count,
 )
+from faregate.node.rules import FailurePolicies, When, read_policies
 from faregate.node.signature import Signature, check_handler, declaring_frame, read_signature, yielded_type
 from faregate.node.subscription import ClaimMode, DedupMode, Subscription
 from faregate.node.where import Filter
+from faregate.ports.dead_letter import DeadLetter
 
 F = TypeVar("F", bound=Callable[..., Any])
 _PARTITIONS = 8
@@ -66,6 +69,7 @@ class Node:
         self.middlewares: list[Signature] = []
         self.after_middlewares: list[Signature] = []
         self.outgoing_middlewares: list[Signature] = []
+        self.escalation: Signature | None = None
 
     def __repr__(self) -> str:
         return f"<node {self.name}: {len(self.subscriptions)} subscriptions>"
@@ -80,6 +84,8 @@ class Node:
         prefetch: int | None = None,
         retry: Retry | None = DEFAULT_RETRY,
         redeliver: Redeliver | None = DEFAULT_REDELIVER,
+        requeue: Requeue | None = None,
+        rules: Sequence[When] = (),
         dedup: DedupMode = "ledger",
         identity: KeySource | None = None,
         claim: ClaimMode | None = None,
@@ -94,6 +100,8 @@ class Node:
 
         `key` is a field, a tuple of fields or a function of the message: messages with the same value are handled in
         order; with `order=fg.ByKey(…)` it is the key of the type unless it is given.
+        `retry`, `redeliver` and `requeue` are what is done about a failure, in turn, before the message is a dead
+        letter; `rules` say otherwise for some errors, the first that fits counts.
         `dedup` is how repetitions are recognised. `identity`, given like `key`, is the business key: a value is
         handled once, whatever message brings it. `claim` says when it is taken: in the "transaction" of the effect, or,
         for effects outside the store, "eager" or "lazy". `where` is a filter on fields and headers, such as
@@ -118,9 +126,8 @@ class Node:
             raise ConfigurationError(f"claim is 'transaction', 'eager' or 'lazy'; got {claim!r}")
         if claim is not None and identity is None:
             raise ConfigurationError(f"claim={claim!r} needs identity='the field that holds the business key'")
-        for value, wanted, option in ((retry, Retry, "retry"), (redeliver, Redeliver, "redeliver")):
-            if value is not None and not isinstance(value, wanted):
-                raise ConfigurationError(f"{option} must be an fg.{wanted.__name__} or None; got {value!r}")
+        failures = read_policies(retry, redeliver, requeue, rules, here)
+        _check_requeue(failures, chosen, here)
         if prefetch is not None:
             check_count(prefetch, "prefetch")
         seconds = None if expires is None else check_expires(expires)
@@ -149,8 +156,7 @@ class Node:
                 key=by,
                 order=chosen,
                 prefetch=prefetch,
-                retry=retry or Retry(0),
-                redeliver=redeliver or Redeliver(),
+                failures=failures,
                 dedup=dedup,
                 business_key=business_key,
                 claim=claim or "transaction",
@@ -188,6 +194,18 @@ class Node:
         if cls in self.providers:
             raise HandlerConflict(f"node {self.name!r} provides {cls.__name__} already: one provider each")
         self.providers[cls] = signature
+        return function
+
+    def escalates(self, function: F) -> F:
+        """Register the function that learns of each message that this node gives up: `async def tell(letter)`. What it
+        returns is sent with the commit of the dead letter."""
+        what = f"the function {_name_of(function)!r} that escalates for node {self.name!r}"
+        signature = read_signature(function, what, 1, declaring_frame())
+        if signature.extra or signature.first not in (None, DeadLetter):
+            raise WrongSignature(f"{what} takes one parameter, the fg.DeadLetter")
+        if self.escalation is not None:
+            raise HandlerConflict(f"node {self.name!r} escalates already: one function each")
+        self.escalation = signature
         return function
 
     def use(self, middleware: F, *, after: bool = False) -> F:
@@ -255,6 +273,15 @@ def _check_partitions(given: int | None, order: Order, key: Key | None, cls: typ
             "nor fg.Parallel()"
         )
     return 1 if ordered else None
+
+
+def _check_requeue(failures: FailurePolicies, order: Order, where: str) -> None:
+    strict = isinstance(order, Serial) or (isinstance(order, ByKey) and order.strict)
+    if strict and any(policy.requeue is not None for policy in failures):
+        raise ConfigurationError(
+            f"{where}: requeue= sends a message behind later ones, which its order forbids: leave out requeue=, or let "
+            "later messages pass with order=fg.ByKey(strict=False) or fg.Parallel(n)"
+        )
 
 
 def _check_decodable(message_type: MessageType) -> None:

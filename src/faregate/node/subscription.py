@@ -6,7 +6,8 @@ from typing import Literal
 from faregate.message import MessageType
 from faregate.node.key import Key
 from faregate.node.kill_switch import DEFAULT_KILL_SWITCH, KillSwitch
-from faregate.node.policy import ByKey, Order, Redeliver, Retry, Serial
+from faregate.node.policy import ByKey, Order, Serial
+from faregate.node.rules import FailurePolicies
 from faregate.node.signature import Signature
 from faregate.node.where import Filter
 from faregate.ports.queue import Binding
@@ -30,8 +31,7 @@ class Subscription:
     key: Key | None
     order: Order
     prefetch: int | None
-    retry: Retry
-    redeliver: Redeliver
+    failures: FailurePolicies
     dedup: DedupMode
     business_key: Key | None
     claim: ClaimMode
@@ -71,7 +71,7 @@ class Subscription:
             key_of=self.key.reader(self.message_type.cls, limit) if self.key is not None and self.by_key else None,
             strict=not isinstance(self.order, ByKey) or self.order.strict,
             serial=isinstance(self.order, Serial),
-            max_deliveries=len(self.redeliver.delays) + SPARE_DELIVERIES,
+            max_deliveries=max(policy.most_redeliveries for policy in self.failures) + SPARE_DELIVERIES,
             expires=self.expires,
             remembers=self.dedup,
             partitions=self.partitions,

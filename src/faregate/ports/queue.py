@@ -187,8 +187,9 @@ class Delivery(Held, Protocol):
     def letter(self) -> DeadLetter | None:
         """The dead letter, when this is a delivery from a dead-letter queue."""
 
-    async def redeliver(self, delay: float, *, counted: bool = True) -> None:
-        """Back to its own position after `delay` seconds. Uncounted: uses up neither a redelivery nor a try."""
+    async def redeliver(self, delay: float, *, counted: bool = True, behind: bool = False) -> None:
+        """Back to its own position after `delay` seconds. Uncounted: uses up neither a redelivery nor a try. `behind`:
+        to the end of the queue, as far as the transport can; only subscriptions without a strict order ask for it."""
 
     async def dead_letter(self, reason: str, error: str) -> None:
         """Into the node's dead-letter queue, with the reason; one atomic move."""

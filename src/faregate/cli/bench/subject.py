@@ -155,9 +155,7 @@ def _watched(node: Node, watch: Watch, empty: bool) -> Node:
     found.use(watch, after=True)
     if empty:
         nothing = read_signature(_do_nothing, "the empty handler", 1, None)
-        found.subscriptions = {
-            address: replace(each, handler=nothing, retry=each.retry) for address, each in node.subscriptions.items()
-        }
+        found.subscriptions = {address: replace(each, handler=nothing) for address, each in node.subscriptions.items()}
     return found
 
 

@@ -83,7 +83,8 @@ class LogDelivery:
         """It waits behind what has to be tried again; or the task ends early, and it is in the log."""
         self.owner.released(self)
 
-    async def redeliver(self, delay: float, *, counted: bool = True) -> None:
+    async def redeliver(self, delay: float, *, counted: bool = True, behind: bool = False) -> None:
+        """What is parked comes with a later batch, behind all that is in this one."""
         await self.owner.park(self, delay, counted)
 
     async def dead_letter(self, reason: str, error: str) -> None:

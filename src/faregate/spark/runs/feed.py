@@ -17,6 +17,7 @@ from faregate.core.verdict import Verdict, judge
 from faregate.core.work import Work
 from faregate.errors import ConfigurationError
 from faregate.message import Envelope
+from faregate.node.rules import FailurePolicy
 from faregate.ports.queue import Delivery
 from faregate.ports.store import OutboxRow, Transaction
 from faregate.spark.runs.delivery import LogDelivery
@@ -81,8 +82,8 @@ class LogFeed:
             await transaction.lock_buckets(self._node, delivery.buckets)
         await transaction.unpark(self._node, {work.message_id: delivery.position})
 
-    def judge(self, delivery: Delivery, exc: BaseException, delays: tuple[float, ...]) -> Verdict:
-        return judge(exc, delivery.redeliveries, delays)
+    def judge(self, delivery: Delivery, exc: BaseException, policy: FailurePolicy) -> Verdict:
+        return judge(exc, delivery.redeliveries, policy)
 
 
 def is_behind(delivery: LogDelivery, last: dict[str, int]) -> bool:

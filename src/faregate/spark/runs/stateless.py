@@ -30,13 +30,14 @@ from faregate.core.feed import QueueFeed
 from faregate.core.handler import compile_collect
 from faregate.core.handling import Handling
 from faregate.core.lane_task import LaneTask
-from faregate.core.pipeline import is_retried
 from faregate.core.sender import Sender
 from faregate.core.threads import HandlerThreads
 from faregate.core.verdict import Verdict, judge
 from faregate.core.work import Work
 from faregate.errors import Expired, HandlerFailed, Unavailable
 from faregate.message import Envelope
+from faregate.node.policy import Redeliver
+from faregate.node.rules import FailurePolicy
 from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.log import Piece
@@ -73,12 +74,12 @@ class Captured:
 class StagedFeed(QueueFeed):
     """A batch of the log is handled as a whole, or not at all: there are no redeliveries."""
 
-    def judge(self, delivery: Delivery, exc: BaseException, delays: tuple[float, ...]) -> Verdict:
+    def judge(self, delivery: Delivery, exc: BaseException, policy: FailurePolicy) -> Verdict:
         if isinstance(exc, HandlerFailed):
             raise exc
         if isinstance(exc, Unavailable):
             raise HandlerFailed(f"{delivery.envelope}: {exc}; the batch will run again") from exc
-        return judge(exc, len(delays), delays)
+        return judge(exc, 0, policy._replace(redeliver=Redeliver(), requeue=None))
 
 
 class Task:
@@ -128,14 +129,15 @@ class Task:
             await self._handle_one(delivery)
         return self._pieces(None)
 
-    async def _handle_one(self, delivery: LogDelivery, tries: int = 0) -> None:
+    async def _handle_one(self, delivery: LogDelivery, failed: BaseException | None = None) -> None:
+        """`failed`: with what its handler has failed once."""
         deliver_at = delivery.envelope.deliver_at
         now = self.clock.time()
         if deliver_at is not None and deliver_at > now:
             await delivery.redeliver(deliver_at - now)
         handling = self._handlings[delivery.handler]
-        if tries:
-            await handling.handle_again(delivery, tries)
+        if failed is not None:
+            await handling.handle_again(delivery, failed)
         else:
             await handling.handle([delivery])
 
@@ -159,10 +161,10 @@ class Task:
                 await self._captured.publish(sealed)
         for row, exc in done.failed:
             [delivery] = self._deliveries(number, batch.slice(row, 1))
-            if exc is not None and (handling.subscription.retry.times == 0 or not is_retried(exc)):
+            if exc is not None and not handling.is_retried(exc):
                 await handling.fail(delivery, exc)
             else:
-                await self._handle_one(delivery, tries=0 if exc is None else 1)
+                await self._handle_one(delivery, exc)
         self.counts["handled"] += len(batch) - done.filtered
         self.counts["filtered"] += done.filtered
         return self._pieces(done.batch)
