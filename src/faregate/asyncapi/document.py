@@ -198,14 +198,17 @@ def _received(bus: Bus) -> Iterator[tuple[_Topic, MessageType, Subscription]]:
 
 def _handling(subscription: Subscription) -> Json:
     key, order = subscription.key, subscription.order
+    retry, redeliver, requeue, _ = subscription.failures.default
     told: Json = {
         "node": subscription.node,
         "handler": subscription.name,
         "order": {"kind": type(order).__name__, **asdict(order)},
         "dedup": subscription.dedup,
-        "retry": {"times": subscription.retry.times, "delay": subscription.retry.delay},
-        "redeliver": list(subscription.redeliver.delays),
+        "retry": {"times": retry.times, "delay": retry.delay},
+        "redeliver": list(redeliver.delays),
     }
+    if requeue is not None:
+        told["requeue"] = asdict(requeue)
     if key is not None:
         told["key"] = _key(key)
     if isinstance(order, ByKey):
