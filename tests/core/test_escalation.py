@@ -138,7 +138,7 @@ async def test_escalation_is_published_once_whatever_crashes(point: str, tmp_pat
             await bus.idle(timeout=LONG)
             published[:] = [letter.message_id for letter in await bus.dead_letters(status=None)]
 
-    async with asyncio.timeout(2 * LONG):
+    async with asyncio.timeout(5 * LONG):
         with fg.testing.crash_at(point):
             for _ in range(2):  # the second bus is the process that comes back
                 with contextlib.suppress(Crash, fg.OutcomeUnknown):
