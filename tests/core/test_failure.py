@@ -675,7 +675,7 @@ async def test_redeliveries_that_failed_together_do_not_come_together() -> None:
     node = fg.Node("worker")
     clock: dict[str, Any] = {}
 
-    @node.on(Job, source="boss", retry=None, redeliver=fg.Redeliver(100, jitter=0.5))
+    @node.on(Job, source="boss", retry=None, redeliver=fg.Redeliver(100, jitter=0.5), kill_switch=False)
     async def work(job: Job, ctx: fg.Context) -> None:
         if not ctx.redeliveries:
             raise ValueError("all at once")

@@ -26,7 +26,7 @@ def failing_worker(failures: dict[str, int], calls: list[str], **options: Any) -
     """Each job fails as often as it is told."""
     node = fg.Node("worker")
 
-    @node.on(Job, source="boss", **options)
+    @node.on(Job, source="boss", kill_switch=False, **options)
     async def work(job: Job) -> None:
         calls.append(job.name)
         if calls.count(job.name) <= failures.get(job.name, 0):
@@ -178,7 +178,7 @@ async def test_a_requeue_doubles_no_effect_whatever_crashes(point: str) -> None:
     asking, answering, hearing = fg.Node("asking"), fg.Node("answering", schema=TABLE), fg.Node("hearing")
     heard: list[int] = []
 
-    @answering.on(Asked, source="asking", requeue=fg.Requeue(20, delay=1), **NO_TIME)
+    @answering.on(Asked, source="asking", kill_switch=False, requeue=fg.Requeue(20, delay=1), **NO_TIME)
     async def answer(asked: Asked, ctx: fg.Context) -> Answered:
         nonlocal runs
         runs += 1
