@@ -93,7 +93,7 @@ def test_without_observers_the_pipeline_and_the_ways_out_are_those_without() -> 
     assert sender._hand_over_outputs == sender._publish_to_transport
 
 
-@pytest.mark.parametrize("given", ["otel", 7, [Observer(), None], Observer], ids=str)
+@pytest.mark.parametrize("given", ["otel", 7, [Observer(), None], Observer], ids=["text", "number", "list", "class"])
 def test_what_does_not_observe_is_refused(given: object) -> None:
     with pytest.raises(fg.ConfigurationError, match="observe= takes"):
         fg.Bus("memory:", nodes=[fg.Node("a")], observe=given)  # type: ignore[arg-type]
