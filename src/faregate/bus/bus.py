@@ -224,7 +224,7 @@ class Bus:
             clock=self.clock,
             alarms=self._alarms,
             state=lambda: self._state,
-            breaker=lambda: getattr(getattr(self, "breaker", None), "state", None),
+            breaker=lambda: None if self.breaker is None else self.breaker.state,
         )
         announcing = self._transport if isinstance(self._transport, Announcing) else None
         self._heart = Heart(self._reporter, announcing, self.clock)

@@ -130,8 +130,8 @@ class Requests:
             self._timed_out += 1
             raise RequestTimeout(
                 f"nobody answered the request {command.message_type.wire} {request_id} to {command.destination!r} "
-                f"within {timeout:g} s. It may still be handled: ask again under the same idempotency_key=, or look "
-                "at the dead letters and at what waits there"
+                f"within {timeout:g} s. It may still be handled, or have been: replies are not kept. Ask for its "
+                "outcome, and look at the dead letters and at what waits there"
             ) from None
         finally:
             self._forget(awaited, answer)
@@ -208,7 +208,7 @@ class Requests:
                     answer.set_result(
                         OutcomeUnknown(
                             "the bus stopped while a request waited for its answer: the command may be handled all "
-                            "the same. Ask again under the same idempotency_key="
+                            "the same. Ask for its outcome when the bus runs again"
                         )
                     )
 

@@ -103,5 +103,4 @@ class Reporter:
 def _why_paused(worker: Worker) -> str | None:
     if not worker.paused:
         return None
-    reason: str = getattr(worker, "pause_reason", None) or "by hand"
-    return reason.removeprefix("paused ")
+    return (worker.pause_reason or "by hand").removeprefix("paused ")
