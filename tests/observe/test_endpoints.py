@@ -1,9 +1,11 @@
 """`/metrics`, `/live` and `/ready`: what they answer, and what they refuse."""
 
 import asyncio
+import os
 import re
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -199,9 +201,10 @@ bus = fg.Bus("journal:./data", nodes=[shop, billing], observe=fg.observe.Prometh
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 async def test_faregate_run_serves_them_and_names_messages_in_its_log(tmp_path: Path) -> None:
     (tmp_path / "observed_app.py").write_text(APP)
-    start = asyncio.create_subprocess_exec
+    root = Path(__file__).resolve().parents[2]
+    start = partial(asyncio.create_subprocess_exec, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(root)})
     command = [sys.executable, "-m", "faregate"]
-    run = await start(*command, "run", "observed_app:bus", "--http", "0", cwd=tmp_path, stderr=asyncio.subprocess.PIPE)
+    run = await start(*command, "run", "observed_app:bus", "--http", "0", stderr=asyncio.subprocess.PIPE)
     assert run.stderr is not None
     said = ""
     try:
@@ -214,9 +217,7 @@ async def test_faregate_run_serves_them_and_names_messages_in_its_log(tmp_path: 
         port = int(found[1])
         assert (await ask(port, get("/ready")))[0] == 200
         body = '{"order_id": "17"}'
-        publish = await start(
-            *command, "publish", "observed_app:bus", "OrderPlaced", body, "--node", "shop", cwd=tmp_path
-        )
+        publish = await start(*command, "publish", "observed_app:bus", "OrderPlaced", body, "--node", "shop")
         assert await publish.wait() == 0
         while "billing it" not in said:
             line = await asyncio.wait_for(run.stderr.readline(), START)

@@ -88,7 +88,7 @@ def test_without_observers_the_pipeline_and_the_ways_out_are_those_without() -> 
     async def handle(placed: object) -> None:
         pass
 
-    sender = fg.Bus("memory:", nodes=[node])._senders["a"]
+    sender = fg.Bus("memory:", nodes=[node], breaker=None)._senders["a"]
     assert sender._hand_over_roots == sender._publish_roots
     assert sender._hand_over_outputs == sender._publish_to_transport
 

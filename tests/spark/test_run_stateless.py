@@ -101,6 +101,6 @@ def test_what_needs_time_or_a_database_needs_a_store(the_shop: Shop) -> None:
 
 def test_a_requeue_needs_a_store() -> None:
     node = fg.Node("billing")
-    node.on(run_shop.OrderPlaced, source="shop", requeue=fg.Requeue())(lambda order: None)
+    node.on(run_shop.OrderPlaced, source="shop", requeue=fg.Requeue(), name="bill")(lambda order: None)
     with pytest.raises(fg.ConfigurationError, match=r"node 'billing' needs a store for requeue= of "):
         check_stateless(node)
