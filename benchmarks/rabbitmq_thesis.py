@@ -35,10 +35,11 @@ from typing import Any
 
 import rabbitmq_consume as consume
 import rabbitmq_publish as publish
-from _charts import Series, lines, page, table
 from _cluster import cluster
 from _harness import Contestant, Report, interleave, loop, options
 from _rabbitmq import OURS, fill, queues, wait_until_it_holds
+
+from faregate.charts import Series, lines, page, table
 
 REPORT = Path(__file__).parent / "out" / "rabbitmq-thesis.html"
 AT_ONCE, WARM_UP, COUNTED, TRACED = 128, 8, 32, 3

@@ -8,17 +8,21 @@ Declare messages (`Event`, `Command`) and nodes (`Node`), and run them on a `Bus
 from typing import TYPE_CHECKING, Any
 
 from faregate import ids
+from faregate.bus import probes
 from faregate.bus.bus import Bus, SubscriptionCounts
 from faregate.bus.dead_letter_retention import RetainDead
 from faregate.bus.outbox import AsyncOutbox, Outbox, outbox
+from faregate.bus.requests import RequestCounts
 from faregate.codec import Codec, register_codec
 from faregate.core.alarms import Alarm
+from faregate.core.breaker import Breaker, BreakerStatus
 from faregate.core.context import Context
 from faregate.core.handler_database import HandlerDatabase
 from faregate.errors import (
     BareCommand,
     BatchDiffers,
     BelowFloor,
+    BreakerOpen,
     BrokerUnavailable,
     CommitUnknown,
     ConfigurationError,
@@ -31,6 +35,7 @@ from faregate.errors import (
     HandlerConflict,
     HandlerFailed,
     IdleTimeout,
+    InvalidFilter,
     InvalidName,
     InvalidOption,
     InvalidSelector,
@@ -51,6 +56,8 @@ from faregate.errors import (
     PipelineMisused,
     QueueDiffers,
     QueueNotFound,
+    RequestFailed,
+    RequestTimeout,
     RetryAfter,
     StaleLock,
     StoreConflict,
@@ -77,14 +84,17 @@ from faregate.errors import (
     WrongSignature,
 )
 from faregate.message import Command, Envelope, Event, command, event
+from faregate.node.key import Each
+from faregate.node.kill_switch import KillSwitch
 from faregate.node.node import Node
-from faregate.node.outgoing import Options, Outgoing, publish, send
-from faregate.node.policy import ByKey, Parallel, Redeliver, Retry, Serial
+from faregate.node.outgoing import Options, Outgoing, publish, reply, send
+from faregate.node.policy import ByKey, Parallel, Redeliver, Requeue, Retry, Serial
+from faregate.node.rules import When
 from faregate.ports.dead_letter import DeadLetter
 from faregate.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from faregate import spark, testing
+    from faregate import asyncapi, observe, spark, testing
 
 __all__ = [
     "Alarm",
@@ -92,6 +102,9 @@ __all__ = [
     "BareCommand",
     "BatchDiffers",
     "BelowFloor",
+    "Breaker",
+    "BreakerOpen",
+    "BreakerStatus",
     "BrokerUnavailable",
     "Bus",
     "ByKey",
@@ -105,6 +118,7 @@ __all__ = [
     "DeadLetterClosed",
     "DeadLetterNotFound",
     "DuplicateIdKey",
+    "Each",
     "Envelope",
     "Event",
     "Expired",
@@ -113,6 +127,7 @@ __all__ = [
     "HandlerDatabase",
     "HandlerFailed",
     "IdleTimeout",
+    "InvalidFilter",
     "InvalidName",
     "InvalidOption",
     "InvalidSelector",
@@ -122,6 +137,7 @@ __all__ = [
     "JournalLocked",
     "JournalNotFound",
     "JournalTooNew",
+    "KillSwitch",
     "LeaseLost",
     "MessageTooLarge",
     "MissingExtra",
@@ -139,6 +155,10 @@ __all__ = [
     "QueueDiffers",
     "QueueNotFound",
     "Redeliver",
+    "RequestCounts",
+    "RequestFailed",
+    "RequestTimeout",
+    "Requeue",
     "RetainDead",
     "Retry",
     "RetryAfter",
@@ -165,14 +185,19 @@ __all__ = [
     "Unroutable",
     "Unwritable",
     "ViewTaken",
+    "When",
     "WrongEventLoop",
     "WrongSignature",
+    "asyncapi",
     "command",
     "event",
     "ids",
+    "observe",
     "outbox",
+    "probes",
     "publish",
     "register_codec",
+    "reply",
     "send",
     "spark",
     "testing",
@@ -180,11 +205,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`fg.testing` and `fg.spark` load on first use: who does not use them does not pay for them.
+    """`fg.asyncapi`, `fg.observe`, `fg.spark` and `fg.testing` load on first use, and cost nobody else anything.
 
     Raises `MissingExtra` when `fg.spark` is used without pyspark.
     """
-    if name in ("spark", "testing"):
+    if name in ("asyncapi", "observe", "spark", "testing"):
         from importlib import import_module
 
         return import_module(f"faregate.{name}")

@@ -80,6 +80,10 @@ class ViewTaken(ConfigurationError):
     """A subscription is consumed through the other view: queue or log."""
 
 
+class InvalidFilter(ConfigurationError):
+    """`where=` does not follow the grammar, names no field, or compares a field with what it never is."""
+
+
 class InvalidSelector(ConfigurationError):
     """A selector does not follow the documented grammar."""
 
@@ -136,7 +140,8 @@ class Transient(FaregateError):
 
 
 class Unavailable(Transient):
-    """Raised by a handler whose dependency is down: the message waits without using up a try."""
+    """Raised by a handler whose dependency is down: it trips the kill switch of its subscription, and messages wait
+    without using up a try. The first probe comes after `retry_after` seconds."""
 
     def __init__(self, *args: object, retry_after: float = 10.0) -> None:
         super().__init__(*args)
@@ -182,12 +187,20 @@ class BrokerUnavailable(Unavailable):
     """No broker answered in time, or it takes nothing now; nothing was sent."""
 
 
+class BreakerOpen(BrokerUnavailable):
+    """Publishing failed so often in a row that it is not tried for a while; nothing was sent."""
+
+
 class StoreConflict(Transient):
     """The database gave way to someone else (a deadlock, a serialization failure, a lock): the same again may work."""
 
 
 class IdleTimeout(Transient, TimeoutError):
     """`bus.idle(timeout=…)` ran out while messages were still in flight."""
+
+
+class RequestTimeout(Transient, TimeoutError):
+    """Nobody answered a request in time. The command may be handled all the same."""
 
 
 # --- not again --------------------------------------------------------------------------------------------
@@ -265,6 +278,14 @@ class UninterpretedEffect(Permanent):
     """A handler returned something that is neither a message nor an effect with an interpreter."""
 
     reason = "uninterpreted-effect"
+
+
+class RequestFailed(Permanent):
+    """A request became a dead letter where it was handled: `reason` is that of the dead letter."""
+
+    def __init__(self, *args: object, reason: str = "failed") -> None:
+        super().__init__(*args)
+        self.reason = reason
 
 
 # --- look into it -------------------------------------------------------------------------------------------

@@ -7,8 +7,9 @@ Rules kept here:
 - A class may name its key, by which brokers partition: whoever publishes knows it, without knowing who subscribes.
 - Contracts are tolerant: a class may declare fewer fields than the publisher sent under the same wire name.
 - An envelope does not change: what differs on the way is a new one, by `msgspec.structs.replace`. Until it is on its
-  way two fields are filled in, by `force_setattr`: the headers that outgoing middlewares add, and, when the transport
-  takes it, its recipients, so that who publishes it again (the outbox does) publishes it to the same ones.
+  way some fields are filled in, by `force_setattr`: the headers that outgoing middlewares add, the trace context of
+  whoever publishes it, and, when the transport takes it, its recipients, so that who publishes it again (the outbox
+  does) publishes it to the same ones.
 """
 
 import dataclasses
@@ -21,11 +22,16 @@ import msgspec
 from faregate.errors import InvalidName, UnknownKey, UnknownMessage
 from faregate.plain import plain
 
-Kind = Literal["event", "command"]
+Kind = Literal["event", "command", "reply"]
+"""A class is an event or a command. An envelope may be a reply, too: to whoever asked, at its `destination`."""
 KeyFields = str | tuple[str, ...]
 C = TypeVar("C", bound=type)
 
+REPLY_TO = "x-faregate-reply-to"
+"""The header of a request: the address for its reply."""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
+_named: dict[str, dict[tuple[str, str], type]] = {}
+"""By wire name: the message classes of this process, each by module and name, so that one made anew replaces itself."""
 
 
 def check_name(name: object, what: str) -> str:
@@ -124,6 +130,7 @@ def _implied(cls: type, kind: Kind) -> MessageType:
     found = _message_type(cls, kind, None)
     if known(cls) is None:
         type.__setattr__(cls, "__faregate__", dataclasses.replace(found, declared=False))
+        _note(found)
     return found
 
 
@@ -153,7 +160,18 @@ _HINT = {
 
 
 def _register(cls: type, kind: Kind, wire: str | None, key: KeyFields | None) -> None:
-    type.__setattr__(cls, "__faregate__", _message_type(cls, kind, wire, key))
+    found = _message_type(cls, kind, wire, key)
+    type.__setattr__(cls, "__faregate__", found)
+    _note(found)
+
+
+def _note(found: MessageType) -> None:
+    _named.setdefault(found.wire, {})[found.cls.__module__, found.cls.__qualname__] = found.cls
+
+
+def classes_named(wire: str) -> list[type]:
+    """The message classes of this process that have this wire name."""
+    return list(_named.get(wire, {}).values())
 
 
 def _message_type(cls: type, kind: Kind, wire: str | None, key: KeyFields | None = None) -> MessageType:

@@ -12,6 +12,7 @@ from faregate.broker.schedule import Schedule
 from faregate.broker.selector import Selector
 from faregate.errors import StaleLock
 from faregate.message import Envelope
+from faregate.ports.keys import Keys
 from faregate.testing import FakeClock
 from faregate.testing.clock import rest
 
@@ -19,7 +20,9 @@ MakeQueue = Callable[..., Queue]
 
 
 def key_header(envelope: Envelope) -> str | None:
-    return envelope.headers.get("key")
+    """Several keys are written "a+b"."""
+    key = envelope.headers.get("key")
+    return Keys.of(key.split("+")) if key is not None and "+" in key else key
 
 
 class Inbox:

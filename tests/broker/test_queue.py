@@ -6,6 +6,8 @@ import logging
 import pytest
 
 from faregate.broker.delivery import BrokerDelivery
+from faregate.broker.journal.snapshot import Returning
+from faregate.message import Envelope
 from faregate.testing.clock import rest
 from tests.broker.rig import Rig, refused
 
@@ -424,7 +426,7 @@ async def test_waiting_for_nothing_in_flight_ends_with_the_last_one() -> None:
     assert not waiting.done()
     await (await inbox.take()).settle("skipped")
     await asyncio.wait_for(waiting, 5)
-    assert rig.queue.settled == {"handled": 1, "skipped": 1, "dead": 0, "duplicate": 0}
+    assert rig.queue.settled == {"handled": 1, "skipped": 1, "filtered": 0, "dead": 0, "duplicate": 0}
 
 
 async def test_a_dead_letter_is_logged_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
@@ -455,3 +457,99 @@ async def test_a_closed_queue_delivers_nothing_and_leaves_no_timer() -> None:
     assert inbox.got == []
     assert await refused(lambda: held.settle("handled"))
     assert rig.clock.next_timer() is None
+
+
+# --- several keys -------------------------------------------------------------------------------------------
+
+
+async def test_an_entry_with_several_keys_waits_for_all_of_them_and_those_behind_it_wait_for_it() -> None:
+    rig = Rig()
+    rig.put("a1", key="a")
+    rig.put("b1", key="b")
+    rig.put("ab", key="a+b")
+    rig.put("a2", key="a")
+    rig.put("bc", key="c+b")
+    rig.put("c1", key="c")
+    rig.put("d1", key="d")
+    inbox = rig.inbox()
+    assert await inbox.texts() == ["a1", "b1", "d1"]
+    await (await inbox.take()).settle("handled")
+    assert await inbox.texts() == ["b1", "d1"], "b is not free"
+    await (await inbox.take()).settle("handled")
+    assert await inbox.texts() == ["d1", "ab"]
+    await inbox.take()
+    await (await inbox.take()).settle("handled")
+    assert await inbox.texts() == ["a2", "bc"]
+    await inbox.take()
+    await (await inbox.take()).settle("handled")
+    assert await inbox.texts() == ["c1"]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+async def test_an_entry_that_waits_for_redelivery_keeps_all_its_keys_waiting_if_strict(strict: bool) -> None:
+    rig = Rig(strict=strict)
+    rig.put("ab", key="a+b")
+    rig.put("a", key="a")
+    rig.put("bc", key="b+c")
+    inbox = rig.inbox()
+    await (await inbox.take()).redeliver(10)
+    assert await inbox.texts() == ([] if strict else ["a", "bc"])
+    await rig.clock.advance(10)
+    assert await inbox.texts() == (["ab"] if strict else ["a", "bc"])
+    await (await inbox.take()).settle("handled")
+    assert await inbox.texts() == (["a", "bc"] if strict else ["bc"])
+
+
+async def test_two_that_were_scheduled_against_their_order_do_not_wait_for_each_other() -> None:
+    """The later one waits for b and has a; then the earlier one comes, and wants both."""
+    rig = Rig()
+    rig.put("b", key="b")
+    rig.put("earlier", key="a+b", after=5)
+    rig.put("later", key="b+a")
+    inbox = rig.inbox()
+    busy = await inbox.take()
+    await rig.clock.advance(5)
+    await busy.settle("handled")
+    assert await inbox.texts() == ["earlier"]
+    await (await inbox.take()).settle("handled")
+    assert await inbox.texts() == ["later"]
+
+
+async def test_one_that_expires_while_it_waits_for_its_keys_lets_go_of_those_that_it_has() -> None:
+    rig = Rig()
+    rig.put("b", key="b")
+    rig.put("ab", key="a+b", ttl=5)
+    rig.put("a", key="a")
+    inbox = rig.inbox()
+    busy = await inbox.take()
+    assert await inbox.texts() == []
+    await rig.clock.advance(5)
+    assert rig.dead == [("ab", "expired")]
+    assert await inbox.texts() == ["a"]
+    await busy.settle("handled")
+    rig.put("b2", key="b")
+    assert await inbox.texts() == ["a", "b2"]
+
+
+async def test_one_that_was_restored_with_some_of_its_keys_lets_earlier_ones_pass() -> None:
+    """Of what waited for redelivery when the process ended, another has a key: it must not hold on to the rest."""
+    rig = Rig()
+
+    def message(text: str, key: str, **times: float) -> Envelope:
+        return Envelope(publication_id=text, type="Noted", body=text.encode(), headers={"key": key}, **times)
+
+    now = rig.clock.time()
+    rig.queue.restore_entry(0, message("a", "a"), Returning(0, 0, 0, None))
+    rig.queue.restore_entry(1, message("c", "c"), Returning(1, 0, 0, None))
+    rig.queue.restore_entry(2, message("earlier", "b+c", deliver_at=now + 5), Returning(2, 0, 0, None))
+    rig.queue.restore_entry(3, message("restored", "a+b+c"), Returning(3, 1, 1, now + 10))
+    inbox = rig.inbox()
+    busy, other = await inbox.take(), await inbox.take()
+    await rig.clock.advance(5)
+    await other.settle("handled")
+    assert await inbox.texts() == [], "b is held by the restored one"
+    await rig.clock.advance(5)
+    assert await inbox.texts() == ["earlier"]
+    await (await inbox.take()).settle("handled")
+    await busy.settle("handled")
+    assert await inbox.texts() == ["restored"]

@@ -2,7 +2,7 @@
 
 The model keeps a plain list and looks through all of it every time. It does not predict which consumer gets an
 entry; it follows the deliveries in the order they happened and says whether each was allowed: the consumer had
-credit and was not paused, the entry was the first available one it may have, no other of its key was out. After
+credit and was not paused, the entry was the first available one it may have, no other of its keys was out. After
 every step nothing deliverable is left, and states, credit, dead letters, counts and what is in flight agree.
 
 Times are chosen so that events of different kinds never fall on the same instant: operations happen at whole
@@ -37,9 +37,14 @@ COLOURS = st.sampled_from(["red", "blue"])
 class Item:
     """An entry as the model sees it: waiting, acquired or archived; a waiting one may have to wait for a time."""
 
-    position: int
+    number: int
+    """Its place in the list, and the text of its message."""
     key: str | None
     colour: str
+    place: int = 0
+    """Lower ones are delivered before it."""
+    behind: bool = False
+    """When it is due it goes to the end."""
     state: str = "waiting"
     due: float | None = None
     asked: int = 0
@@ -54,6 +59,12 @@ class Item:
     lock_until: float = 0.0
     holder: "Taker | None" = None
     scheduled: bool = False
+    has_turn: bool = False
+    """Whether it has its keys: it is available, out, or (strict) waits for redelivery."""
+
+    @property
+    def keys(self) -> set[str]:
+        return set(self.key.split("+")) if self.key is not None else set()
 
 
 @dataclass(eq=False)
@@ -72,11 +83,9 @@ class Model:
     max_deliveries: int | None
     expires: float | None
     items: list[Item] = field(default_factory=list)
-    turn: dict[str, Item] = field(default_factory=dict)
-    """Whose turn it is, per key."""
     dead: list[tuple[int, str]] = field(default_factory=list)
     settled: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(("handled", "skipped", "dead", "duplicate"), 0)
+        default_factory=lambda: dict.fromkeys(("handled", "skipped", "filtered", "dead", "duplicate"), 0)
     )
     acquisitions: list[Item] = field(default_factory=list)
     sequence: int = 0
@@ -87,46 +96,41 @@ class Model:
 
     # --- whose turn it is
 
-    def ready(self, item: Item) -> None:
-        if item.key is not None:
-            self.turn.setdefault(item.key, item)
-
-    def pass_on(self, item: Item) -> None:
-        if item.key is None or self.turn.get(item.key) is not item:
-            return
-        del self.turn[item.key]
-        others = [i for i in self.items if i.key == item.key and i.state == "waiting" and i.due is None]
-        if others:
-            self.turn[item.key] = min(others, key=lambda i: i.position)
+    def turns(self) -> None:
+        """Give every key to the first that wants it, if it can have all that it wants: later ones wait for it."""
+        wanted = {key for item in self.items if item.has_turn for key in item.keys}
+        for item in sorted(self.items, key=lambda i: i.place):
+            if item.state == "waiting" and item.due is None and not item.has_turn:
+                item.has_turn = not item.keys & wanted
+                wanted |= item.keys
 
     def available(self, item: Item) -> bool:
-        return item.state == "waiting" and item.due is None and (item.key is None or self.turn[item.key] is item)
+        return item.state == "waiting" and item.due is None and item.has_turn
 
     def first_for(self, taker: Taker) -> Item | None:
         if self.serial and any(i.redelivering for i in self.items):
             return None
         fitting = (i for i in self.items if self.available(i) and taker.colour in (None, i.colour))
-        return next(fitting, None)
+        return min(fitting, key=lambda i: i.place, default=None)
 
     # --- what happens
 
     def enqueue(self, item: Item, now: float) -> None:
         self.items.append(item)
-        item.asked = self.ask()
-        if item.due is None:
-            self.ready(item)
+        item.asked = item.place = self.ask()
+        self.turns()
 
     def deliver(self, taker: Taker, delivery: BrokerDelivery, now: float) -> None:
         assert taker.credit > 0, "a delivery without credit"
         assert not taker.paused, "a delivery to a paused consumer"
-        item = self.items[delivery.position]
+        item = self.items[int(delivery.envelope.body)]
         assert item.state != "archived", "an archived entry came back"
-        assert item is self.first_for(taker), f"{delivery.position} was not the first that was available"
-        same_key = [i for i in self.items if item.key is not None and i.key == item.key and i is not item]
+        assert item is self.first_for(taker), f"{item.number} was not the first that was available"
+        same_key = [i for i in self.items if i.keys & item.keys and i is not item]
         assert not any(i.state == "acquired" for i in same_key), "two of one key are out"
         if self.strict:
-            assert not any(i.redelivering for i in same_key), "the key waits for a redelivery"
-            earlier = [i for i in same_key if i.position < item.position and not i.scheduled]
+            assert not any(i.redelivering and not i.behind for i in same_key), "the key waits for a redelivery"
+            earlier = [i for i in same_key if i.place < item.place and not i.scheduled and not i.behind]
             assert all(i.state == "archived" for i in earlier), "it overtook an earlier one of its key"
         seen = (delivery.redelivered, delivery.tries, delivery.redeliveries)
         assert seen == (item.delivered, item.tries, item.redeliveries), "its counts are wrong"
@@ -146,10 +150,11 @@ class Model:
         item.state, item.due, item.redelivering = "archived", None, False
         self.settled[outcome] += 1
         if reason is not None:
-            self.dead.append((item.position, reason))
-        self.pass_on(item)
+            self.dead.append((item.number, reason))
+        item.has_turn = False
+        self.turns()
 
-    def come_back(self, item: Item, delay: float, now: float) -> None:
+    def come_back(self, item: Item, delay: float, now: float, *, behind: bool = False) -> None:
         self.end(item)
         if self.max_deliveries is not None and item.tries >= self.max_deliveries:
             self.archive(item, "dead", "max-deliveries")
@@ -158,9 +163,9 @@ class Model:
         else:
             item.state = "waiting"
             if delay:
-                item.due, item.asked, item.redelivering = now + delay, self.ask(), True
-                if not self.strict:
-                    self.pass_on(item)
+                item.due, item.asked, item.redelivering, item.behind = now + delay, self.ask(), True, behind
+                item.has_turn = self.strict and not behind
+                self.turns()
 
     def catch_up(self, now: float) -> None:
         """Let everything happen whose time has come; all of it is of one instant and one kind."""
@@ -169,8 +174,10 @@ class Model:
         for item in [i for i in self.items if i.state == "waiting" and i.expires is not None and i.expires <= now]:
             self.archive(item, "dead", "expired")
         for item in sorted((i for i in self.items if i.due is not None and i.due <= now), key=lambda i: i.asked):
+            if item.behind:
+                item.place, item.behind = self.ask(), False
             item.due, item.redelivering = None, False
-            self.ready(item)
+            self.turns()
 
     # --- what must agree
 
@@ -182,7 +189,7 @@ class Model:
                 return "scheduled"
             return "available" if self.available(item) else "withheld"
 
-        return {item.position: state(item) for item in self.items if item.state != "archived"}
+        return {item.number: state(item) for item in self.items if item.state != "archived"}
 
     def alarms(self, now: float) -> int:
         living = [i for i in self.items if i.state != "archived"]
@@ -192,12 +199,12 @@ class Model:
         return sum(i.state != "archived" and (i.due is None or i.redelivering) for i in self.items)
 
 
-class PositionRig(Rig):
-    """A rig whose record of dead entries names positions."""
+class NumberRig(Rig):
+    """A rig whose record of dead entries names their numbers."""
 
     def _add_dead(self, queue: Queue, entry: Entry, reason: str, error: str) -> None:
         assert reason and error, "a dead letter without a reason"
-        self.dead.append((entry.position, reason))
+        self.dead.append((int(entry.envelope.body), reason))
 
     def __init__(self, **properties: Any) -> None:
         self.dead: list[tuple[int, str]] = []
@@ -214,7 +221,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
     def begin(self, strict: bool, serial: bool, max_deliveries: int | None, expires: float | None) -> None:
         self.loop = asyncio.new_event_loop()
         self.model = Model(strict, serial, max_deliveries, expires)
-        self.rig = PositionRig(
+        self.rig = NumberRig(
             strict=strict, serial=serial, lock_seconds=LOCK_SECONDS, max_deliveries=max_deliveries, expires=expires
         )
         self.queue = self.rig.queue
@@ -244,7 +251,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
     def follow(self) -> None:
         for taker, delivery in self.observed:
             self.model.deliver(taker, delivery, self.now)
-            self.out[delivery] = self.model.items[delivery.position]
+            self.out[delivery] = self.model.items[int(delivery.envelope.body)]
         self.observed.clear()
         for delivery in [d for d, item in self.out.items() if item.state != "acquired" or self.latest(item) is not d]:
             del self.out[delivery]
@@ -259,7 +266,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
     # --- entries
 
     @rule(
-        key=st.sampled_from([None, "a", "b"]),
+        key=st.sampled_from([None, "a", "b", "a+b", "b+c", "a+b+c"]),
         colour=COLOURS,
         ttl=st.none() | st.integers(0, 6),
         after=st.none() | st.integers(0, 4),
@@ -274,9 +281,9 @@ class QueueAgainstModel(RuleBasedStateMachine):
             limits.append((item.due or self.now) + self.model.expires)
         item.expires = min(limits, default=None)
         self.model.enqueue(item, self.now)
-        self.do(lambda: self.rig.put(f"{item.position}", key=key, ttl=life, after=delay, colour=colour))
+        self.do(lambda: self.rig.put(f"{item.number}", key=key, ttl=life, after=delay, colour=colour))
 
-    @rule(keys=st.lists(st.sampled_from([None, "a", "a", "b"]), min_size=1, max_size=4), colour=COLOURS)
+    @rule(keys=st.lists(st.sampled_from([None, "a", "a", "b", "a+b", "c+b"]), min_size=1, max_size=4), colour=COLOURS)
     def enqueue_plain_ones(self, keys: list[str | None], colour: str) -> None:
         for key in keys:
             self.enqueue(key, colour, None, None)
@@ -333,7 +340,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
         self.do(delivery.start)
 
     @precondition(lambda self: self.out)
-    @rule(index=st.integers(0, 5), outcome=st.sampled_from(["handled", "skipped", "dead", "duplicate"]))
+    @rule(index=st.integers(0, 5), outcome=st.sampled_from(["handled", "skipped", "filtered", "dead", "duplicate"]))
     def settle(self, index: int, outcome: Any) -> None:
         delivery, item = self.pick(index)
         self.model.end(item)
@@ -341,7 +348,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
         self.do(lambda: delivery.settle(outcome))
 
     @precondition(lambda self: self.out)
-    @rule(count=st.integers(1, 5), outcome=st.sampled_from(["handled", "skipped", "duplicate"]))
+    @rule(count=st.integers(1, 5), outcome=st.sampled_from(["handled", "skipped", "filtered", "duplicate"]))
     def start_and_settle_together(self, count: int, outcome: Any) -> None:
         picked = list(self.out.items())[:count]
         late = self.ended[-1:]
@@ -365,6 +372,17 @@ class QueueAgainstModel(RuleBasedStateMachine):
         item.delivered = begun or item.delivered_before
         self.model.come_back(item, 0.0, self.now)
         self.do(lambda: delivery.release(begun=begun))
+
+    @precondition(lambda self: self.out)
+    @rule(index=st.integers(0, 5), seconds=st.integers(0, 5), counted=st.booleans())
+    def redeliver_behind_all_others(self, index: int, seconds: int, counted: bool) -> None:
+        delivery, item = self.pick(index)
+        if counted:
+            item.redeliveries += 1
+        else:
+            item.tries -= item.started
+        self.model.come_back(item, seconds + 0.5, self.now, behind=True)
+        self.do(lambda: delivery.redeliver(seconds + 0.5, counted=counted, behind=True))
 
     @precondition(lambda self: self.out)
     @rule(index=st.integers(0, 5), seconds=st.none() | st.integers(0, 5), counted=st.booleans())
@@ -424,7 +442,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
             return
         real = {int(text): state for text, state in self.rig.states().items()}
         assert real == self.model.states()
-        assert list(real) == sorted(real), "browsing is out of order"
+        assert list(real) == sorted(real, key=self.last_place), "browsing is out of order"
         assert self.queue._available_count == list(real.values()).count("available"), "the pump is misled"
         assert len(self.rig.schedule) == self.model.alarms(self.now), "an alarm is missing or left over"
         assert self.rig.in_flight.count == self.model.in_flight()
@@ -435,10 +453,14 @@ class QueueAgainstModel(RuleBasedStateMachine):
             assert taker.real is not None
             assert taker.real.credit == taker.credit
             held = [item for item in self.model.acquisitions if item.holder is taker]
-            out = [entry.position for entry in self.queue._acquired.values() if entry.consumer is taker.real]
-            assert out == [item.position for item in held] and taker.real.held.count == len(held)
+            acquired = self.queue._acquired.values()
+            out = [int(entry.envelope.body) for entry in acquired if entry.consumer is taker.real]
+            assert out == [item.number for item in held] and taker.real.held.count == len(held)
             if taker.credit and not taker.paused:
                 assert self.model.first_for(taker) is None, "something deliverable was left"
+
+    def last_place(self, number: int) -> int:
+        return self.model.items[number].place
 
     def teardown(self) -> None:
         if not hasattr(self, "model"):

@@ -57,7 +57,14 @@ async def test_a_bench_records_what_goes_to_nodes_that_are_not_on_it() -> None:
         ]
         assert bench.sent(Placed) == [], "what the test itself published is not an output"
         assert bench.poisoned() == []
-        assert bench.outcomes() == {"handled": 2, "skipped": 0, "duplicate": 0, "redelivered": 0, "dead": 0}
+        assert bench.outcomes() == {
+            "handled": 2,
+            "skipped": 0,
+            "filtered": 0,
+            "duplicate": 0,
+            "redelivered": 0,
+            "dead": 0,
+        }
         assert [envelope.destination for envelope in bench.envelopes(Charge)] == ["payments"] * 2
 
 
@@ -265,7 +272,14 @@ async def test_idle_on_a_quiet_bus_returns_at_once() -> None:
     async with asyncio.timeout(LONG):
         async with fg.Bus("memory:", nodes=[relay()]) as bus:
             await bus.idle()
-            assert bus.outcomes() == {"handled": 0, "skipped": 0, "duplicate": 0, "redelivered": 0, "dead": 0}
+            assert bus.outcomes() == {
+                "handled": 0,
+                "skipped": 0,
+                "filtered": 0,
+                "duplicate": 0,
+                "redelivered": 0,
+                "dead": 0,
+            }
 
 
 async def test_idle_waits_for_what_the_handlers_send_on() -> None:

@@ -371,6 +371,20 @@ async def test_later_ones_of_a_key_park_behind_one_that_waits_and_follow_in_orde
         assert it.consumer("a")._held.popitem()[1].keys == set(), "a key is thought to wait for ever"
 
 
+async def test_what_waits_of_a_key_follows_a_filtered_one(tmp_path: Path) -> None:
+    it = Town(tmp_path, partitions=1, where="number <> 2")
+    it.failing["k", 1] = 1
+    async with it.instance("a") as a:
+        await it.publish(a, ("k", 1), ("k", 2), ("k", 3))
+        await it.until_parked(a, 3)
+        await it.later(11)
+        await it.until(lambda: it.ended["k"] == [1, 3])
+        await it.until_parked(a, 0)
+        await it.publish(a, ("k", 4))
+        await it.until(lambda: a.outcomes()["handled"] == 3)
+        assert a.outcomes()["filtered"] == 1 and await it.seen(a) == {"k": [1, 3, 4]}
+
+
 async def test_what_waits_of_a_key_follows_a_dead_letter(tmp_path: Path) -> None:
     it = Town(tmp_path, partitions=1, redeliver=None)
     it.failing["k", 1] = 9

@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import faregate as fg
 from faregate.bus.supplied import ParkedHold, Waiting
+from faregate.core.node_store import NodeStore
 from faregate.errors import StoreUnavailable
 from faregate.ports.store import Parked, Store
 from faregate.stores.sqlite import SqliteStore
@@ -301,3 +303,38 @@ def test_a_transport_must_have_what_it_says_it_can_do() -> None:
     transport.capabilities = frozenset({"browse"})
     with pytest.raises(fg.ConfigurationError, match="CoreOnly is no transport: it lacks dead_letters"):
         fg.Bus(transport, nodes=[fg.Node("reader")])
+
+
+# --- filters --------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_filtered_has_a_row_in_the_ledger_as_no_settlement_tells_of_it(tmp_path: Path) -> None:
+    it = Station(tmp_path, where="number > 1")
+    async with it.bus() as bus:
+        for number in (1, 2):
+            await bus.publish(Noted(number=number), node="author")
+        await it.ends(bus, handled=1, filtered=1)
+        async with it.store.transaction() as transaction:
+            rows = await transaction.fetchall("select outcome, key from faregate_ledger order by outcome")
+    assert [tuple(row) for row in rows] == [("filtered", None), ("handled", None)]
+    assert it.tries == [(2, 0)]
+
+
+async def test_while_the_store_is_away_what_is_filtered_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    it = Station(tmp_path, where="number > 1")
+    away = True
+    commit = NodeStore.commit
+
+    async def maybe(self: NodeStore, do: Any) -> Any:
+        if away:
+            raise StoreUnavailable("away")
+        return await commit(self, do)
+
+    monkeypatch.setattr(NodeStore, "commit", maybe)
+    async with it.bus() as bus:
+        await bus.publish(Noted(number=1), node="author")
+        await it.ends(bus, filtered=0, waiting=1)
+        away = False
+        await it.clock.advance(11)
+        await it.ends(bus, filtered=1, dead=0)
+    assert not it.tries

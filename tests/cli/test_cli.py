@@ -45,7 +45,14 @@ def test_every_command_explains_itself(command: str) -> None:
 
 def test_an_event_is_published_and_followed_to_its_end() -> None:
     result = json.loads(faregate("publish", SHOP, "OrderPlaced", ORDER, "--json").stdout)
-    assert result["outcomes"] == {"handled": 3, "skipped": 0, "duplicate": 0, "redelivered": 0, "dead": 0}
+    assert result["outcomes"] == {
+        "handled": 3,
+        "skipped": 0,
+        "filtered": 0,
+        "duplicate": 0,
+        "redelivered": 0,
+        "dead": 0,
+    }
     assert result["dead"] == []
 
 

@@ -524,31 +524,38 @@ class DoesNotRenew(Faulty):
 @breaks("a_redelivery_waits_for_its_time_and_is_counted", "a_key_waits_for_its_redelivery")
 class ForgetsTheDelayOfARedelivery(Faulty):
     class delivery(Wrapped):
-        async def redeliver(self, delay: float, *, counted: bool = True) -> None:
-            await self._inner.redeliver(0.0, counted=counted)
+        async def redeliver(self, delay: float, *, counted: bool = True, behind: bool = False) -> None:
+            await self._inner.redeliver(0.0, counted=counted, behind=behind)
 
 
 @breaks("a_redelivery_waits_for_its_time_and_is_counted")
 class CountsNoRedelivery(Faulty):
     class delivery(Wrapped):
-        async def redeliver(self, delay: float, *, counted: bool = True) -> None:
-            await self._inner.redeliver(delay, counted=False)
+        async def redeliver(self, delay: float, *, counted: bool = True, behind: bool = False) -> None:
+            await self._inner.redeliver(delay, counted=False, behind=behind)
 
 
 @breaks("a_redelivery_waits_for_its_time_and_is_counted")
 class CountsEveryRedelivery(Faulty):
     class delivery(Wrapped):
-        async def redeliver(self, delay: float, *, counted: bool = True) -> None:
-            await self._inner.redeliver(delay)
+        async def redeliver(self, delay: float, *, counted: bool = True, behind: bool = False) -> None:
+            await self._inner.redeliver(delay, behind=behind)
 
 
 @breaks("a_message_waiting_for_redelivery_does_not_hold_the_others")
 class HoldsTheSlotUntilTheRedelivery(Faulty):
     class delivery(Wrapped):
-        async def redeliver(self, delay: float, *, counted: bool = True) -> None:
+        async def redeliver(self, delay: float, *, counted: bool = True, behind: bool = False) -> None:
             queue, entry, lock = self._inner.queue, self._inner.entry, self._inner.lock
-            again = partial(queue.redeliver, entry, lock, 0.0, counted=counted)
+            again = partial(queue.redeliver, entry, lock, 0.0, counted=counted, behind=behind)
             self._transport.clock.call_later(delay, again)
+
+
+@breaks("a_redelivery_behind_all_others_goes_to_the_end_of_the_queue")
+class PutsEveryRedeliveryInItsOwnPlace(Faulty):
+    class delivery(Wrapped):
+        async def redeliver(self, delay: float, *, counted: bool = True, behind: bool = False) -> None:
+            await self._inner.redeliver(delay, counted=counted)
 
 
 # --- flow -------------------------------------------------------------------------------------------------
@@ -654,6 +661,13 @@ class IgnoresKeys(Faulty):
 class TakesAllForOneKey(Faulty):
     def bound(self, binding: Binding) -> Binding:
         return replace(binding, key_of=binding.key_of and (lambda envelope: "one"))
+
+
+@breaks("a_message_with_several_keys_waits_for_all_of_them_and_is_waited_for")
+class TakesASetOfKeysForOneKey(Faulty):
+    def bound(self, binding: Binding) -> Binding:
+        key_of = binding.key_of
+        return replace(binding, key_of=key_of and (lambda envelope: str(key_of(envelope))))
 
 
 @breaks("a_key_waits_for_its_redelivery")
@@ -819,6 +833,59 @@ class DropsWhatCouldNotBeSent(Faulty):
 class DoesNotSayWhyItCouldNotBeSent(Faulty):
     async def dead_letter(self, node: str, envelope: Envelope, reason: str, error: str) -> None:
         await super().dead_letter(node, envelope, "unknown", error)
+
+
+# --- replies ----------------------------------------------------------------------------------------------
+
+
+@breaks("a_reply_comes_to_the_address_as_it_was")
+class ForgetsWhatAReplyAnswers(Faulty):
+    async def reply(self, envelopes: Sequence[Envelope]) -> int:
+        return await super().reply([msgspec.structs.replace(each, causation_id=None) for each in envelopes])
+
+
+@breaks("a_reply_comes_to_the_address_as_it_was", "a_reply_is_no_publication")
+class DropsReplies(Faulty):
+    async def reply(self, envelopes: Sequence[Envelope]) -> int:
+        return 0
+
+
+@breaks("replies_come_to_the_address_they_name_in_order")
+class AnswersEverybody(Faulty):
+    async def reply(self, envelopes: Sequence[Envelope]) -> int:
+        for envelope in envelopes:
+            for listener in self.broker._listeners.values():
+                listener(envelope)
+        return 0
+
+
+@breaks("replies_come_to_the_address_they_name_in_order")
+class AnswersBackwards(Faulty):
+    async def reply(self, envelopes: Sequence[Envelope]) -> int:
+        return await super().reply(envelopes[::-1])
+
+
+@breaks("a_reply_that_finds_nobody_is_dropped_and_counted")
+class SaysThatEveryReplyFoundSomebody(Faulty):
+    async def reply(self, envelopes: Sequence[Envelope]) -> int:
+        await super().reply(envelopes)
+        return 0
+
+
+@breaks("a_reply_that_finds_nobody_is_dropped_and_counted")
+class GivesABatchUpAtTheFirstThatFindsNobody(Faulty):
+    async def reply(self, envelopes: Sequence[Envelope]) -> int:
+        for place, envelope in enumerate(envelopes):
+            if await super().reply([envelope]):
+                return len(envelopes) - place
+        return 0
+
+
+@breaks("a_reply_is_no_publication")
+class PublishesReplies(Faulty):
+    async def reply(self, envelopes: Sequence[Envelope]) -> int:
+        await self.publish([msgspec.structs.replace(each, kind="event", destination=None) for each in envelopes])
+        return await super().reply(envelopes)
 
 
 # --- the proof --------------------------------------------------------------------------------------------

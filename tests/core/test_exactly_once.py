@@ -147,7 +147,7 @@ def test_whatever_is_repeated_and_whatever_fails_each_message_has_one_effect(
             await ctx.db.execute("insert into notes(text) values (?)", (job.name,))
             ctx.publish(Noted(text=job.name))
             if tries[job.name] <= failures.get(int(job.name), 0):
-                raise RuntimeError("not yet")
+                raise ValueError("not yet")
 
         @node.on(Look)
         async def look(cmd: Look, ctx: fg.Context) -> None:

@@ -143,7 +143,14 @@ async def test_a_permanent_error_is_a_dead_letter_at_once_and_the_next_goes_on()
         await bench.settle()
         [dead] = bench.poisoned()
         assert bench.clock.time() - start < 1
-        assert bench.outcomes() == {"handled": 1, "skipped": 0, "duplicate": 0, "redelivered": 0, "dead": 1}
+        assert bench.outcomes() == {
+            "handled": 1,
+            "skipped": 0,
+            "filtered": 0,
+            "duplicate": 0,
+            "redelivered": 0,
+            "dead": 1,
+        }
 
     assert calls == ["bad", "good"]
     assert (dead.node, dead.reason, dead.tries) == ("worker", "permanent", 1)
@@ -419,7 +426,14 @@ async def test_redelivery_works_on_the_real_clock_and_idle_waits_for_it() -> Non
     async with fg.Bus("memory:", nodes=[fg.Node("boss"), node]) as bus:
         await bus.publish(Job(name="x"), node="boss")
         await bus.idle(timeout=30)
-        assert bus.outcomes() == {"handled": 1, "skipped": 0, "duplicate": 0, "redelivered": 2, "dead": 0}
+        assert bus.outcomes() == {
+            "handled": 1,
+            "skipped": 0,
+            "filtered": 0,
+            "duplicate": 0,
+            "redelivered": 2,
+            "dead": 0,
+        }
     assert attempts == [0, 1, 2]
 
 
@@ -517,3 +531,198 @@ async def test_a_message_that_cannot_be_put_off_at_once_comes_again_and_the_lane
         assert outcomes == {"handled": 1, counted_as: 1} and await bus.dead_letters() == []
     assert refused and runs == Counter([1, 1])
     assert not [each for each in caplog.records if each.levelno == logging.CRITICAL]
+
+
+# --- rules for some errors ----------------------------------------------------------------------------------------
+
+
+class RateLimited(Exception):
+    pass
+
+
+def ruled(raises: Callable[[int], BaseException | None], **options: Any) -> tuple[fg.Node, list[tuple[int, int]]]:
+    """Its handler raises what it is told for its n-th run; (redeliveries, attempt) of each run."""
+    runs: list[tuple[int, int]] = []
+    node = fg.Node("worker")
+
+    @node.on(Job, source="boss", **options)
+    async def work(job: Job, ctx: fg.Context) -> None:
+        runs.append((ctx.redeliveries, ctx.attempt))
+        error = raises(len(runs))
+        if error is not None:
+            raise error
+
+    return node, runs
+
+
+RULES = [
+    fg.When(TimeoutError, ConnectionError, retry=fg.Retry(4, delay=0.5), redeliver=None),
+    fg.When(OSError, redeliver=fg.Redeliver(1)),
+    fg.When(KeyError, dead=True),
+    fg.When(RateLimited, retry=None, redeliver=None, requeue=fg.Requeue(2)),
+]
+
+
+@pytest.mark.parametrize(
+    ("error", "runs", "reason"),
+    [
+        (TimeoutError("slow"), [(0, attempt) for attempt in range(1, 6)], "failed"),
+        (ConnectionResetError("gone"), [(0, attempt) for attempt in range(1, 6)], "failed"),
+        (PermissionError("no"), [(0, 1), (0, 2), (1, 1), (1, 2)], "failed"),  # retry= stays the subscription's
+        (KeyError("id"), [(0, 1)], "permanent"),
+        (RateLimited("later"), [(0, 1), (1, 1), (2, 1)], "failed"),
+        (ValueError("other"), [(0, 1), (0, 2), (1, 1), (1, 2), (2, 1), (2, 2)], "failed"),
+        (fg.Permanent("never"), [(0, 1)], "permanent"),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+@pytest.mark.parametrize("store", [None, "memory:"])
+async def test_the_first_rule_that_fits_an_error_says_what_is_done(
+    error: Exception, runs: list[tuple[int, int]], reason: str, store: str | None
+) -> None:
+    node, seen = ruled(
+        lambda run: error, order=fg.Parallel(1), retry=fg.Retry(1), redeliver=fg.Redeliver(1, 1), rules=RULES
+    )
+    clock = fg.testing.FakeClock()
+    async with fg.Bus("memory:", nodes=[fg.Node("boss"), node], clock=clock, store=store) as bus:
+        await bus.publish(Job(name="x"), node="boss")
+        async with asyncio.timeout(LONG):
+            while not bus.outcomes()["dead"]:
+                await clock.advance(0.1)
+        [dead] = await bus.poisoned()
+    assert seen == runs
+    assert dead.reason == reason
+
+
+async def test_each_failure_is_judged_by_the_rule_of_its_own_error() -> None:
+    errors = {1: TimeoutError(), 2: TimeoutError(), 3: TimeoutError(), 4: ValueError(), 5: KeyError()}
+    node, runs = ruled(errors.get, retry=None, redeliver=fg.Redeliver(1), rules=RULES)
+    async with fg.testing.bench(node) as bench:
+        await bench.publish(Job(name="x"))
+        await bench.settle()
+        [dead] = bench.poisoned()
+    assert runs == [(0, 1), (0, 2), (0, 3), (0, 4), (1, 1)]
+    assert dead.reason == "permanent"
+
+
+async def test_a_retry_waits_as_its_rule_says_alone_and_among_others() -> None:
+    times: dict[str, list[float]] = {}
+    node = fg.Node("worker")
+    clock: dict[str, Any] = {}
+
+    @node.on(Job, source="boss", redeliver=None, rules=[fg.When(OSError, retry=fg.Retry(1, delay=7))])
+    async def work(job: Job) -> None:
+        times.setdefault(job.name, []).append(clock["now"]())
+        if job.name in ("0", "5"):
+            raise OSError("slow")
+
+    async with fg.testing.bench(node) as bench:
+        clock["now"] = bench.clock.time
+        await bench.bus.publish_many([Job(name=str(n)) for n in range(10)], node="boss")
+        await bench.settle()
+        assert len(bench.poisoned()) == 2
+    for name in ("0", "5"):
+        first, second = times[name]
+        assert second - first == pytest.approx(7, abs=0.01)
+
+
+async def test_an_error_that_says_itself_what_to_do_is_asked_before_any_rule() -> None:
+    class Throttled(Exception):
+        retry_after = 3.0
+
+    errors = {1: fg.RetryAfter(1), 2: fg.Unavailable(retry_after=2), 3: Throttled()}
+    node, runs = ruled(errors.get, retry=None, redeliver=None, rules=[fg.When(Exception, dead=True)])
+    async with fg.testing.bench(node) as bench:
+        await bench.publish(Job(name="x"))
+        await bench.settle()
+        assert bench.poisoned() == []
+        assert bench.outcomes()["handled"] == 1
+    assert runs == [(0, 1)] * 4
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: fg.When(dead=True), "needs the errors"),
+        (lambda: fg.When(KeyError), "needs what to do"),
+        (lambda: fg.When(KeyError("x"), dead=True), "takes classes of exceptions"),
+        (lambda: fg.When(SystemExit, dead=True), "takes classes of exceptions"),
+        (lambda: fg.When(KeyError, dead=True, retry=None), "takes nothing else"),
+        (lambda: fg.When(KeyError, retry=3), "retry must be an fg.Retry or None"),
+        (lambda: fg.When(KeyError, requeue=fg.Retry(1)), "requeue must be an fg.Requeue or None"),
+        (lambda: fg.When(fg.Permanent, retry=None), "says itself what becomes of its message"),
+        (lambda: fg.When(fg.BrokerUnavailable, dead=True), "says itself what becomes of its message"),
+        (lambda: fg.Node("n").on(Job, source="b", rules=fg.When(KeyError, dead=True)), "takes a list of fg.When"),
+        (lambda: fg.Node("n").on(Job, source="b", rules=[KeyError]), "takes a list of fg.When"),
+        (lambda: fg.Node("n").on(Job, source="b", requeue=True), "requeue must be an fg.Requeue or None"),
+        (lambda: fg.Redeliver(1, jitter=-1), "jitter"),
+    ],
+)
+def test_a_rule_that_cannot_be_is_refused_where_it_is_declared(make: Callable[[], Any], text: str) -> None:
+    with pytest.raises(fg.ConfigurationError, match=text):
+        make()
+
+
+def test_jitter_lengthens_a_wait_and_never_shortens_it() -> None:
+    for policy, least in ((fg.Retry(1, delay=10, jitter=0.5), 10.0), (fg.Redeliver(10, 20, jitter=0.5), 20.0)):
+        waits = {policy.wait(1) for _ in range(200)}
+        assert len(waits) > 100
+        assert all(least <= wait <= 1.5 * least for wait in waits)
+
+
+async def test_redeliveries_that_failed_together_do_not_come_together() -> None:
+    times: list[float] = []
+    node = fg.Node("worker")
+    clock: dict[str, Any] = {}
+
+    @node.on(Job, source="boss", retry=None, redeliver=fg.Redeliver(100, jitter=0.5), kill_switch=False)
+    async def work(job: Job, ctx: fg.Context) -> None:
+        if not ctx.redeliveries:
+            raise ValueError("all at once")
+        times.append(clock["now"]())
+
+    async with fg.testing.bench(node) as bench:
+        clock["now"] = bench.clock.time
+        start = bench.clock.time()
+        await bench.bus.publish_many([Job(name=str(n)) for n in range(50)], node="boss")
+        await bench.settle()
+    assert len(times) == 50
+    assert len({round(time, 3) for time in times}) > 25
+    assert all(100 <= time - start <= 151 for time in times)
+
+
+async def test_local_failure_retries_within_the_consumer_until_the_situation_corrects_itself() -> None:
+    """Seed 004: a record that is locked holds up its own message, and no other."""
+    locked, done = True, []  # type: tuple[bool, list[str]]
+    node = fg.Node("worker")
+
+    @node.on(Job, source="boss", rules=[fg.When(BlockingIOError, retry=fg.Retry(5, delay=1))])
+    async def work(job: Job) -> None:
+        if job.name == "locked" and locked:
+            raise BlockingIOError("the row is locked")
+        done.append(job.name)
+
+    async with fg.testing.bench(node) as bench:
+        await bench.bus.publish_many([Job(name=name) for name in ("a", "locked", "b", "c")], node="boss")
+        await bench.clock.advance(2.5)
+        assert sorted(done) == ["a", "b", "c"]
+        locked = False
+        await bench.settle()
+        assert sorted(done) == ["a", "b", "c", "locked"]
+        assert bench.outcomes()["redelivered"] == 0
+        assert bench.poisoned() == []
+
+
+async def test_permanent_failure_goes_to_the_dead_letters_without_another_try() -> None:
+    """Seed 004: an illegal state of what the message is about, named by a rule instead of in every handler."""
+
+    class AccountClosed(Exception):
+        pass
+
+    node, runs = ruled(lambda run: AccountClosed("17"), rules=[fg.When(AccountClosed, dead=True)])
+    async with fg.testing.bench(node) as bench:
+        await bench.publish(Job(name="x"))
+        await bench.settle()
+        [dead] = bench.poisoned()
+    assert runs == [(0, 1)]
+    assert "AccountClosed: 17" in dead.error

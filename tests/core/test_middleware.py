@@ -219,7 +219,14 @@ async def test_an_after_middleware_sees_every_outcome() -> None:
         await bench.settle()
         await bench.publish(OrderPlaced(order_id="bad"))
         await bench.settle()
-        assert bench.outcomes() == {"handled": 1, "skipped": 1, "duplicate": 0, "redelivered": 1, "dead": 1}
+        assert bench.outcomes() == {
+            "handled": 1,
+            "skipped": 1,
+            "filtered": 0,
+            "duplicate": 0,
+            "redelivered": 1,
+            "dead": 1,
+        }
     assert seen == ["handled", "skipped", "redelivered", "dead"]
 
 

@@ -88,7 +88,14 @@ async def test_the_connection_asked_for_in_a_task_group_is_given_at_the_second_r
     async with fg.Bus("memory:", nodes=[asking, answering], store="memory:", drain_seconds=1) as bus:
         await bus.publish(Asked(n=1), node="asking")
         await bus.idle(timeout=LONG)
-        assert bus.outcomes() == {"handled": 1, "skipped": 0, "duplicate": 0, "redelivered": 0, "dead": 0}
+        assert bus.outcomes() == {
+            "handled": 1,
+            "skipped": 0,
+            "filtered": 0,
+            "duplicate": 0,
+            "redelivered": 0,
+            "dead": 0,
+        }
         assert runs == 2 and await notes(bus) == [1]
 
 

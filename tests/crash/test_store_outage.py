@@ -11,8 +11,9 @@ import faregate as fg
 from faregate.errors import StoreUnavailable
 from faregate.stores.postgres.server import PostgresServer
 from faregate.stores.sql import opening
+from tests.bus.outage import Outage, effects, steps, worker_of
 from tests.crash.places import query
-from tests.crash.sequence import EVERYTHING, KEYS, STEPS, Line, arrivals
+from tests.crash.sequence import EVERYTHING, STEPS, Line, arrivals
 from tests.crash.server import PrivatePostgres
 
 UNREACHABLE = "postgresql://shop:secret@127.0.0.1:1/shop"
@@ -95,7 +96,7 @@ async def test_messages_wait_for_a_store_that_is_down_and_lose_no_try(
         try:
             for step in STEPS[half:]:
                 await bus.publish(step, node="shop")
-            while bus.outcomes()["redelivered"] < KEYS:  # noqa: ASYNC110
+            while not all(each.paused for each in bus.counts()):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         finally:
             await asyncio.to_thread(server.start)
@@ -111,3 +112,51 @@ async def test_messages_wait_for_a_store_that_is_down_and_lose_no_try(
     assert query(database, "select count(*) from faregate_dead") == [(0,)]
     assert query(database, "select count(*) from faregate_outbox") == [(0,)]
     assert query(database, "select count(*) from faregate_ledger") == [(2 * len(STEPS),)]
+
+
+@pytest.mark.services
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.full)])
+async def test_postgresql_stopped_and_started_costs_no_dead_letter_and_doubles_nothing(
+    count: int, server: PrivatePostgres, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice, under load. Some messages wait for each crash, so that somebody needs the store while it is away."""
+    monkeypatch.setitem(PostgresServer.__init__.__kwdefaults__, "wait_seconds", 0.3)
+    switch = fg.KillSwitch(every=0.5)
+    outage, sent = Outage(key="key", retry=None, redeliver=None, kill_switch=switch), steps(count)
+    gates = {count // 2: asyncio.Event(), count - 20: asyncio.Event()}
+
+    async def run(step: object, ctx: fg.Context) -> None:
+        for number, gate in gates.items():
+            if getattr(step, "number", 0) >= number:
+                await gate.wait()
+
+    def done(bus: fg.Bus) -> int:
+        """Those whose commit was cut off, and had happened, are duplicates when they come again."""
+        return bus.outcomes()["handled"] + bus.outcomes()["duplicate"]
+
+    outage.run = run
+    async with asyncio.timeout(10 * LONG), outage.bus(store=database) as bus:
+        await bus.publish_many(sent, node="shop")
+        for share, gate in zip((0.1, 0.5), gates.values(), strict=True):
+            while done(bus) < share * count:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+            await asyncio.to_thread(server.crash)
+            gate.set()
+            try:
+                while not worker_of(bus).switch.is_open or worker_of(bus).busy:  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+                calls = outage.total
+                await asyncio.sleep(2 * switch.every)
+                assert outage.total == calls, "a handler began while the store was away"
+            finally:
+                await asyncio.to_thread(server.start)
+        while done(bus) < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        assert bus.outcomes()["dead"] == 0
+        assert bus.outcomes()["redelivered"] <= 2 * 10, "more than 10 lanes commit at a time"
+        assert await bus.poisoned() == []
+        assert await effects(bus) == [(each.key, each.number) for each in sent]
+        assert bus.alarms["kill-switch"] >= 1
+    for numbers in outage.ended.values():
+        assert list(dict.fromkeys(numbers)) == sorted(set(numbers)), "a key is out of order"

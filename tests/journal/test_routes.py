@@ -55,14 +55,14 @@ async def test_what_was_settled_as_dead_or_duplicate_stays_settled(again: Again,
 
 async def test_each_outcome_has_its_code_in_the_side_log() -> None:
     async with station(ONE) as it:
-        outcomes: tuple[Outcome, ...] = ("handled", "skipped", "dead", "duplicate")
+        outcomes: tuple[Outcome, ...] = ("handled", "skipped", "dead", "duplicate", "filtered")
         await it.publish(*[noted(outcome) for outcome in outcomes])
         it.consume()
         for outcome in outcomes:
             await (await it.take(outcome)).settle(outcome)
         await it.settled()
         records = [*filter(None, settled.walk(it.disk.view(Layout(ROOT).settled_log(0))))]
-        assert [(record.offset, record.outcome) for record in records] == [(0, 1), (1, 2), (2, 3), (3, 6)]
+        assert [(record.offset, record.outcome) for record in records] == [(0, 1), (1, 2), (2, 3), (3, 6), (4, 7)]
         assert [OUTCOME_NAMES[record.outcome] for record in records] == list(outcomes)
 
 

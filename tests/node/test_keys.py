@@ -15,6 +15,7 @@ from faregate.broker.journal.reader import JournalReader
 from faregate.codec import CODECS
 from faregate.message import describe
 from faregate.node.key import read_key
+from faregate.ports.keys import keys_of
 from tests.node.bank import Booked, Transferred, bank, day_of, later, pair_of, two_of, world
 
 if TYPE_CHECKING:
@@ -231,3 +232,88 @@ async def publish_all(transport: str, store_url: str, *, runs: bool) -> None:
         for number, accounts in enumerate((["a", "b"], ["b", "a"], ["a", "nobody"], ["c", "a"])):
             await bus.publish(Transferred(accounts=accounts, number=number), node="world")
         await bus.idle(timeout=LONG)
+
+
+# --- several keys -------------------------------------------------------------------------------------------
+
+
+class Moved(fg.Event):
+    debit: int | None
+    credit: int | None
+    bank: str = "b"
+    others: list[str] = []  # noqa: RUF012
+
+
+def all_of(message: Moved) -> "set[str]":
+    return {f"{message.debit}", f"{message.credit}"}
+
+
+def keys(source: Any, message: Any) -> tuple[str, ...]:
+    return keys_of(text(source, message))
+
+
+def test_each_field_is_a_key_of_its_own() -> None:
+    both = fg.Each("debit", "credit")
+    assert keys(both, Moved(debit=18, credit=17)) == ("17", "18") == keys(both, Moved(debit=17, credit=18))
+    assert text(both, Moved(debit=18, credit=17)) == '{"17","18"}'
+    assert text(both, Moved(debit=17, credit=17)) == "17" == text(both, Moved(debit=None, credit=17))
+    assert text(both, Moved(debit=None, credit=None)) is None
+    assert keys(fg.Each(("bank", "debit"), "credit"), Moved(debit=1, credit=2)) == ("2", '["b","1"]')
+    assert keys(fg.Each("others", "debit"), Moved(debit=1, credit=2, others=["x", "y", "x"])) == ("1", "x", "y")
+    assert text(fg.Each("others"), Moved(debit=1, credit=2)) is None
+    assert keys(fg.Each(all_of), Moved(debit=1, credit=2)) == ("1", "2")
+    assert keys(fg.Each(all_of, "bank"), Moved(debit=1, credit=2)) == ("1", "2", "b")
+
+
+def test_no_two_sets_of_keys_have_the_same_text() -> None:
+    sets = [
+        ["a", "b"],
+        ["a,b"],
+        ['a","b'],
+        ['{"a","b"}'],
+        ["a"],
+        ["{a"],
+        ['["a","b"]'],
+        ["a", "b", ""],
+        ["", "a"],
+        [""],
+    ]
+    texts = [text(fg.Each("others"), Moved(debit=1, credit=2, others=others)) for others in sets]
+    assert len(set(texts)) == len(sets)
+    assert [keys_of(each) for each in texts] == [tuple(sorted(others)) for others in sets]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("source", [fg.Each("debit", ("bank", "credit")), fg.Each("others"), fg.Each(all_of)])
+def test_the_keys_of_an_encoded_message_are_those_of_the_message(source: Any, codec: str) -> None:
+    message = Moved(debit=1, credit=2, others=["x", "y"])
+    key = read_key(source, describe(Moved, "event"), "key")
+    written = CODECS[codec].encoder(Moved)(message)
+    envelope = fg.Envelope(body=written, content_type=CODECS[codec].content_type)
+    assert keys_of(key.reader(Moved, 1000)(envelope)) == keys_of(key.of(message))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"key": fg.Each()}, "takes 1 to 16"),
+        ({"key": fg.Each(*["debit"] * 17)}, "takes 1 to 16"),
+        ({"key": fg.Each("debit", "nowhere")}, "nowhere"),
+        ({"key": fg.Each(fg.Each("debit"))}, "key"),
+        ({"key": fg.Each(lambda message: "a")}, "top level"),
+        ({"key": all_of}, r"write key=fg.Each\(all_of\)"),
+        ({"identity": fg.Each("debit")}, "one identity"),
+        ({"key": fg.Each("debit"), "partitions": 4}, "partitions="),
+    ],
+)
+def test_several_keys_that_cannot_be_are_refused_where_they_are_declared(options: Any, words: str) -> None:
+    with pytest.raises(fg.ConfigurationError, match=words):
+        fg.Node("bank").on(Moved, source="world", **options)
+
+
+def test_a_type_has_one_key() -> None:
+    with pytest.raises(fg.ConfigurationError):
+
+        class Wrong(fg.Event, key=fg.Each("a", "b")):  # type: ignore[call-arg]
+            a: str
+            b: str

@@ -203,13 +203,3 @@ async def test_status_shows_who_runs_and_what_nobody_runs(site: Site, monkeypatc
         assert site.name in told and "Step" in told and "0 1 2 3" in told
     code, told = await _status(site.broker, "--wait", "0.5")
     assert code == 0
-
-
-@pytest.mark.parametrize(
-    ("target", "told"),
-    [("nothing", "names neither a bus"), ("examples.shop.app:bus", "status is for amqp://")],
-)
-async def test_status_refuses_what_is_no_rabbitmq(target: str, told: str) -> None:
-    code, said = await _status(target)
-    assert code == 1
-    assert told in said

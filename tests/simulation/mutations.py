@@ -21,6 +21,7 @@ from faregate.core.states import TABLE, Event, State
 from faregate.core.unit import UnitOfWork
 from faregate.core.work import Spoiled, Work
 from faregate.errors import StoreUnavailable
+from faregate.node.where import Filter
 from faregate.ports import faults
 from faregate.ports.store import LedgerRow
 from faregate.spark.runs.engine import Engine, SubscriptionRun
@@ -114,6 +115,37 @@ def what_was_lost_counts(patch: MonkeyPatch) -> None:
 
 def what_an_earlier_run_committed_runs_again(patch: MonkeyPatch) -> None:
     _transition(patch, "new", "resumed", "new")
+
+
+def what_is_filtered_is_new(patch: MonkeyPatch) -> None:
+    _transition(patch, "new", "filtered", "new")
+
+
+def a_filter_takes_everything(patch: MonkeyPatch) -> None:
+    patch.setattr(Filter, "takes", lambda self, message, headers: True)
+
+
+def a_filter_takes_nothing(patch: MonkeyPatch) -> None:
+    patch.setattr(Filter, "takes", lambda self, message, headers: False)
+
+
+def the_token_of_what_is_filtered_stays(patch: MonkeyPatch) -> None:
+    release = Claims.release
+
+    async def mutant(self: Any, work: Any) -> None:
+        if work.state != "filtered":
+            await release(self, work)
+
+    patch.setattr(Claims, "release", mutant)
+
+
+def what_is_filtered_stays_parked(patch: MonkeyPatch) -> None:
+    ended = Engine.ended
+
+    async def mutant(self: Any, delivery: Any, outcome: str) -> None:
+        await ended(self, delivery, "skipped" if outcome == "filtered" else outcome)
+
+    patch.setattr(Engine, "ended", mutant)
 
 
 def writes_of_a_failed_try_kept_in_its_batch(patch: MonkeyPatch) -> None:

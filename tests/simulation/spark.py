@@ -135,6 +135,7 @@ class DriverProcess(Process):
         driver._recipient_lists = None if world.tokens is None else RecipientLists(driver._tokens)
         driver._marks, driver._retain_ledger, driver._next_eviction = [], 1e9, 0.0
         driver._body_limit = _LIMIT
+        driver._observers = ()
         return driver
 
     async def _run_batch(

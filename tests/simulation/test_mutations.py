@@ -15,6 +15,8 @@ from tests.simulation.test_operations import replay_all
 from tests.simulation.test_parting import SLOW, SLOW_AND_LOST, SLOW_BY_KEY, SLOW_IN_ITS_TRANSACTION, TOGETHER
 from tests.simulation.test_send import left_behind, of_one_key
 from tests.simulation.test_spark import KEYED, NOT_STRICT, REPLAYED, first_fails_once, on_spark, one_of_a_key
+from tests.simulation.test_where import BEHIND_ON_SPARK, WITH_TOKENS
+from tests.simulation.test_where import TOGETHER as TOGETHER_WHERE
 from tests.simulation.world import World
 
 MOST = 3000
@@ -157,6 +159,12 @@ CASES: list[tuple[Mutation, Scenario, set[int]]] = [
     (mutations.what_is_behind_overtakes_what_is_put_back, SLOW_BY_KEY, {8}),
     (mutations.undecided_ones_are_settled_together, TOGETHER, {7}),
     (mutations.some_are_forgotten_when_they_are_settled_together, TOGETHER, {6}),
+    # --- filters ---
+    (mutations.what_is_filtered_is_new, TOGETHER_WHERE, {6}),
+    (mutations.a_filter_takes_everything, TOGETHER_WHERE, {7}),
+    (mutations.a_filter_takes_nothing, TOGETHER_WHERE, {7}),
+    (mutations.the_token_of_what_is_filtered_stays, WITH_TOKENS, {6}),
+    (mutations.what_is_filtered_stays_parked, BEHIND_ON_SPARK, {6}),
     # --- Spark ---
     (mutations.positions_advanced_before_the_handlers, on_spark(one_of_a_key, crashes=1, options=KEYED), {7}),
     (mutations.positions_advanced_after_the_commit, on_spark(one_of_a_key, "off", crashes=1, options=KEYED), {1}),

@@ -148,3 +148,21 @@ asking = fg.Node("asking")
 @asking.on(OrderPlaced, source="shop")
 async def ask_nobody(order: OrderPlaced) -> object:
     return fg.send(ChargeCard(order_id=order.order_id, number=order.number, amount=1), to="nobody")
+
+
+sifting = fg.Node("sifting", schema=_schema("sifted"))
+peeking = fg.Node("peeking")
+FEW = "number not in (1, 4) and header.region is null"
+
+
+@sifting.on(OrderPlaced, source="shop", key="order_id", where=FEW)
+async def sift(order: OrderPlaced, ctx: fg.Context) -> None:
+    await ctx.db.execute(
+        "insert into sifted(order_id, number, message_id) values (?, ?, ?)",
+        (order.order_id, order.number, ctx.message_id),
+    )
+
+
+@peeking.on(OrderPlaced, source="shop", where="number < 2")
+async def peek(order: OrderPlaced) -> object:
+    return Seen(order_id=order.order_id, number=order.number)

@@ -61,6 +61,7 @@ def rows() -> list[dict[str, object]]:
             "ended": 100,
             "handled": 99,
             "skipped": 0,
+            "filtered": 0,
             "duplicate": 0,
             "dead": 1,
             "redelivered": 0,

@@ -551,6 +551,36 @@ async def test_a_token_in_the_nodes_own_store_is_used_up_with_the_effect(tmp_pat
     rig.check([0])
 
 
+async def test_what_is_filtered_is_in_the_ledger_and_has_no_effect(tmp_path: Path, store_url: str) -> None:
+    rig = Rig(tmp_path, store_url, where="number not in (1, 2) and topic is not null")
+    rows = rig.rows(range(6))
+    for _ in range(2):  # the second is a task that runs again
+        async with rig.engine() as engine:
+            counts = await engine.run(rows)
+            assert (counts["filtered"], counts["last"]) == (2, 5)
+            assert counts.get("handled", 0) + counts.get("duplicate", 0) == 4
+    rig.check([0, 3, 4, 5])
+    found = rig._query(
+        "select position, key, outcome from faregate_ledger where outcome <> 'handled' order by position"
+    )
+    assert [tuple(row) for row in found] == [(1, None, "filtered"), (2, None, "filtered")]
+
+
+async def test_what_is_filtered_behind_a_parked_one_is_parked_no_longer(tmp_path: Path, store_url: str) -> None:
+    rig = Rig(tmp_path, store_url, where="number <> 2")
+
+    async def fail(noted: Noted) -> None:
+        rig.before = None
+        raise RuntimeError("once")
+
+    rig.before = fail
+    async with rig.engine() as engine:
+        assert await engine.run(rig.rows(range(5), keys=1)) == {"redelivered": 1, "parked": 4, "last": 4}
+        assert await engine.run(await rig.due_rows(engine)) == {"handled": 4, "filtered": 1, "last": 4}
+        assert await rig.parked(engine) == []
+    rig.check([0, 1, 3, 4])
+
+
 async def test_a_worker_process_serves_one_run_after_another(tmp_path: Path, store_url: str) -> None:
     one, other = Rig(tmp_path, store_url), Rig(tmp_path, store_url)
     async with one.engine():
@@ -580,3 +610,70 @@ def test_a_run_sends_what_is_in_the_outbox_while_no_batch_comes(tmp_path: Path) 
     assert not run.handle_parked(mock.Mock())
     assert run.sent == 2
     driver.finish_batch.assert_not_called()
+
+
+# --- several keys -------------------------------------------------------------------------------------------
+
+
+def topics_of(noted: Noted) -> Any:
+    return noted.topic.split("+")
+
+
+TOPICS = ["a", "b", "a+b", "c", "b+c", "d", "a+d", "c"]
+
+
+def in_order_of_each(rig: Rig) -> None:
+    """Each message once, and those of each key in the order of the log."""
+    found = rig.notes()
+    assert sorted(number for _, number, _ in found) == list(range(len(TOPICS)))
+    for topic in "abcd":
+        own = [number for each, number, _ in found if topic in each.split("+")]
+        assert own == sorted(own), f"{topic} is out of order: {own}"
+
+
+@pytest.mark.parametrize("point", ["bus.before-handler", "unit.before-commit", "unit.after-commit"])
+@pytest.mark.parametrize("after", [0, 2])
+async def test_messages_with_several_keys_are_handled_once_and_in_order_though_the_task_fails(
+    tmp_path: Path, store_url: str, point: str, after: int
+) -> None:
+    rig = Rig(tmp_path, store_url, key=fg.Each(topics_of), dedup="off")
+    rows = [rig._row(number, topic) for number, topic in enumerate(TOPICS)]
+    assert len({row[1] for row in rows}) == 1, "one task has all of them"
+    crash_at(point, after)
+    with suppress(faults.Crash):  # so few may be one batch
+        async with rig.engine() as engine:
+            await engine.run(rows)
+    faults.hook = None
+    async with rig.engine() as engine:
+        await engine.run(rows)
+    in_order_of_each(rig)
+
+
+async def test_what_shares_a_key_with_a_parked_message_parks_behind_it_and_nothing_else_does(
+    tmp_path: Path, store_url: str
+) -> None:
+    rig = Rig(tmp_path, store_url, key=fg.Each(topics_of))
+    rows = [rig._row(number, topic) for number, topic in enumerate(TOPICS)]
+    failed: list[int] = []
+
+    async def fail_once(noted: Noted) -> None:
+        if noted.number == 1 and not failed:
+            failed.append(noted.number)
+            raise RuntimeError("on purpose")
+
+    rig.before = fail_once
+    async with rig.engine() as engine:
+        first = await engine.run(rows)
+        assert sorted(number for _, number, _ in rig.notes()) == [0, 3, 5], "a, c and d have nobody before them"
+        assert (first["redelivered"], first["parked"]) == (1, 4)
+        assert {row.key for row in await rig.parked(engine)} == {""}
+        assert (await engine.run(rows)).get("handled", 0) == 0, "what runs again finds them parked, or done"
+        later = rig._row(8, "d+e")
+        await engine.run([later])
+        assert 8 not in [number for _, number, _ in rig.notes()], "d waits for a+d"
+        while due := await rig.due_rows(engine):
+            await engine.run(sorted(due))
+    for topic in "abcde":
+        own = [number for each, number, _ in rig.notes() if topic in each.split("+")]
+        assert own == sorted(own), f"{topic} is out of order: {own}"
+    assert len(rig.notes()) == 9

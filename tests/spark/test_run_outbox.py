@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import faregate as fg
+from faregate.core.sealing import outbox_row
 from faregate.ports.clock import SystemClock
 from faregate.ports.store import DeadFilter
 from faregate.spark.runs import outbox
@@ -101,6 +102,22 @@ async def test_outgoing_middlewares_see_what_was_recorded_through_the_outbox(tmp
     await shop.listen()
     assert shop.billed == [(1, {"by": "watch"}), (3, {"by": "watch"})]
     assert seen == [(Placed(number=1), "sent"), (Placed(number=3), "sent"), (None, "unroutable")]
+
+
+async def test_a_reply_that_a_bus_left_in_the_outbox_is_dropped(tmp_path: Path) -> None:
+    """No log brings it, and what is behind it must go out."""
+    shop = Shop(tmp_path)
+    async with shop.spooler() as (spooler, store):
+        reply = fg.Envelope(fg.ids.root_id(), "Placed", "reply", "shop", b"{}", destination="here-0")
+        async with store.transaction() as transaction:
+            await transaction.send([outbox_row("shop", reply)])
+        shop.record(Placed(number=1), Placed(number=2))
+        await spooler.send()
+        assert await spooler.take_in()
+        assert await store.undispatched(10) == []
+        assert await store.dead(DeadFilter()) == []
+    await shop.listen()
+    assert [number for number, _ in shop.billed] == [1, 2]
 
 
 async def test_a_middleware_that_goes_on_failing_fails_the_run_and_what_was_recorded_waits(

@@ -14,11 +14,13 @@ import pytest
 import faregate as fg
 from faregate import ids
 from faregate.columns import to_batch, to_envelopes
-from faregate.message import Envelope
+from faregate.message import REPLY_TO, Envelope
+from faregate.node.subscription import Subscription
 from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.topology import Reading
 from faregate.spark import id_columns
 from faregate.spark.runs import stateless as run_stateless
+from faregate.spark.runs.plain import is_plain
 from faregate.spark.runs.rows import Places
 from faregate.spark.runs.spec import RunSpec, provide
 from faregate.spark.runs.stateless import HandlerFailed, Task
@@ -130,7 +132,34 @@ def test_both_ways_send_the_same(shape: str) -> None:
     assert facts(short[0]) == facts(long[0]) and len(short[0]) == len(facts(short[0])) == 18
     assert {each.envelope.body for each in short[1]} == {each.envelope.body for each in long[1]}
     assert [(each.reason, each.queue) for each in short[1]] == [("permanent", "answers.Asked.asking")] * 2
-    assert short[2] == long[2] == {"handled": 18, "dead": 2, "sent": 18}
+    assert short[2] == long[2] == {"handled": 18, "filtered": 0, "dead": 2, "sent": 18}
+
+
+@pytest.mark.parametrize("where", ["number > 3 and number <> 8", "header.wanted = 'yes' or number = 5"])
+def test_both_ways_filter_the_same(where: str) -> None:
+    envelopes = [asked(number, headers={"wanted": "yes"} if number % 2 else {}) for number in range(20)]
+    short = handled(node("async", where=where), envelopes, plain=is_plain(*_first(node("async", where=where))))
+    called = set(calls)
+    long = handled(node("async", where=where), envelopes, plain=False)
+    assert set(calls) == called and len(called) == 20 - short[2]["filtered"]
+    assert facts(short[0]) == facts(long[0]) and short[2] == long[2]
+    assert {each.envelope.body for each in short[1]} == {each.envelope.body for each in long[1]}
+    assert short[2]["filtered"] == {"n": 5, "h": 10}[where[0]]
+    assert sum(short[2][name] for name in ("handled", "filtered", "dead")) == 20
+
+
+def _first(made: fg.Node) -> tuple[Subscription, fg.Node]:
+    return next(iter(made.subscriptions.values())), made
+
+
+@pytest.mark.parametrize("headers", [{}, {"tracestate": "vendor=1"}])
+def test_both_ways_hand_on_the_trace_of_the_cause(headers: dict[str, str]) -> None:
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    envelopes = [asked(8, traceparent=trace, headers=headers), asked(9), asked(12, traceparent=trace, headers=headers)]
+    short, long = (handled(node("async"), envelopes, plain=plain)[0] for plain in (True, False))
+    assert facts(short) == facts(long)
+    assert sorted(str(each.traceparent) for each in short) == [trace] * 3 + ["None"]
+    assert sum(each.headers.get("tracestate") == "vendor=1" for each in short) == (3 if headers else 0)
 
 
 def test_a_result_that_is_no_message_is_judged_as_everywhere() -> None:
@@ -211,7 +240,20 @@ def test_a_handler_that_cancels_the_task_it_runs_in_has_failed_and_no_other(wait
     assert sorted(each.body for each in sent) == [b'{"number":%d}' % number for number in (0, 1, 3, 4)]
     assert letter.envelope.body == asked(2).body
     assert "cancelled the task that it runs in" in letter.error
-    assert counts == {"handled": 4, "dead": 1, "sent": 4}
+    assert counts == {"handled": 4, "filtered": 0, "dead": 1, "sent": 4}
+
+
+@pytest.mark.parametrize("plain", [True, False], ids=["short", "long"])
+def test_a_reply_goes_nowhere_on_spark(plain: bool) -> None:
+    made = fg.Node("answers")
+
+    @made.on(Asked, source="asking", retry=None)
+    async def reply(asked: Asked) -> list[Any]:
+        return [fg.reply(Answered(number=0)), Answered(number=asked.number)]
+
+    sent, dead, counts = handled(made, [asked(1), asked(2, headers={REPLY_TO: "somebody"})], plain=plain)
+    assert sorted(each.body for each in sent) == [b'{"number":1}', b'{"number":2}']
+    assert not dead and counts == {"handled": 2, "filtered": 0, "dead": 0, "sent": 2}
 
 
 def test_very_many_failures_are_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +266,7 @@ def test_very_many_that_expired_are_no_outage(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(run_stateless, "MOST_DEAD", 3)
     _, dead, counts = handled(node("async", expires=60), [asked(10 * n) for n in range(8)], plain=False)
     assert [each.reason for each in dead] == ["expired"] * 8 and not calls
-    assert counts == {"handled": 0, "dead": 8, "sent": 0}
+    assert counts == {"handled": 0, "filtered": 0, "dead": 8, "sent": 0}
 
 
 @pytest.mark.parametrize("plain", [True, False], ids=["short", "long"])

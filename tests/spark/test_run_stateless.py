@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 import faregate as fg
+from faregate.spark.runs.stateless_query import check_stateless
 from tests.spark import run_shop
 from tests.spark.run_rig import Shop, the_shop
 
@@ -96,3 +97,10 @@ def test_what_needs_time_or_a_database_needs_a_store(the_shop: Shop) -> None:
         run(the_shop)
     with pytest.raises(fg.ConfigurationError, match="node 'billing' needs a store for schema="):
         fg.spark.run(run_shop.billing, the_shop.spark, source=the_shop.journal, checkpoint=the_shop.folder / "x")
+
+
+def test_a_requeue_needs_a_store() -> None:
+    node = fg.Node("billing")
+    node.on(run_shop.OrderPlaced, source="shop", requeue=fg.Requeue(), name="bill")(lambda order: None)
+    with pytest.raises(fg.ConfigurationError, match=r"node 'billing' needs a store for requeue= of "):
+        check_stateless(node)

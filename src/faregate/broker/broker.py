@@ -1,6 +1,7 @@
 """The broker: topics, queues, dead letters, the schedule, and the window of recent publications."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from secrets import token_hex
 
 from msgspec.structs import force_setattr
 
@@ -43,6 +44,8 @@ class Broker:
         self._schedule = Schedule(clock)
         self._queues: dict[str, Queue] = {}
         self._bindings: dict[str, Binding] = {}
+        self._listeners: dict[str, Callable[[Envelope], None]] = {}
+        """Who waits for replies, by address."""
 
     def bind(self, binding: Binding, *, consumed: bool = True) -> Queue:
         """Lead the binding's topic to its queue, made with its dead-letter queue if it is not there yet.
@@ -155,6 +158,24 @@ class Broker:
         parsed = None if selector is None else Selector(selector)
         return self.queue(name).attach(deliver, credit=prefetch, window=True, selector=parsed, exclusive=exclusive)
 
+    def open_replies(self, on_reply: Callable[[Envelope], None]) -> str:
+        """An address of this process. It is as good as its name is new: replies that an earlier process left find
+        nobody."""
+        address = f"here-{token_hex(16)}"
+        self._listeners[address] = on_reply
+        return address
+
+    def reply(self, envelopes: Sequence[Envelope]) -> int:
+        """Straight to who waits, in memory only; how many found nobody."""
+        lost = 0
+        for envelope in envelopes:
+            listener = self._listeners.get(envelope.destination or "")
+            if listener is None:
+                lost += 1
+            else:
+                listener(envelope)
+        return lost
+
     def dead_letter(self, record: DeadLetter) -> None:
         """Put it into its node's dead-letter queue."""
         name = dead_letter_queue(record.node)
@@ -180,6 +201,7 @@ class Broker:
         )
 
     def close(self) -> None:
+        self._listeners.clear()
         for queue in self._queues.values():
             queue.close()
         self._schedule.close()

@@ -79,8 +79,8 @@ class BrokerDelivery(msgspec.Struct, gc=False, eq=False):
     async def release(self, *, begun: bool = True) -> None:
         self.queue.release(self.entry, self.lock, forgive=True, begun=begun)
 
-    async def redeliver(self, delay: float, *, counted: bool = True) -> None:
-        self.queue.redeliver(self.entry, self.lock, delay, counted=counted)
+    async def redeliver(self, delay: float, *, counted: bool = True, behind: bool = False) -> None:
+        self.queue.redeliver(self.entry, self.lock, delay, counted=counted, behind=behind)
 
     async def dead_letter(self, reason: str, error: str) -> None:
         self.queue.dead_letter(self.entry, self.lock, reason, error)

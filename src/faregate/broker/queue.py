@@ -6,7 +6,8 @@ Rules kept here (each has a regression test that fails without it):
   never comes back.
 - Expiry takes an entry only while nobody holds it; a held one is looked at again when it is released.
 - Per key, only the first living entry can be available or acquired; the others wait behind it. In a serial queue all
-  wait while one waits for redelivery.
+  wait while one waits for redelivery. An entry with several keys is available once it is the first of each. Until then
+  it gives way to an earlier one in all of them, so that no two wait for each other.
 - The pump forgets that it was woken *before* it looks, so a signal while it runs wakes it again; and it ends
   when a whole round over the consumers delivered nothing, so it never spins.
 - Cost does not depend on length: enqueue, acquire and settle touch the ends of lines only, and references that
@@ -34,6 +35,7 @@ from faregate.errors import ConfigurationError, ConsumerRefused, StaleLock
 from faregate.message import Envelope, too_late_at
 from faregate.ports.clock import Clock, Timer
 from faregate.ports.dead_letter import DeadLetter
+from faregate.ports.keys import Keys, keys_of
 from faregate.ports.progress import Occupation
 from faregate.ports.queue import Outcome
 
@@ -81,7 +83,7 @@ class Queue:
     ) -> None:
         self.name = name
         self.lock_seconds = lock_seconds
-        self.settled: dict[str, int] = {"handled": 0, "skipped": 0, "dead": 0, "duplicate": 0}
+        self.settled: dict[str, int] = {"handled": 0, "skipped": 0, "filtered": 0, "dead": 0, "duplicate": 0}
         self._clock = clock
         self._schedule = schedule
         self._make_dead_letter = make_dead_letter
@@ -111,7 +113,8 @@ class Queue:
         """The line for everybody, then one for each consumer with a selector."""
         self._exposures = 0
         self._holders: dict[str, Entry] = {}
-        """Per key, the one entry that may be available, acquired or (strict) waiting for redelivery."""
+        """Per key, the one entry that may be available, acquired or (strict) waiting for redelivery; or that is
+        withheld until it is the holder of its other keys, too."""
         self._behind: dict[str, EntryLine] = {}
         self._acquired: dict[int, Entry] = {}
         self._lock_timer: Timer | None = None
@@ -272,15 +275,36 @@ class Queue:
         """The entry may be delivered as far as time goes; its key decides whether it is its turn."""
         key = entry.key
         if key is not None:
-            holder = self._holders.setdefault(key, entry)
-            if holder is not entry:
+            if key.__class__ is Keys:
                 entry.state = WITHHELD
-                behind = self._behind.get(key)
-                if behind is None:
-                    behind = self._behind[key] = EntryLine(WITHHELD, fresh_turn=0)
-                behind.add(entry)
+                held = [self._hold(each, entry) for each in keys_of(key)]  # it enters all lines at once
+                if not all(held):
+                    return
+            elif self._holders.setdefault(key, entry) is not entry and not self._hold(key, entry):
                 return
         self._expose(entry)
+
+    def _hold(self, key: str, entry: Entry) -> bool:
+        """Have the entry hold a key, or wait behind who does; whether it holds it."""
+        holder = self._holders.setdefault(key, entry)
+        if holder is entry:
+            return True
+        gives_way = holder.state == WITHHELD and holder.position > entry.position
+        if gives_way:
+            self._holders[key], entry = entry, holder
+        entry.state = WITHHELD
+        behind = self._behind.get(key)
+        if behind is None:
+            behind = self._behind[key] = EntryLine(WITHHELD, fresh_turn=0)
+        behind.add(entry)
+        return gives_way
+
+    def _holds(self, entry: Entry) -> bool:
+        """Whether it is the holder of its keys, of which there are some."""
+        key, holders = entry.key, self._holders
+        if key.__class__ is Keys:
+            return all(holders.get(each) is entry for each in keys_of(key))
+        return key is not None and holders.get(key) is entry
 
     def _expose(self, entry: Entry) -> None:
         entry.state = AVAILABLE
@@ -305,13 +329,43 @@ class Queue:
             entry.redelivering = False
             self._redelivering -= 1
             self.signal()
-            if entry.key is not None and self._holders.get(entry.key) is entry:
+            if self._holds(entry):
                 self._expose(entry)
                 return
+            self._pass_keys_on(entry)  # restored, it may hold some: as it waits again, an earlier one may have them
         else:
             self._scheduled -= 1
             self._in_flight.count += 1
         self._admit_in_order(entry)
+
+    def _due_at_end(self, entry: Entry) -> None:
+        """The same for one that goes behind everything that waits now: another entry for its message. A position never
+        changes, and nothing follows this one, or it, without a gap (see `restore`)."""
+        entry.wake = None
+        if entry.state != SCHEDULED:
+            return
+        self._redelivering -= 1
+        entry.state = ARCHIVED
+        self._remove([entry])
+        position = self._next_position + 1
+        self._next_position = position + 2
+        last = Entry(
+            position,
+            entry.envelope,
+            entry.key,
+            tries=entry.tries,
+            redeliveries=entry.redeliveries,
+            delivered=True,
+            expires_at=entry.expires_at,
+            offset=entry.offset,
+        )
+        self._entries[position] = last
+        if self._recorder is not None:
+            self._recorder.holds(last.envelope)
+        if last.expires_at is not None:
+            last.expiry = self._schedule.after(last.expires_at - self._clock.monotonic(), self._expire, last)
+        self.signal()
+        self._admit_in_order(last)
 
     # --- entries go out -----------------------------------------------------------------------------------
 
@@ -395,14 +449,15 @@ class Queue:
         if not begun:
             entry.delivered = delivered
 
-    def redeliver(self, entry: Entry, lock: int, delay: float, *, counted: bool = True) -> None:
-        """Back to its own position after a while. Settling and rescheduling are this one step."""
+    def redeliver(self, entry: Entry, lock: int, delay: float, *, counted: bool = True, behind: bool = False) -> None:
+        """Back to its own position after a while; `behind`: to the end of the queue, as it is then. Settling and
+        rescheduling are this one step."""
         self._give_back(entry, lock)
         if counted:
             entry.redeliveries += 1
         elif entry.started:
             entry.tries -= 1
-        self._return(entry, delay)
+        self._return(entry, delay, behind=behind)
 
     def dead_letter(self, entry: Entry, lock: int, reason: str, error: str) -> None:
         """The holder stops trying it."""
@@ -435,26 +490,26 @@ class Queue:
         if consumer is not None:
             consumer.ended(1)
 
-    def _return(self, entry: Entry, delay: float) -> None:
+    def _return(self, entry: Entry, delay: float, *, behind: bool = False) -> None:
         entry.delivered = True
         if self._max_deliveries is not None and entry.tries >= self._max_deliveries:
             self._abandon(entry, "max-deliveries", f"delivered {entry.tries} times without being settled")
         elif self.has_expired(entry):
             self._abandon(entry, "expired", "expired while it was being handled, and came back")
-        elif delay > 0:
-            self._wait_for_redelivery(entry, delay)
+        elif delay > 0 or behind:
+            self._wait_for_redelivery(entry, delay, behind=behind)
             if self._recorder is not None:
                 self._recorder.waits(self, entry, self._clock.time() + delay)
-            if not self._strict:
-                self._pass_key_on(entry)
+            if not self._strict or behind:
+                self._pass_keys_on(entry)
         else:
             self._expose(entry)
 
-    def _wait_for_redelivery(self, entry: Entry, delay: float) -> None:
+    def _wait_for_redelivery(self, entry: Entry, delay: float, *, behind: bool = False) -> None:
         entry.state = SCHEDULED
         entry.redelivering = True
         self._redelivering += 1
-        entry.wake = self._schedule.after(delay, self._due, entry)
+        entry.wake = self._schedule.after(delay, self._due_at_end if behind else self._due, entry)
 
     def _archive(self, entry: Entry) -> None:
         """One that nobody holds is done."""
@@ -463,8 +518,10 @@ class Queue:
             self._available_count -= 1
         withheld = entry.state == WITHHELD
         entry.state = ARCHIVED
-        if withheld and entry.key in self._behind:
-            self._behind[entry.key].left_by_another_door()
+        if withheld:
+            for key in keys_of(entry.key):
+                if key in self._behind and self._holders.get(key) is not entry:
+                    self._behind[key].left_by_another_door()
         if entry.redelivering:
             self._redelivering -= 1
             self.signal()
@@ -483,13 +540,20 @@ class Queue:
             if entry.expiry is not None or entry.wake is not None:
                 self._schedule.cancel(entry.expiry)
                 self._schedule.cancel(entry.wake)
-            if entry.key is not None:
-                self._pass_key_on(entry)
+            key = entry.key
+            if key is not None:
+                if key.__class__ is Keys:
+                    self._pass_keys_on(entry)
+                else:
+                    self._pass_on(key, entry)
 
-    def _pass_key_on(self, entry: Entry) -> None:
-        """The entry no longer holds its key; the next of that key takes its turn."""
-        key = entry.key
-        if key is None or self._holders.get(key) is not entry:
+    def _pass_keys_on(self, entry: Entry) -> None:
+        for key in keys_of(entry.key):
+            self._pass_on(key, entry)
+
+    def _pass_on(self, key: str, entry: Entry) -> None:
+        """The entry no longer holds this key; the next of it takes its turn."""
+        if self._holders.get(key) is not entry:
             return
         behind = self._behind.get(key)
         if behind is None:
@@ -502,7 +566,8 @@ class Queue:
             del self._holders[key]
         else:
             self._holders[key] = following
-            self._expose(following)
+            if following.key.__class__ is not Keys or self._holds(following):
+                self._expose(following)
 
     def _abandon(self, entry: Entry, reason: str, error: str) -> None:
         """The queue itself makes a dead letter of an entry that nobody holds."""
@@ -724,8 +789,9 @@ class Queue:
         else:  # it goes on waiting for redelivery, holding its key if strict
             self._keep(entry)
             self._in_flight.count += 1
-            if entry.key is not None and self._strict:
-                self._holders.setdefault(entry.key, entry)
+            if self._strict:
+                for key in keys_of(entry.key):
+                    self._holders.setdefault(key, entry)
             self._wait_for_redelivery(entry, self._seconds_until(found.due))
 
     def close(self) -> None:

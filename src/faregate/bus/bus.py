@@ -4,29 +4,42 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from os import getpid
+from datetime import timedelta
+from functools import partial
+from os import fspath, getpid
+from pathlib import Path
 from secrets import token_hex
 from socket import gethostname
 from threading import get_ident
 from types import TracebackType
-from typing import Any, NamedTuple, Self, Unpack
+from typing import Any, NamedTuple, Self, TypeVar, Unpack, overload
 
+from faregate.bus.control import ControlSocket, InstructionListener
+from faregate.bus.control_place import ControlPlace, bus_place, journal_place
 from faregate.bus.dead_letter_retention import RetainDead
 from faregate.bus.dead_letters import DeadLetters
 from faregate.bus.heart import Heart
 from faregate.bus.node_stores import Given, NodeStores
+from faregate.bus.requests import REQUEST_SECONDS, RequestCounts, Requests, check_reply, check_timeout
 from faregate.bus.stalls import StallDetector
+from faregate.bus.status import Reporter
 from faregate.bus.supplied import SuppliedFeed, check_capabilities, is_leased
 from faregate.bus.worker import Lessor, Worker
 from faregate.codec import BodyWriter, Codec, find_codec
 from faregate.core.alarms import Alarm, Alarms
+from faregate.core.breaker import Breaker, BreakerStatus, Circuit
 from faregate.core.context import Ending
+from faregate.core.escalation import Escalation
 from faregate.core.feed import QueueFeed
 from faregate.core.handling import Handling
+from faregate.core.node_store import NodeStore
+from faregate.core.observer import Observer, Observers, check_observers
 from faregate.core.recipients import topic_for
+from faregate.core.replies import Replies
 from faregate.core.sealing import Keys
 from faregate.core.sender import Sender, message_classes
 from faregate.core.threads import HandlerThreads
+from faregate.core.verdict import first_line
 from faregate.errors import ConfigurationError, IdleTimeout, WrongEventLoop, check_delay
 from faregate.message import Envelope, known
 from faregate.node.key import Key
@@ -35,22 +48,39 @@ from faregate.node.outgoing import Options, Outgoing, as_command, as_event
 from faregate.node.policy import check_count
 from faregate.node.sources import publishers, with_sources
 from faregate.node.subscription import Subscription
+from faregate.plain import plain
 from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.dead_letter import DeadLetter, DeadStatus
-from faregate.ports.presence import Announcing
+from faregate.ports.presence import Announcing, BusStatus, Heeding, OutboxStatus, State
 from faregate.ports.progress import Occupied
-from faregate.ports.queue import Binding, Browsing, Counting, InProcess, QueueTransport, Recognising, SpoolTransport
+from faregate.ports.queue import (
+    Binding,
+    Browsing,
+    Connected,
+    Counting,
+    InProcess,
+    Logged,
+    Measured,
+    QueueTransport,
+    Recognising,
+    SpoolTransport,
+)
 from faregate.ports.schemes import hide_password, open_transport
 from faregate.ports.store import DeadFilter, Store
 from faregate.ports.tokens import TokenStore
 
 log = logging.getLogger("faregate.bus")
 
+T = TypeVar("T")
 MAX_MESSAGE_BYTES = 1024 * 1024
 RETAIN_LEDGER = 30 * 86_400.0
+DEFAULT_BREAKER = Breaker()
 _PREFETCH = 2048
 """Enough for several full batches."""
-_COUNTED: tuple[Ending, ...] = ("handled", "skipped", "duplicate", "redelivered", "dead")
+_LONGEST_PAUSE = 366 * 86_400.0
+_ANSWER_SECONDS = 2.0
+"""For so long a store may take to say that it is there."""
+_COUNTED: tuple[Ending, ...] = ("handled", "skipped", "filtered", "duplicate", "redelivered", "dead")
 
 
 class SubscriptionCounts(NamedTuple):
@@ -61,11 +91,21 @@ class SubscriptionCounts(NamedTuple):
     source: str | None
     handled: int
     skipped: int
+    filtered: int
     duplicate: int
     redelivered: int
     dead: int
     busy: int
     paused: bool
+
+
+class QueueDepth(NamedTuple):
+    """How many messages wait for one subscription."""
+
+    node: str
+    type: str
+    source: str | None
+    waiting: int | None
 
 
 class Bus:
@@ -79,7 +119,11 @@ class Bus:
     None: they stay. `max_message_bytes` bounds encoded bodies both ways. `codec` is what this bus writes with, by name
     or as an object with the codec's protocol; it reads all that are registered in this process. `compress_above`
     compresses larger bodies. `drain_seconds` is how long leaving waits for running handlers. After `stall_seconds`
-    without progress an alarm names what stands still; None: nobody looks.
+    without progress an alarm names what stands still; None: nobody looks. `breaker` says when sending stops for a while
+    because the broker takes nothing; None: never. `control` opens a socket by which this user's `faregate status`,
+    `pause` and `resume` reach the bus: True, or its path. None: `faregate run` opens it; False: nobody does, and what
+    is asked through RabbitMQ is not heeded either. `observe` is what looks at its work: one of `fg.observe`, or a list
+    of them.
     """
 
     def __init__(
@@ -96,6 +140,9 @@ class Bus:
         retain_dead: RetainDead | None = None,
         drain_seconds: float = 30.0,
         stall_seconds: float | None = 60.0,
+        breaker: Breaker | None = DEFAULT_BREAKER,
+        control: bool | str | Path | None = None,
+        observe: Observer | Observers | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.clock = clock or SystemClock()
@@ -104,6 +151,8 @@ class Bus:
         self._publishers = publishers(_check_nodes(nodes))
         self.nodes = {node.name: node for node in with_sources(nodes, self._publishers)}
         self._alarms = Alarms()
+        self.observers = check_observers(observe)
+        self._circuit = self._make_circuit(breaker)
         self.url = hide_password(transport) if isinstance(transport, str) else type(transport).__name__
         self._transport = open_transport(transport, self.clock)
         self._drain_seconds = check_delay(drain_seconds, "drain_seconds")
@@ -113,9 +162,24 @@ class Bus:
             check_count(compress_above, "compress_above", 0, 1 << 30)
         digests = store is not None or not (isinstance(self._transport, InProcess) and self._transport.in_process)
         writer = BodyWriter(find_codec(codec), limit=limit, compress_above=compress_above, digests=digests)
+        self.content_type = writer.content_type
+        """What this bus writes."""
         keys, classes = shared_keys(self.nodes.values()), message_classes(self.nodes.values())
+        replies = Replies(self._transport)
+        self._requests = Requests(self._transport, self.url, self.clock, replies, classes, limit)
         self._senders = {
-            node.name: Sender(node, self._transport, writer, self.clock, keys, self._alarms, classes)
+            node.name: Sender(
+                node,
+                self._transport,
+                writer,
+                self.clock,
+                keys,
+                self._alarms,
+                classes,
+                replies,
+                self.observers,
+                self._circuit,
+            )
             for node in self.nodes.values()
         }
         self._stores = NodeStores(
@@ -133,6 +197,13 @@ class Bus:
                 if self.nodes[name].outgoing_middlewares
             },
             instance=self.instance,
+            replies=replies,
+            observers=self.observers,
+            circuit=self._circuit,
+            escalations={
+                name: Escalation(self.nodes[name], sender, self._alarms, self._pool)
+                for name, sender in self._senders.items()
+            },
         )
         for name, sender in self._senders.items():
             sender.use_store(self._stores.of(name), self._stores.recipient_lists)
@@ -141,17 +212,32 @@ class Bus:
             for node in self.nodes.values()
             for subscription in node.subscriptions.values()
         ]
+        for worker in self._workers:
+            worker.switching.on_store_down = partial(self._store_down, self._stores.of(worker.subscription.node))
         self._stalls = self._stall_detector(stall_seconds)
-        self._heart: Heart | None = None
-        if isinstance(self._transport, Announcing):
-            self._heart = Heart(
-                self._transport, self.instance, list(self.nodes), self._workers, self.clock, self._alarms
-            )
+        self._reporter = Reporter(
+            instance=self.instance,
+            url=self.url,
+            nodes=list(self.nodes),
+            workers=self._workers,
+            outboxes=self._stores.outboxes,
+            clock=self.clock,
+            alarms=self._alarms,
+            state=lambda: self._state,
+            breaker=lambda: None if self.breaker is None else self.breaker.state,
+        )
+        announcing = self._transport if isinstance(self._transport, Announcing) else None
+        self._heart = Heart(self._reporter, announcing, self.clock)
+        self._given_control, self._allows_control = _check_control(control), False
+        self._control: ControlSocket | None = None
+        self._instructions: InstructionListener | None = None
+        if isinstance(self._transport, Heeding) and control is not False:
+            self._instructions = InstructionListener(self._transport, list(self.nodes), self, self._heart.beat)
         if isinstance(self._transport, Recognising):
             self._transport.on_disagreement = self._disagreement
         if isinstance(self._transport, SpoolTransport):
             self._transport.on_unreadable = self._unreadable
-        self._state = "new"
+        self._state: State = "new"
         self._landings: set[asyncio.Future[None]] = set()
         """Calls of `idle` that wait."""
         self.left_behind = 0
@@ -174,6 +260,8 @@ class Bus:
             alarms=self._alarms,
             pool=self._pool,
             body_limit=limit,
+            kill_switch=subscription.kill_switch,
+            observers=self.observers,
         )
         prefetch = subscription.prefetch or max(_PREFETCH, 2 * subscription.order.lanes)
         waiting = self._stores.waiting(node.name) if is_supplied else None
@@ -183,9 +271,18 @@ class Bus:
             clock=self.clock,
             body_limit=limit,
             prefetch=prefetch,
+            alarms=self._alarms,
+            store=None if shared is None else shared.store,
             waiting=waiting,
             lessor=Lessor(shared.store, self.instance) if leased and shared is not None else None,
         )
+
+    def _make_circuit(self, breaker: Breaker | None) -> Circuit | None:
+        if breaker is not None and not isinstance(breaker, Breaker):
+            raise ConfigurationError(
+                f"breaker takes an fg.Breaker(failures=5, seconds=5.0), or None: then there is none; got {breaker!r}"
+            )
+        return None if breaker is None else Circuit(breaker, self.clock, self._alarms)
 
     def _stall_detector(self, seconds: float | None) -> StallDetector | None:
         if seconds is None:
@@ -196,6 +293,13 @@ class Bus:
         if isinstance(self._transport, Occupied):
             parts.append(self._transport)
         return StallDetector(parts, seconds, self.clock, self._alarms)
+
+    def _store_down(self, shared: NodeStore | None, why: str) -> None:
+        """All subscriptions of that store wait for it."""
+        for worker in self._workers:
+            other = self._stores.of(worker.subscription.node)
+            if shared is not None and other is not None and other.store is shared.store:
+                worker.switching.store_is_down(why)
 
     def _disagreement(self, envelope: Envelope) -> None:
         self._alarms.sound(
@@ -211,6 +315,11 @@ class Bus:
 
     # --- life ---------------------------------------------------------------------------------------------
 
+    def allow_control(self) -> None:
+        """Before `start`: open the control socket where `fg.Bus(…, control=)` says nothing; do without it if that
+        cannot be."""
+        self._allows_control = True
+
     async def start(self) -> None:
         """Open the transport, declare every subscription, then begin to consume."""
         if self._state != "new":
@@ -225,15 +334,34 @@ class Bus:
             for worker in self._workers:
                 await worker.start()
             self._stores.hand_in()
+            self._reporter.start()
+            self._open_control()
         except BaseException:
             await self._close()
             raise
         self._state = "running"
         if self._stalls is not None:
             self._stalls.start()
-        if self._heart is not None:
+        if self._control is not None or isinstance(self._transport, Announcing):
             self._heart.start()
+        if self._instructions is not None:
+            self._instructions.start()
+        for observer in self.observers:
+            observer.watch(self)
         log.info("%d nodes with %d subscriptions run on %s", len(self.nodes), len(self._workers), self.url)
+
+    def _open_control(self) -> None:
+        if not (self._allows_control if self._given_control is None else self._given_control):
+            return
+        control = ControlSocket(self.control_place, self.instance, self)
+        try:
+            control.open()
+        except ConfigurationError as exc:
+            if self._given_control is not None:
+                raise
+            log.warning("`faregate status`, `pause` and `resume` do not reach this process: %s", exc)
+        else:
+            self._control = control
 
     async def prepare(self) -> None:
         """Make the queues and tables of these nodes, without running them."""
@@ -280,15 +408,23 @@ class Bus:
         self.left_behind = max(self.left_behind, sum(left))
         if self._state == "stopping":
             self._state = "stopped"
+            for observer in self.observers:
+                observer.unwatch(self)
             for landing in self._landings:
                 landing.cancel()
             if self._stalls is not None:
                 self._stalls.stop()
             try:
-                if self._heart is not None:
-                    await self._heart.stop()
+                if self._instructions is not None:
+                    await self._instructions.stop()
+                await self._heart.stop()
+                if self._control is not None:
+                    await self._control.close()
             finally:
-                await self._close(limit)
+                try:
+                    await self._close(limit)
+                finally:
+                    self._requests.stop()  # behind the outboxes: some of what waited is answered by now
                 self._pool.shutdown(wait=False)
 
     async def __aenter__(self) -> Self:
@@ -348,8 +484,15 @@ class Bus:
             await self._sender(event.source, ()).publish_again(event)
             return event.publication_id
         outgoing = as_event(event, options)
-        publication_id, published = self._sender(node, (outgoing,)).publish(outgoing)
-        await published
+        sender = self._sender(node, (outgoing,))
+        publication_id, published = sender.publish(outgoing)
+        try:
+            await published
+        except Exception as exc:
+            sender.failed(exc)
+            raise
+        if self._circuit is not None and self._circuit.failures:
+            sender.sent()
         return publication_id
 
     async def publish_many(self, events: Iterable[Any], *, node: str | Node | None = None) -> list[str]:
@@ -367,9 +510,76 @@ class Bus:
     ) -> str:
         """Send a command to the node `to`; raises `Unroutable` when that node does not handle it."""
         outgoing = as_command(command, to, options)
-        publication_id, published = self._sender(node, (outgoing,)).publish(outgoing)
-        await published
+        sender = self._sender(node, (outgoing,))
+        publication_id, published = sender.publish(outgoing)
+        try:
+            await published
+        except Exception as exc:
+            sender.failed(exc)
+            raise
+        if self._circuit is not None and self._circuit.failures:
+            sender.sent()
         return publication_id
+
+    @overload
+    async def request(
+        self,
+        command: Any,
+        *,
+        to: str | Node | None = None,
+        reply: type[T],
+        timeout: float | timedelta = ...,
+        node: str | Node | None = None,
+        headers: Mapping[str, str] | None = None,
+        expires: float | timedelta | None = None,
+        idempotency_key: str | None = None,
+    ) -> T: ...
+    @overload
+    async def request(
+        self,
+        command: Any,
+        *,
+        to: str | Node | None = None,
+        reply: Sequence[type] | None = None,
+        timeout: float | timedelta = ...,
+        node: str | Node | None = None,
+        headers: Mapping[str, str] | None = None,
+        expires: float | timedelta | None = None,
+        idempotency_key: str | None = None,
+    ) -> Any: ...
+    async def request(
+        self,
+        command: Any,
+        *,
+        to: str | Node | None = None,
+        reply: type | Sequence[type] | None = None,
+        timeout: float | timedelta = REQUEST_SECONDS,
+        node: str | Node | None = None,
+        headers: Mapping[str, str] | None = None,
+        expires: float | timedelta | None = None,
+        idempotency_key: str | None = None,
+    ) -> Any:
+        """Send a command to the node `to`, and return what its handler answers with `fg.reply`.
+
+        `reply` is the class of the answer, or several; without it the answer is the one message class of that name in
+        this process. Raises `RequestTimeout` after `timeout` seconds, `RequestFailed` when the command becomes a dead
+        letter, `Unroutable` when that node does not handle it, `OutcomeUnknown` when the bus is stopped meanwhile, and
+        `UnknownType` for an answer of another class.
+        """
+        seconds, classes = check_timeout(timeout), check_reply(reply)
+        options: Options = {"headers": headers, "expires": expires, "idempotency_key": idempotency_key}
+        given = {name: value for name, value in options.items() if value is not None}
+        outgoing = as_command(command, to, given)  # type: ignore[arg-type]
+        if self._state != "running" and self.spools:
+            raise ConfigurationError(
+                f"the bus is {self._state}: a request needs the process that runs the nodes of {self.url}, since the "
+                "answer comes to that process alone, and the spool brings none. Start this bus, or spool the command"
+            )
+        return await self._requests.ask(self._sender(node, (outgoing,)), outgoing, seconds, classes)
+
+    def request_counts(self) -> RequestCounts:
+        """What became of requests, and of replies, so far."""
+        return self._requests.counts()
 
     @property
     def spools(self) -> bool:
@@ -435,32 +645,59 @@ class Bus:
 
     # --- control and view ---------------------------------------------------------------------------------
 
-    async def pause(self, node: str | Node, message: type | str, seconds: float | None = None) -> None:
-        """Stop consuming a type at a node, for that many seconds or until `resume`; running handlers finish.
+    async def pause(
+        self, node: str | Node | None = None, message: type | str | None = None, seconds: float | None = None
+    ) -> None:
+        """Stop consuming a type at a node, for that many seconds or until `resume`; running handlers finish. Without a
+        type: all of that node; without a node: at all of them.
 
         When it returns no message begins any more: what was fetched and not begun is back in its place.
         """
-        if seconds is not None:
-            check_delay(seconds, "seconds")
+        if seconds is not None and check_delay(seconds, "seconds") > _LONGEST_PAUSE:
+            raise ConfigurationError("seconds are at most a year's: leave them out to pause until resume")
         for worker in self._find(node, message):
             await worker.pause(seconds)
 
-    async def resume(self, node: str | Node, message: type | str) -> None:
+    async def resume(self, node: str | Node | None = None, message: type | str | None = None) -> None:
         for worker in self._find(node, message):
             worker.resume()
 
-    def _find(self, node: str | Node, message: type | str) -> list[Worker]:
+    def status(self) -> BusStatus:
+        """How the bus fares now, as `faregate status` shows it: subscriptions with counts, rates and pauses, outboxes,
+        alarms."""
+        self._check_loop()
+        if not self._heart.is_beating:
+            self._reporter.measure()
+        return self._reporter.status()
+
+    @property
+    def control_place(self) -> ControlPlace:
+        """Where the control sockets of the processes that run this bus are found."""
+        place = self._transport.log_place if isinstance(self._transport, Logged) else None
+        if isinstance(place, Path):  # that of a journal
+            found = journal_place(place)
+        else:
+            stores = sorted(store.database_id for store in self._stores.stores if not store.url.startswith("memory:"))
+            found = bus_place(self.url, stores, sorted(worker.binding.queue for worker in self._workers))
+        given = self._given_control
+        return found._replace(path=given) if isinstance(given, Path) else found
+
+    def _find(self, node: str | Node | None, message: type | str | None) -> list[Worker]:
         self._check_loop()
         name = node.name if isinstance(node, Node) else node
         declared = known(message) if isinstance(message, type) else None
-        wire = declared.wire if declared else str(message)
+        wire = declared.wire if declared else None if message is None else str(message)
         found = [
             worker
             for worker in self._workers
-            if worker.subscription.node == name and worker.subscription.message_type.wire == wire
+            if name in (None, worker.subscription.node) and wire in (None, worker.subscription.message_type.wire)
         ]
         if not found:
-            raise ConfigurationError(f"node {name!r} has no subscription to {wire} on this bus")
+            there = ", ".join(dict.fromkeys(f"{each.subscription.node} {each.binding.type}" for each in self._workers))
+            raise ConfigurationError(
+                f"{'no node' if name is None else f'node {plain(name)!r}'} has {'a' if name is None else 'no'} "
+                f"subscription to {plain(wire or 'anything')} on this bus; there are: {there or 'none'}"
+            )
         return found
 
     def counts(self) -> list[SubscriptionCounts]:
@@ -476,6 +713,40 @@ class Bus:
             )
             for worker in self._workers
         ]
+
+    async def waiting(self) -> list[QueueDepth]:
+        """How much waits for each subscription, where the transport tells; None where it does not."""
+        self._check_running()
+        transport, found = self._transport, []
+        for worker in self._workers:
+            queue = worker.binding.queue
+            depth = await transport.waiting(queue) if isinstance(transport, Measured) else None
+            subscription = worker.subscription
+            found.append(QueueDepth(subscription.node, subscription.message_type.wire, subscription.source, depth))
+        return found
+
+    def outboxes(self) -> list[OutboxStatus]:
+        """What this process still has to send, for each store."""
+        return [dispatcher.status() for dispatcher in self._stores.dispatchers.values()]
+
+    async def unready(self) -> list[str]:
+        """Why it cannot work now, in words; nothing when it is ready: it runs, its transport is connected, its stores
+        answer, and nothing stands still."""
+        if self._state != "running":
+            return [f"the bus is {self._state}"]
+        self._check_loop()
+        found = []
+        if isinstance(self._transport, Connected) and not self._transport.is_connected:
+            found.append(f"there is no connection to {self.url}")
+        if self._stalls is not None and (still := self._stalls.standing_still):
+            found.append(f"{still} pieces of work make no progress; the alarms name them")
+        for store in self._stores.stores:
+            try:
+                async with asyncio.timeout(_ANSWER_SECONDS):
+                    await store.floor(next(iter(self.nodes)))
+            except Exception as exc:
+                found.append(f"the store {store.url} does not answer: {first_line(exc)}")
+        return found
 
     def outcomes(self) -> dict[str, int]:
         """How messages ended so far, over all subscriptions."""
@@ -537,6 +808,11 @@ class Bus:
         return self._transport
 
     @property
+    def breaker(self) -> BreakerStatus | None:
+        """What the breaker on sending does now; None: there is none."""
+        return None if self._circuit is None else self._circuit.status
+
+    @property
     def alarms(self) -> Counter[str]:
         """How often each kind of alarm sounded (see `Alarm`)."""
         return self._alarms.counts
@@ -573,6 +849,14 @@ def _check_nodes(nodes: Sequence[Node]) -> Sequence[Node]:
     return nodes
 
 
+def _check_control(given: object) -> bool | Path | None:
+    if given is None or isinstance(given, bool):
+        return given
+    if isinstance(given, str | Path) and fspath(given):
+        return Path(given).absolute()
+    raise ConfigurationError(f"control takes True, False or the path of a socket; got {given!r}")
+
+
 def _check_retain_dead(given: object, store: object) -> RetainDead | None:
     if given is not None and not isinstance(given, RetainDead):
         raise ConfigurationError(f"retain_dead takes an fg.RetainDead(seconds, export='folder'); got {given!r}")
@@ -592,4 +876,4 @@ def shared_keys(nodes: Iterable[Node]) -> Keys:
                 kind = subscription.message_type.kind
                 topic = (kind, source if kind == "event" else node.name, wire)
                 found.setdefault(topic, set()).add(subscription.key)
-    return {topic: next(iter(keys)) for topic, keys in found.items() if len(keys) == 1}
+    return {topic: next(iter(keys)).when_sent for topic, keys in found.items() if len(keys) == 1}

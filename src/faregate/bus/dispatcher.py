@@ -5,8 +5,8 @@ Rules kept here:
   the same id.
 - One batch at a time, the next after the confirmation of the one before: so the order holds for every destination
   and key.
-- Sending is tried for ever (on Spark for a while), with growing pauses and an alarm. An output that nobody takes
-  becomes a dead letter of its own.
+- Sending is tried for ever (on Spark for a while), with growing pauses and an alarm; while the breaker is open, when
+  it lets one batch through as its trial. An output that nobody takes becomes a dead letter of its own.
 - What waits in memory is bounded: a handler that sends waits for room before its transaction begins (never within it,
   since sending may need the store).
 - A row is removed in the commit of the next unit of work on the same store, if there is one soon.
@@ -28,13 +28,17 @@ import msgspec
 from faregate.bus.attempts import Attempts, has_strays, is_pending, is_unresolved, signals, without_attempts
 from faregate.bus.outbox_place import OutboxPlace
 from faregate.core.alarms import AlarmKind, Alarms
+from faregate.core.breaker import Circuit, GuardedPublishing
 from faregate.core.dead_letter import unsent
+from faregate.core.observer import Observers, confirmed, observed
 from faregate.core.outlet import OutboxOutlet, Recorded
+from faregate.core.replies import Replies
 from faregate.core.verdict import failure_of, first_line
 from faregate.errors import CommitUnknown, Permanent, StoreConflict, StoreUnavailable, Unroutable
 from faregate.message import Envelope
 from faregate.ports import faults
 from faregate.ports.clock import Clock
+from faregate.ports.presence import OutboxStatus
 from faregate.ports.progress import Occupation
 from faregate.ports.queue import Publishing
 from faregate.ports.store import FROM_OUTSIDE, OutboxRow, Store, Transaction
@@ -69,6 +73,9 @@ class Dispatcher(OutboxOutlet):
         around: Mapping[str, Around] | None = None,
         patience: float = float("inf"),
         place: OutboxPlace | None = None,
+        replies: Replies | None = None,
+        observers: Observers = (),
+        circuit: Circuit | None = None,
     ) -> None:
         self._store = store
         self._nodes = nodes
@@ -83,12 +90,18 @@ class Dispatcher(OutboxOutlet):
         """Rows that others committed, and since when we know of them."""
         self._attempts = attempts
         """Prepares rows whose recipients may want tokens."""
-        self._transport = transport
+        self._transport = transport if circuit is None else GuardedPublishing(transport, circuit, waits=True)
+        self._longest_pause = _LONGEST_PAUSE if circuit is None else min(_LONGEST_PAUSE, circuit.seconds)
+        """A publish waits for the breaker by itself, so it need not wait for long here."""
+        self._replies = replies or Replies(transport)
+        self._hand_over = observed(observers, confirmed(observers, self._publish_to_transport), outbox=True)
         self._clock = clock
         self._alarms = alarms
         self._queue: deque[OutboxRow] = deque()
         self._bytes = 0
         """The length of all their bodies."""
+        self._waiting_since = 0.0
+        """Since when the queue has not been empty."""
         self._sent: dict[int, None] = {}
         """Confirmed, and still in the table; in order."""
         self._held: set[int] = set()
@@ -151,6 +164,8 @@ class Dispatcher(OutboxOutlet):
     def take_up(self, rows: Sequence[OutboxRow]) -> None:
         """Send these rows of the table, unless they are known already."""
         new = [row for row in rows if row.seq not in self._held]
+        if not self._queue:
+            self._waiting_since = self._clock.monotonic()
         self._held.update([row.seq for row in new])
         self._queue.extend(new)
         self._bytes += sum([len(row.envelope.body) for row in new])
@@ -206,6 +221,14 @@ class Dispatcher(OutboxOutlet):
     @property
     def busy(self) -> bool:
         return bool(self._queue)
+
+    def status(self) -> OutboxStatus:
+        if not self._queue:
+            return OutboxStatus(self._store.url, 0)
+        # A message was sent when it was recorded; that of a replay long before.
+        since_sent = self._clock.time() - self._queue[0].envelope.sent_at
+        oldest = min(since_sent, self._clock.monotonic() - self._waiting_since)
+        return OutboxStatus(self._store.url, len(self._queue), round(max(0.0, oldest), 3))
 
     def occupations(self) -> Iterator[Occupation]:
         if self._queue:
@@ -351,18 +374,22 @@ class Dispatcher(OutboxOutlet):
 
     async def _send(self, rows: list[OutboxRow]) -> None:
         """Send a batch, however long it takes."""
-        pause, waited, alarmed = _FIRST_PAUSE, 0.0, False
+        pause, alarmed = _FIRST_PAUSE, False
+        failing_since: float | None = None
         while True:
             try:
                 if self._wants_middlewares(rows[0]):
                     await self._publish_within(self._around[rows[0].node], rows[0])
                     return
+                rows = await self._without_replies(rows)
                 if self._attempts is not None:
                     rows = await self._prepare(self._attempts, rows)
                 if rows:
                     await self._publish(rows)
                 return
             except BaseException as exc:  # whatever it is: to stop here would lose messages
+                failing_since = self._clock.monotonic() if failing_since is None else failing_since
+                waited = self._clock.monotonic() - failing_since
                 if failure_of(exc) is None or waited >= self._patience:
                     raise
                 log.warning("%d outgoing messages wait %g s, then are sent again: %s", len(rows), pause, exc)
@@ -371,8 +398,20 @@ class Dispatcher(OutboxOutlet):
                     text = f"{len(self._queue)} messages cannot be sent since {waited:.0f} s: {exc}"
                     self._alarms.sound("dispatch-stalled", rows[0].node, rows[0].envelope.publication_id, text)
             await self._clock.sleep(pause)
-            waited += pause
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, self._longest_pause)
+
+    async def _without_replies(self, rows: list[OutboxRow]) -> list[OutboxRow]:
+        """Replies go first, to whoever waits for them; the other rows are left."""
+        replies = [row for row in rows if row.envelope.kind == "reply"]
+        if not replies:
+            return rows
+        if faults.hook is not None:
+            await faults.hook("bus.before-publish")
+        await self._replies.hand_over([row.envelope for row in replies if row.seq not in self._sent])
+        self._sent.update(dict.fromkeys([row.seq for row in replies]))
+        if faults.hook is not None:
+            await faults.hook("bus.after-publish")
+        return [row for row in rows if row.envelope.kind != "reply"]
 
     async def _publish_within(self, around: Around, row: OutboxRow) -> None:
         """Publish a row within the outgoing middlewares of its node. If they do not send it, it leaves the outbox."""
@@ -421,7 +460,7 @@ class Dispatcher(OutboxOutlet):
         if faults.hook is not None:
             await faults.hook("bus.before-publish")
         try:
-            await self._transport.publish(envelopes)
+            await self._hand_over(envelopes)
         except Permanent:
             refused = await self._publish_singly(rows)
         else:
@@ -431,6 +470,9 @@ class Dispatcher(OutboxOutlet):
         if self._attempts is not None:
             await self._keep_strays(rows)
         return refused
+
+    def _publish_to_transport(self, envelopes: Sequence[Envelope]) -> Awaitable[None]:
+        return self._transport.publish(envelopes)
 
     async def _prepare(self, attempts: Attempts, rows: list[OutboxRow]) -> list[OutboxRow]:
         """Resolve the recipients of each row, and create the tokens that they want. Rows keep their order; those that
@@ -471,7 +513,7 @@ class Dispatcher(OutboxOutlet):
             refused: list[tuple[Envelope, Permanent]] = []
             for signal in signals(row):
                 try:
-                    await self._transport.publish([signal])
+                    await self._hand_over([signal])
                 except Permanent as exc:
                     last = exc
                     refused.append((signal, exc))

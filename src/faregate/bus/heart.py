@@ -1,47 +1,31 @@
-"""Sends the heartbeats of this instance, one for each node (`ports/presence.py`).
+"""Measures rates every few seconds, and sends the heartbeats of this instance, one for each node, where the transport
+brings them to somebody (`ports/presence.py`).
 
 Nothing depends on them: one that cannot be sent is left out, and said once until one can be sent again.
 """
 
 import asyncio
 import logging
-from collections.abc import Sequence
 
-from faregate.bus.worker import Worker
-from faregate.core.alarms import Alarms
+from faregate.bus.status import Reporter
 from faregate.errors import FaregateError
 from faregate.ports.clock import Clock, Timer
-from faregate.ports.presence import HEARTBEAT_SECONDS, Announcing, Consumed, Heartbeat
-from faregate.version import __version__
+from faregate.ports.presence import HEARTBEAT_SECONDS, Announcing
 
 log = logging.getLogger("faregate.bus")
 
 
 class Heart:
-    def __init__(
-        self,
-        transport: Announcing,
-        instance: str,
-        nodes: Sequence[str],
-        workers: Sequence[Worker],
-        clock: Clock,
-        alarms: Alarms,
-    ) -> None:
+    def __init__(self, reporter: Reporter, transport: Announcing | None, clock: Clock) -> None:
+        """`transport`: None where heartbeats have nowhere to go; then rates are measured alone."""
+        self._reporter = reporter
         self._transport = transport
-        self._instance = instance
-        self._nodes = nodes
-        self._workers = workers
         self._clock = clock
-        self._alarms = alarms
-        self._counted: dict[Worker, int] = {}
-        """What each had handled at the last heartbeat."""
         self._timer: Timer | None = None
         self._task: asyncio.Task[None] | None = None
         self._told = False
 
     def start(self) -> None:
-        self._since = self._clock.time()
-        self._last = self._clock.monotonic()
         self._beat_soon()
 
     async def stop(self) -> None:
@@ -52,14 +36,27 @@ class Heart:
                 await self._task
             await self._beat(leaving=True)
 
+    @property
+    def is_beating(self) -> bool:
+        return self._timer is not None
+
+    async def beat(self) -> None:
+        """One more now: something has changed that somebody waits for."""
+        if self._task is not None:
+            await asyncio.wait({self._task})
+        await self._beat()
+
     def _beat_soon(self) -> None:
-        if self._task is None or self._task.done():
+        self._reporter.measure()
+        if self._transport is not None and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._beat())
         self._timer = self._clock.call_later(HEARTBEAT_SECONDS, self._beat_soon)
 
     async def _beat(self, *, leaving: bool = False) -> None:
+        if self._transport is None:
+            return
         try:
-            await self._transport.announce(self._heartbeats(leaving))
+            await self._transport.announce(self._reporter.heartbeats(leaving=leaving))
             self._told = False
         except Exception as exc:
             if not self._told:
@@ -68,31 +65,3 @@ class Heart:
                     "heartbeats, by which people see this instance, cannot be sent now: %s", exc, exc_info=unforeseen
                 )
             self._told = True
-
-    def _heartbeats(self, leaving: bool) -> list[Heartbeat]:
-        now = self._clock.monotonic()
-        seconds, self._last = now - self._last, now
-        consumed: dict[str, list[Consumed]] = {node: [] for node in self._nodes}
-        for worker in self._workers:
-            consumed[worker.subscription.node].append(self._consumed(worker, seconds))
-        at, alarms = self._clock.time(), dict(self._alarms.counts)
-        return [
-            Heartbeat(node, self._instance, __version__, self._since, at, consumes, alarms, leaving)
-            for node, consumes in consumed.items()
-        ]
-
-    def _consumed(self, worker: Worker, seconds: float) -> Consumed:
-        handled = worker.outcomes["handled"]
-        recent = handled - self._counted.get(worker, 0)
-        self._counted[worker] = handled
-        return Consumed(
-            type=worker.subscription.message_type.wire,
-            source=worker.subscription.source,
-            queues=worker.queues,
-            per_second=round(recent / seconds, 1) if seconds > 0 else 0.0,
-            handled=handled,
-            redelivered=worker.outcomes["redelivered"],
-            dead=worker.outcomes["dead"],
-            busy=worker.busy,
-            paused=worker.paused,
-        )

@@ -1,7 +1,8 @@
 """Keeps a node's store in order: takes in the transport's dead letters, removes what the ledger need not remember.
 
 Rules kept here:
-- A dead letter of the transport (expiry, too many deliveries) is in the store before it leaves the transport's queue.
+- A dead letter of the transport (expiry, too many deliveries) is in the store before it leaves the transport's queue,
+  and with it what the node sends about it.
 - Claims whose token is gone, and tokens of attempts that no signal carries, are removed.
 - Old ledger rows are removed, never before their outgoing messages are sent; the floor rises in the same commit.
 - Old dead letters are removed where the bus says so, exported first (`dead_letter_retention.py`).
@@ -17,6 +18,7 @@ from faregate.bus.dead_letter_retention import RetainDead, prune
 from faregate.bus.dispatcher import Dispatcher
 from faregate.bus.supplied import Supplied
 from faregate.core.dead_letter import dead_letter
+from faregate.core.escalation import Escalation
 from faregate.core.node_store import NodeStore
 from faregate.core.unit import TRANSACTION_LOST
 from faregate.errors import QueueNotFound, StaleLock
@@ -51,8 +53,10 @@ class Housekeeper:
         *,
         retain_ledger: float,
         retain_dead: RetainDead | None,
+        escalation: Escalation | None = None,
     ) -> None:
         self._node = node
+        self._escalation = escalation
         self._shared = shared
         self._dispatcher = dispatcher
         self._transport = transport
@@ -120,7 +124,8 @@ class Housekeeper:
         try:
             known = await self._shared.store.known(self._node, [message_id])
             if message_id not in known or known[message_id].state != "handled":
-                await self._shared.commit(lambda transaction: self._add_dead(transaction, delivery, letter))
+                rows = [] if self._escalation is None else await self._escalation.rows(letter)
+                await self._shared.commit_sending(lambda each: self._add_dead(each, delivery, letter), rows)
             if self._shared.claims is not None and envelope.attempt_id is not None:
                 await self._shared.claims.drop(message_id, envelope.attempt_id)
             await delivery.settle("handled")
@@ -134,13 +139,14 @@ class Housekeeper:
             await self._later(delivery)
         self.activity += 1
 
-    async def _add_dead(self, transaction: Transaction, delivery: Delivery, letter: DeadLetter) -> None:
+    async def _add_dead(self, transaction: Transaction, delivery: Delivery, letter: DeadLetter) -> bool:
         """Add the dead letter; remove its token, if that is in the same database."""
         if isinstance(delivery, Supplied):
             await delivery.hold(transaction)
         await transaction.add_dead(letter)
         if self._shared.claims is None and letter.envelope.attempt_id is not None:
             await transaction.consume_tokens([letter.envelope.attempt_id])
+        return True
 
     async def _later(self, delivery: Delivery) -> None:
         try:

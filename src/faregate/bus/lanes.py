@@ -7,7 +7,7 @@ Rules kept here:
   wait, and leave so little to fetch that the next ones are small.
 - A batch that is slower than expected puts back what it has not begun (`put_back`).
 - Of one key at most one message runs, in the order of submission. Keys do not wait for each other, and the next message
-  of a key never waits while a lane is free.
+  of a key never waits while a lane is free. (Of messages with several keys: `several_keys.py`.)
 - What waits is bounded by the transport's prefetch. The embedded broker withholds what follows a busy key, so that a
   busy key does not fill the prefetch; other transports have to do so themselves.
 """
@@ -200,9 +200,7 @@ class Lanes:
         """
         late_batches = 0
         self.closing = True
-        self._ready.clear()
-        self._alone.clear()
-        self._keys.clear()
+        self._forget()
         for idle in self._idle:
             if not idle.done():
                 idle.set_result(None)
@@ -219,3 +217,8 @@ class Lanes:
                 if stuck:
                     log.error("%d handlers do not heed that they were cancelled; they are left behind", len(stuck))
         return late_batches
+
+    def _forget(self) -> None:
+        self._ready.clear()
+        self._alone.clear()
+        self._keys.clear()

@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple, Protocol, cast
 
+from faregate.bus.parked_lines import ParkedLines
 from faregate.core.feed import QueueFeed
 from faregate.core.unit import TRANSACTION_LOST
 from faregate.core.work import Work
@@ -62,7 +63,8 @@ def plan(instance: str, queues: Sequence[str], leases: Sequence[Lease]) -> Plan:
 class Partition:
     """One that this instance holds."""
 
-    def __init__(self, node: str, queue: str, epoch: int, until: float) -> None:
+    def __init__(self, node: str, queue: str, epoch: int, until: float, *, several: bool = False) -> None:
+        """`several`: its messages may have several keys."""
         self.node = node
         self.queue = queue
         self.epoch = epoch
@@ -70,6 +72,8 @@ class Partition:
         """By the monotonic clock of this process."""
         self.keys: set[str] = set()
         """The keys with parked messages: later ones park behind them."""
+        self.lines = ParkedLines() if several else None
+        """Instead of these, where messages may have several keys."""
         self.parking = asyncio.Lock()
         """Held while rows of its keys come, or go outside of their lanes."""
         self.ended = False
@@ -80,6 +84,17 @@ class Partition:
 
     def is_held(self, now: float) -> bool:
         return not self.ended and now < self.until
+
+    def is_behind(self, order_key: str, key: str | None) -> bool:
+        """Whether a message has to wait for one that is parked."""
+        return order_key in self.keys if self.lines is None else self.lines.is_behind(key)
+
+    def enter(self, message_id: str, order_key: str, key: str | None) -> None:
+        """It is about to be parked: later ones wait behind it from now on."""
+        if self.lines is None:
+            self.keys.add(order_key)
+        else:
+            self.lines.enter(message_id, key)
 
     async def hold(self, transaction: Transaction) -> None:
         """Nobody takes it over before the transaction ends. Raises `LeaseLost`."""
@@ -95,6 +110,8 @@ class OfPartition(Delivery, Protocol):
 
 
 class LeasedFeed(QueueFeed):
+    keeps_outcomes = False
+
     async def record(self, transaction: Transaction, works: Sequence[Work]) -> None:
         found: dict[Partition, list[Delivery]] = {}
         for work in works:
@@ -266,7 +283,9 @@ class LeasedConsumer:
         epoch = await self._store.claim_lease(self._binding.node, queue, self._instance, LEASE_SECONDS)
         if epoch is None:
             return
-        partition = self._held[queue] = Partition(self._binding.node, queue, epoch, now + LEASE_SECONDS)
+        partition = self._held[queue] = Partition(
+            self._binding.node, queue, epoch, now + LEASE_SECONDS, several=self._binding.several
+        )
 
         def take(held: Held) -> None:
             if not partition.ended:

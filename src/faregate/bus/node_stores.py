@@ -11,9 +11,13 @@ from faregate.bus.housekeeping import Housekeeper
 from faregate.bus.outbox_place import OutboxPlace
 from faregate.bus.supplied import Waiting
 from faregate.core.alarms import Alarms
+from faregate.core.breaker import Circuit
 from faregate.core.dedup.claims import Claims
+from faregate.core.escalation import Escalation
 from faregate.core.node_store import NodeStore
+from faregate.core.observer import Observers
 from faregate.core.recipients import RecipientLists, topic_for
+from faregate.core.replies import Replies
 from faregate.errors import ConfigurationError
 from faregate.node.node import Node
 from faregate.ports.clock import Clock
@@ -46,6 +50,10 @@ class NodeStores:
         tokens: str | TokenStore | None,
         around: Mapping[str, Around],
         instance: str,
+        replies: Replies,
+        observers: Observers,
+        circuit: Circuit | None,
+        escalations: Mapping[str, Escalation],
     ) -> None:
         given = _given(nodes, store)
         stores = _open_once(given, clock)
@@ -63,7 +71,19 @@ class NodeStores:
             owners = [name for name, its_store in stores.items() if its_store is opened]
             several = "partitions" in transport.capabilities
             place = OutboxPlace(opened, instance, clock) if several else None
-            dispatcher = Dispatcher(opened, transport, clock, alarms, attempts, owners, around, place=place)
+            dispatcher = Dispatcher(
+                opened,
+                transport,
+                clock,
+                alarms,
+                attempts,
+                owners,
+                around,
+                place=place,
+                replies=replies,
+                observers=observers,
+                circuit=circuit,
+            )
             self.dispatchers[opened.database_id] = dispatcher
         self._of: dict[str, NodeStore] = {}
         for name, opened in stores.items():
@@ -85,6 +105,7 @@ class NodeStores:
                 clock,
                 retain_ledger=retain_ledger,
                 retain_dead=retain_dead,
+                escalation=escalations[name],
             )
             for name, shared in self._of.items()
         }
@@ -109,6 +130,11 @@ class NodeStores:
 
     def of(self, node: str) -> NodeStore | None:
         return self._of.get(node)
+
+    @property
+    def outboxes(self) -> dict[str, Dispatcher]:
+        """By node."""
+        return {name: self.dispatchers[shared.store.database_id] for name, shared in self._of.items()}
 
     def __bool__(self) -> bool:
         return bool(self.stores)

@@ -19,6 +19,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar, Unpack, overload
 
 from faregate.bus.bus import MAX_MESSAGE_BYTES
 from faregate.codec import BodyWriter, Codec, find_codec
+from faregate.core.observer import Observer, Observers, check_observers
 from faregate.core.sealing import Sealer
 from faregate.errors import ConfigurationError
 from faregate.node.node import Node
@@ -65,25 +66,50 @@ class AsyncConnection(Protocol):
 
 @overload
 def outbox(
-    connection: AsyncConnection, node: str | Node | None = None, *, codec: str | Codec = "json"
+    connection: AsyncConnection,
+    node: str | Node | None = None,
+    *,
+    codec: str | Codec = "json",
+    observe: Observer | Observers | None = None,
 ) -> "AsyncOutbox": ...
 @overload
-def outbox(connection: Any, node: str | Node | None = None, *, codec: str | Codec = "json") -> "Outbox": ...
-def outbox(connection: Any, node: str | Node | None = None, *, codec: str | Codec = "json") -> "Outbox | AsyncOutbox":
+def outbox(
+    connection: Any,
+    node: str | Node | None = None,
+    *,
+    codec: str | Codec = "json",
+    observe: Observer | Observers | None = None,
+) -> "Outbox": ...
+def outbox(
+    connection: Any,
+    node: str | Node | None = None,
+    *,
+    codec: str | Codec = "json",
+    observe: Observer | Observers | None = None,
+) -> "Outbox | AsyncOutbox":
     """Publish within the transaction that is open on a connection to the database of `node`'s store. `codec` is what
-    messages are written with, as for a bus.
+    messages are written with, `observe` who traces them, as for a bus.
 
     Raises `ConfigurationError` for what is no connection that it knows, and, when publishing, for a database without
     Faregate's tables.
     """
     kind, writer = _kind(connection), BodyWriter(find_codec(codec), limit=MAX_MESSAGE_BYTES)
-    return AsyncOutbox(connection, kind, node, writer) if kind.is_async else Outbox(connection, kind, node, writer)
+    cls = AsyncOutbox if kind.is_async else Outbox
+    return cls(connection, kind, node, writer, check_observers(observe))
 
 
 class _OutboxWriter(ABC, Generic[R]):
     """`R` is what publishing returns: the publication's id, or an awaitable of it."""
 
-    def __init__(self, connection: Any, kind: ConnectionKind, node: str | Node | None, writer: BodyWriter) -> None:
+    def __init__(
+        self,
+        connection: Any,
+        kind: ConnectionKind,
+        node: str | Node | None,
+        writer: BodyWriter,
+        observers: Observers = (),
+    ) -> None:
+        self._observers = observers
         self._connection = connection
         self._kind = kind
         self._node = None if node is None else node_name(node)
@@ -114,6 +140,8 @@ class _OutboxWriter(ABC, Generic[R]):
             raise ConfigurationError("say which node publishes: fg.outbox(connection, node='shop')")
         sealer = Sealer(name, self._writer, {})
         envelope = sealer.seal_root(out, time())
+        for observer in self._observers:
+            observer.stamp(envelope)
         row = sealer.outbox_row(envelope, None, FROM_OUTSIDE)
         return envelope.publication_id, *open_insertion(scheme).insertion(row)
 

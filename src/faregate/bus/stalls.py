@@ -41,6 +41,12 @@ class StallDetector:
         self._due = self._clock.monotonic() + self._period
         self._timer = self._clock.call_later(self._period, self._look)
 
+    @property
+    def standing_still(self) -> int:
+        """How many pieces of work had made no progress for too long, when it looked last."""
+        now = self._clock.monotonic()
+        return sum(now - each.since >= self._seconds for each in self._seen.values())
+
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()

@@ -13,7 +13,11 @@ A node with a store needs none of these from its transport. Rules kept here:
 - A first delivery costs no statement, unless its key has parked messages.
 - While the store is away a message waits in memory, and then goes back to the transport. In an ordered subscription its
   partition is let go instead, and taken up anew: only so everything keeps its place.
+- Where messages have several keys, their parked rows are one line in the store, and who of them waits for whom is known
+  to the owner of the partition (`parked_lines.py`).
 - What cannot be supplied is refused when the bus is made, by the name of the subscription.
+
+Longer than most files because all of this is about the same few rows: where one is parked, the others find it.
 """
 
 import asyncio
@@ -114,10 +118,8 @@ class Supplied:
         self.lock_seconds = held.lock_seconds
         self.redeliveries = redeliveries
         self.key = None if binding.key_of is None else binding.key_of(held.envelope)
-        self.order_key = self.key if not binding.serial else ""
+        self.order_key = None if partition is None else binding.order_key(self.key)
         """What later ones wait behind; None: nobody waits."""
-        if partition is None or not binding.strict:
-            self.order_key = None
         self.letter: DeadLetter | None = None
         self.renew = held.renew
         self.settle = held.settle
@@ -134,7 +136,7 @@ class Supplied:
     def is_behind(self) -> bool:
         """Whether earlier ones of its key wait."""
         key, partition = self.order_key, self.partition
-        if key is None or partition is None or key not in partition.keys:
+        if key is None or partition is None or not partition.is_behind(key, self.key):
             return False
         return self.row is None or self.row.key is None
 
@@ -159,7 +161,9 @@ class Supplied:
     async def release(self, *, begun: bool = True) -> None:
         await self._waiting.give_back(self, begun=begun)
 
-    async def redeliver(self, delay: float, *, counted: bool = True) -> None:
+    async def redeliver(self, delay: float, *, counted: bool = True, behind: bool = False) -> None:
+        """What is parked comes when it is due: behind what was handed in and parked before, whatever waits in the
+        transport."""
         await self._waiting.put_off(self, delay, self.redeliveries + (1 if counted else 0))
 
     async def dead_letter(self, reason: str, error: str) -> None:
@@ -283,8 +287,12 @@ class Waiting:
         await self._look_around()
         async with self._store.transaction() as transaction:
             partition.keys = set(await transaction.parked_keys(self._node, partition.queue))
+            rows = await transaction.parked(self._node) if partition.lines is not None and partition.keys else []
             await transaction.roll_back()  # it only read
         self._partitions[partition.queue] = partition
+        if partition.lines is not None:
+            own = [row for row in rows if row.queue == partition.queue]
+            await self._let_in(partition, partition.lines.line_up(own, self._key_of))
         self._look_in(0.0)
 
     def move_out(self, partition: Partition) -> None:
@@ -335,8 +343,8 @@ class Waiting:
                 admitted.append(each)
             else:
                 others.setdefault(partition, []).append(each)
-                if each.row is None and each.order_key is not None and partition is not None:
-                    partition.keys.add(each.order_key)
+                if each.row is None or each.is_behind:
+                    self._enter(each)
         repeated = [each for each in cast(list[Supplied], admitted) if each.may_be_parked]
         if repeated:
             parked = await self._settle_copies(repeated)
@@ -364,6 +372,8 @@ class Waiting:
         """Park what has to wait behind others, or has starts that nobody counted; count the start of what is parked."""
         parking = [each for each in group if each.row is None or each.is_behind]
         starting = {each.row.message_id: each for each in group if each.row is not None and each not in parking}
+        for each in parking:
+            self._enter(each)
         now = self.clock.time()
         try:
             async with _alone(partition), self._store.transaction() as transaction:
@@ -374,10 +384,9 @@ class Waiting:
                 await transaction.unpark(self._node, scheduled)
                 await transaction.park(self._node, [(self._row(each, now, BEHIND), None) for each in parking])
                 first: list[Parked | None] = []
-                for key in sorted({each.order_key for each in parking if each.order_key is not None}):
-                    assert partition is not None
-                    first.append(await transaction.next_of_key(self._node, partition.queue, key, now))
-                    partition.keys.add(key)
+                if partition is not None and partition.lines is None:
+                    for key in sorted({each.order_key for each in parking if each.order_key is not None}):
+                        first.append(await transaction.next_of_key(self._node, partition.queue, key, now))
                 starts = await transaction.count_starts(self._node, list(starting))
         except (StaleLock, *TRANSACTION_LOST) as exc:
             log.warning("%s and %d more wait without their store: %s", group[0].envelope, len(group) - 1, exc)
@@ -387,6 +396,7 @@ class Waiting:
             await self._settle_parked(each)
         for row in filter(None, first):
             self._hand_in_due(row)
+        await self._parked_behind(partition, parking)
         if any(each.order_key is None for each in parking):
             self._look_in(0.0)
         return [each for message_id, each in starting.items() if self._may_start(each, starts.get(message_id))]
@@ -394,6 +404,10 @@ class Waiting:
     def _may_start(self, delivery: Supplied, starts: int | None) -> bool:
         if starts is None:  # another has seen it to its end
             self._drop(delivery)
+            partition = delivery.partition
+            if partition is not None and partition.lines is not None:
+                left = partition.lines.leave(message_id_of(delivery.envelope, self._node))
+                self._background(self._let_in(partition, left))
             return False
         cast(ParkedHold, delivery.held).tries = starts
         delivery.is_counted = True
@@ -424,8 +438,7 @@ class Waiting:
         """Hand it in again after the delay, with so many redeliveries. Raises `StaleLock`, also as `LeaseLost`."""
         row, partition = delivery.row, delivery.partition
         parked = self._row(delivery, self.clock.time(), self.clock.time() + delay)._replace(redeliveries=redeliveries)
-        if delivery.order_key is not None and partition is not None:
-            partition.keys.add(delivery.order_key)
+        self._enter(delivery)
         try:
             async with self._store.transaction() as transaction:
                 await delivery.hold(transaction)
@@ -437,6 +450,8 @@ class Waiting:
             self._come_again(partition, [delivery], delay)
             return
         await self._settle_parked(delivery)
+        if partition is not None and partition.lines is not None:
+            partition.lines.committed([parked.message_id])
         heappush(self._due, self.clock.monotonic() + delay)
         self._look_in(delay)
 
@@ -479,6 +494,34 @@ class Waiting:
         """A test crashed us."""
         self._out.clear()
 
+    # --- those with several keys -------------------------------------------------------------------------------
+
+    def _enter(self, delivery: Supplied) -> None:
+        partition, key = delivery.partition, delivery.order_key
+        if partition is not None and key is not None:
+            partition.enter(message_id_of(delivery.envelope, self._node), key, delivery.key)
+
+    async def _parked_behind(self, partition: Partition | None, parked: Sequence[Supplied]) -> None:
+        """Their rows are there."""
+        if partition is not None and partition.lines is not None:
+            ids = [message_id_of(each.envelope, self._node) for each in parked if each.order_key is not None]
+            await self._let_in(partition, partition.lines.committed(ids))
+
+    async def _let_in(self, partition: Partition, first: list[str]) -> None:
+        """Nobody is before these any more."""
+        if not first or partition.lines is None:
+            return
+        try:
+            async with self._store.transaction() as transaction:
+                await partition.hold(transaction)
+                rows = await partition.lines.make_due(transaction, self._node, first, self.clock.time())
+        except (StaleLock, *TRANSACTION_LOST) as exc:
+            log.warning("what waits in %s is looked for anew: %s", partition.queue, exc)
+            partition.ended = True
+            return
+        for row in rows:
+            self._hand_in_due(row)
+
     # --- what waits in the store -------------------------------------------------------------------------------
 
     async def remove(self, transaction: Transaction, parked: Sequence[ParkedHold]) -> None:
@@ -486,6 +529,9 @@ class Waiting:
         await transaction.unpark(self._node, {each.row.message_id: each.row.position for each in parked})
         for each in parked:
             each.is_removed = True
+            partition = self._partitions.get(each.row.queue or "")
+            if partition is not None and partition.lines is not None:
+                continue
             if each.row.queue is not None and each.row.key is not None:
                 each.following = await transaction.next_of_key(
                     self._node, each.row.queue, each.row.key, self.clock.time()
@@ -502,6 +548,8 @@ class Waiting:
                 self._follow(parked, partition)
         else:
             self._follow(parked, partition)
+        if partition is not None and partition.lines is not None:
+            await self._let_in(partition, partition.lines.leave(row.message_id))
         self._changed.set()
         if self._has_more and len(self._out) <= _OUT // 2:
             self._look_in(0.0)
@@ -554,8 +602,7 @@ class Waiting:
             self._hand_in(row)
 
     def _hand_in(self, row: Parked) -> bool:
-        envelope: Envelope = row.envelope
-        entrance = self._entrances.get((envelope.type, envelope.source if envelope.kind == "event" else None))
+        entrance = self._entrance_of(row.envelope)
         if entrance is None or entrance.is_paused() or self._stopping or row.message_id in self._out:
             return False  # messages of a subscription that is gone wait for it
         partition = None if row.queue is None else self._partitions.get(row.queue)
@@ -564,6 +611,13 @@ class Waiting:
         self._out[row.message_id] = row.queue
         self.take(entrance, ParkedHold(row, self), partition)
         return True
+
+    def _entrance_of(self, envelope: Envelope) -> Entrance | None:
+        return self._entrances.get((envelope.type, envelope.source if envelope.kind == "event" else None))
+
+    def _key_of(self, envelope: Envelope) -> str | None:
+        entrance = self._entrance_of(envelope)
+        return None if entrance is None or entrance.binding.key_of is None else entrance.binding.key_of(envelope)
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
         if self._stopping:

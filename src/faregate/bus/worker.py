@@ -7,13 +7,15 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, cast
 
-from faregate.bus.lanes import Lanes
 from faregate.bus.leases import LeasedConsumer, OfPartition, Partition
+from faregate.bus.several_keys import lanes_of
 from faregate.bus.supplied import Entrance, Waiting
+from faregate.bus.switching import Switching
+from faregate.core.alarms import Alarms
 from faregate.core.handling import Handling
+from faregate.core.kill_switch import Switch, Trial
 from faregate.errors import ConfigurationError, StaleLock
 from faregate.ids import message_id_of
-from faregate.node.policy import ByKey
 from faregate.ports import faults
 from faregate.ports.clock import Clock, Timer
 from faregate.ports.progress import Occupation
@@ -43,10 +45,13 @@ class Worker:
         clock: Clock,
         body_limit: int,
         prefetch: int,
+        alarms: Alarms,
+        store: Store | None = None,
         waiting: Waiting | None = None,
         lessor: Lessor | None = None,
     ) -> None:
-        """`waiting` supplies what the transport lacks; `lessor`: the messages are in partitions."""
+        """`store` is its node's; `waiting` supplies what the transport lacks; `lessor`: the messages are in
+        partitions."""
         self.subscription = handling.subscription
         binding = self.subscription.binding(body_limit)
         remembers = binding.remembers if handling.has_store else "nothing"
@@ -58,20 +63,25 @@ class Worker:
         self._prefetch = prefetch
         self._waiting = waiting
         self._lessor = lessor
-        self._entrance = Entrance(self.binding, self._take, self._tell_dead, lambda: self.paused)
+        assert handling.switch is not None
+        self.switching = Switching(handling.switch, self.subscription, self, clock, alarms, store)
+        self._entrance = Entrance(self.binding, self._take_admitted, self._tell_dead, lambda: self._is_shut)
         # A transport that lacks nothing hands out deliveries.
         self._on_delivery = cast(Callable[[Held], None], self._take)
+        self._on_trial = cast(Callable[[Held], None], self._take_admitted)
         if waiting is not None:
             waiting.add(self._entrance)
-            self._on_delivery = partial(waiting.take, self._entrance)
-        self._lanes = Lanes(
-            self.subscription.order.lanes,
-            self._work,
-            by_key=isinstance(self.subscription.order, ByKey),
-            full_batches=_FULL_BATCHES if handling.one_writer else None,
-        )
+            self._on_trial = self._on_delivery = partial(waiting.take, self._entrance)
+        full_batches = _FULL_BATCHES if handling.one_writer else None
+        self._lanes = lanes_of(self.subscription, self._work, full_batches=full_batches)
         handling.let_part(self._put_back)
         self._consumer: Consumer | None = None
+        self._trial: Trial | None = None
+        """Until it is over, and its consumer closed."""
+        self._trial_consumer: Consumer | None = None
+        self._takes_one = False
+        """Whether the next message that comes is the one on trial."""
+        self.is_paused_by_hand = False
         self._held: set[Delivery] = set()
         self._telling: set[asyncio.Task[None]] = set()
         """Tasks that tell of dead letters that the transport made."""
@@ -154,12 +164,12 @@ class Worker:
         def is_meant(delivery: Delivery) -> bool:
             return cast(OfPartition, delivery).partition is partition
 
-        self._held.difference_update(self._lanes.take_back(is_meant))
+        self._forget(self._lanes.take_back(is_meant))
         waiting.move_out(partition)
         while wait and any(is_meant(each) for taken in self._lanes.at_work.values() for each in taken):
             self._turned.clear()
             await self._turned.wait()
-        self._held.difference_update(self._lanes.take_back(is_meant))
+        self._forget(self._lanes.take_back(is_meant))
 
     async def stop(self, deadline: float) -> int:
         """Take nothing more, finish what runs within the deadline, give the rest back.
@@ -169,10 +179,15 @@ class Worker:
         left = 0
         if self._resumption is not None:
             self._resumption.cancel()
+        self._take_none()
+        self.switching.end()
         if self._consumer is not None:
             self._consumer.pause()
             self._handling.pause()
             left = await self._lanes.close(deadline, partial(self._tell_left, deadline))
+            if self._trial is not None:
+                self._end(self._trial)
+            await self.switching.ended()
             await self._consumer.close()
         if self._renewal is not None:
             self._renewal.cancel()
@@ -190,33 +205,139 @@ class Worker:
             f", as is what was not committed of {len(deliveries) - 1} more" if len(deliveries) > 1 else "",
         )
 
+    # --- pausing, by hand and by the kill switch --------------------------------------------------------------
+
     @property
     def paused(self) -> bool:
+        """By hand, or by its kill switch; or because it stops."""
         return self._handling.paused
+
+    @property
+    def pause_reason(self) -> str | None:
+        """Why it is paused, in words."""
+        if self.is_paused_by_hand:
+            return "paused by hand"
+        return None if self.switch.reason is None else f"kill switch: {self.switch.reason}"
+
+    @property
+    def switch(self) -> Switch:
+        return self.switching.switch
 
     async def pause(self, seconds: float | None) -> None:
         """Let nothing more begin: what was fetched goes back to its place at once, also from a batch that runs."""
         self._forget_resumption()
+        self.is_paused_by_hand = True
+        self.stop_consuming()
+        self._take_none()
+        if seconds is not None:
+            self._resumption = self._clock.call_later(seconds, self._end_pause)
+        await self.give_back_fetched()
+
+    def resume(self) -> None:
+        """Somebody says that all is well."""
+        self._take_none()
+        if self._trial is not None and isinstance(self._consumer, LeasedConsumer):
+            self._consumer.pause()  # what came beside the trial goes back first
+        self.switching.reset()
+        self._end_pause()
+
+    def _end_pause(self) -> None:
+        self._forget_resumption()
+        self.is_paused_by_hand = False
+        if self.switch.is_open:
+            self.switching.wake()
+        else:
+            self.go_on_consuming()
+
+    def stop_consuming(self) -> None:
         self._handling.pause()
         if self._consumer is not None:
             self._consumer.pause()
-        if seconds is not None:
-            self._resumption = self._clock.call_later(seconds, self.resume)
-        await self._give_back(self._lanes.take_back())
 
-    def resume(self) -> None:
-        self._forget_resumption()
+    def go_on_consuming(self) -> None:
+        if self.is_paused_by_hand:
+            return
         self._handling.paused = False
         if self._consumer is not None:
             self._consumer.resume()
+
+    async def give_back_fetched(self) -> None:
+        await self._give_back(self._lanes.take_back())
+
+    async def begin_trial(self, trial: Trial) -> None:
+        self._trial = self._handling.trial = trial
+        self._takes_one = True
+        if isinstance(self._consumer, LeasedConsumer):
+            # With its whole prefetch: of what came back to a quorum queue all has to be fetched, or none. What is
+            # returned a second time comes behind the rest.
+            self._consumer.resume()
+            return
+        self._trial_consumer = await self._transport.consume(self.binding.queue, self._on_trial, prefetch=1)
+        if not self._takes_one:
+            self._trial_consumer.pause()
+
+    async def end_trial(self, trial: Trial) -> None:
+        """What came beside it goes back with its consumer, which it needs until it is over."""
+        self._take_none()
+        if isinstance(self._consumer, LeasedConsumer):
+            if self.paused:
+                self._consumer.pause()
+        elif (consumer := self._trial_consumer) is not None:
+            self._trial_consumer = None
+            consumer.pause()
+            await self.switching.until_ended(trial)
+            await consumer.close()
+        self._trial = None
+
+    def _take_none(self) -> None:
+        """No message is tried any more, unless its handler runs."""
+        self._takes_one = False
+        trial = self._trial
+        if trial is not None and not trial.ran:
+            self._handling.trial = None
+            if trial.delivery is None:
+                self._end(trial)
+
+    def _end(self, trial: Trial) -> None:
+        trial.ended = True
+        self._handling.trial = None
+        self.switching.wake()
+
+    def _look_at_trial(self, ended: Sequence[Delivery]) -> None:
+        """Whether the message on trial is among those that are over with."""
+        trial = self._trial
+        if trial is not None and any(each is trial.delivery for each in ended):
+            self._end(trial)
+
+    @property
+    def _is_shut(self) -> bool:
+        """Whether it takes nothing now."""
+        return self.paused and not self._takes_one
+
+    def _take_admitted(self, delivery: Delivery) -> None:
+        """Of those that come for a trial the first one alone; closing their consumer brings back the others."""
+        trial = self._trial
+        if trial is not None:
+            if not self._takes_one and self.paused:
+                return
+            if self._takes_one:
+                self._takes_one = False
+                trial.delivery = delivery
+                if self._trial_consumer is not None:
+                    self._trial_consumer.pause()
+        self._take(delivery)
 
     def _forget_resumption(self) -> None:
         if self._resumption is not None:
             self._resumption.cancel()
             self._resumption = None
 
+    def _forget(self, unbegun: list[Delivery]) -> None:
+        self._held.difference_update(unbegun)
+        self._look_at_trial(unbegun)
+
     async def _give_back(self, deliveries: list[Delivery]) -> None:
-        self._held.difference_update(deliveries)
+        self._forget(deliveries)
         for delivery in deliveries:
             await self._handling.give_back(delivery)
 
@@ -251,7 +372,7 @@ class Worker:
                 log.warning("%s was cancelled from outside; its message is delivered again", self.subscription)
                 await self._put_off(deliveries)
                 if self._handling.stopped:
-                    await self._give_back_fetched([])
+                    await self._give_back_all([])
             raise
         except Exception:
             log.critical("%s: an error that nobody foresaw; the lane goes on", self.subscription, exc_info=True)
@@ -260,12 +381,14 @@ class Worker:
             self._held.difference_update(set(deliveries).difference(again) if again else deliveries)
             self._lanes.batch = self._handling.batch
             self._turned.set()
+            if self._trial is not None:
+                self._look_at_trial(deliveries)
         if not self._handling.stopped:
             return again
-        await self._give_back_fetched(again)
+        await self._give_back_all(again)
         return []
 
-    async def _give_back_fetched(self, again: list[Delivery]) -> None:
+    async def _give_back_all(self, again: list[Delivery]) -> None:
         """Nothing more may begin: everything that was fetched goes back to its place."""
         self._handling.put_off = False
         await self._give_back([*again, *self._lanes.take_back()])

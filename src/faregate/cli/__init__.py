@@ -5,10 +5,13 @@ import sys
 import typer
 
 from faregate import __version__
+from faregate.cli.asyncapi import asyncapi
+from faregate.cli.bench.commands import bench
 from faregate.cli.dead import dead
 from faregate.cli.demo import add_demo
 from faregate.cli.journal.commands import journal
 from faregate.cli.output import fail
+from faregate.cli.pause import pause, resume
 from faregate.cli.publish import publish
 from faregate.cli.rabbitmq.commands import rabbitmq
 from faregate.cli.run import run
@@ -27,6 +30,10 @@ add_demo(app)
 app.command()(run)
 app.command()(publish)
 app.command()(status)
+app.command()(asyncapi)
+app.command()(pause)
+app.command()(resume)
+app.command()(bench)
 app.add_typer(dead, name="dead")
 app.add_typer(journal, name="journal")
 app.add_typer(rabbitmq, name="rabbitmq")

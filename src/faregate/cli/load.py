@@ -22,17 +22,7 @@ def load_bus(target: str) -> Bus:
     module_name, colon, name = target.partition(":")
     if not colon or not module_name or not name:
         raise ConfigurationError(f"{target!r} does not name a bus: write module:attribute, {EXAMPLE}")
-    folder = str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    try:
-        module = import_module(module_name)
-    except ModuleNotFoundError as exc:
-        if exc.name is None or not module_name.startswith(exc.name):
-            raise
-        raise ConfigurationError(
-            f"there is no module {exc.name!r}: write the module as you would import it from this folder, {EXAMPLE}"
-        ) from exc
+    module = _module(module_name, EXAMPLE)
     if not hasattr(module, name):
         buses = [key for key, value in vars(module).items() if isinstance(value, Bus)]
         told = f"it has: {', '.join(buses)}" if buses else "it has no fg.Bus at all"
@@ -42,6 +32,31 @@ def load_bus(target: str) -> Bus:
     if not isinstance(bus, Bus):
         raise ConfigurationError(f"{target} is a {type(bus).__name__}, not an fg.Bus or a function that makes one")
     return bus
+
+
+def load_named(target: str, what: str, example: str) -> Any:
+    """What a module has by that name. Raises `ConfigurationError`; `what` is a word for it, such as "class"."""
+    module_name, colon, name = target.partition(":")
+    if not colon or not module_name or not name:
+        raise ConfigurationError(f"{target!r} does not name a {what}: write module:{what}, {example}")
+    module = _module(module_name, example)
+    if not hasattr(module, name):
+        raise ConfigurationError(f"the module {module_name} has no {name!r}")
+    return getattr(module, name)
+
+
+def _module(name: str, example: str) -> Any:
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as exc:
+        if exc.name is None or not name.startswith(exc.name):
+            raise
+        raise ConfigurationError(
+            f"there is no module {exc.name!r}: write the module as you would import it from this folder, {example}"
+        ) from exc
 
 
 def given_body(text: str) -> str:

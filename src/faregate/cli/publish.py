@@ -37,12 +37,12 @@ def publish(
     """
     logging.basicConfig(level="WARNING", format="%(levelname)s %(message)s")
     bus = load_bus(target)
-    subscriptions = _find(bus, message)
+    subscriptions = find(bus, message)
     parsed = parsed_body(given_body(body), subscriptions[0].message_type.cls)
     if subscriptions[0].message_type.kind == "event":
-        to, sender = None, node or _only({each.source for each in subscriptions}, "--node", "nodes publish it")
+        to, sender = None, node or only({each.source for each in subscriptions}, "--node", "nodes publish it")
     else:
-        to = to or _only({each.node for each in subscriptions}, "--to", "nodes handle it")
+        to = to or only({each.node for each in subscriptions}, "--to", "nodes handle it")
         sender = node or to  # any node may be the sender
     options: Options = {
         "idempotency_key": idempotency_key,
@@ -89,7 +89,8 @@ async def _publish(bus: Bus, out: Outgoing, sender: str, timeout: float) -> dict
         }
 
 
-def _find(bus: Bus, wire: str) -> list[Subscription]:
+def find(bus: Bus, wire: str) -> list[Subscription]:
+    """The subscriptions to a message. Raises `ConfigurationError`, which lists what there is."""
     every = [subscription for node in bus.nodes.values() for subscription in node.subscriptions.values()]
     found = [subscription for subscription in every if subscription.message_type.wire == wire]
     if not found:
@@ -98,7 +99,7 @@ def _find(bus: Bus, wire: str) -> list[Subscription]:
     return found
 
 
-def _only(choices: set[Any], option: str, what: str) -> str:
+def only(choices: set[Any], option: str, what: str) -> str:
     if len(choices) != 1:
         raise ConfigurationError(f"{len(choices)} {what}: say which with {option}, one of {', '.join(sorted(choices))}")
     return str(choices.pop())

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+from contextlib import AsyncExitStack
 from typing import Annotated, Literal
 
 import typer
@@ -15,8 +16,13 @@ from faregate.cli.load import BusName, load_bus
 from faregate.cli.loop import run_async
 from faregate.cli.output import errors, print_json
 from faregate.cli.reload import run_reloading
+from faregate.errors import ConfigurationError
+from faregate.observe import LogContext
+from faregate.observe import serve as endpoints_of
 
 Level = Literal["debug", "info", "warning", "error"]
+_HTTP_HELP = "Serve /metrics (Prometheus), /live and /ready there; on loopback unless a host is given."
+_ABOUT = "[%(node)s %(lane)s message %(message_id)s correlation %(correlation_id)s key %(key)s] "
 
 
 def run(
@@ -24,22 +30,57 @@ def run(
     reload: Annotated[bool, typer.Option("--reload", help="Start again when a Python file changes.")] = False,
     log_level: Annotated[Level, typer.Option(help="How much to log.")] = "info",
     as_json: Annotated[bool, typer.Option("--json", help="Print the counts at the end as JSON.")] = False,
+    http: Annotated[str | None, typer.Option("--http", help=_HTTP_HELP, metavar="[HOST:]PORT")] = None,
 ) -> None:
-    """Run the nodes of a bus. Ctrl-C drains: what runs may finish; a second Ctrl-C stops at once."""
-    logging.basicConfig(
-        level=log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s %(message)s", datefmt="%H:%M:%S"
-    )
+    """Run the nodes of a bus. Ctrl-C drains: what runs may finish; a second Ctrl-C stops at once.
+
+    What a handler logs names its node, message, key and lane.
+    """
+    listen = None if http is None else parse_listen(http)
+    _log(log_level)
     if reload:
-        raise typer.Exit(run_reloading([target, "--log-level", log_level, *(["--json"] if as_json else [])]))
+        more = [*(["--json"] if as_json else []), *(["--http", http] if http is not None else [])]
+        raise typer.Exit(run_reloading([target, "--log-level", log_level, *more]))
     bus = load_bus(target)
     # What is loaded by now stays: the garbage collector need not look at it.
     gc.collect()
     gc.freeze()
-    run_async(_serve_to_the_end(bus, as_json))
+    run_async(_serve_to_the_end(bus, as_json, listen))
 
 
-async def _serve_to_the_end(bus: Bus, as_json: bool) -> None:
-    await serve(bus)
+def _log(level: Level) -> None:
+    handler = logging.StreamHandler()
+    handler.addFilter(LogContext())
+    handler.setFormatter(_Formatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+class _Formatter(logging.Formatter):
+    """Names the message that a line is about, where there is one."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(name)s %(message)s", "%H:%M:%S")
+        self._named = logging.Formatter(f"%(asctime)s %(levelname)-7s %(name)s {_ABOUT}%(message)s", "%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        named = getattr(record, "message_id", "-") != "-"
+        return self._named.format(record) if named else super().format(record)
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    """Where to listen: PORT, on loopback, or HOST:PORT. Raises `ConfigurationError`."""
+    host, _, port = text.rpartition(":")
+    if not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ConfigurationError(f"--http takes a port, or host:port, for example 127.0.0.1:9464; got {text!r}")
+    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
+
+
+async def _serve_to_the_end(bus: Bus, as_json: bool, listen: tuple[str, int] | None) -> None:
+    async with AsyncExitStack() as stack:
+        if listen is not None:
+            endpoints = await stack.enter_async_context(endpoints_of(bus, host=listen[0], port=listen[1]))
+            errors.print(f"/metrics, /live and /ready are at http://{endpoints.host}:{endpoints.port}")
+        await serve(bus)
     if as_json:
         print_json({"outcomes": bus.outcomes(), "subscriptions": [count._asdict() for count in bus.counts()]})
     if bus.left_behind:  # closing the event loop would wait for these handlers
@@ -68,6 +109,7 @@ async def serve(bus: Bus) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
     try:
+        bus.allow_control()
         await bus.start()
         subscriptions = bus.counts()
         errors.print(f"{len(subscriptions)} subscriptions of {len(bus.nodes)} nodes run on {bus.url}; Ctrl-C drains")

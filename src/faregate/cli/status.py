@@ -1,9 +1,10 @@
-"""`faregate status`: who runs which nodes now, and how they fare, as their heartbeats say."""
+"""`faregate status`: who runs which nodes now, and how they fare, as they say themselves."""
 
+import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator
+from contextlib import nullcontext, suppress
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 import typer
@@ -12,98 +13,104 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from faregate.cli.load import EXAMPLE, load_bus
 from faregate.cli.loop import run_async
-from faregate.cli.output import AsJson, console, errors, print_json
-from faregate.errors import ConfigurationError
+from faregate.cli.output import AsJson, console, counted, errors, print_json
+from faregate.cli.running import Here, OnBroker, Target, listen_on, locate
+from faregate.errors import FaregateError
 from faregate.plain import plain
 from faregate.ports.presence import HEARTBEAT_SECONDS, Consumed, Heartbeat
-from faregate.ports.schemes import hide_password
 from faregate.units import age
-
-if TYPE_CHECKING:
-    from faregate.transports.rabbitmq import RabbitmqQueue
 
 _LISTEN_SECONDS = 1.2 * HEARTBEAT_SECONDS
 _SILENT_SECONDS = 3 * HEARTBEAT_SECONDS
+_LOOK_SECONDS = 1.0
 _FOR_EVER = 10 * 365 * 86_400.0
 _MOST_INSTANCES = 10_000
 
 
 def status(
-    target: Annotated[
-        str, typer.Argument(help="The bus, as module:attribute, or its RabbitMQ, as amqp://….", metavar="TARGET")
-    ],
+    target: Target = None,
     wait: Annotated[
-        float, typer.Option("--wait", help="For how many seconds to listen.", min=0.1, max=3600.0)
+        float, typer.Option("--wait", help="For how many seconds to listen, on RabbitMQ.", min=0.1, max=3600.0)
     ] = _LISTEN_SECONDS,
     watch: Annotated[bool, typer.Option("--watch", help="Go on until you press Ctrl-C.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show which processes run which nodes on a RabbitMQ, what they consume, and how they fare.
+    """Show which processes run which nodes, what they consume, and how they fare.
 
-    Each of them tells it every five seconds, so this listens for six. Exits with 1 when nobody runs a node of the bus.
-    With --json --watch there is a line for each heartbeat.
+    A process of this machine is asked over its control socket. On RabbitMQ each
+    tells it every five seconds, so this listens for six. Exits with 1 when nobody
+    runs a node of the bus. With --json --watch there is a line for each heartbeat.
+    Without a TARGET, --json is a list, of one for each bus.
     """
-    url, transport, expected = _find(target)
-    seen = Seen(url, expected)
-    if watch:
-        with suppress(KeyboardInterrupt):
-            _watch(transport, seen, as_json)
-        return
-    if not as_json and errors.is_terminal:
-        errors.print(f"listening for {wait:g} s …", markup=False, style="dim")
-    run_async(_listen(transport, seen.hear, wait))
+    place = locate(target)
+    with suppress(KeyboardInterrupt) if watch else nullcontext():
+        if isinstance(place, Here):
+            seen = _watch_here(place, as_json) if watch else _look(place)
+        elif watch:
+            seen = _watch_broker(place, as_json)
+        else:
+            if not as_json and errors.is_terminal:
+                errors.print(f"listening for {wait:g} s …", markup=False, style="dim")
+            seen = [Seen(place.url, place.expected)]
+            run_async(listen_on(place, seen[0].hear, wait))
+        if as_json:
+            told = [each.as_json() for each in seen]
+            print_json(told if target is None else told[0])
+        else:
+            console.print(_all(seen))
+        if any(each.missing() for each in seen):
+            raise typer.Exit(1)
+
+
+def _look(place: Here) -> list["Seen"]:
+    """One for each bus; several processes may run it."""
+    found: dict[str, Seen] = {}
+    for running in place.running():
+        seen = found.setdefault(running.key, Seen(running.status.url, place.expected, shows_url=place.target is None))
+        for beat in running.status.nodes:
+            seen.hear(beat)
+    return list(found.values())
+
+
+def _all(seen: list["Seen"]) -> RenderableType:
+    return Group(*(each.shown() for each in seen))
+
+
+def _watch_here(place: Here, as_json: bool) -> NoReturn:
     if as_json:
-        print_json(seen.as_json())
+        while True:
+            for running in place.running():
+                for beat in running.status.nodes:
+                    print_json(msgspec.to_builtins(beat))
+            sys.stdout.flush()
+            time.sleep(_LOOK_SECONDS)
+    with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
+        while True:
+            try:
+                shown = _all(_look(place))
+            except FaregateError as exc:  # it may come back
+                shown = Text(plain(str(exc)), "bold red")
+            live.update(shown, refresh=True)
+            time.sleep(_LOOK_SECONDS)
+
+
+def _watch_broker(broker: OnBroker, as_json: bool) -> list["Seen"]:
+    seen = Seen(broker.url, broker.expected)
+    if as_json:
+        run_async(listen_on(broker, lambda beat: print_json(msgspec.to_builtins(beat)), _FOR_EVER))
     else:
-        console.print(seen.shown())
-    if seen.missing():
-        raise typer.Exit(1)
-
-
-def _watch(transport: "RabbitmqQueue", seen: "Seen", as_json: bool) -> None:
-    if as_json:
-        run_async(_listen(transport, lambda beat: print_json(msgspec.to_builtins(beat)), _FOR_EVER))
-        return
-    with Live(get_renderable=seen.shown, console=console, refresh_per_second=2, vertical_overflow="visible"):
-        run_async(_listen(transport, seen.hear, _FOR_EVER))
-
-
-def _find(target: str) -> "tuple[str, RabbitmqQueue, list[str]]":
-    """The broker, its URL without a password, and the nodes that somebody should run."""
-    if target.startswith(("amqp://", "amqps://")):
-        from faregate.transports.rabbitmq import RabbitmqQueue
-
-        return hide_password(target), RabbitmqQueue(target), []
-    if ":" not in target:
-        raise ConfigurationError(f"{target!r} names neither a bus (module:attribute, {EXAMPLE}) nor an amqp://… URL")
-    bus = load_bus(target)
-    if type(bus.transport).__name__ != "RabbitmqQueue":
-        raise ConfigurationError(
-            f"{target} runs on {bus.url}, where processes do not tell of themselves: status is for amqp://…"
-        )
-    from faregate.transports.rabbitmq import RabbitmqQueue
-
-    assert isinstance(bus.transport, RabbitmqQueue)
-    return bus.url, bus.transport, list(bus.nodes)
-
-
-async def _listen(transport: "RabbitmqQueue", heard: Callable[[Heartbeat], None], seconds: float) -> None:
-    from faregate.transports.rabbitmq.presence import listen
-
-    await transport.open()
-    try:
-        await transport.on_channel(lambda channel: listen(channel, heard, seconds))
-    finally:
-        await transport.close()
+        with Live(get_renderable=seen.shown, console=console, refresh_per_second=2, vertical_overflow="visible"):
+            run_async(listen_on(broker, seen.hear, _FOR_EVER))
+    return [seen]
 
 
 class Seen:
     """The last heartbeat of each node at each instance, and when it came: clocks of other machines may be off."""
 
-    def __init__(self, url: str, expected: list[str]) -> None:
+    def __init__(self, url: str, expected: list[str], *, shows_url: bool = False) -> None:
         self._url = url
+        self._shows_url = shows_url
         self._expected = expected
         self._last: dict[tuple[str, str], tuple[float, Heartbeat]] = {}
 
@@ -127,6 +134,8 @@ class Seen:
     def _parts(self) -> Iterator[RenderableType]:
         now = time.monotonic()
         missing = self.missing()
+        if self._shows_url:
+            yield Text(plain(self._url), "dim")
         for node in dict.fromkeys([*self._expected, *sorted(node for node, _ in self._last)]):
             yield Text(plain(node), "bold")
             if node in missing:
@@ -134,6 +143,7 @@ class Seen:
             found = [self._last[each] for each in sorted(self._last) if each[0] == node]
             if found:
                 yield _table(found, now)
+        yield from _remarks([self._last[each][1] for each in sorted(self._last)])
         if not self._last and not self._expected:
             yield Text(f"nobody was heard on {self._url}")
 
@@ -150,7 +160,7 @@ def _table(found: list[tuple[float, Heartbeat]], now: float) -> Table:
         name, state = f"  {plain(beat.instance)}", _state(beat, now - at)
         for each in beat.consumes:
             numbers = (each.handled, each.redelivered, each.dead, each.busy)
-            told = Text(" ").join([state, Text("paused", "yellow")]) if each.paused else state
+            told = Text(", ").join([part for part in (state, _paused(each)) if part])
             per_second = f"{each.per_second:,.1f}"
             texts = (Text(name), Text(_takes(each)), Text(_parts_of(each)))  # a str would be read as markup
             table.add_row(*texts, per_second, *(f"{number:,}" for number in numbers), told)
@@ -158,6 +168,32 @@ def _table(found: list[tuple[float, Heartbeat]], now: float) -> Table:
         if not beat.consumes:
             table.add_row(Text(name), "nothing", "", "", "", "", "", "", state)
     return table
+
+
+def _remarks(beats: list[Heartbeat]) -> Iterator[Text]:
+    """What somebody may have to look at, once for each instance."""
+    by_instance: dict[str, list[Heartbeat]] = {}
+    for beat in beats:
+        if not beat.leaving:
+            by_instance.setdefault(beat.instance, []).append(beat)
+    for instance, its in by_instance.items():
+        outboxes = {beat.outbox.store: beat.outbox for beat in its if beat.outbox is not None}
+        for outbox in outboxes.values():
+            if outbox.waiting:
+                wait = counted(outbox.waiting, "message waits", "messages wait")
+                told = f"{wait} in the outbox {outbox.store}, the oldest for {outbox.oldest_seconds or 0:,.1f} s"
+                yield Text(plain(f"{instance}: {told}"), "yellow")
+        if its[0].breaker not in (None, "closed"):
+            yield Text(plain(f"{instance}: the breaker on sending is {its[0].breaker}"), "red")
+        if its[0].alarms:
+            kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(its[0].alarms.items()))
+            yield Text(plain(f"{instance}: alarms since it started: {kinds}"), "yellow")
+
+
+def _paused(each: Consumed) -> Text:
+    if not each.paused:
+        return Text("")
+    return Text(plain(f"paused: {each.why}" if each.why else "paused"), "yellow")
 
 
 def _takes(each: Consumed) -> str:
@@ -177,6 +213,6 @@ def _state(beat: Heartbeat, silent: float) -> Text:
         return Text("left", "dim")
     if silent >= _SILENT_SECONDS:
         return Text(f"silent for {silent:.0f} s", "red")
-    alarms = sum(beat.alarms.values())
-    told = f"started {age(beat.since, beat.at)}" + (f", {alarms:,} alarms" if alarms else "")
-    return Text(told, "yellow" if alarms else "green")
+    if beat.state != "running":
+        return Text(beat.state, "yellow")
+    return Text(f"started {age(beat.since, beat.at)}", "yellow" if beat.alarms else "green")

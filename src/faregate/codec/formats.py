@@ -17,10 +17,10 @@ class JsonCodec:
     content_type = "application/json"
 
     def encoder(self, cls: type) -> Encode:
-        return _encode_pydantic_json if _is_pydantic(cls) else _encode_json
+        return _encode_pydantic_json if is_pydantic(cls) else _encode_json
 
     def decoder(self, cls: type) -> Decode:
-        if _is_pydantic(cls):
+        if is_pydantic(cls):
             return cls.model_validate_json  # type: ignore[attr-defined, no-any-return]
         return msgspec.json.Decoder(cls).decode
 
@@ -29,16 +29,17 @@ class MsgpackCodec:
     content_type = "application/msgpack"
 
     def encoder(self, cls: type) -> Encode:
-        return _encode_pydantic_msgpack if _is_pydantic(cls) else _encode_msgpack
+        return _encode_pydantic_msgpack if is_pydantic(cls) else _encode_msgpack
 
     def decoder(self, cls: type) -> Decode:
-        if _is_pydantic(cls):
+        if is_pydantic(cls):
             validate = cls.model_validate  # type: ignore[attr-defined]
             return lambda body: validate(msgspec.msgpack.decode(body))
         return msgspec.msgpack.Decoder(cls).decode
 
 
-def _is_pydantic(cls: type) -> bool:
+def is_pydantic(cls: type) -> bool:
+    """Pydantic is not imported for this."""
     return hasattr(cls, "model_validate_json") and hasattr(cls, "model_dump")
 
 

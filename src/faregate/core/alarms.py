@@ -9,10 +9,13 @@ from typing import Literal, NamedTuple
 log = logging.getLogger("faregate.bus")
 
 AlarmKind = Literal[
+    "breaker",
     "dead-letter",
     "disagreement",
     "dispatch-stalled",
+    "escalation",
     "foreign-claim",
+    "kill-switch",
     "left-behind",
     "stalled",
     "unreadable-batch",
@@ -23,10 +26,13 @@ AlarmKind = Literal[
 class Alarm(NamedTuple):
     """What sounded, where, and about which message ("" where it is about none).
 
+    `breaker`: the broker takes nothing, so that nothing is sent for a while.
     `dead-letter`: a message became one.
     `disagreement`: one id came with two bodies.
     `dispatch-stalled`: outgoing messages cannot be sent for a while.
+    `escalation`: the function of a node that learns of its dead letters failed.
     `foreign-claim`: a token is claimed by a record that is not ours.
+    `kill-switch`: a subscription consumes no more, because what it depends on is down.
     `left-behind`: a task or thread of a handler goes on after its try has ended; once for each handler.
     `stalled`: a lane, a dispatcher, a pump or the intake has work and makes no progress.
     `unreadable-batch`: what another process left in the spool cannot be taken in.

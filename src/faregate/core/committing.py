@@ -131,7 +131,7 @@ def scatter(works: list[Work], exc: BaseException) -> None:
     for work in works:
         if work.state in ("done", "new", "folded"):
             work.fail(exc)
-            work.scattered = len(works) > 1
+            work.scattered = work.counted = len(works) > 1
             if not work.scattered:
                 work.handler_failed = True
                 work.tries = max(work.tries + 1, work.ctx._attempt if work.ctx is not None else 0)

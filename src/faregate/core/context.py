@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import get_ident
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
 
 from faregate.core.database import BlockingDatabase, Database
 from faregate.core.handler_database import HandlerDatabase
-from faregate.errors import ConfigurationError, TryEnded, WrongEventLoop
-from faregate.message import Envelope
-from faregate.node.outgoing import NOTHING_TO_AWAIT, NothingToAwait, Options, Outgoing, as_command, as_event
+from faregate.errors import ConfigurationError, TryEnded, Unavailable, WrongEventLoop
+from faregate.message import REPLY_TO, Envelope
+from faregate.node.outgoing import NOTHING_TO_AWAIT, NothingToAwait, Options, Outgoing, as_command, as_event, reply
 from faregate.plain import plain
+from faregate.ports.keys import keys_of
 
 if TYPE_CHECKING:
+    from faregate.core.observer import TraceContext
     from faregate.core.work import Work
     from faregate.node.node import Node
 
-Ending = Literal["handled", "skipped", "duplicate", "redelivered", "dead", "lost"]
-"""How a delivery ended; `duplicate`: it had been handled before; `lost`: its lock had expired, so the message is
-someone else's now."""
+Ending = Literal["handled", "skipped", "filtered", "duplicate", "redelivered", "dead", "lost"]
+"""How a delivery ended; `filtered`: the subscription's `where=` does not take it; `duplicate`: it had been handled
+before; `lost`: its lock had expired, so the message is someone else's now."""
 
 
 class Context:
@@ -32,6 +34,8 @@ class Context:
     _outcome: Ending | None = None
     _sealed: list[Envelope] | None = None
     """The envelopes of all that goes out, once they are recorded."""
+    _trace: Callable[[], TraceContext | None] | None = None
+    """Gives the trace context that goes into what the handler sends; None: that of the message itself."""
 
     def __init__(self, work: Work, message: Any) -> None:
         self._work = work
@@ -122,11 +126,21 @@ class Context:
 
     @property
     def key(self) -> str | None:
-        return self._work.delivery.key
+        """What it is ordered by, as text. Of several keys (`fg.Each`) the text of them all; `keys` has each."""
+        key = self._work.delivery.key
+        return None if key is None else str(key)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Each of its keys, in one order; none where it has no order to keep."""
+        return keys_of(self._work.delivery.key)
 
     @property
     def headers(self) -> Mapping[str, str]:
-        return MappingProxyType(self._work.envelope.headers)
+        headers = self._work.envelope.headers
+        if REPLY_TO in headers:  # who copies them must not ask in another's name
+            headers = {name: value for name, value in headers.items() if name != REPLY_TO}
+        return MappingProxyType(headers)
 
     @property
     def sent_at(self) -> float:
@@ -197,6 +211,16 @@ class Context:
         """Record a command to be sent when the handler has succeeded."""
         self._send(as_command(command, to, options))
         return NOTHING_TO_AWAIT
+
+    def reply(self, message: Any, *, headers: Mapping[str, str] | None = None) -> NothingToAwait:
+        """Record the answer to whoever asked, as `fg.reply` does."""
+        self._send(reply(message, headers=headers))
+        return NOTHING_TO_AWAIT
+
+    def trip(self, why: str, *, seconds: float = 10.0) -> NoReturn:
+        """Trip the kill switch of this subscription: what the handler depends on is down. The message goes back and has
+        used up no try; nothing more is consumed until a probe succeeds, first after that many seconds."""
+        raise Unavailable(why, retry_after=seconds)
 
     def _send(self, outgoing: Outgoing) -> None:
         if self._ended:

@@ -18,7 +18,7 @@ def dead_letter(node: str, message_id: str, delivery: Delivery, reason: str, err
         now,
         queue=".".join(filter(None, (node, envelope.type, envelope.source if envelope.kind == "event" else None))),
         message_id=message_id,
-        key=delivery.key,
+        key=None if delivery.key is None else str(delivery.key),
         tries=delivery.tries,
         redeliveries=delivery.redeliveries,
     )

@@ -18,7 +18,7 @@ from faregate.ports.queue import Delivery
 
 log = logging.getLogger("faregate.bus")
 
-OUTCOMES: tuple[Ending, ...] = ("handled", "skipped", "duplicate", "redelivered", "dead", "lost")
+OUTCOMES: tuple[Ending, ...] = ("handled", "skipped", "filtered", "duplicate", "redelivered", "dead", "lost")
 
 
 class Endings:
@@ -38,7 +38,9 @@ class Endings:
         """Somebody may wonder why it comes again."""
         if verdict.delay is None:
             return  # `dead_lettered` tells, once that is certain
-        if verdict.counted:
+        if verdict.behind:
+            log.warning("%s failed and goes to the end of its queue in %g s: %s", what, verdict.delay, first_line(exc))
+        elif verdict.counted:
             log.warning("%s failed and is delivered again in %g s: %s", what, verdict.delay, first_line(exc))
         else:
             log.info("%s is delivered again in %g s, as asked: %s", what, verdict.delay, first_line(exc))

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from faregate.core.verdict import Verdict, judge
 from faregate.core.work import Work
+from faregate.node.rules import FailurePolicy
 from faregate.ports.queue import Delivery
 from faregate.ports.store import Transaction
 
@@ -19,6 +20,9 @@ from faregate.ports.store import Transaction
 class Feed(Protocol):
     batch_seconds: float
     """How long the messages of one transaction may take together, roughly: it is what the first of them waits."""
+    keeps_outcomes: bool
+    """Whether the outcome that a delivery is settled with is written down, where an audit finds it. Else the ledger
+    notes what the filter did not take: nothing else would tell it from what was lost."""
 
     async def join(self, transaction: Transaction, works: Sequence[Work]) -> None:
         """First in every transaction: may find messages that an earlier run has dealt with."""
@@ -29,12 +33,13 @@ class Feed(Protocol):
     async def dead_letter(self, transaction: Transaction, work: Work) -> None:
         """First in the commit that makes it a dead letter."""
 
-    def judge(self, delivery: Delivery, exc: BaseException, delays: tuple[float, ...]) -> Verdict:
+    def judge(self, delivery: Delivery, exc: BaseException, policy: FailurePolicy) -> Verdict:
         """What becomes of a message whose tries are used up. Raises when everything has to stop instead."""
 
 
 class QueueFeed:
     batch_seconds = 0.05
+    keeps_outcomes = True
 
     async def join(self, transaction: Transaction, works: Sequence[Work]) -> None:
         """The queue knows what is out, and the dedup what was."""
@@ -45,5 +50,5 @@ class QueueFeed:
     async def dead_letter(self, transaction: Transaction, work: Work) -> None:
         """The same."""
 
-    def judge(self, delivery: Delivery, exc: BaseException, delays: tuple[float, ...]) -> Verdict:
-        return judge(exc, delivery.redeliveries, delays)
+    def judge(self, delivery: Delivery, exc: BaseException, policy: FailurePolicy) -> Verdict:
+        return judge(exc, delivery.redeliveries, policy)

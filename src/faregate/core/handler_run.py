@@ -12,7 +12,9 @@ from concurrent.futures import Executor
 
 from faregate.core.context import Context
 from faregate.core.forks import end_if_forked
+from faregate.core.kill_switch import Switch
 from faregate.core.lane_task import meet_cancellation
+from faregate.core.observer import Observers
 from faregate.core.outgoing_middlewares import compile_outgoing
 from faregate.core.pipeline import compile_pipeline, detach, left_running, resource_places, sends_in_scope
 from faregate.core.sender import Sender
@@ -35,15 +37,18 @@ class HandlerRun:
         has_store: bool,
         clock: Clock,
         pool: Executor,
+        switch: Switch | None = None,
+        observers: Observers = (),
     ) -> None:
         self._handler = subscription.name
+        self._switch = switch
         self._sender = sender
         self._has_store = has_store
         self._outgoing = compile_outgoing(node, resource_places(subscription, node))
         self._sends_in_scope = sends_in_scope(node)
         """Whether the pipeline has sent what the handler sends."""
         self._pipeline: Callable[[Context], Awaitable[None]] = compile_pipeline(
-            subscription, node, clock, pool, self._send_outputs
+            subscription, node, clock, pool, self._send_outputs, switch, observers
         )
         self.opens_first = False
         """Whether the handlers of this subscription want the transaction before they start."""
@@ -120,11 +125,17 @@ class HandlerRun:
             failure = failure_of(exc)
             if failure is None:
                 raise
+            self._note(work, failure)
             await self._undo(unit, work, failure)
         finally:
             ctx._ended, ctx._database = True, None
             unit.current = None
         return work.state != "failed"
+
+    def _note(self, work: Work, exc: BaseException) -> None:
+        """Its tries are used up. Tell the switch at once: it may let no other of this batch begin."""
+        if self._switch is not None:
+            self._switch.note(work, exc)
 
     async def _undo(self, unit: UnitOfWork, work: Work, exc: BaseException) -> None:
         work.tries = work.ctx._attempt if work.ctx is not None else 0

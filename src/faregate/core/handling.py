@@ -1,7 +1,7 @@
 """The handling core: one way through a handler, for the bus and for Spark, with a store and without.
 
-    look up, admit -> run, message after message in one transaction -> record -> commit -> settle
-                       `-- failed --> leaves the batch, runs alone with its tries -> redeliver later, or dead letter
+    filter, look up, admit -> run, message after message in one transaction -> record -> commit -> settle
+      `-- settle               `-- failed --> leaves the batch, runs alone -> redeliver later, or dead letter
 
 What differs is handed in: where messages come from (`feed.py`), how copies are recognised (`dedup/`), where what is
 sent goes (`outlet.py`), and the store. The states of a message, and who follows whom, are in `states.py`. This file is
@@ -14,23 +14,31 @@ Rules kept here:
 - A commit whose outcome is unknown is tried again; the look-up then finds out what it was.
 - Giving up is a commit too: the dead letter is in the store before the delivery is settled.
 - Without a store there is no transaction: handlers run again after a crash, and what they send keeps its ids.
+- While the kill switch is open nothing begins but its trial, nothing is tried again, and what fails goes back.
 """
 
 import asyncio
 import logging
 from collections.abc import Coroutine
 from concurrent.futures import Executor
-from typing import Any
+from typing import Any, NamedTuple
 
+from faregate.core import at_hand
 from faregate.core.alarms import Alarms
+from faregate.core.at_hand import noting
 from faregate.core.committing import Committing, scatter, start_again
+from faregate.core.context import Context
+from faregate.core.dead_letter import dead_letter
 from faregate.core.endings import Endings
+from faregate.core.escalation import Escalation
 from faregate.core.feed import Feed
 from faregate.core.handler_run import HandlerRun
+from faregate.core.kill_switch import Switch, Trial
 from faregate.core.last_resort import LastResort
 from faregate.core.node_store import NodeStore
+from faregate.core.observer import Observers
 from faregate.core.outlet import Outlet, PublishAtOnce
-from faregate.core.pace import Pace
+from faregate.core.pace import BATCH_LIMIT, Pace
 from faregate.core.parting import Parting, PutBack
 from faregate.core.pipeline import is_retried
 from faregate.core.reading import Reader
@@ -42,9 +50,11 @@ from faregate.core.unit import TRANSACTION_LOST, Home, TransactionEnded, UnitOfW
 from faregate.core.verdict import failure_of, first_line
 from faregate.core.work import Spoiled, Work
 from faregate.errors import Expired, LeaseLost, Permanent, StaleLock
+from faregate.node.kill_switch import KillSwitch
 from faregate.node.node import Node
 from faregate.node.policy import Serial
 from faregate.node.subscription import Subscription
+from faregate.node.where import Filter
 from faregate.ports.cancellation import finish
 from faregate.ports.clock import Clock
 from faregate.ports.queue import Delivery, is_together
@@ -53,6 +63,20 @@ log = logging.getLogger("faregate.bus")
 
 _MOST_OUTPUTS, _MOST_OUTPUT_BYTES = 1_000, 4 << 20
 """A transaction with more outgoing messages than this takes no further message."""
+_DOUBTFUL_FAILURES = 3
+"""If so many of a batch failed, and no more succeeded, it may be an outage: their next tries come before the rest."""
+
+
+class Failing(NamedTuple):
+    """A message that comes again."""
+
+    tries: int
+    """How often its handler failed."""
+    seconds: float
+    """How long it waits for its next try."""
+
+
+_UNTRIED = Failing(0, 0.0)
 
 
 class Handling:
@@ -70,9 +94,15 @@ class Handling:
         alarms: Alarms,
         pool: Executor,
         body_limit: int,
+        kill_switch: KillSwitch | None = None,
+        observers: Observers = (),
     ) -> None:
+        """`kill_switch`: where consuming can be stopped, and what is not handled has a place to go back to."""
         self.subscription = subscription
         self.paused = False
+        self.switch = None if kill_switch is None else Switch(kill_switch, clock, self._successes)
+        self.trial: Trial | None = None
+        """What may begin all the same, while the switch is open."""
         self.put_off = False
         """A message of a serial subscription waits for a later try; what was fetched behind it has to go back."""
         self._serial = isinstance(subscription.order, Serial)
@@ -83,21 +113,38 @@ class Handling:
         self.outcomes = self._endings.outcomes
         self._expires = subscription.expires is not None
         self._outlet: Outlet = PublishAtOnce(sender) if store is None else store.outbox
-        self._runner = HandlerRun(subscription, node, sender, has_store=store is not None, clock=clock, pool=pool)
+        self._runner = HandlerRun(
+            subscription,
+            node,
+            sender,
+            has_store=store is not None,
+            clock=clock,
+            pool=pool,
+            switch=self.switch,
+            observers=observers,
+        )
         self._store = store
         self._recognition = None if store is None else Recognition(subscription, feed, store, clock, alarms)
         business_key = None if self._recognition is None else self._recognition.business_key
         self._one_by_one = self._recognition is not None and self._recognition.one_by_one
-        self._last_resort = LastResort(subscription, self._endings, feed, store, business_key, self.redeliver, clock)
+        self._escalation = Escalation(node, sender, alarms, pool)
+        self._last_resort = LastResort(
+            subscription, self._endings, feed, sender, store, business_key, self.redeliver, clock, self._escalation
+        )
         self._committing = Committing(node.name, feed, self._outlet, store, business_key, clock)
-        self._settling = Settling(node.name, self._endings, self._last_resort, self._outlet, store, business_key, clock)
+        notes = store is not None and not feed.keeps_outcomes and subscription.dedup == "ledger"
+        self._settling = Settling(
+            node.name, self._endings, self._last_resort, self._outlet, store, business_key, clock, notes_filtered=notes
+        )
+        self._filter = subscription.where
+        self._taken = 1.0
+        """The share of messages that the filter takes, as a moving average."""
         # --- batches ---
         self._pace = Pace(feed.batch_seconds)
         self._parting: Parting | None = None
         """None: there are no lanes that what leaves a batch could go on in."""
-        self._failing: dict[Delivery, int] = {}
-        """Those that come again: alone, as they failed among others, or because their batch was slow. How often they
-        failed."""
+        self._failing: dict[Delivery, Failing] = {}
+        """Those that come again: alone, as they failed among others, or because their batch was slow."""
         self._sends = False
         """Whether the handlers of the last transaction sent anything. Only then they wait while others are not sent."""
         self._units: set[UnitOfWork] = set()
@@ -143,7 +190,11 @@ class Handling:
     @property
     def batch(self) -> int:
         """How many are best handled together."""
-        return 1 if self._one_by_one or self._runner.opens_first else self._pace.batch
+        if self._one_by_one or self._runner.opens_first:
+            return 1
+        if self._filter is None:
+            return self._pace.batch
+        return min(BATCH_LIMIT, int(self._pace.batch / max(self._taken, 1 / BATCH_LIMIT)))  # of which so many run
 
     def current(self, deliveries: list[Delivery]) -> Delivery:
         """Which of those that are being handled together is being handled."""
@@ -156,22 +207,34 @@ class Handling:
             if len(deliveries) > 1:
                 return await self._handle_many(deliveries)
             [delivery] = deliveries
-            tries = self._failing.pop(delivery, None)
-            if tries:
-                await self._clock.sleep(self.subscription.retry.wait(tries))
-            elif tries is None and not self._start(delivery):
+            failing = self._failing.pop(delivery, None)
+            if failing is None and not self._start(delivery):
                 return []
-            return await self._see_through(self._works(deliveries, tries or 0))
+            tries = 0
+            if failing is not None and failing.tries:
+                tries = failing.tries
+                await self._clock.sleep(failing.seconds)
+            works = self._works(deliveries, tries)
+            if self._filter is not None:
+                works = await self._without_filtered(works, self._filter)
+            return await self._see_through(works)
         except BaseException:
             for delivery in deliveries:
                 self._failing.pop(delivery, None)
             raise
 
-    async def handle_again(self, delivery: Delivery, tries: int) -> None:
-        """See a message to its end whose handler has failed so often already, elsewhere."""
+    def is_retried(self, exc: BaseException) -> bool:
+        """Whether a handler that has failed once, with this, is tried again here."""
+        return self.subscription.failures.of(exc).retry.times > 0 and is_retried(exc)
+
+    async def handle_again(self, delivery: Delivery, exc: BaseException) -> None:
+        """See a message to its end whose handler has failed once already, elsewhere."""
         delivery.start()
-        self._failing[delivery] = tries
+        self._failing[delivery] = self._failed(1, exc)
         await self.handle([delivery])
+
+    def _failed(self, tries: int, exc: BaseException | None) -> Failing:
+        return Failing(tries, self.subscription.failures.of(exc).retry.wait(tries))
 
     async def fail(self, delivery: Delivery, exc: BaseException) -> None:
         """The tries of a message are used up, elsewhere."""
@@ -183,32 +246,43 @@ class Handling:
 
     async def give_back(self, delivery: Delivery, *, begun: bool = False) -> None:
         """It goes back to its place."""
-        begun = bool(self._failing.pop(delivery, 0)) or begun
+        begun = self._failing.pop(delivery, _UNTRIED).tries > 0 or begun
         try:
             await delivery.release(begun=begun)
         except StaleLock as exc:
             log.warning("%s: %s; it is delivered again", self.subscription, exc)
 
-    async def redeliver(self, delivery: Delivery, delay: float, *, counted: bool) -> None:
-        """It comes again later; in a serial subscription what is behind it waits for that."""
+    async def redeliver(self, delivery: Delivery, delay: float, *, counted: bool, behind: bool = False) -> None:
+        """It comes again later; in a serial subscription what is behind it waits for that. `behind`: at the end."""
+        if behind:
+            await delivery.redeliver(delay, counted=counted, behind=True)
+            return
         await delivery.redeliver(delay, counted=counted)
         self.put_off = self._serial
 
     def tell_dead(self, delivery: Delivery, reason: str, error: str) -> Coroutine[Any, Any, None]:
         """The transport made a dead letter of it, and no handler sees it: it expired, or its deliveries are used up.
 
-        It is counted and told of at once; what is returned runs the `after` middlewares.
+        It is counted and told of at once; what is returned tells whoever asked by it, escalates it, and runs the
+        `after` middlewares.
         """
         self.outcomes["dead"] += 1
         self._endings.dead_lettered(delivery, reason, error)
-        ctx = None
+        ctx, work = None, Work(delivery, self._node)
         if self._endings.has_after:
             try:
-                ctx = self._reader.open(Work(delivery, self._node))
+                ctx = self._reader.open(work)
             except Exception as exc:
                 log.debug("%s cannot be read: %s", delivery.envelope, first_line(exc))
         why = Expired(error) if reason == Expired.reason else Permanent(f"{reason}: {error}")
-        return self._endings.run_after(delivery, ctx, "dead", why)
+        return self._after_death(work, ctx, reason, error, why)
+
+    async def _after_death(self, work: Work, ctx: Context | None, reason: str, error: str, why: Permanent) -> None:
+        await self._last_resort.answer(work, reason, why)
+        if self._store is None:  # or else when the letter comes into the store (`bus/housekeeping.py`)
+            letter = dead_letter(self._node, work.message_id, work.delivery, reason, error, self._clock.time())
+            await self._escalation.publish(letter)
+        await self._endings.run_after(work.delivery, ctx, "dead", why)
 
     # --- batches ---------------------------------------------------------------------------------------------
 
@@ -220,6 +294,8 @@ class Handling:
         if known := {*again, *begun}:
             deliveries = [delivery for delivery in deliveries if delivery not in known]
         works = self._works(begun + self._start_all(deliveries))
+        if self._filter is not None:
+            works = await self._without_filtered(works, self._filter)
         if self._serial:
             for group in _groups(works, copies=self._store is not None):
                 again += await self._see_through(group)
@@ -234,7 +310,9 @@ class Handling:
     def _leave(self, work: Work) -> Delivery:
         """It has begun, and is seen through another time."""
         work.move("again")
-        self._failing[work.delivery] = work.tries if work.handler_failed else 0
+        self._failing[work.delivery] = (
+            self._failed(work.tries, work.error) if work.handler_failed and work.tries else _UNTRIED
+        )
         work.ctx = None  # no cycles, here too
         return work.delivery
 
@@ -278,6 +356,26 @@ class Handling:
             works.append(work)
         return works
 
+    async def _without_filtered(self, works: list[Work], where: Filter) -> list[Work]:
+        """Settle what the filter does not take; returns the others."""
+        kept, filtered = [], []
+        for work in works:
+            if work.state == "new" and work.ctx is not None:
+                try:
+                    if not where.takes(work.ctx.message, work.envelope.headers):
+                        work.move("filtered")
+                        filtered.append(work)
+                        continue
+                except Exception as exc:  # a codec of others may have decoded what its class does not say
+                    work.fail(exc)
+            kept.append(work)
+        if works:
+            count = len(works)
+            self._taken += (len(kept) / count - self._taken) * count / (count + 16)
+        if filtered:
+            await self._settling.settle_filtered(filtered)
+        return kept
+
     def _next_round(self, work: Work) -> Work:
         """It has not run in this one, or nothing of that is left."""
         if work.ctx is None or work.ctx._ended:
@@ -300,7 +398,7 @@ class Handling:
         while works:
             if self._sends:
                 await self._outlet.room(lambda: self.stopped)
-            if self.stopped:
+            if self.stopped and not self._is_trial(works[0]):
                 for work in works:
                     work.move("released")
                     await self.give_back(work.delivery, begun=work.tries > 0)
@@ -319,7 +417,7 @@ class Handling:
             await self._settling.settle_all(works)
             works = [work for work in works if work.state in UNDECIDED]
             if works:
-                works = await self._what_is_left(works, again, alone=unit.alone, spoiled=spoiled)
+                works = await self._what_is_left(unit, works, again, spoiled=spoiled)
         return again
 
     def _settle_in(self) -> Home:
@@ -329,25 +427,28 @@ class Handling:
         return self._home
 
     async def _what_is_left(
-        self, works: list[Work], again: list[Delivery], *, alone: bool, spoiled: bool
+        self, unit: UnitOfWork, works: list[Work], again: list[Delivery], *, spoiled: bool
     ) -> list[Work]:
         """Of one transaction: those that have not run yet, or not yet with success."""
         for work in works:
             if work.state != "failed":
                 continue
-            if not self._has_tries_left(work):
+            has_tries_left = self._has_tries_left(work)
+            if self.switch is not None and self._goes_back(work, self.switch, has_tries_left):
+                await self._last_resort.send_back(work, self._trial_failed(work))
+            elif not has_tries_left:
                 await self._out_of_tries(work)
-            elif self._serial or alone:
+            elif self._serial or unit.alone or work.on_trial:
                 if work.handler_failed:
-                    await self._clock.sleep(self.subscription.retry.wait(work.tries))
+                    await self._clock.sleep(self._failed(work.tries, work.error).seconds)
                 await self._see_through([self._once_more(work)])
             else:
                 again.append(self._leave(work))
         works = [work for work in works if work.state == "new"]
-        stay = self._serial or spoiled or self.stopped or len(works) <= self._pace.batch
-        if self._parting is None or stay:
+        leave = unit.doubtful or len(works) > self._pace.batch  # or they take longer than was thought
+        if self._parting is None or self._serial or spoiled or self.stopped or not leave:
             return [self._next_round(work) for work in works]
-        self._parting.put_back([self._leave(work) for work in works], ())  # they take longer than was thought
+        self._parting.put_back([self._leave(work) for work in works], ())
         return []
 
     async def _run_with_store(self, unit: UnitOfWork, works: list[Work], recognition: Recognition) -> bool:
@@ -373,6 +474,9 @@ class Handling:
                 start_again(works)
             elif (failure := failure_of(exc)) is not None:  # lost, or refused at the commit: nothing has happened
                 scatter(works, failure)
+                if self.switch is not None and len(works) > 1 and self.switch.failed(failure):
+                    for work in works:  # it is one failure, however many it was of
+                        work.goes_back = work.error is failure
             else:
                 raise
         return False
@@ -401,24 +505,33 @@ class Handling:
 
     async def _run_handlers(self, unit: UnitOfWork, works: list[Work]) -> bool:
         """Run the messages one after another; whether they sent anything. The rest stays new: behind a failure in a
-        serial subscription, because enough is sent in this transaction or it took long enough, or because nothing more
+        serial subscription, behind failures that may be an outage, because enough is sent in this transaction or it took long enough, or because nothing more
         may begin."""
         started = self._pace.start()
         last = works[-1]
         monotonic = self._clock.monotonic
         until = 0.0 if unit.alone else monotonic() + self._pace.batch_seconds
-        ran = rows = size = 0
+        run = noting(self._runner.run) if at_hand.wanted else self._runner.run
+        ran = failed = rows = size = 0
         for work in tuple(works):  # some may leave meanwhile
             if work.state != "new":
                 continue
-            if (self.paused or self.put_off) and not self._one_by_one:  # what has claimed goes on
+            stopped = self.paused or self.put_off
+            if stopped and not self._may_begin(work):
                 break
             if (self._expires or work.envelope.expires_at is not None) and not work.tries and work.delivery.expired:
                 work.fail(Expired("its time was over before its handler could begin"))
                 continue
+            if stopped and self.trial is not None and self._is_trial(work):
+                self.trial.ran = work.on_trial = True
             ran += 1
-            if not await self._runner.run(unit, work) and self._serial:
-                break
+            if not await run(unit, work):
+                failed += 1
+                unit.doubtful = self.switch is not None and failed >= _DOUBTFUL_FAILURES and 2 * failed >= ran
+                if self._serial or unit.doubtful:
+                    break
+            if work.replies:
+                rows += len(work.replies)
             if work.sent:
                 rows += len(work.sent)
                 for envelope in work.sent:
@@ -432,11 +545,39 @@ class Handling:
             self._pace.note(started, ran, unit.waited, len(self._units))
         return rows > 0
 
+    def _may_begin(self, work: Work) -> bool:
+        """Though nothing more may: it is on trial, or it has claimed and goes on."""
+        return self._one_by_one or self._is_trial(work)
+
+    def _is_trial(self, work: Work) -> bool:
+        return self.trial is not None and work.delivery is self.trial.delivery
+
     # --- failures --------------------------------------------------------------------------------------------
+
+    def _successes(self) -> int:
+        """How many were handled, those of the transactions at work included. Asked when something has failed."""
+        done = sum(work.state == "done" for unit in self._units for work in unit.works)
+        return self.outcomes["handled"] + self.outcomes["skipped"] + done
+
+    def _goes_back(self, work: Work, switch: Switch, has_tries_left: bool) -> bool:
+        """Whether it failed with what the kill switch is open for."""
+        assert work.error is not None
+        if not has_tries_left:
+            switch.note(work, work.error)
+        return work.goes_back or switch.sends_back(work, work.error)
+
+    def _trial_failed(self, work: Work) -> float | None:
+        """How long a message that was on trial is put off, if it was; so that another one is next."""
+        if self.trial is None or not self._is_trial(work):
+            return None
+        self.trial.error = work.error
+        return self.trial.put_off
 
     def _has_tries_left(self, work: Work) -> bool:
         """Whether a failed message runs again here, alone."""
-        if work.ctx is None or work.error is None or work.tries > self.subscription.retry.times:
+        if work.ctx is None or work.error is None:
+            return False
+        if work.tries > self.subscription.failures.of(work.error).retry.times:
             return False
         if work.scattered:  # the transaction of others
             return True

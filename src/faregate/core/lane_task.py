@@ -46,6 +46,12 @@ def take_back_own() -> bool:
     return True
 
 
+def lane_name() -> str | None:
+    """The lane that whoever asks runs in, or was started from."""
+    lane = _lane.get()
+    return None if lane is None else lane.get_name()
+
+
 async def meet_cancellation() -> None:
     """What was asked for and not waited for comes now, and not into what follows. What a handler caught is over."""
     await asyncio.sleep(0)

@@ -45,12 +45,24 @@ class NodeStore:
     async def publish(self, rows: Sequence[OutboxRow]) -> None:
         """Put publications from outside of handlers into the outbox, all or none."""
         await self.outbox.room()
+        await self.commit_sending(_nothing_else, rows)
+
+    async def commit_sending(self, do: Callable[[Transaction], Awaitable[bool]], rows: Sequence[OutboxRow]) -> bool:
+        """One thing as a commit of its own, and these rows in the outbox with it, if `do` says so; what it says."""
         recorded = None
         try:
             async with self.store.transaction() as transaction:
-                recorded = await self.outbox.record_rows(transaction, rows)
+                done = await do(transaction)
+                if done and rows:
+                    recorded = await self.outbox.record_rows(transaction, rows)
         except BaseException:
             if recorded is not None:
                 self.outbox.rolled_back(recorded)
             raise
-        self.outbox.committed(recorded)
+        if recorded is not None:
+            self.outbox.committed(recorded)
+        return done
+
+
+async def _nothing_else(transaction: Transaction) -> bool:
+    return True

@@ -21,9 +21,10 @@ from msgspec.structs import force_setattr
 
 from faregate.core.context import Context
 from faregate.core.handler import Places, fill
-from faregate.core.pipeline import Step, needed, provide
+from faregate.core.observer import Step
+from faregate.core.pipeline import needed, provide
 from faregate.errors import ConfigurationError
-from faregate.message import Envelope, Kind
+from faregate.message import REPLY_TO, Envelope, Kind
 from faregate.node.node import Node
 from faregate.node.outgoing import check_headers
 
@@ -47,6 +48,7 @@ class OutgoingContext:
         self.cause = cause
         """The context of the handler that sends this; None outside handlers."""
         self.headers: dict[str, str] = dict(envelope.headers)
+        self.headers.pop(REPLY_TO, None)  # whoever waits for the answer is nobody else's concern
 
     @property
     def message(self) -> Any:
@@ -86,7 +88,10 @@ def compile_outgoing(node: Node, places: Places) -> Chain | None:
 
 
 def _with_headers(out: OutgoingContext, last: Last, again: OutgoingContext | None = None) -> Awaitable[None]:
-    force_setattr(out._envelope, "headers", check_headers(out.headers))
+    headers, address = check_headers(out.headers), out._envelope.headers.get(REPLY_TO)
+    if address is not None:
+        headers[REPLY_TO] = address
+    force_setattr(out._envelope, "headers", headers)
     return last()
 
 

@@ -60,6 +60,12 @@ class OutboxOutlet(Outlet):
             for work in works
             for place, envelope in enumerate(work.sent)
         ]
+        rows += [
+            outbox_row(node, envelope, work.message_id, len(work.sent) + place)
+            for work in works
+            if work.replies
+            for place, envelope in enumerate(work.replies)
+        ]
         return await self.record_rows(transaction, rows)
 
     async def record_rows(self, transaction: Transaction, rows: Sequence[OutboxRow]) -> Recorded:
@@ -72,7 +78,7 @@ class PublishAtOnce(Outlet):
         self._sender = sender
 
     async def record(self, transaction: Transaction | None, node: str, works: Sequence[Work]) -> Recorded | None:
-        envelopes = [envelope for work in works for envelope in work.sent]
+        envelopes = [envelope for work in works for envelope in (*work.sent, *work.replies)]
         try:
             if envelopes:
                 await self._sender.publish_sealed(envelopes)
@@ -86,6 +92,6 @@ class PublishAtOnce(Outlet):
             try:
                 if len(works) == 1:
                     raise exc
-                await self._sender.publish_sealed(list(work.sent))
+                await self._sender.publish_sealed([*work.sent, *work.replies])
             except Exception as own:
                 work.fail(own)

@@ -16,17 +16,17 @@ from typing import Any
 
 from faregate.core.context import Context
 from faregate.core.handler import Call, Collect, Places, compile_call, compile_collect, fill
+from faregate.core.kill_switch import Switch
+from faregate.core.observer import Observers, Step
 from faregate.core.verdict import failure_of
 from faregate.core.work import FailedAmongOthers, NeedsTransaction
 from faregate.errors import ConfigurationError, Permanent, PipelineMisused, RetryAfter, Unavailable, WrongSignature
 from faregate.node.node import Node
-from faregate.node.policy import Retry
+from faregate.node.rules import FailurePolicies
 from faregate.node.signature import Signature
 from faregate.node.subscription import Subscription
 from faregate.ports import faults
 from faregate.ports.clock import Clock
-
-Step = Callable[..., Awaitable[None]]
 
 _NOT_RETRIED = (Permanent, ConfigurationError, RetryAfter, Unavailable)
 
@@ -43,23 +43,34 @@ def resource_places(subscription: Subscription, node: Node) -> dict[type, int]:
 
 
 def compile_pipeline(
-    subscription: Subscription, node: Node, clock: Clock, pool: Executor, send: Callable[[Context], Awaitable[None]]
+    subscription: Subscription,
+    node: Node,
+    clock: Clock,
+    pool: Executor,
+    send: Callable[[Context], Awaitable[None]],
+    switch: Switch | None = None,
+    observers: Observers = (),
 ) -> Step:
     """The chain that a context goes through; it raises what the last try raised.
 
-    `send` is called at its end, within the resources, if they are needed for that.
+    `send` is called at its end, within the resources, if they are needed for that. `switch`: while that is open,
+    nothing is tried again. Observers are around all of it, and around each try.
     """
     places = resource_places(subscription, node)
     collect = compile_collect(node.interpreters, places, pool)
     call = compile_call(subscription.handler, collect, places, pool)
+    for observer in reversed(observers):
+        call = observer.around_try(subscription, call)
     shared = bool(places or node.middlewares or node.outgoing_middlewares)
-    step = _core(call, collect, subscription.retry, clock, shared=shared)
+    step = _core(call, collect, subscription.failures, clock, switch, shared=shared)
     for middleware in reversed(node.middlewares):
         step = _around(middleware, step, places)
     if sends_in_scope(node):
         step = _then(step, send)
     for cls in reversed(places):
         step = provide(cls, node.providers[cls], step, places)
+    for observer in reversed(observers):
+        step = observer.around_handling(subscription, step)
     return step
 
 
@@ -96,7 +107,9 @@ async def _end(ctx: Context, again: Context | None = None) -> None:
     pass
 
 
-def _core(call: Call, collect: Collect, retry: Retry, clock: Clock, *, shared: bool) -> Step:
+def _core(
+    call: Call, collect: Collect, failures: FailurePolicies, clock: Clock, switch: Switch | None, *, shared: bool
+) -> Step:
     """The tries. `shared`: others than the handler have the context too, so that it cannot end with a try."""
 
     async def core(ctx: Context, again: Context | None = None) -> None:
@@ -149,12 +162,15 @@ def _core(call: Call, collect: Collect, retry: Retry, clock: Clock, *, shared: b
                     if failure is None:
                         raise error
                     await work.failed(failure)
+                    retry = failures.of(failure).retry
                     if attempt > retry.times or not is_retried(failure):
                         raise failure
                     if wrote or not work.may_wait:
                         work.error = failure
                         raise work.interrupted(FailedAmongOthers) from failure
                     await clock.sleep(retry.wait(attempt))
+                    if switch is not None and switch.sends_back(work, failure):  # others have tripped it
+                        raise failure
                     attempt += 1
                 ctx._outputs = None if own is ctx else ctx._outputs
                 own = ctx._for_try()

@@ -23,8 +23,8 @@ class Reader:
         """Whether that alarm has sounded."""
         self._read = BodyReader(subscription.message_type.cls, limit=body_limit).read
         told = [subscription.key if subscription.by_key else None, subscription.business_key]
-        self._told = [key for key in told if key is not None and key.function is not None]
-        """Keys that functions tell; a function may fail."""
+        self._told = [key for key in told if key is not None and key.may_fail]
+        """Keys that may not be readable where the message is: a function may fail."""
 
     def open(self, work: Work) -> Context:
         """The context of a delivery. Raises `Permanent` for one that cannot be read."""

@@ -3,6 +3,7 @@ publication has the same id whichever way it takes."""
 
 from faregate import ids
 from faregate.codec import BodyWriter
+from faregate.core.observer import TRACESTATE, TraceContext
 from faregate.errors import ConfigurationError
 from faregate.message import Envelope, Kind
 from faregate.node.key import Key, type_key
@@ -22,6 +23,10 @@ class Sealer:
 
     def seal_root(self, out: Outgoing, now: float) -> Envelope:
         """The envelope of what no handler caused."""
+        if out.is_reply:
+            raise ConfigurationError(
+                f"{out!r} answers the message that a handler handles: return it from a handler, or yield it there"
+            )
         if out.id_key is not None:
             raise ConfigurationError(
                 f"{out!r} has id_key={out.id_key!r}, which names one of a handler's outputs: outside of handlers "
@@ -45,6 +50,7 @@ class Sealer:
         causation_id: str | None,
         marker: int,
         now: float,
+        trace: TraceContext | None = None,
     ) -> Envelope:
         message_type = out.message_type
         kind, wire = message_type.kind, message_type.wire
@@ -56,6 +62,9 @@ class Sealer:
         elif self._keys:
             found = self._keys.get((kind, self._node if kind == "event" else out.destination, wire))
             key = None if found is None else found.hint(out.message)
+        headers = {} if out.headers is None else out.headers
+        if trace is not None and trace.tracestate:
+            headers = {**headers, TRACESTATE: trace.tracestate}
         deliver_at = out.at if out.delay is None else now + out.delay
         # In the order of the fields: names would make this four times as slow, and it runs for every message.
         return Envelope(
@@ -82,13 +91,13 @@ class Sealer:
             None,  # algorithm
             None,  # payload_ref
             digest,
-            None,  # traceparent
-            {} if out.headers is None else out.headers,
+            None if trace is None else trace.traceparent,
+            headers,
             out.delay,
         )
 
 
 def outbox_row(node: str, envelope: Envelope, cause: str | None = None, ordinal: int = 0) -> OutboxRow:
     """How a sealed envelope stands in the outbox of a node's store."""
-    address = envelope.destination if envelope.kind == "command" else f"{envelope.source}.{envelope.type}"
+    address = envelope.destination if envelope.kind != "event" else f"{envelope.source}.{envelope.type}"
     return OutboxRow(0, node, cause, ordinal, address or "", envelope.key, envelope)

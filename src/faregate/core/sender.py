@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from faregate import ids
 from faregate.codec import BodyReader, BodyWriter
 from faregate.core.alarms import Alarms
+from faregate.core.breaker import Circuit, GuardedPublishing
 from faregate.core.context import Context
+from faregate.core.observer import Observers, Publish, confirmed, observed, passed_on
 from faregate.core.outgoing_middlewares import Chain, Last, OutgoingContext, compile_own_scope, send_together
+from faregate.core.replies import FAILED, Replies
 from faregate.core.sealing import Keys, Sealer
 from faregate.errors import ConfigurationError, DuplicateIdKey, Undecodable, Unroutable
 from faregate.message import Envelope, Kind
@@ -18,13 +23,16 @@ from faregate.node.node import Node
 from faregate.node.outgoing import Outgoing
 from faregate.ports import faults
 from faregate.ports.clock import Clock
+from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.queue import DeadLettering, Publishing
 
 if TYPE_CHECKING:
     from faregate.core.node_store import NodeStore
     from faregate.core.recipients import RecipientLists
+    from faregate.core.work import Work
 
-Publish = Callable[[Sequence[Envelope]], Awaitable[None]]
+ESCALATES = "faregate-escalates"
+"""The header of a message about a dead letter: that one's message id."""
 
 
 class Sender(Sealer):
@@ -39,38 +47,66 @@ class Sender(Sealer):
         keys: Keys,
         alarms: Alarms,
         classes: Mapping[tuple[Kind, str], type] | None = None,
+        replies: Replies | None = None,
+        observers: Observers = (),
+        circuit: Circuit | None = None,
     ) -> None:
         super().__init__(node.name, writer, keys)
         self._transport = transport
+        self._circuit = circuit
+        """The breaker around the transport's publish; None: there is none."""
+        self._guarded: Publishing = transport if circuit is None else GuardedPublishing(transport, circuit)
         self._clock = clock
         self._alarms = alarms
         self._chain = compile_own_scope(node)
         """The outgoing middlewares, for what is sent outside of handlers."""
         self._classes = classes or {}
+        self._replies = replies or Replies(transport)
         self._store: NodeStore | None = None
         self._recipient_lists: RecipientLists | None = None
+        self._is_bare = self._chain is None
+        """Whether nothing is between `publish` and the transport: whoever awaits it tells the breaker how it ended."""
+        self._observers = observers
+        self._to_transport = confirmed(observers, self._publish_to_transport)
+        self._to_guarded = confirmed(observers, self._publish_to_guarded)
+        self._hand_over_roots = observed(observers, self._publish_roots)
+        self._hand_over_guarded = observed(observers, self._publish_guarded)
+        self._hand_over_outputs = observed(observers, self._to_guarded)
 
     def use_store(self, store: NodeStore | None, recipient_lists: RecipientLists | None) -> None:
         """Where this node keeps what must not be lost, and who wants tokens."""
         self._store = store
         self._recipient_lists = recipient_lists
+        self._is_bare = self._chain is None and recipient_lists is None
 
     def publish(self, outgoing: Outgoing, through: Publish | None = None) -> tuple[str, Awaitable[None]]:
         """Publish a root: a message that no handler caused. Gives its publication id, and what to await: a coroutine
-        of its own would cost every message some.
+        of its own would cost every message some. Who awaits it tells `failed`, and `sent` if the breaker counts.
 
         `through` is what takes the envelope instead of the transport's own publish.
         """
         envelope = self.seal_root(outgoing, self._clock.time())
-        through = through or self._publish_roots
+        through = (
+            self._hand_over_roots if through is None else observed(self._observers, confirmed(self._observers, through))
+        )
         if self._chain is None:
             return envelope.publication_id, _hand_over((envelope,), through)
         out = OutgoingContext(envelope, outgoing.message, None)
         return envelope.publication_id, self._chain(out, partial(_hand_over, (envelope,), through))
 
+    def failed(self, exc: Exception) -> None:
+        """What `publish` gave to await raised this."""
+        if self._is_bare and self._circuit is not None:
+            self._circuit.failed(exc)
+
+    def sent(self) -> None:
+        """What `publish` gave to await is done."""
+        if self._is_bare and self._circuit is not None:
+            self._circuit.succeeded()
+
     def publish_again(self, envelope: Envelope) -> Awaitable[None]:
         """Publish a root again, as it was: nobody knows whether it arrived."""
-        return _hand_over((envelope,), self._publish_roots)
+        return _hand_over((envelope,), self._hand_over_guarded)
 
     async def publish_many(self, outgoing: Sequence[Outgoing]) -> list[str]:
         """Publish roots together: all or none."""
@@ -86,27 +122,77 @@ class Sender(Sealer):
 
     async def _publish_all(self, envelopes: list[Envelope]) -> Mapping[str, Exception]:
         if envelopes:
-            await _hand_over(envelopes, self._publish_roots)
+            await _hand_over(envelopes, self._hand_over_guarded)
         return {}
 
-    def seal_outputs(self, ctx: Context, handler: str) -> list[Envelope]:
-        """What a handler sends, in its envelopes: the same for every run of it on the same message."""
+    def seal_outputs(self, ctx: Context, handler: str, contexts: list[OutgoingContext] | None = None) -> list[Envelope]:
+        """What a handler sends, in its envelopes: the same for every run of it on the same message. What it answers is
+        in `Work.replies`; where middlewares decide about both, `contexts` gets them instead."""
         outputs = ctx._sent()
         if not outputs:
             return []
         now = self._clock.time()
         cause, message_id = ctx._work.envelope, ctx._work.message_id
         correlation_id, marker = cause.correlation_id or cause.publication_id, cause.marker + 1
+        trace = passed_on(cause) if ctx._trace is None else ctx._trace()
         derive = ids.publication_ids(self._node, handler)
         sealed: list[Envelope] = []
+        replies: list[Envelope] = []
         used: set[tuple[str, str]] = set()
         for ordinal, out in enumerate(outputs):
             slot: int | str = ordinal
             if out.id_key is not None or out.idempotency_key is not None:
                 slot = _named_slot(out, handler, used)
             publication_id = derive(correlation_id, message_id, out.message_type.wire, slot)
-            sealed.append(self._seal(out, publication_id, correlation_id, message_id, marker, now))
+            envelope = self._seal(out, publication_id, correlation_id, message_id, marker, now, trace)
+            if out.is_reply:
+                reply = self._replies.addressed(envelope, cause)
+                if reply is None:
+                    continue
+                envelope = reply
+                replies.append(reply)
+            else:
+                sealed.append(envelope)
+            if contexts is not None:
+                contexts.append(OutgoingContext(envelope, out.message, ctx))
+        if replies and contexts is None:
+            ctx._work.replies = replies
         return sealed
+
+    def seal_failure(self, work: Work, handler: str, reason: str, exc: BaseException) -> Envelope | None:
+        """What tells whoever asked that its request is given up; None where nobody asked."""
+        if not work.envelope.headers:  # as nearly always
+            return None
+        root = work.envelope.correlation_id or work.envelope.publication_id
+        publication_id = ids.publication_ids(self._node, handler)(root, work.message_id, FAILED, 0)
+        return self._replies.failure(work.envelope, work.message_id, publication_id, self._node, reason, exc)
+
+    def seal_escalation(self, outgoing: Sequence[Outgoing], letter: DeadLetter) -> list[Envelope]:
+        """What the node sends about a dead letter: the same each time, until the letter is replayed. No handler caused
+        it, so it has no causation id; an audit counts what handlers sent."""
+        cause, now = letter.envelope, self._clock.time()
+        derive = ids.publication_ids(self._node, ESCALATES + ":")  # no handler has a name like that
+        sealed: list[Envelope] = []
+        for ordinal, out in enumerate(outgoing):
+            if out.id_key is not None or out.idempotency_key is not None:
+                raise ConfigurationError(
+                    f"{out!r} is sent about a dead letter, whose id names it: give it no other key"
+                )
+            slot = f"{cause.replay}.{ordinal}"
+            publication_id = derive(letter.correlation_id, letter.message_id, out.message_type.wire, slot)
+            correlation_id = letter.correlation_id or publication_id
+            envelope = self._seal(out, publication_id, correlation_id, None, cause.marker + 1, now)
+            headers = {**envelope.headers, ESCALATES: letter.message_id}
+            sealed.append(msgspec.structs.replace(envelope, headers=headers))
+        return sealed
+
+    async def publish_escalation(self, envelopes: Sequence[Envelope]) -> None:
+        """Publish what was sealed so, within the outgoing middlewares."""
+        for envelope in envelopes:
+            await self.publish_recorded(envelope, partial(self._publish_one, envelope))
+
+    async def _publish_one(self, envelope: Envelope) -> None:
+        await self.publish_sealed([envelope])
 
     async def record_outputs(self, ctx: Context, handler: str, chain: Chain) -> list[Envelope]:
         """The envelopes of what a handler sends, as far as the middlewares let them through."""
@@ -117,7 +203,8 @@ class Sender(Sealer):
 
         for out in self._outgoing_contexts(ctx, handler):
             await chain(out, partial(pass_on, out._envelope))
-        return list(passed.values())
+        ctx._work.replies = [each for each in passed.values() if each.kind == "reply"]
+        return [each for each in passed.values() if each.kind != "reply"]
 
     async def publish_outputs(self, ctx: Context, handler: str, chain: Chain) -> None:
         """Publish what a handler sends, together."""
@@ -126,8 +213,9 @@ class Sender(Sealer):
             await send_together(chain, outs, self.publish_sealed)
 
     def _outgoing_contexts(self, ctx: Context, handler: str) -> list[OutgoingContext]:
-        pairs = zip(self.seal_outputs(ctx, handler), ctx._sent(), strict=True)
-        return [OutgoingContext(envelope, out.message, ctx) for envelope, out in pairs]
+        contexts: list[OutgoingContext] = []
+        self.seal_outputs(ctx, handler, contexts)
+        return contexts
 
     async def publish_recorded(self, envelope: Envelope, publish: Last) -> None:
         """Send what somebody recorded through `fg.outbox` without this node at hand, within its middlewares."""
@@ -145,14 +233,19 @@ class Sender(Sealer):
             return None
 
     def _publish_roots(self, envelopes: Sequence[Envelope]) -> Awaitable[None]:
+        if self._is_bare and (self._circuit is None or self._circuit.closed):
+            return self._to_transport(envelopes)
+        return self._publish_guarded(envelopes)
+
+    def _publish_guarded(self, envelopes: Sequence[Envelope]) -> Awaitable[None]:
         lists = self._recipient_lists
-        return self._transport.publish(envelopes) if lists is None else self._publish_listed(lists, envelopes)
+        return self._to_guarded(envelopes) if lists is None else self._publish_listed(lists, envelopes)
 
     async def _publish_listed(self, recipient_lists: RecipientLists, envelopes: Sequence[Envelope]) -> None:
         """Publish where some recipients may want tokens: then through the outbox, which makes them."""
         lists = await recipient_lists.resolve(envelopes)
         if not any("tokens" in recipients.modes.values() for recipients in lists.values()):
-            await self._transport.publish(envelopes)
+            await self._to_guarded(envelopes)
             return
         if self._store is None:
             raise ConfigurationError(
@@ -161,21 +254,33 @@ class Sender(Sealer):
             )
         await self._store.publish([self.outbox_row(envelope, None, place) for place, envelope in enumerate(envelopes)])
 
+    def _publish_to_guarded(self, envelopes: Sequence[Envelope]) -> Awaitable[None]:
+        return self._guarded.publish(envelopes)
+
+    def _publish_to_transport(self, envelopes: Sequence[Envelope]) -> Awaitable[None]:
+        return self._transport.publish(envelopes)
+
     async def publish_sealed(self, envelopes: list[Envelope]) -> Mapping[str, Exception]:
-        """Publish what a handler sends. An output that no queue takes becomes a dead letter of its own."""
+        """Publish what a handler sends; what it answers goes last. An output that no queue takes becomes a dead letter
+        of its own."""
+        replies = [envelope for envelope in envelopes if envelope.kind == "reply"]
+        if replies:
+            envelopes = [envelope for envelope in envelopes if envelope.kind != "reply"]
         errors: dict[str, Exception] = {}
         try:
             if envelopes:
-                await _hand_over(envelopes, self._transport.publish)
+                await _hand_over(envelopes, self._hand_over_outputs)
         except Unroutable:
             for envelope in envelopes:
                 try:
-                    await self._transport.publish([envelope])
+                    await self._hand_over_outputs([envelope])
                 except Unroutable as exc:
                     errors[envelope.publication_id] = exc
                     assert isinstance(self._transport, DeadLettering)  # no node without a store runs on another
                     await self._transport.dead_letter(self._node, envelope, exc.reason, f"Unroutable: {exc}")
                     self._alarms.sound("unroutable", self._node, envelope.publication_id, str(exc))
+        if replies:
+            await self._replies.hand_over(replies)
         return errors
 
 

@@ -3,7 +3,8 @@
     new --succeeded--> done ------------.
      |--known--------> duplicate -------|
      |--resumed------> resumed ---------+--settled--> settled
-     |--folded-------> folded ----------'
+     |--folded-------> folded ----------|
+     |--filtered-----> filtered --------'
      `--failed-------> failed --again--> again (runs alone, as a new one), --put off--> waiting, --dead-lettered--> dead
                          `--known--> duplicate: another copy was handled meanwhile
 
@@ -17,11 +18,12 @@ from collections.abc import Mapping
 from typing import Literal
 
 State = Literal[
-    "new", "done", "duplicate", "resumed", "folded", "failed", "settled", "again", "waiting", "dead", "released", "lost"
-]
-Event = Literal[
-    "succeeded", "known", "resumed", "folded", "failed", "undone", "settled", "again", "put off", "dead-lettered",
+    "new", "done", "duplicate", "resumed", "folded", "filtered", "failed", "settled", "again", "waiting", "dead",
     "released", "lost",
+]  # fmt: skip
+Event = Literal[
+    "succeeded", "known", "resumed", "folded", "filtered", "failed", "undone", "settled", "again", "put off",
+    "dead-lettered", "released", "lost",
 ]  # fmt: skip
 
 TABLE: dict[State, Mapping[Event, State]] = {
@@ -31,6 +33,7 @@ TABLE: dict[State, Mapping[Event, State]] = {
         "known": "duplicate",
         "resumed": "resumed",
         "folded": "folded",
+        "filtered": "filtered",
         "failed": "failed",
         "again": "again",
         "released": "released",
@@ -51,6 +54,8 @@ TABLE: dict[State, Mapping[Event, State]] = {
     "resumed": {"settled": "settled", "put off": "waiting", "lost": "lost"},
     # A dead letter has it already; this copy is noted there.
     "folded": {"undone": "new", "failed": "failed", "settled": "settled", "put off": "waiting", "lost": "lost"},
+    # Its subscription's filter does not take it: no handler will see it, and nothing is looked up or committed for it.
+    "filtered": {"settled": "settled", "put off": "waiting", "lost": "lost"},
     # A try of it failed, or its transaction; nothing of that is left.
     "failed": {
         "again": "again",
@@ -74,8 +79,8 @@ RUNNING: frozenset[State] = frozenset({"new", "done"})
 """In the running for this transaction: its marks are left in it."""
 UNDECIDED: frozenset[State] = frozenset({"new", "failed"})
 """Something is left to be done."""
-DECIDED: frozenset[State] = frozenset({"done", "duplicate", "resumed", "folded"})
-"""What became of it is committed; what is left is to say so."""
+DECIDED: frozenset[State] = frozenset({"done", "duplicate", "resumed", "folded", "filtered"})
+"""What became of it is committed, or needs no commit; what is left is to say so."""
 
 
 def after(state: State, event: Event) -> State:

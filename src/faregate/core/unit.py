@@ -81,7 +81,7 @@ class UnitOfWork:
 
     __slots__ = (
         "_savepoints", "_turn", "_user", "_waiting", "_waiting_bytes", "_writers", "alone", "cancelling", "current",
-        "home", "parting", "shared", "transaction", "waited", "watch", "works",
+        "doubtful", "home", "parting", "shared", "transaction", "waited", "watch", "works",
     )  # fmt: skip
     watch: asyncio.TimerHandle
     """Looks whether the message at hand takes its time, in a batch."""
@@ -94,6 +94,8 @@ class UnitOfWork:
         self.current: Work | None = None
         self.waited = 0.0
         """Seconds spent on getting the transaction: the time of others."""
+        self.doubtful = False
+        """Whether so many of its handlers failed that the rest has to wait."""
         self.alone = alone
         self.shared = not (savepoints or alone)
         """Whether what one message breaks is broken for all of them."""

@@ -1,11 +1,12 @@
-"""What becomes of a message whose tries in memory are used up: again later, or a dead letter."""
+"""What becomes of a message whose tries in memory are used up: again later, behind all others, or a dead letter."""
 
 import asyncio
 import traceback
 from typing import NamedTuple
 
 from faregate.core.lane_task import take_back_own
-from faregate.errors import CommitUnknown, ConfigurationError, Permanent, RetryAfter
+from faregate.errors import ConfigurationError, JournalFull, OutcomeUnknown, Permanent, RetryAfter
+from faregate.node.rules import FailurePolicy
 from faregate.ports import faults
 
 _LONGEST_ERROR = 16_384
@@ -19,20 +20,30 @@ class Verdict(NamedTuple):
     """Whether that uses up a redelivery."""
     reason: str = "failed"
     """Why it becomes a dead letter."""
+    behind: bool = False
+    """Whether it goes behind everything that waits, not to its own place."""
 
 
-def judge(exc: BaseException, redeliveries: int, delays: tuple[float, ...]) -> Verdict:
+def judge(exc: BaseException, redeliveries: int, policy: FailurePolicy) -> Verdict:
+    """Redeliveries and counted requeues are one count, so that it travels wherever redeliveries do."""
     if isinstance(exc, Permanent):
         return Verdict(None, reason=exc.reason)
     if isinstance(exc, ConfigurationError):
         return Verdict(None, reason="permanent")
-    if isinstance(exc, CommitUnknown):  # it may be handled: that must be known before it becomes a dead letter
+    if isinstance(exc, OutcomeUnknown | JournalFull):
+        # A commit: it may be handled, which must be known before it becomes a dead letter. What it sends, without a
+        # store: the broker does not take it now, which is no fault of the message.
         return Verdict(_UNKNOWN_SECONDS, counted=False)
     asked = exc.seconds if isinstance(exc, RetryAfter) else getattr(exc, "retry_after", None)
     if isinstance(asked, int | float) and 0 <= asked < float("inf"):
         return Verdict(float(asked), counted=False)
-    if redeliveries < len(delays):
-        return Verdict(delays[redeliveries])
+    if policy.dead:
+        return Verdict(None, reason="permanent")
+    if redeliveries < len(policy.redeliver.delays):
+        return Verdict(policy.redeliver.wait(redeliveries))
+    requeue = policy.requeue
+    if requeue is not None and (requeue.times is None or redeliveries < policy.most_redeliveries):
+        return Verdict(requeue.delay, counted=requeue.times is not None, behind=True)
     return Verdict(None)
 
 

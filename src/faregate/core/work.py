@@ -112,6 +112,12 @@ class Work:
     """Whether it shared a transaction that was lost, through no fault that one knows of."""
     handler_failed = False
     """Whether the error is the handler's, not one of what is around it."""
+    counted = False
+    """Whether the kill switch knows that its tries are used up."""
+    goes_back = False
+    """Whether it failed with what the kill switch was open for; that may be closed again by now."""
+    on_trial = False
+    """Whether it runs though the kill switch is open."""
     business_key: str | None = None
     """The business key to claim in its transaction."""
     key_taken = False
@@ -125,6 +131,8 @@ class Work:
     """Sends them before the handler asks for anything: there are many."""
     holds: list[weakref.ref[_Hold]] | tuple[()] = ()
     """For each time that its handler was given the driver's connection."""
+    replies: Sequence[Envelope] = ()
+    """What its handler answers to whoever asked, sealed. It is no part of `sent`, since no log ever has it."""
     set_out_at = 0.0
     """When it set out, the same for all its copies; `at` is the later of that and now."""
     at = 0.0

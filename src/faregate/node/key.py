@@ -3,6 +3,7 @@
     "order_id"                      a field: the text of its value
     ("timestamp", "account_id")     several: a JSON array of their texts, such as ["2026-11-16 10:00:00+00:00","17"]
     account_of                      a function of the message, importable by its name: what it returns, in the same way
+    Each("debit", "credit")         each of them is a key of its own (`key=` only): the message has both
 
 Rules kept here:
 - Different values have different texts. None is no key: such a message waits for no other, and never counts as a
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 import msgspec
 
@@ -24,27 +25,56 @@ from faregate.codec import BodyReader
 from faregate.core.verdict import first_line
 from faregate.errors import Undecodable, UnknownKey, UnreadableKey
 from faregate.message import Envelope, MessageType, check_fields, known
+from faregate.ports.keys import MOST_KEYS, Keys
 
-KeySource = str | tuple[str, ...] | Callable[[Any], object]
+OneKey = str | tuple[str, ...] | Callable[[Any], object]
+_SEVERAL = (list, set, frozenset)
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Each:
+    """Several keys of one message: it runs when all of them are free, in the order of each of them.
+
+    Takes fields, tuples of fields (one key together) and functions. A field or a function whose value is a list or a
+    set has a key in each of its elements. What is None is no key; what is there twice is one.
+    """
+
+    sources: tuple[OneKey, ...]
+
+    def __init__(self, *sources: OneKey) -> None:
+        object.__setattr__(self, "sources", sources)
+
+
+KeySource = OneKey | Each
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
     fields: tuple[str, ...]
+    """All that it reads; none where a function reads the message."""
     function: str | None
     """module.name of a function; then there are no fields."""
     value: Callable[[Any], object] = field(compare=False)
+    each: "tuple[Key, ...]" = ()
+    """Of several keys, where each comes from."""
 
     def of(self, message: Any) -> str | None:
-        """The text; None when there is none. Raises whatever a function raises."""
+        """The text; None when there is none, and `Keys` when there are several. Raises whatever a function raises."""
+        if self.each:
+            return self._several(message)
         return _text(self.value(message))
 
     def hint(self, message: Any) -> str | None:
         """The same for a message of any class; None where it cannot be read."""
         try:
-            return _text(self.value(message))
+            return self.of(message)
         except Exception:
             return None
+
+    @property
+    def may_fail(self) -> bool:
+        """Whether it may not be readable in a message that is."""
+        return self.function is not None or bool(self.each)
 
     def check(self, message: Any) -> None:
         """Raises `UnreadableKey` when the function fails."""
@@ -52,8 +82,28 @@ class Key:
             self.of(message)
         except Exception as exc:
             raise UnreadableKey(
-                f"{self.function} cannot tell the key of this {type(message).__name__}: {first_line(exc)}"
+                f"{self.function or 'key=fg.Each(…)'} cannot tell the key of this {type(message).__name__}: "
+                f"{first_line(exc)}"
             ) from exc
+
+    @property
+    def when_sent(self) -> "Key":
+        """What messages are sent in order by: of several keys one text for all, as an outbox row has one key."""
+        return _TOGETHER if self.each else self
+
+    def _several(self, message: Any) -> str | None:
+        texts: set[str] = set()
+        for source in self.each:
+            value = source.value(message)
+            for each in value if isinstance(value, _SEVERAL) else (value,):
+                if isinstance(each, (*_SEVERAL, dict)) or hasattr(each, "__next__"):
+                    raise TypeError(f"a {type(each).__name__} is no key")
+                text = _text(each)
+                if text is not None:
+                    texts.add(text)
+        if len(texts) > MOST_KEYS:
+            raise ValueError(f"it has {len(texts)} keys, and a message can wait for {MOST_KEYS} at most")
+        return Keys.of(texts)
 
     def reader(self, cls: type, limit: int) -> Callable[[Envelope], str | None]:
         """Reads the text out of an encoded body.
@@ -72,11 +122,62 @@ class Key:
         return key_of
 
 
+_TOGETHER = Key((), None, lambda message: "*")
+
+
 def read_key(source: object, message_type: MessageType, option: str) -> Key:
     """What `key=` or `identity=` says. Raises `UnknownKey`."""
+    if isinstance(source, Each):
+        return _by_each(source, message_type, option)
+    key = _read_one(source, message_type, option)
+    if option == "key" and key.function is not None:
+        name = key.function.rpartition(".")[2]
+        if _returned(key.value) in _SEVERAL:
+            raise UnknownKey(f"key={name} returns several keys: write key=fg.Each({name})")
+        return Key((), key.function, _one_value(key.value, name))
+    return key
+
+
+def _read_one(source: object, message_type: MessageType, option: str) -> Key:
     if callable(source):
         return Key((), _name(source, option), source)
     return _by_fields(check_fields(source, message_type, option))
+
+
+def _by_each(source: Each, message_type: MessageType, option: str) -> Key:
+    if option != "key":
+        raise UnknownKey(f"{option}={source!r}: a message has one identity. A tuple of fields is one: ('a', 'b')")
+    if not 1 <= len(source.sources) <= MOST_KEYS:
+        raise UnknownKey(f"key=fg.Each(…) takes 1 to {MOST_KEYS} fields or functions; got {len(source.sources)}")
+    each = tuple(_read_one(one, message_type, option) for one in source.sources)
+    functions = [key.function for key in each if key.function is not None]
+    fields = () if functions else tuple(dict.fromkeys(name for key in each for name in key.fields))
+    return Key(fields, functions[0] if functions else None, _no_single_value, each)
+
+
+def _no_single_value(message: Any) -> object:
+    raise AssertionError("several keys have no single value")
+
+
+def _one_value(function: Callable[[Any], object], name: str) -> Callable[[Any], object]:
+    """The function, unless it returns several: as one text they would keep no order with others that share one."""
+
+    def value(message: Any) -> object:
+        found = function(message)
+        if isinstance(found, _SEVERAL):
+            raise TypeError(f"it returned a {type(found).__name__}: for several keys write key=fg.Each({name})")
+        return found
+
+    return value
+
+
+def _returned(function: Callable[..., object]) -> object:
+    """The class that a function says it returns; None where it does not say so plainly."""
+    try:
+        hint = get_type_hints(function).get("return")
+    except Exception:  # a name that is not there yet
+        return None
+    return get_origin(hint) or hint
 
 
 @lru_cache(1024)

@@ -1,6 +1,6 @@
 """A node: a logical service and everything it declares. No I/O; mistakes in a declaration are found here."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -17,6 +17,7 @@ from faregate.errors import (
 from faregate.ids import SLOTS
 from faregate.message import Kind, MessageType, check_name, describe, known
 from faregate.node.key import Key, KeySource, read_key, type_key
+from faregate.node.kill_switch import DEFAULT_KILL_SWITCH, GivenSwitch, chosen_switch
 from faregate.node.outgoing import node_name
 from faregate.node.policy import (
     DEFAULT_REDELIVER,
@@ -25,12 +26,16 @@ from faregate.node.policy import (
     Order,
     Parallel,
     Redeliver,
+    Requeue,
     Retry,
     Serial,
     check_count,
 )
+from faregate.node.rules import FailurePolicies, When, read_policies
 from faregate.node.signature import Signature, check_handler, declaring_frame, read_signature, yielded_type
 from faregate.node.subscription import ClaimMode, DedupMode, Subscription
+from faregate.node.where import Filter
+from faregate.ports.dead_letter import DeadLetter
 
 F = TypeVar("F", bound=Callable[..., Any])
 _PARTITIONS = 8
@@ -41,18 +46,30 @@ class Node:
 
     `schema` is SQL that the node's store runs at start. `publishes` are the events that it publishes: if it is the
     only node of a bus to do so, subscriptions to them need no `source=`, and `bus.publish` needs no `node=`.
+    `kill_switch` is that of its subscriptions, unless they have one of their own: None is one with defaults, False one
+    that no share of failures trips.
     """
 
-    def __init__(self, name: str, *, schema: str | None = None, publishes: Iterable[type] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        schema: str | None = None,
+        publishes: Iterable[type] = (),
+        kill_switch: GivenSwitch = None,
+    ) -> None:
         self.name = check_name(name, "the node")
+        self.kill_switch = chosen_switch(kill_switch, DEFAULT_KILL_SWITCH, f"node {name!r}")
         self.schema = schema
-        self.publishes = {_declared_event(cls).wire for cls in publishes}
+        self.publishes = {found.wire: found for found in map(_declared_event, publishes)}
+        """By wire name."""
         self.subscriptions: dict[tuple[str, str | None], Subscription] = {}
         self.interpreters: dict[type, Signature] = {}
         self.providers: dict[type, Signature] = {}
         self.middlewares: list[Signature] = []
         self.after_middlewares: list[Signature] = []
         self.outgoing_middlewares: list[Signature] = []
+        self.escalation: Signature | None = None
 
     def __repr__(self) -> str:
         return f"<node {self.name}: {len(self.subscriptions)} subscriptions>"
@@ -67,11 +84,15 @@ class Node:
         prefetch: int | None = None,
         retry: Retry | None = DEFAULT_RETRY,
         redeliver: Redeliver | None = DEFAULT_REDELIVER,
+        requeue: Requeue | None = None,
+        rules: Sequence[When] = (),
         dedup: DedupMode = "ledger",
         identity: KeySource | None = None,
         claim: ClaimMode | None = None,
+        where: str | None = None,
         expires: float | timedelta | None = None,
         partitions: int | None = None,
+        kill_switch: GivenSwitch = None,
         name: str | None = None,
     ) -> Callable[[F], F]:
         """Subscribe a handler: to an event from the node `source`, or to a command sent here. `source` may be left out
@@ -79,34 +100,39 @@ class Node:
 
         `key` is a field, a tuple of fields or a function of the message: messages with the same value are handled in
         order; with `order=fg.ByKey(…)` it is the key of the type unless it is given.
+        `retry`, `redeliver` and `requeue` are what is done about a failure, in turn, before the message is a dead
+        letter; `rules` say otherwise for some errors, the first that fits counts.
         `dedup` is how repetitions are recognised. `identity`, given like `key`, is the business key: a value is
         handled once, whatever message brings it. `claim` says when it is taken: in the "transaction" of the effect, or,
-        for effects outside the store, "eager" or "lazy". `prefetch` bounds what is fetched ahead. `expires` is how many
-        seconds a message may wait for its handler, from when it set out. `partitions` is in how many queues a broker
-        keeps what is ordered by the type's key, so that as many processes can share it. Raises a `ConfigurationError`
-        that says what to change.
+        for effects outside the store, "eager" or "lazy". `where` is a filter on fields and headers, such as
+        "total > 100 and header.region = 'north'": what it does not take is settled as filtered. `prefetch` bounds what
+        is fetched ahead. `expires` is how many seconds a message may wait for its handler, from when it set out.
+        `partitions` is in how many queues a broker keeps what is ordered by the type's key, so that as many processes
+        can share it. `kill_switch` stops consuming while what the handler depends on is down; None: the node's, False:
+        no share of failures trips it. Raises a `ConfigurationError` that says what to change.
         """
         message_type, source_name = self._message_type(cls, source)
         _check_decodable(message_type)
-        where = f"node {self.name!r}, {message_type.wire}"
+        here = f"node {self.name!r}, {message_type.wire}"
         by = None if key is None else read_key(key, message_type, "key")
         if by is None and isinstance(order, ByKey):
             by = type_key(cls)
         business_key = None if identity is None else read_key(identity, message_type, "identity")
-        chosen = _check_order(order, by, where)
-        parts = _check_partitions(partitions, chosen, by, cls, where)
+        chosen = _check_order(order, by, here)
+        parts = _check_partitions(partitions, chosen, by, cls, here)
         if dedup not in ("ledger", "tokens", "off"):
             raise ConfigurationError(f"dedup is 'ledger', 'tokens' or 'off'; got {dedup!r}")
         if claim not in (None, "transaction", "eager", "lazy"):
             raise ConfigurationError(f"claim is 'transaction', 'eager' or 'lazy'; got {claim!r}")
         if claim is not None and identity is None:
             raise ConfigurationError(f"claim={claim!r} needs identity='the field that holds the business key'")
-        for value, wanted, option in ((retry, Retry, "retry"), (redeliver, Redeliver, "redeliver")):
-            if value is not None and not isinstance(value, wanted):
-                raise ConfigurationError(f"{option} must be an fg.{wanted.__name__} or None; got {value!r}")
+        failures = read_policies(retry, redeliver, requeue, rules, here)
+        _check_requeue(failures, chosen, here)
         if prefetch is not None:
             check_count(prefetch, "prefetch")
         seconds = None if expires is None else check_expires(expires)
+        filter_ = None if where is None else Filter(where, cls)
+        switch = chosen_switch(kill_switch, self.kill_switch, here)
         frame = declaring_frame()
 
         def declare(function: F) -> F:
@@ -130,13 +156,14 @@ class Node:
                 key=by,
                 order=chosen,
                 prefetch=prefetch,
-                retry=retry or Retry(0),
-                redeliver=redeliver or Redeliver(),
+                failures=failures,
                 dedup=dedup,
                 business_key=business_key,
                 claim=claim or "transaction",
                 expires=seconds,
                 partitions=parts,
+                where=filter_,
+                kill_switch=switch,
             )
             return function
 
@@ -167,6 +194,18 @@ class Node:
         if cls in self.providers:
             raise HandlerConflict(f"node {self.name!r} provides {cls.__name__} already: one provider each")
         self.providers[cls] = signature
+        return function
+
+    def escalates(self, function: F) -> F:
+        """Register the function that learns of each message that this node gives up: `async def tell(letter)`. What it
+        returns is sent with the commit of the dead letter."""
+        what = f"the function {_name_of(function)!r} that escalates for node {self.name!r}"
+        signature = read_signature(function, what, 1, declaring_frame())
+        if signature.extra or signature.first not in (None, DeadLetter):
+            raise WrongSignature(f"{what} takes one parameter, the fg.DeadLetter")
+        if self.escalation is not None:
+            raise HandlerConflict(f"node {self.name!r} escalates already: one function each")
+        self.escalation = signature
         return function
 
     def use(self, middleware: F, *, after: bool = False) -> F:
@@ -234,6 +273,15 @@ def _check_partitions(given: int | None, order: Order, key: Key | None, cls: typ
             "nor fg.Parallel()"
         )
     return 1 if ordered else None
+
+
+def _check_requeue(failures: FailurePolicies, order: Order, where: str) -> None:
+    strict = isinstance(order, Serial) or (isinstance(order, ByKey) and order.strict)
+    if strict and any(policy.requeue is not None for policy in failures):
+        raise ConfigurationError(
+            f"{where}: requeue= sends a message behind later ones, which its order forbids: leave out requeue=, or let "
+            "later messages pass with order=fg.ByKey(strict=False) or fg.Parallel(n)"
+        )
 
 
 def _check_decodable(message_type: MessageType) -> None:

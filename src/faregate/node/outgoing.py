@@ -33,7 +33,8 @@ class Options(TypedDict, total=False):
 
 
 class Outgoing(msgspec.Struct, gc=False, eq=False, frozen=True):
-    """A message on its way out, with its options. Made by `fg.publish` and `fg.send`, and taken wherever messages are.
+    """A message on its way out, with its options. Made by `fg.publish`, `fg.send` and `fg.reply`, and taken wherever
+    messages are.
 
     One is made for every message, so it is a struct without garbage-collector tracking: the cheapest object there is.
     """
@@ -47,6 +48,8 @@ class Outgoing(msgspec.Struct, gc=False, eq=False, frozen=True):
     at: float | None = None
     headers: dict[str, str] | None = None
     expires: float | None = None
+    is_reply: bool = False
+    """It goes to whoever asked by the message that the handler handles."""
 
     @property
     def kind(self) -> Kind:
@@ -54,7 +57,7 @@ class Outgoing(msgspec.Struct, gc=False, eq=False, frozen=True):
 
     def __repr__(self) -> str:
         where = f" to {self.destination}" if self.destination else ""
-        return f"<outgoing {self.kind} {self.message_type.wire}{where}>"
+        return f"<outgoing {'reply' if self.is_reply else self.kind} {self.message_type.wire}{where}>"
 
 
 def publish(event: Any, **options: Unpack[Options]) -> Outgoing:
@@ -80,6 +83,16 @@ def send(command: Any, *, to: "str | Node", **options: Unpack[Options]) -> Outgo
     if not options:
         return Outgoing(command, message_type, destination)
     return Outgoing(command, message_type, destination, **_checked(options))
+
+
+def reply(message: Any, *, headers: Mapping[str, str] | None = None) -> Outgoing:
+    """The answer to `bus.request`: return it from the handler of the message that was asked by. It goes to whoever
+    asked; where nobody did (a plain send, an event), it goes nowhere, and is counted."""
+    if isinstance(message, Outgoing):
+        raise ConfigurationError(f"fg.reply takes the message itself, not {message!r}")
+    declared = known(type(message))
+    message_type = describe(type(message), "event" if declared is None else declared.kind)
+    return Outgoing(message, message_type, headers=None if headers is None else check_headers(headers), is_reply=True)
 
 
 def as_command(command: Any, to: "str | Node | None", options: Options) -> Outgoing:

@@ -34,18 +34,44 @@ class Retry:
 
     def wait(self, failures: int) -> float:
         """Seconds to wait after that many failures."""
-        pause = self.delay * self.backoff ** (failures - 1)
-        return pause * (1 + random.uniform(0, self.jitter)) if self.jitter else pause
+        return _jittered(self.delay * self.backoff ** (failures - 1), self.jitter)
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Redeliver:
-    """Gives the message back to the transport for a while; the lane is free meanwhile."""
+    """Gives the message back to the transport for a while; the lane is free meanwhile.
+
+    One redelivery for each delay, plus up to `jitter` of itself at random.
+    """
 
     delays: tuple[float, ...]
+    jitter: float
 
-    def __init__(self, *delays: float) -> None:
+    def __init__(self, *delays: float, jitter: float = 0.0) -> None:
         object.__setattr__(self, "delays", tuple(check_delay(delay, "Redeliver(…)") for delay in delays))
+        object.__setattr__(self, "jitter", check_delay(jitter, "Redeliver(jitter)"))
+
+    def wait(self, redeliveries: int) -> float:
+        """Seconds to wait after that many redeliveries."""
+        return _jittered(self.delays[redeliveries], self.jitter)
+
+
+@dataclass(frozen=True, slots=True)
+class Requeue:
+    """Sends the message to the end of its queue, not before `delay` seconds: behind everything that waits by then. So
+    often as `times` says; None: without end."""
+
+    times: int | None = None
+    delay: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.times is not None:
+            check_count(self.times, "Requeue(times)")
+        check_delay(self.delay, "Requeue(delay)")
+
+
+def _jittered(seconds: float, jitter: float) -> float:
+    return seconds * (1 + random.uniform(0, jitter)) if jitter else seconds
 
 
 DEFAULT_RETRY = Retry(2, delay=0.1)

@@ -83,6 +83,11 @@ def check_handler(signature: Signature, cls: type, what: str) -> None:
             raise bare_command(part)
 
 
+def returned_types(signature: Signature) -> list[type]:
+    """The classes that a handler is annotated to return or yield, wherever they stand in the annotation."""
+    return [part for part in _flatten(signature.returns) if isinstance(part, type)]
+
+
 def yielded_type(signature: Signature, what: str) -> type:
     """The T of a provider's AsyncIterator[T] or AsyncGenerator[T, None]."""
     arguments = get_args(signature.returns)

@@ -5,8 +5,11 @@ from typing import Literal
 
 from faregate.message import MessageType
 from faregate.node.key import Key
-from faregate.node.policy import ByKey, Order, Redeliver, Retry, Serial
+from faregate.node.kill_switch import DEFAULT_KILL_SWITCH, KillSwitch
+from faregate.node.policy import ByKey, Order, Serial
+from faregate.node.rules import FailurePolicies
 from faregate.node.signature import Signature
+from faregate.node.where import Filter
 from faregate.ports.queue import Binding
 
 SPARE_DELIVERIES = 20
@@ -28,14 +31,16 @@ class Subscription:
     key: Key | None
     order: Order
     prefetch: int | None
-    retry: Retry
-    redeliver: Redeliver
+    failures: FailurePolicies
     dedup: DedupMode
     business_key: Key | None
     claim: ClaimMode
     expires: float | None
     partitions: int | None = None
     """In how many queues a broker may keep its messages by their key; None: its messages have no order."""
+    where: Filter | None = None
+    """Which messages its handler is for; None: all."""
+    kill_switch: KillSwitch = DEFAULT_KILL_SWITCH
 
     def __str__(self) -> str:
         origin = f" from {self.source}" if self.source else ""
@@ -45,6 +50,11 @@ class Subscription:
     def by_key(self) -> bool:
         """Whether its messages are handled in the order of their keys."""
         return isinstance(self.order, ByKey) and self.key is not None
+
+    @property
+    def several(self) -> bool:
+        """Whether a message of it may have several keys."""
+        return self.by_key and self.key is not None and bool(self.key.each)
 
     @property
     def ordered(self) -> bool:
@@ -61,8 +71,9 @@ class Subscription:
             key_of=self.key.reader(self.message_type.cls, limit) if self.key is not None and self.by_key else None,
             strict=not isinstance(self.order, ByKey) or self.order.strict,
             serial=isinstance(self.order, Serial),
-            max_deliveries=len(self.redeliver.delays) + SPARE_DELIVERIES,
+            max_deliveries=max(policy.most_redeliveries for policy in self.failures) + SPARE_DELIVERIES,
             expires=self.expires,
             remembers=self.dedup,
             partitions=self.partitions,
+            several=self.several,
         )

@@ -34,9 +34,9 @@ from faregate.ports.topology import Reading, Topology
 ArrowBatch = Any
 """A `pyarrow.RecordBatch` with the columns of `faregate.columns`; ports do not import pyarrow."""
 
-HANDLED, SKIPPED, DEAD, REDELIVER, STARTED, DUPLICATE = 1, 2, 3, 4, 5, 6
+HANDLED, SKIPPED, DEAD, REDELIVER, STARTED, DUPLICATE, FILTERED = 1, 2, 3, 4, 5, 6, 7
 """What became of a message. Numbers are only ever added; a reader passes over those that it does not know."""
-OUTCOMES = {"handled": HANDLED, "skipped": SKIPPED, "dead": DEAD, "duplicate": DUPLICATE}
+OUTCOMES = {"handled": HANDLED, "skipped": SKIPPED, "dead": DEAD, "duplicate": DUPLICATE, "filtered": FILTERED}
 OUTCOME_NAMES = {**{code: name for name, code in OUTCOMES.items()}, REDELIVER: "redeliver", STARTED: "started"}
 
 

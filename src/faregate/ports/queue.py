@@ -20,14 +20,14 @@ from faregate.message import Envelope, Kind
 from faregate.plain import plain
 from faregate.ports.dead_letter import DeadLetter
 
-Outcome = Literal["handled", "skipped", "dead", "duplicate"]
-"""How a consumer is done with a message. dead: it keeps the dead letter itself, so nothing goes to the
-dead-letter queue. duplicate: it was handled before."""
+Outcome = Literal["handled", "skipped", "filtered", "dead", "duplicate"]
+"""How a consumer is done with a message. filtered: it is none that its handler is for. dead: it keeps the dead letter
+itself, so nothing goes to the dead-letter queue. duplicate: it was handled before."""
 
 
 Capability = Literal[
     "browse", "count", "dead letters", "delay", "expire", "lock", "order", "partitions", "place", "recipients",
-    "recognise", "select",
+    "recognise", "reply", "select",
 ]  # fmt: skip
 """
 - browse: dead letters can be looked at without taking them (`Browsing`).
@@ -39,12 +39,14 @@ Capability = Literal[
   its delivery says when its time is over (`Delivery.expired`).
 - lock: a delivery that is neither ended nor renewed for `Binding.lock_seconds` comes back.
 - order: within one key, a message is withheld while an earlier one is out, and (`strict`) while one waits for
-  redelivery. Of a `serial` binding, all are withheld while one waits for redelivery.
+  redelivery. One with several keys (`keys.Keys`) comes after the earlier and before the later ones of each. Of a
+  `serial` binding, all are withheld while one waits for redelivery.
 - partitions: an ordered binding's messages are in queues of their own, by key (`Partitioned`). It is for those that
   lack "order": the bus supplies the rest to nodes with a store, and leases say which process consumes which of them.
 - place: what is released returns to its own position; where no handler has begun, as if it had never been out.
 - recipients: `publish` fills in each envelope's `recipients`, so that publishing it again leads where it led before.
 - recognise: a repetition of a recent publication is confirmed and not appended again (`Recognising`).
+- reply: it brings replies to the process that asked, while that is there (`Replying`).
 - select: a consumer may take some messages alone, or be the only one (`Selecting`).
 """
 EVERY_CAPABILITY: frozenset[Capability] = frozenset(get_args(Capability))
@@ -86,7 +88,10 @@ class Binding:
     source: str | None = None
     """The publishing node, for events; None for commands, which may come from any node."""
     key_of: Callable[[Envelope], str | None] | None = None
-    """The ordering key of an envelope for this subscription; None when it asks for no order."""
+    """The ordering key of an envelope for this subscription (`keys.Keys` for several); None when it asks for no
+    order."""
+    several: bool = False
+    """Whether an envelope may have several keys."""
     strict: bool = True
     """A message that waits for redelivery keeps its key waiting."""
     serial: bool = False
@@ -116,6 +121,14 @@ class Binding:
         """Names have no dots, so two bindings cannot share a queue by accident."""
         parts = (self.node, self.type) if self.source is None else (self.node, self.type, self.source)
         return ".".join(parts)
+
+    def order_key(self, key: str | None) -> str | None:
+        """The key of the row in which a message with this key waits for a later try, for others to wait behind it;
+        None: nobody does. All of a serial binding have the same, and so have those with a key where there are several:
+        who waits for whom is then read from their envelopes."""
+        if not self.strict:
+            return None
+        return "" if self.serial or (self.several and key is not None) else key
 
 
 class Held(Protocol):
@@ -160,7 +173,7 @@ class Delivery(Held, Protocol):
 
     @property
     def key(self) -> str | None:
-        """The ordering key, as the binding's `key_of` gave it."""
+        """The ordering key, as the binding's `key_of` gave it; of several keys `keys.Keys`."""
 
     @property
     def redeliveries(self) -> int:
@@ -174,8 +187,9 @@ class Delivery(Held, Protocol):
     def letter(self) -> DeadLetter | None:
         """The dead letter, when this is a delivery from a dead-letter queue."""
 
-    async def redeliver(self, delay: float, *, counted: bool = True) -> None:
-        """Back to its own position after `delay` seconds. Uncounted: uses up neither a redelivery nor a try."""
+    async def redeliver(self, delay: float, *, counted: bool = True, behind: bool = False) -> None:
+        """Back to its own position after `delay` seconds. Uncounted: uses up neither a redelivery nor a try. `behind`:
+        to the end of the queue, as far as the transport can; only subscriptions without a strict order ask for it."""
 
     async def dead_letter(self, reason: str, error: str) -> None:
         """Into the node's dead-letter queue, with the reason; one atomic move."""
@@ -271,6 +285,22 @@ class Counting(Protocol):
 
 
 @runtime_checkable
+class Measured(Protocol):
+    """Optional: it tells how much waits."""
+
+    async def waiting(self, queue: str) -> int:
+        """How many messages of a bound queue are still to be handled, as far as it sees. Raises `QueueNotFound`."""
+
+
+@runtime_checkable
+class Connected(Protocol):
+    """Optional: it is reached by a connection, which may be lost for a while."""
+
+    @property
+    def is_connected(self) -> bool: ...
+
+
+@runtime_checkable
 class Selecting(Protocol):
     async def consume(
         self,
@@ -302,12 +332,32 @@ class Partitioned(Protocol):
         """Nothing leads any more to the partitions of this earlier generation, whether they are there or not."""
 
 
+@runtime_checkable
+class Replying(Protocol):
+    """Replies are for a process that waits for them, and nobody else. They are not kept: who is gone gets none."""
+
+    async def open_replies(self, on_reply: Callable[[Envelope], None]) -> str:
+        """An address of this process, as long as the transport is open: what `reply` is given for it is handed to the
+        callback, from the event loop, as it was but for its recipients. No two are alike, in whichever process.
+
+        After a lost connection the same address is there again; what came for it meanwhile is lost.
+        """
+
+    async def reply(self, envelopes: Sequence[Envelope]) -> int:
+        """Bring each to the address that is its `destination`; how many found nobody there, and are dropped.
+
+        Nothing of it is kept, and nothing else is published by it. Raises `Transient` and `OutcomeUnknown` for what may
+        be handed over again (who waits then gets some of it twice), and `Permanent` for what never can.
+        """
+
+
 PROTOCOLS: Mapping[Capability, type] = {
     "browse": Browsing,
     "count": Counting,
     "dead letters": DeadLettering,
     "partitions": Partitioned,
     "recognise": Recognising,
+    "reply": Replying,
     "select": Selecting,
 }
 """What a transport with one of these has beside the core."""

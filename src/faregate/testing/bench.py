@@ -8,10 +8,12 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any, TypeVar, Unpack, overload
 
 from faregate.broker import Broker
 from faregate.bus.bus import Bus
+from faregate.bus.requests import REQUEST_SECONDS, check_reply, check_timeout
 from faregate.codec import BodyReader
 from faregate.errors import ConfigurationError, FaregateError, Unroutable
 from faregate.message import Envelope, known
@@ -47,6 +49,11 @@ class RecordingTransport(MemoryTransport):
         await super().publish(known_here)
         for envelope in caused:
             self.recorded.setdefault(envelope.publication_id, envelope)
+
+    async def reply(self, envelopes: Sequence[Envelope]) -> int:
+        for envelope in envelopes:
+            self.recorded.setdefault(envelope.publication_id, envelope)
+        return await super().reply(envelopes)
 
     def _routable(self, envelope: Envelope) -> bool:
         try:
@@ -105,6 +112,31 @@ class Bench:
             to = self._handler_of(command)
         return await self.bus.send(command, to=to, node=node or self._nodes[0], **options)
 
+    async def request(
+        self,
+        command: Any,
+        *,
+        to: str | Node | None = None,
+        reply: type | Sequence[type] | None = None,
+        timeout: float | timedelta = REQUEST_SECONDS,
+        node: str | Node | None = None,
+    ) -> Any:
+        """Ask the one node that handles this command, unless told otherwise, and settle until there is an answer.
+        Raises as `bus.request`; a timeout costs no real time."""
+        if to is None and not isinstance(command, Outgoing):
+            to = self._handler_of(command)
+        classes = check_reply(reply)
+        asking = asyncio.ensure_future(
+            self.bus.request(command, to=to, reply=classes or None, timeout=timeout, node=node or self._nodes[0])
+        )
+        try:
+            await self.settle()
+            if not asking.done():
+                await self.advance(check_timeout(timeout))
+            return await asking
+        finally:
+            asking.cancel()
+
     async def deliver(self, envelope: Envelope) -> None:
         """Put an envelope on the bus as it is; if it has no way of its own, into the first subscription's queue."""
         route = self.broker.topics.route(envelope)
@@ -148,6 +180,8 @@ class Bench:
                     raise BenchStuck(f"a handler still runs after {timeout} s: {self._where()}")
                 await asyncio.sleep(0.001)
                 continue
+            if self._switched_off and time.monotonic() > until:
+                raise BenchStuck(f"no time brings it to rest, not even {timeout} s of ours: {self._where()}")
             delay = self.clock.next_timer() if self._time_helps() else None
             if delay is None:
                 raise BenchStuck(f"nothing moves any more, and time would not help: {self._where()}")
@@ -160,7 +194,7 @@ class Bench:
     def _at_rest(self) -> bool:
         if any(worker.busy for worker in self.bus._workers) or self.bus._stores.busy:
             return False
-        paused = {worker.binding.queue for worker in self.bus._workers if worker.paused}
+        paused = {worker.binding.queue for worker in self.bus._workers if worker.is_paused_by_hand}
         waiting = sum(
             1 for queue in self.broker.queues() if queue.name in paused for entry in queue.browse() if entry.in_flight
         )
@@ -170,12 +204,20 @@ class Bench:
         return sum(worker.busy for worker in self.bus._workers) - self.clock.sleepers
 
     def _time_helps(self) -> bool:
-        return self.clock.sleepers > 0 or any(
-            entry.redelivering for queue in self.broker.queues() for entry in queue.browse()
+        return (
+            bool(self._switched_off)
+            or self.clock.sleepers > 0
+            or any(entry.redelivering for queue in self.broker.queues() for entry in queue.browse())
         )
+
+    @property
+    def _switched_off(self) -> list[str]:
+        """The queues of subscriptions whose kill switch is open."""
+        return [worker.binding.queue for worker in self.bus._workers if worker.switch.is_open]
 
     def _where(self) -> str:
         counts = [f"{len(queue)} in {queue.name}" for queue in self.broker.queues() if len(queue)]
+        counts += [f"the kill switch of {name} is open" for name in self._switched_off]
         return ", ".join(counts) or "no queue holds anything"
 
     async def _rest(self) -> None:
@@ -253,7 +295,7 @@ class Bench:
         return _at_once(store.dead(DeadFilter(node=node, status=status)))
 
     def outcomes(self) -> dict[str, int]:
-        """How many messages were handled, skipped, redelivered, dead."""
+        """How many messages were handled, skipped, filtered, redelivered, dead."""
         return self.bus.outcomes()
 
 

@@ -4,7 +4,8 @@ RabbitMQ's queues and its streams carry the same messages: the exchange puts int
 both keep to these names, and to these rules:
 - The body as it was encoded; `message_id` (the publication), `correlation_id`, `type`, `app_id` (the publishing node),
   `content_type` and `content_encoding` are properties. What AMQP has no property for is a header `x-faregate-…`, left
-  out where it says nothing. All other headers are the user's, but for those that the broker adds.
+  out where it says nothing. All other headers are the user's, but for those that the broker adds; that of a request,
+  `REPLY_TO`, is among the user's, since it is in the envelope's headers everywhere.
 - Times travel as text: AMQP's numbers would round them.
 - Whatever another program sends can be read: what is missing is taken from the routing key, what is of no use left out.
 """
@@ -14,7 +15,7 @@ from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any
 
-from faregate.message import Envelope
+from faregate.message import REPLY_TO, Envelope
 
 OURS = "x-faregate-"
 TYPE, SOURCE = "x-basic-type", "x-basic-app-id"
@@ -59,7 +60,7 @@ def fields_of(headers: Mapping[str, Any]) -> dict[str, Any]:
             found = read(value)
             if found is not None:
                 fields[field] = found
-        elif name not in _BROKERS_OWN and not name.startswith(_BROKERS):
+        elif name == REPLY_TO or (name not in _BROKERS_OWN and not name.startswith(_BROKERS)):
             users[name] = value if isinstance(value, str) else str(value)
     if users:
         fields["headers"] = users
@@ -122,6 +123,14 @@ _TEXTS = (
 _NUMBERS = (("marker", OURS + "marker"), ("replay", OURS + "replay"), ("redeliveries", OURS + "redeliveries"))
 _TIMES = (("sent_at", OURS + "sent-at"), ("deliver_at", OURS + "deliver-at"), ("expires_at", OURS + "expires-at"))
 _DIGEST = OURS + "digest"
+HEADERS = {
+    **{header: (field, "text") for field, header in _TEXTS},
+    **{header: (field, "number") for field, header in _NUMBERS},
+    **{header: (field, "time") for field, header in _TIMES},
+    _DIGEST: ("body_digest", "text"),
+    RECIPIENTS: ("recipients", "text"),
+}
+"""All of them, for documents: which field of the envelope it is, and what kind of value it has."""
 _texts_of, _numbers_of, _times_of = (attrgetter(*(field for field, _ in names)) for names in (_TEXTS, _NUMBERS, _TIMES))
 _NO_TEXTS, _NO_NUMBERS = (None,) * len(_TEXTS), (0,) * len(_NUMBERS)
 """What most messages have: then nothing is looked at one by one."""

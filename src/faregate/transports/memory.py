@@ -74,6 +74,15 @@ class MemoryTransport:
         entries = self.broker.browse(dead_letter_queue(node))
         return [entry.letter for entry in islice(entries, limit) if entry.letter is not None]
 
+    async def open_replies(self, on_reply: Callable[[Envelope], None]) -> str:
+        return self.broker.open_replies(on_reply)
+
+    async def reply(self, envelopes: Sequence[Envelope]) -> int:
+        return self.broker.reply(envelopes)
+
+    async def waiting(self, queue: str) -> int:
+        return len(self.broker.queue(queue))
+
     async def idle(self) -> None:
         await self.broker.in_flight.landed()
 

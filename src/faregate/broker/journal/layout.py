@@ -10,6 +10,7 @@ settled/OFFSET.log       what became of the messages of that segment
 spool/NAME.batch         batches from other processes, waiting to be appended
 readers/NAME.json        how far named readers have come
 quarantine/              what `repair`, or the intake of the spool, took out
+control/                 the control socket of the bus that runs (`bus/control_place.py`)
 """
 
 import os

@@ -46,6 +46,10 @@ def run(
     max_message_bytes: Annotated[
         int, typer.Option(min=1, help="The longest body that is read or sent; as on the bus.")
     ] = MAX_MESSAGE_BYTES,
+    observe: Annotated[
+        str | None,
+        typer.Option(help="Who observes the run: an observer of fg.observe, by name.", metavar="MODULE:ATTRIBUTE"),
+    ] = None,
     master: Master = "local[2]",
     as_json: AsJson = False,
 ) -> None:
@@ -70,6 +74,7 @@ def run(
                 retain_ledger=retain_ledger,
                 codec=codec,
                 max_message_bytes=max_message_bytes,
+                observe=observe,
                 on_progress=lambda progress: _show(progress, total, as_json),
             )
             while not asked.is_set() and not handle.await_termination(_LOOK_SECONDS):

@@ -116,7 +116,7 @@ class Claims(Dedup):
         return await transaction.finish_claim(self._node, work.message_id, work.claim_id)
 
     async def release(self, work: Work) -> None:
-        if work.state == "folded" or work.in_ledger or work.key_taken:
+        if work.state in ("folded", "filtered") or work.in_ledger or work.key_taken:
             await self.dead_lettered(work)
         elif work.state in ("done", "resumed"):
             await self.finish(work)
@@ -142,7 +142,8 @@ class Claims(Dedup):
         await self.drop(work.message_id, work.attempt_id)
 
     async def drop(self, message_id: str, attempt_id: str) -> None:
-        """The message is not to be handled: a dead letter has it, or the ledger. Its token goes, whoever claimed it."""
+        """The message is not to be handled: a dead letter has it, or the ledger, or no filter takes it. Its token
+        goes, whoever claimed it."""
         record = await self._store.claim_record(self._node, message_id)
         await self._tokens.discard([attempt_id])
         if record is not None:

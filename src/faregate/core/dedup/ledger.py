@@ -18,6 +18,7 @@ from faregate.core.work import Work
 from faregate.errors import BelowFloor
 from faregate.message import Envelope
 from faregate.ports.clock import Clock
+from faregate.ports.keys import Keys
 from faregate.ports.store import Known, LedgerRow, Sent, Store, Transaction
 
 
@@ -149,7 +150,15 @@ def _row(work: Work) -> LedgerRow:
     envelope, delivery = work.envelope, work.delivery
     digest = envelope.body_digest or digest_of(envelope)
     sent = _sent_by(work)[1:] if work.sent else (0, None)
-    return LedgerRow(work.message_id, digest, delivery.key, delivery.position, work.at, "handled", *sent)
+    key = delivery.key
+    if key.__class__ is Keys:
+        key = str(key)  # drivers and codecs know texts
+    return LedgerRow(work.message_id, digest, key, delivery.position, work.at, "handled", *sent)
+
+
+def filtered_row(work: Work) -> LedgerRow:
+    """The row of one that its handler was not for. It has no place in the order of its key."""
+    return _row(work)._replace(key=None, outcome="filtered")
 
 
 def _sent_by(work: Work) -> Sent:

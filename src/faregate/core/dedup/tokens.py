@@ -44,7 +44,7 @@ class Tokens(Dedup):
             )
 
     async def release(self, work: Work) -> None:
-        if work.state == "folded" or work.in_ledger:
+        if work.state in ("folded", "filtered") or work.in_ledger:
             await self._shared.commit(lambda transaction: transaction.consume_tokens([_token(work)]))
 
     async def is_unhandled(self, transaction: Transaction, work: Work) -> bool:

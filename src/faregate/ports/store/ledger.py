@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
 
-LedgerOutcome = Literal["handled", "skipped"]
+LedgerOutcome = Literal["handled", "skipped", "filtered"]
 
 
 class LedgerRow(NamedTuple):

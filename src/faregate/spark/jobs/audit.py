@@ -1,6 +1,6 @@
 """The audit: does every recipient of every publication have exactly what it should, by all that was written down?
 
-    published = handled + skipped + dead + parked + in flight + missing, per recipient
+    published = handled + skipped + filtered + dead + parked + in flight + missing, per recipient
 
 Rules kept here:
 - It runs nothing of the bus: log, side logs, stores and business data are read as they lie.
@@ -16,6 +16,8 @@ Rules kept here:
   long it is.
 - What handlers sent is counted against their ledger rows; what the log and the ledger say of a body is compared with
   the body itself; and what was never published must have no ledger row and no effect.
+- What a filter did not take has no effect. It was settled so; where no settlements are kept, the ledger has a row that
+  says so.
 - What must be in a ledger is known from the log: it keeps how each subscription remembers.
 - One job, two shuffles: all evidence grouped by (node, message id), then put in order by key. Linear in its input.
 """
@@ -29,6 +31,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from faregate.errors import ConfigurationError
+from faregate.ports.log import FILTERED
 from faregate.spark.jobs import audit_evidence as seen
 from faregate.spark.jobs.audit_outputs import outputs
 from faregate.spark.jobs.audit_result import FLAGS, Audit, Judged, judge, make_findings, outbox_findings
@@ -39,6 +42,8 @@ from faregate.spark.jobs.stores import JobStore, StoreUrls, floors, nodes_in, op
 _TRIES = 3
 _FIRST_IDS = 1.5e9
 """Seconds: ids that begin with an earlier time begin with no time, but with a hash."""
+_NO_EFFECT = ("filtered", "in_flight", "parked", "dead", "no_letter")
+"""Classes of messages that have none."""
 _SENT = ("sent", "sent_hi", "sent_lo", "outs", "out_hi", "out_lo")
 
 
@@ -154,7 +159,7 @@ def _grouped(spark: SparkSession, case: Case) -> DataFrame:
             "*", *(F.lit(None).cast("long").alias(name) for name in ("outs", "out_hi", "out_lo"))
         )
     kind = F.col("kind")
-    is_copy, in_ledger = kind < seen.LEDGER, kind.isin(seen.LEDGER, seen.LEDGER_SKIPPED)
+    is_copy, in_ledger = kind < seen.LEDGER, kind.between(seen.LEDGER, seen.LEDGER_FILTERED)
 
     def count(*kinds: int) -> Column:
         return F.sum(F.when(kind.isin(*kinds), 1).otherwise(0))
@@ -166,6 +171,7 @@ def _grouped(spark: SparkSession, case: Case) -> DataFrame:
         count(2).alias("skipped_n"),
         count(3).alias("dead_n"),
         count(6).alias("duplicate_n"),
+        count(FILTERED).alias("filtered_n"),
         count(PASSED).alias("passed_n"),
         count(seen.DEAD_LETTER).alias("dead_letter_n"),
         F.max(F.when(in_ledger, kind)).alias("ledger"),
@@ -219,10 +225,12 @@ def _classed(messages: DataFrame, case: Case, floor: dict[str, float]) -> DataFr
         F.when(F.col("copies") == 0, "beyond")
         .when(F.col("ledger") == seen.LEDGER, handled)
         .when(F.col("ledger") == seen.LEDGER_SKIPPED, "skipped")
+        .when(F.col("ledger") == seen.LEDGER_FILTERED, "filtered")
         .when(F.col("handled_n") > 0, F.when(excused, handled).otherwise(unrecorded))
         .when(is_dead, "dead")
         .when(F.col("duplicate_n") > 0, F.when(repeated, handled).otherwise(unrecorded))
         .when(F.col("skipped_n") > 0, "skipped")
+        .when(F.col("filtered_n") > 0, "filtered")
         .when(F.col("parked_n") > 0, "parked")
         .when(F.col("waiting_n") > 0, "in_flight")
         .when(F.col("dead_letter_n") > 0, "dead")
@@ -246,7 +254,7 @@ def _classed(messages: DataFrame, case: Case, floor: dict[str, float]) -> DataFr
     flags = {
         "double": several & ~again,
         "again": several & again,
-        "ghost": F.lit(at_rest) & (F.col("effects") > 0) & what.isin("in_flight", "parked", "dead", "no_letter"),
+        "ghost": F.lit(at_rest) & (F.col("effects") > 0) & what.isin(*_NO_EFFECT),
         "disorder": ~free & disorder,
         "not_sent": counted & (F.coalesce("outs", F.lit(0)) < F.col("sent")),
         "sent_other": counted & (F.coalesce("outs", F.lit(0)) >= F.col("sent")) & _differs("out", "sent"),

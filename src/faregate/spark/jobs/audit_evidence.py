@@ -1,8 +1,9 @@
 """All that is known of messages, as rows of numbers: what the audit groups by (node, message id).
 
-    kind  0, 1, 2, 3, 6     a copy in the log: waiting, handled, skipped, dead, duplicate (the side log's codes)
+    kind  0, 1, 2, 3, 6, 7  a copy in the log: waiting, handled, skipped, dead, duplicate, filtered (the side log's
+                            codes)
           9                 a copy that a reader of the log has dealt with
-          10, 11            a ledger row: handled, skipped
+          10, 11, 12        a ledger row: handled, skipped, filtered
           20, 21, 22, 23    a dead letter: open, replayed, discarded, resolved
           24                a dead letter in the log: there is no store
           30                parked
@@ -32,9 +33,10 @@ from faregate.spark.jobs.settlements import JournalPlan, batch_of, by_task
 from faregate.spark.jobs.stores import JobStore, id_of
 from faregate.spark.logs import open_log
 
-LEDGER, LEDGER_SKIPPED, PARKED, EFFECT = 10, 11, 30, 40
+LEDGER, LEDGER_SKIPPED, LEDGER_FILTERED, PARKED, EFFECT = 10, 11, 12, 30, 40
 OPEN, REPLAYED, DISCARDED, RESOLVED, DEAD_LETTER = 20, 21, 22, 23, 24
 OUTPUTS, ALTERED, NOBODY = 50, 60, -1
+_LEDGER = {"skipped": LEDGER_SKIPPED, "filtered": LEDGER_FILTERED}
 _DEAD = {"open": OPEN, "replayed": REPLAYED, "discarded": DISCARDED, "resolved": RESOLVED}
 
 STORED = (
@@ -140,7 +142,7 @@ def _batch(kind: str, rows: list[tuple[Any, ...]], places: dict[str, int]) -> An
     found: dict[str, Any] = {"node": [places[node] for node in columns[0]], "hi": hi, "lo": lo, "at": columns[2]}
     if kind == "ledger":
         found |= {"key": columns[2], "position": columns[3], "at": columns[4], "written": columns[6]}
-        found["kind"] = [LEDGER_SKIPPED if outcome == "skipped" else LEDGER for outcome in columns[5]]
+        found["kind"] = [_LEDGER.get(outcome, LEDGER) for outcome in columns[5]]
         found |= {"digest": digest_longs(columns[7]), "sent": columns[8]}
         found["sent_hi"], found["sent_lo"] = id_pairs([ids or _NO_IDS for ids in columns[9]])
     elif kind == "dead_states":

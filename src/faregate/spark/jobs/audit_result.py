@@ -17,6 +17,7 @@ COLUMNS = (
     "published",
     "handled",
     "skipped",
+    "filtered",
     "duplicate",
     "dead",
     "parked",
@@ -105,7 +106,7 @@ class Judged:
 
 
 WRONG = ("missing", "double", "out_of_order", "not_sent", "altered", "unpublished")
-_NOT_HANDLED = {**{name: name for name in ("skipped", "dead", "parked", "in_flight")}, "no_letter": "dead"}
+_NOT_HANDLED = {**{name: name for name in ("skipped", "filtered", "dead", "parked", "in_flight")}, "no_letter": "dead"}
 """Where a class counts when its queue gives no reason to call it missing; all others count as handled."""
 
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from faregate import ids
 from faregate.columns import to_envelopes
-from faregate.ports.log import DEAD, DUPLICATE, HANDLED, REDELIVER, SKIPPED, LogPart
+from faregate.ports.log import DEAD, DUPLICATE, FILTERED, HANDLED, REDELIVER, SKIPPED, LogPart
 from faregate.spark.jobs.settlements import HandedOverQueue, JournalPlan, batch_of
 from faregate.spark.logs import dead_letters_of, open_log, open_subscribed, settlements_of
 from faregate.spark.options import Place
@@ -30,7 +30,7 @@ FIELDS = (
 UNSETTLED = 0
 PASSED = 9
 """Instead of unsettled: a reader of the log has dealt with it."""
-_ENDED = (HANDLED, SKIPPED, DEAD, DUPLICATE)
+_ENDED = (HANDLED, SKIPPED, DEAD, DUPLICATE, FILTERED)
 
 
 class Ends:

@@ -20,7 +20,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from faregate.errors import ConfigurationError
-from faregate.ports.log import DUPLICATE, LogPart
+from faregate.ports.log import DUPLICATE, FILTERED, LogPart
 from faregate.spark.jobs import audit_evidence as seen
 from faregate.spark.jobs.deliveries import Ends, exploded, id_pairs, message_ids
 from faregate.spark.jobs.settlements import JournalPlan, batch_of, by_task, plan_journal
@@ -48,8 +48,9 @@ def rates(
     start: int | None = None,
     end: int | None = None,
 ) -> DataFrame:
-    """A row per window, node and type: from, to, node, type, ended, handled, skipped, duplicate, dead, redelivered,
-    per_second (what ended), error_rate (dead and redelivered of all deliveries), p50, p95, p99 (seconds). In order.
+    """A row per window, node and type: from, to, node, type, ended, handled, skipped, filtered, duplicate, dead,
+    redelivered, per_second (what ended), error_rate (dead and redelivered of all deliveries), p50, p95, p99 (seconds).
+    In order.
 
     `start` and `end` are offsets. Raises `ConfigurationError`, `JournalNotFound` and their like.
     """
@@ -107,8 +108,15 @@ def rates(
     )
 
 
-_OUTCOMES = {"handled": 1, "skipped": 2, "duplicate": DUPLICATE, "dead": 3}
-_RECORDED = {seen.LEDGER: 1, seen.LEDGER_SKIPPED: 2, seen.OPEN: 3, seen.DISCARDED: 3, seen.DEAD_LETTER: 3}
+_OUTCOMES = {"handled": 1, "skipped": 2, "filtered": FILTERED, "duplicate": DUPLICATE, "dead": 3}
+_RECORDED = {
+    seen.LEDGER: 1,
+    seen.LEDGER_SKIPPED: 2,
+    seen.LEDGER_FILTERED: FILTERED,
+    seen.OPEN: 3,
+    seen.DISCARDED: 3,
+    seen.DEAD_LETTER: 3,
+}
 """What a record outside the side logs says of a message that has no settlement."""
 
 

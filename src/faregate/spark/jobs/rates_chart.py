@@ -176,11 +176,12 @@ def _percent(value: float) -> str:
 
 
 def _table(series: Sequence[Series]) -> str:
-    head = ("", "ended", "handled", "skipped", "duplicate", "dead", "redelivered", "peak / s", "worst p95, s")
+    counted = ("ended", "handled", "skipped", "filtered", "duplicate", "dead", "redelivered")
+    head = ("", *counted, "peak / s", "worst p95, s")
     lines = ["<table><tr>" + "".join(f"<th>{name}</th>" for name in head) + "</tr>"]
     for one in series:
         rows = list(one.rows.values())
-        sums = [sum(row[name] for row in rows) for name in head[1:7]]
+        sums = [sum(row[name] for row in rows) for name in counted]
         worst = max((row["p95"] for row in rows if row["p95"] is not None), default=None)
         cells = [escape(one.name), *(f"{number:,}" for number in sums)]
         cells += [f"{max(row['per_second'] for row in rows):,.1f}", "–" if worst is None else f"{worst:.3g}"]

@@ -14,6 +14,7 @@ from typing import ClassVar, Protocol
 from faregate.message import Envelope
 from faregate.ports.clock import Clock
 from faregate.ports.dead_letter import DeadLetter
+from faregate.ports.keys import keys_of
 from faregate.ports.queue import Outcome
 
 
@@ -37,9 +38,11 @@ class LogDelivery:
     handler: int
     """The number of its subscription."""
     position: int
-    bucket: int
+    buckets: tuple[int, ...]
+    """Of its keys: who changes their positions locks these."""
     order_key: str | None
-    """What it is in order with: its key, or "" for all messages of a serial subscription; None: nothing."""
+    """What its parked row has: its key, or "" for all messages of a serial subscription, and of one whose messages may
+    have several keys; None: it is in order with nothing."""
     key: str | None
     envelope: Envelope
     until: float | None
@@ -53,6 +56,11 @@ class LogDelivery:
 
     def __post_init__(self) -> None:
         self.tries = self.redeliveries
+
+    @property
+    def order_keys(self) -> tuple[str, ...]:
+        """What it is in order with."""
+        return keys_of(self.order_key if self.key is None else self.key)
 
     @property
     def redelivered(self) -> bool:
@@ -75,7 +83,8 @@ class LogDelivery:
         """It waits behind what has to be tried again; or the task ends early, and it is in the log."""
         self.owner.released(self)
 
-    async def redeliver(self, delay: float, *, counted: bool = True) -> None:
+    async def redeliver(self, delay: float, *, counted: bool = True, behind: bool = False) -> None:
+        """What is parked comes with a later batch, behind all that is in this one."""
         await self.owner.park(self, delay, counted)
 
     async def dead_letter(self, reason: str, error: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
+from faregate.core.observer import Observers
 from faregate.core.recipients import RecipientLists, topic_for
 from faregate.errors import BelowFloor, ConfigurationError
 from faregate.node.node import Node
@@ -53,7 +54,9 @@ class LoopThread:
 class Driver:
     """`open` and `begin` first, `close` at the end. The thread that Spark calls runs the coroutines with `run`."""
 
-    def __init__(self, node: Node, store: str, path: Place, retain_ledger: float, body_limit: int) -> None:
+    def __init__(
+        self, node: Node, store: str, path: Place, retain_ledger: float, body_limit: int, observers: Observers = ()
+    ) -> None:
         if store.partition(":")[0] == "memory":
             raise ConfigurationError(
                 "memory: is a database of one process; Spark's workers need sqlite: or postgresql:"
@@ -68,6 +71,7 @@ class Driver:
         self._spooler: OutboxSpooler | None = None
         self._retain_ledger = retain_ledger
         self._body_limit = body_limit
+        self._observers = observers
         self._next_eviction = 0.0
         self._loop = LoopThread()
 
@@ -103,7 +107,13 @@ class Driver:
             await transaction.advance(self._node.name, LOW_WATER, {label: low})  # the store belongs to the checkpoint
         open_log(self._path).save_reader_offset(reader_name(self._node.name), low)
         self._spooler = OutboxSpooler(
-            self._store, self._node, self._path, self._clock, self._recipient_lists, self._body_limit
+            self._store,
+            self._node,
+            self._path,
+            self._clock,
+            self._recipient_lists,
+            self._body_limit,
+            self._observers,
         )
         await self._spooler.send()
         await self._spooler.take_in()

@@ -19,6 +19,7 @@ from typing import Any
 
 from faregate.bus.bus import shared_keys
 from faregate.bus.lanes import Lanes
+from faregate.bus.several_keys import lanes_of
 from faregate.codec import BodyWriter, find_codec
 from faregate.core.alarms import Alarms
 from faregate.core.handling import Handling
@@ -27,13 +28,14 @@ from faregate.core.sender import Sender
 from faregate.core.threads import HandlerThreads
 from faregate.ids import message_id_of
 from faregate.ports.clock import Clock, SystemClock
+from faregate.ports.keys import keys_of
 from faregate.ports.queue import Delivery
 from faregate.ports.schemes import open_store, open_token_store
 from faregate.ports.store import Parked
 from faregate.spark.runs.delivery import LogDelivery
-from faregate.spark.runs.feed import LogFeed, NoTransport, OutboxOnly
+from faregate.spark.runs.feed import LogFeed, NoTransport, OutboxOnly, buckets_of
 from faregate.spark.runs.rows import NOBODY, Places
-from faregate.spark.runs.spec import RunSpec, node_of
+from faregate.spark.runs.spec import RunSpec, node_of, observers_of
 
 log = logging.getLogger("faregate.spark")
 
@@ -58,6 +60,7 @@ class SubscriptionRun:
             alarms=engine.shared.alarms,
             pool=engine.pool,
             body_limit=engine.spec.body_limit,
+            observers=observers_of(engine.spec),
         )
         self.blocked: dict[str, tuple[int, float]] = {}
         """By key ("" of a serial subscription): the position of a parked message that others wait behind, and when it
@@ -70,10 +73,13 @@ class SubscriptionRun:
 
     def behind(self, delivery: LogDelivery) -> float | None:
         """When what it must wait for is due; None when it may run."""
-        if not self.strict or delivery.order_key is None:
+        if not self.strict:
             return None
-        found = self.blocked.get(delivery.order_key)
-        return None if found is None or found[0] >= delivery.position else found[1]
+        for key in delivery.order_keys:
+            found = self.blocked.get(key)
+            if found is not None and found[0] < delivery.position:
+                return found[1]
+        return None
 
 
 class Engine:
@@ -152,7 +158,7 @@ class Engine:
             run.handling.put_off = False
             return again
 
-        lanes = Lanes(run.subscription.order.lanes, work, by_key=run.subscription.by_key)
+        lanes = lanes_of(run.subscription, work)
         lanes.batch = run.handling.batch
         return lanes
 
@@ -166,9 +172,12 @@ class Engine:
 
     def released(self, delivery: LogDelivery) -> bool:
         """Park it, if it has to wait for one that is parked; whether it does."""
-        due = self.runs[delivery.handler].behind(delivery)
+        run = self.runs[delivery.handler]
+        due = run.behind(delivery)
         if due is None:
             return False
+        for key in delivery.order_keys:  # of its other keys, too, later ones wait for it
+            run.block(key, delivery.position, due)
         self._waiting.append((delivery, self._parked(delivery, due, delivery.redeliveries)))
         self._end("parked")
         return True
@@ -203,7 +212,9 @@ class Engine:
         for each in known:
             number = self._places.handler(each.envelope)
             if number is not None and each.key is not None and each.message_id not in here:
-                self.runs[number].block(each.key, each.position, each.due)
+                several = self.runs[number].subscription.several
+                for key in keys_of(self._places.key(number, each.envelope) if several else each.key):
+                    self.runs[number].block(key, each.position, each.due)
         ready: list[LogDelivery] = []
         scheduled: list[tuple[LogDelivery, Parked]] = []
         now = self.clock.time()
@@ -226,8 +237,8 @@ class Engine:
         redeliveries = delivery.redeliveries + (1 if counted else 0)
         due = self.clock.time() + delay
         await self._commit_parked([(delivery, self._parked(delivery, due, redeliveries))])
-        if delivery.order_key is not None:
-            self.runs[delivery.handler].block(delivery.order_key, delivery.position, due)
+        for key in delivery.order_keys:
+            self.runs[delivery.handler].block(key, delivery.position, due)
         self._end("redelivered")
 
     def _parked(self, delivery: LogDelivery, due: float, redeliveries: int, *, waited_for: bool = True) -> Parked:
@@ -237,8 +248,7 @@ class Engine:
     async def _commit_parked(self, found: list[tuple[LogDelivery, Parked]]) -> None:
         """Park them, but for those that another attempt of this task has dealt with meanwhile."""
         async with self.store.transaction() as transaction:
-            buckets = [each.bucket for each, _ in found if each.order_key is not None]
-            await transaction.lock_buckets(self.node.name, buckets)
+            await transaction.lock_buckets(self.node.name, buckets_of(each for each, _ in found))
             behind: set[LogDelivery] = set()
             for number, run in enumerate(self.runs):
                 own = [delivery for delivery, _ in found if delivery.handler == number]
@@ -259,7 +269,7 @@ class Engine:
         return {each for each, found in known.items() if found.state != "dead" or not replays[each]}
 
     async def ended(self, delivery: LogDelivery, outcome: str) -> None:
-        if delivery.parked and outcome in ("dead", "duplicate"):
+        if delivery.parked and outcome in ("dead", "duplicate", "filtered"):
             async with self.store.transaction() as transaction:
                 await transaction.unpark(self.node.name, {self._message_id(delivery): delivery.position})
         self._end(outcome)

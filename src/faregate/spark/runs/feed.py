@@ -10,13 +10,14 @@ Rules kept here:
   of the first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from faregate.core.outlet import OutboxOutlet, Recorded
 from faregate.core.verdict import Verdict, judge
 from faregate.core.work import Work
 from faregate.errors import ConfigurationError
 from faregate.message import Envelope
+from faregate.node.rules import FailurePolicy
 from faregate.ports.queue import Delivery
 from faregate.ports.store import OutboxRow, Transaction
 from faregate.spark.runs.delivery import LogDelivery
@@ -41,6 +42,7 @@ class NoTransport:
 class LogFeed:
     batch_seconds = 1.0
     """Nobody waits for a single message here; what waits for a transaction is a zombie."""
+    keeps_outcomes = False
 
     def __init__(self, node: str, positions: str) -> None:
         self._node = node
@@ -49,13 +51,13 @@ class LogFeed:
 
     async def join(self, transaction: Transaction, works: Sequence[Work]) -> None:
         found = {_delivery(work): work for work in works}
-        await transaction.lock_buckets(self._node, [each.bucket for each in found if each.order_key is not None])
+        await transaction.lock_buckets(self._node, buckets_of(found))
         for delivery in await self.behind(transaction, list(found)):
             found[delivery].move("known")
 
     async def behind(self, transaction: Transaction, deliveries: list[LogDelivery]) -> list[LogDelivery]:
         """Those that the positions of their keys say were dealt with."""
-        keys = [each.order_key for each in deliveries if each.order_key is not None]
+        keys = [key for each in deliveries for key in each.order_keys]
         last = await transaction.positions(self._node, self.positions, keys) if keys else {}
         return [each for each in deliveries if is_behind(each, last)]
 
@@ -64,8 +66,8 @@ class LogFeed:
         parked: dict[str, int] = {}
         for work in works:
             delivery = _delivery(work)
-            if delivery.order_key is not None:
-                positions[delivery.order_key] = max(delivery.position, positions.get(delivery.order_key, -1))
+            for key in delivery.order_keys:
+                positions[key] = max(delivery.position, positions.get(key, -1))
             if delivery.parked:
                 parked[work.message_id] = delivery.position
         await transaction.advance(self._node, self.positions, positions)
@@ -77,18 +79,23 @@ class LogFeed:
         the same task may have parked it, whatever this delivery says."""
         delivery = _delivery(work)
         if delivery.order_key is not None:
-            await transaction.lock_buckets(self._node, [delivery.bucket])
+            await transaction.lock_buckets(self._node, delivery.buckets)
         await transaction.unpark(self._node, {work.message_id: delivery.position})
 
-    def judge(self, delivery: Delivery, exc: BaseException, delays: tuple[float, ...]) -> Verdict:
-        return judge(exc, delivery.redeliveries, delays)
+    def judge(self, delivery: Delivery, exc: BaseException, policy: FailurePolicy) -> Verdict:
+        return judge(exc, delivery.redeliveries, policy)
 
 
 def is_behind(delivery: LogDelivery, last: dict[str, int]) -> bool:
-    """Whether the position of its key says that it was dealt with."""
+    """Whether the position of its key says that it was dealt with; of several keys, all do."""
     if delivery.order_key is None or delivery.parked or delivery.envelope.replay:
         return False
-    return delivery.position <= last.get(delivery.order_key, -1)
+    return all(delivery.position <= last.get(key, -1) for key in delivery.order_keys)
+
+
+def buckets_of(deliveries: Iterable[LogDelivery]) -> list[int]:
+    """The buckets of the keys of those that have one."""
+    return [bucket for each in deliveries if each.order_key is not None for bucket in each.buckets]
 
 
 def _delivery(work: Work) -> LogDelivery:

@@ -4,6 +4,7 @@ into its spool; on RabbitMQ it goes through the exchange, into the queues and in
 Rules kept here:
 - Rows leave the outbox after the log has them safe. A crash in between sends them again with the same ids, under the
   same name of a batch if they are the same rows; the log and the recipients recognise them.
+- No log brings replies. One that a bus left in the outbox is dropped; whoever asked runs into its timeout.
 - A command that no node handles becomes a dead letter of its sender, in the commit in which it leaves the outbox.
 - What `fg.outbox` recorded goes out within the node's outgoing middlewares, as on the bus.
 - While no bus runs, nobody takes a journal's spool in. Then the driver does, holding its lock for that moment.
@@ -19,6 +20,7 @@ from faregate.bus.dispatcher import Around, Dispatcher
 from faregate.codec import BodyWriter, find_codec
 from faregate.core.alarms import Alarms
 from faregate.core.dead_letter import unsent
+from faregate.core.observer import Observers, confirmed, observed
 from faregate.core.recipients import RecipientLists
 from faregate.core.sender import Sender, message_classes
 from faregate.errors import Unroutable
@@ -43,13 +45,21 @@ class OutboxSpooler:
     """What one node has in the outbox of its store, and the log that it goes to."""
 
     def __init__(
-        self, store: Store, node: Node, path: Place, clock: Clock, lists: RecipientLists | None, limit: int
+        self,
+        store: Store,
+        node: Node,
+        path: Place,
+        clock: Clock,
+        lists: RecipientLists | None,
+        limit: int,
+        observers: Observers = (),
     ) -> None:
         self._store = store
         self._nodes = [node.name]
         self._subscribed, self._log = open_subscribed(path), open_appendable(path)
         """Kept: a log that is opened anew reads all its notes."""
         self._clock = clock
+        self._observers = observers
         self._alarms = Alarms()
         self._recipient_lists = lists
         """Where some recipients may want tokens."""
@@ -77,7 +87,15 @@ class OutboxSpooler:
         attempts = None if lists is None else Attempts(self._store, lists, self._clock, alarms)
         spooling = _Spooling(self._subscribed, self._log)
         dispatcher = Dispatcher(
-            self._store, spooling, self._clock, alarms, attempts, self._nodes, self._around, _PATIENCE
+            self._store,
+            spooling,
+            self._clock,
+            alarms,
+            attempts,
+            self._nodes,
+            self._around,
+            _PATIENCE,
+            observers=self._observers,
         )
         await dispatcher.start()
         await dispatcher.stop(0)
@@ -87,6 +105,9 @@ class OutboxSpooler:
         letters: list[DeadLetter] = []
         going: list[OutboxRow] = []
         for row in rows:
+            if row.envelope.kind == "reply":
+                log.debug("the reply %s is dropped: no log brings replies", row.envelope)
+                continue
             try:
                 topology.check_command(row.envelope)
                 going.append(row)
@@ -97,8 +118,9 @@ class OutboxSpooler:
             seqs = f"{self._store.database_id} {[row.seq for row in going]}"
             name = f"outbox-{going[0].seq:020d}-{sha256(seqs.encode()).hexdigest()[:16]}"
             sent = [signal for row in going for signal in signals(row)]
+            append = confirmed(self._observers, lambda envelopes: asyncio.to_thread(self._log.append, envelopes, name))
             try:
-                await asyncio.to_thread(self._log.append, sent, name)
+                await observed(self._observers, append, outbox=True)(sent)
             except Unroutable:  # who was there is gone; the dispatcher finds out which of them it is
                 await self._dispatch()
                 return

@@ -31,6 +31,8 @@ from faregate.node.subscription import Subscription
 from faregate.spark.id_columns import are_ids, from_arrow, message_ids, publication_ids, to_arrow
 from faregate.spark.sink.publications import as_stored
 
+_NO_HEADERS: dict[str, str] = {}
+
 
 class Output(NamedTuple):
     """How an event of one class becomes a message."""
@@ -58,6 +60,8 @@ class Done(NamedTuple):
     """Rows that the pipeline has to deal with; with what the handler raised, unless it was not called."""
     others: list[tuple[int, Any, Any]]
     """Row, message and result, where the result is not simply an event."""
+    filtered: int = 0
+    """How many the filter did not take."""
 
 
 def is_plain(subscription: Subscription, node: Node) -> bool:
@@ -69,6 +73,7 @@ def is_plain(subscription: Subscription, node: Node) -> bool:
         and not (node.middlewares or node.after_middlewares or node.outgoing_middlewares)
         and not any(interpreter.resources for interpreter in node.interpreters.values())
         and subscription.expires is None
+        and (subscription.where is None or not subscription.where.reads_headers)
     )
 
 
@@ -84,6 +89,7 @@ class Plain:
         self._limit = limit
         self._keys = keys
         self._outputs: dict[type, Output | None] = {}
+        self._takes = None if subscription.where is None else subscription.where.takes
 
     def decoder(self, batch: Any) -> Callable[[bytes], Any] | None:
         """What decodes every body of this batch of the log; None when there is something unusual about it."""
@@ -97,6 +103,10 @@ class Plain:
             or pc.max(pc.binary_length(batch.column("payload"))).as_py() > self._limit
         ):
             return None
+        if batch.column("traceparent").null_count < len(batch):
+            places = batch.column("headers").offsets
+            if places[len(batch)].as_py() > places[0].as_py():
+                return None  # a tracestate goes on from there
         content_types = pc.unique(batch.column("content_type")).to_pylist()
         if len(content_types) != 1 or not content_types[0]:
             return None
@@ -107,13 +117,17 @@ class Plain:
 
     async def handle(self, batch: Any, decode: Callable[[bytes], Any], now: float) -> Done:
         """Run the handler over a batch that `decoder` found usual."""
-        function, awaits, outputs = self._function, self._awaits, self._outputs
+        function, awaits, outputs, takes = self._function, self._awaits, self._outputs, self._takes
         done = Done(None, [], [])
         rows: list[int] = []
         sent: list[EncodedOutput] = []
+        filtered = 0
         for row, body in enumerate(batch.column("payload").to_pylist()):
             try:
                 message = decode(body)
+                if takes is not None and not takes(message, _NO_HEADERS):
+                    filtered += 1
+                    continue
             except Exception:
                 done.failed.append((row, None))
                 continue
@@ -142,7 +156,7 @@ class Plain:
                 if failure_of(exc) is None:
                     raise
             return Done(None, [(row, None) for row in range(len(batch))], [])
-        return done._replace(batch=self._sealed(batch, rows, sent, now)) if sent else done
+        return done._replace(batch=self._sealed(batch, rows, sent, now) if sent else None, filtered=filtered)
 
     def _output(self, cls: type) -> Output | None:
         found = known(cls)
@@ -174,6 +188,7 @@ class Plain:
             "correlation_id": causes.column("correlation_id"),
             "causation_id": to_arrow(causation),
             "marker": pc.add(pc.fill_null(causes.column("marker"), 0), pa.scalar(1, pa.int32())),
+            "traceparent": causes.column("traceparent"),
             "sent_at": pa.repeat(pa.scalar(round(now * 1_000_000), pa.timestamp("us", tz="UTC")), count),
             "content_type": pa.repeat(self._codec.content_type, count),
             "body_digest": pa.array([sha256(each.body).digest()[:16] for each in sent], pa.binary()),

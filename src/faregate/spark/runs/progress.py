@@ -21,7 +21,8 @@ class RunProgress(NamedTuple):
     batch: int | None
     """None for a run of parked messages between batches."""
     outcomes: dict[str, int]
-    """handled, skipped, duplicate, dead; redelivered (failed and parked), parked (behind another), scheduled."""
+    """handled, skipped, filtered, duplicate, dead; redelivered (failed and parked), parked (behind another),
+    scheduled."""
     sent: int
     """Outgoing messages."""
     parked: int

@@ -2,8 +2,9 @@
 
     frames of the log -> (position, bucket, handler, key, envelope, appended_at, redeliveries, parked)
 
-A bucket is what is shuffled by: all messages of one key are in one bucket, so one task has them, in order. What needs
-no order is spread over buckets of its own. How far the log was read goes along as a row for nobody.
+A bucket is what is shuffled by: all messages of one key are in one bucket, so one task has them, in order. Those of a
+subscription whose messages may have several keys are all in one. What needs no order is spread over buckets of its own.
+How far the log was read goes along as a row for nobody.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +20,7 @@ from pyspark.sql.types import BinaryType, BooleanType, DoubleType, IntegerType, 
 
 from faregate.columns import to_envelopes
 from faregate.message import Envelope, too_late_at
+from faregate.ports.keys import keys_of
 from faregate.ports.store import BUCKETS, Parked
 from faregate.ports.topology import FROM_THE_BEGINNING
 from faregate.spark.runs.delivery import LogDelivery, Owner
@@ -91,11 +93,12 @@ class Places:
     def row(self, number: int, envelope: Envelope, position: int, at: float, parked: Parked | None) -> tuple[Any, ...]:
         binding = self.bindings[number]
         # All messages of a serial subscription are in one order.
-        key = "" if binding.serial else None if binding.key_of is None else binding.key_of(envelope)
+        key = "" if binding.serial else self.key(number, envelope)
         if key is None:
             bucket = BUCKETS + crc32(envelope.publication_id.encode()) % BUCKETS
         else:
-            bucket = bucket_of(self.subscriptions[number].name, key)
+            bucket = bucket_of(self.subscriptions[number].name, "" if binding.several else key)
+            key = str(key)
         redeliveries = envelope.redeliveries if parked is None else parked.redeliveries
         return position, bucket, number, key, pack(envelope), at, redeliveries, parked is not None
 
@@ -115,8 +118,18 @@ class Places:
         message = unpack(envelope) if isinstance(envelope, bytes) else envelope
         subscription = self.subscriptions[number]
         own_key = key if subscription.by_key else None
+        order_key = key
+        locks: tuple[int, ...] = (bucket,)
+        if subscription.several and key is not None:
+            order_key, own_key = "", self.key(number, message)
+            locks = tuple([bucket_of(subscription.name, each) for each in keys_of(own_key)])
         until = too_late_at(message, subscription.expires, at)
-        return LogDelivery(owner, number, position, bucket, key, own_key, message, until, redeliveries, parked)
+        return LogDelivery(owner, number, position, locks, order_key, own_key, message, until, redeliveries, parked)
+
+    def key(self, number: int, envelope: Envelope) -> str | None:
+        """What a subscription orders a message by."""
+        key_of = self.bindings[number].key_of
+        return None if key_of is None else key_of(envelope)
 
     def parked_rows(self, found: Iterable[Parked]) -> list[tuple[Any, ...]]:
         """Parked messages as work rows; one whose handler is gone stays parked."""

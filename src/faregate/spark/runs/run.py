@@ -37,7 +37,7 @@ from faregate.spark.logs import log_place, open_log, options_of
 from faregate.spark.runs.driver import Driver
 from faregate.spark.runs.progress import RunProgress, committed_end, parse_trigger
 from faregate.spark.runs.rows import WORK, Places, work_rows
-from faregate.spark.runs.spec import RunSpec, load_node, locate
+from faregate.spark.runs.spec import RunSpec, load_node, load_observers, locate
 from faregate.spark.runs.stateless_query import StatelessRun, check_stateless
 from faregate.spark.runs.tasks import COUNTS, handle_partition
 from faregate.spark.runs.views import bindings_of, label_of, reader_name, take_views
@@ -213,6 +213,7 @@ def run(
     codec: str | Codec = "json",
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     retain_ledger: float = RETAIN_LEDGER,
+    observe: str | None = None,
 ) -> "Run | StatelessRun":
     """Run a node's handlers on Structured Streaming, from the log view of a bus: `source` is its URL, `journal:PATH` or
     `amqp://…?stream=NAME`. Returns once it is started.
@@ -223,7 +224,8 @@ def run(
     from their queues. `start` is the offset at which a subscription begins that has not run on Spark yet; without it,
     it begins with what waits for it, or with the log.
     `retain_ledger`, `codec` and `max_message_bytes` are those of the bus; a codec of your own is one that the node's
-    module registers (`fg.register_codec`), as the workers import that.
+    module registers (`fg.register_codec`), as the workers import that. `observe` names who observes the run, as
+    `module:attribute`: one of `fg.observe`, or a list of them; the driver and each worker import it for themselves.
 
     Raises `ViewTaken` for a subscription that a bus consumes, `JournalNotFound`, `JournalLocked`, `BelowFloor`,
     `ConfigurationError`. When it raises, no view was taken unless the query itself could not start.
@@ -232,13 +234,15 @@ def run(
     options = parse_trigger(trigger)
     target, folder = (node, str(Path.cwd())) if isinstance(node, str) else locate(node)
     found = load_node(node, folder) if isinstance(node, str) else node
+    observers = load_observers(observe, folder)
     content_type = _check(found, store, codec, max_messages_per_trigger)
     open_log(path)  # raises when there is none
     reader = _reader(spark, found, max_messages_per_trigger).options(**options_of(path))
     partitions = _partitions(spark)
     driver = None
     if store is not None:
-        driver = Driver(found, store, path, check_delay(retain_ledger, "retain_ledger"), max_message_bytes)
+        retain = check_delay(retain_ledger, "retain_ledger")
+        driver = Driver(found, store, path, retain, max_message_bytes, observers)
     try:
         bindings = bindings_of(found, max_message_bytes)
         if driver is not None:
@@ -258,7 +262,7 @@ def run(
             begins = driver.run(driver.begin(label, begins, start, committed_end(place)))
         elif start is not None:
             begins = {queue: replace(begin, offset=max(begin.offset, start)) for queue, begin in begins.items()}
-        spec = RunSpec(uuid4().hex, found.name, target, folder, store, content_type, max_message_bytes, begins)
+        spec = RunSpec(uuid4().hex, found.name, target, folder, store, content_type, max_message_bytes, begins, observe)
         reader = reader.option("startingOffsets", min(begin.offset for begin in begins.values()))
         handle: Run | StatelessRun
         if driver is not None:

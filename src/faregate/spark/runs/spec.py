@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from faregate.core.observer import Observers, check_observers
 from faregate.errors import ConfigurationError
 from faregate.node.node import Node
 from faregate.ports.topology import Reading
@@ -32,9 +33,12 @@ class RunSpec:
     body_limit: int
     begins: dict[str, Reading] = field(default_factory=dict)
     """By queue, where its subscription goes on in the log."""
+    observe: str | None = None
+    """module:attribute of who observes the run, in the driver and in each worker."""
 
 
 _loaded: dict[str, Node] = {}
+_observers: dict[str, Observers] = {}
 
 
 def node_of(spec: RunSpec) -> Node:
@@ -45,6 +49,27 @@ def node_of(spec: RunSpec) -> Node:
     return found
 
 
+def observers_of(spec: RunSpec) -> Observers:
+    """Who observes the run, in this process."""
+    if spec.id not in _observers:
+        _observers[spec.id] = load_observers(spec.observe, spec.folder)
+    return _observers[spec.id]
+
+
+def load_observers(target: str | None, folder: str | None) -> Observers:
+    """Import `module:attribute`: an observer, or a list of them. Raises `ConfigurationError`."""
+    if target is None:
+        return ()
+    if not isinstance(target, str):
+        raise ConfigurationError(
+            f"observe= of a Spark run is a name, module:attribute: each worker imports it for itself; got {target!r}"
+        )
+    found = _load(target, folder, "who observes the run")
+    if found is None:
+        raise ConfigurationError(f"there is no {target!r}: observe= names an observer of fg.observe, module:attribute")
+    return check_observers(found)
+
+
 def provide(spec: RunSpec, node: Node) -> None:
     """Have this node stand for what would be imported, in this process."""
     _loaded[spec.id] = node
@@ -52,10 +77,20 @@ def provide(spec: RunSpec, node: Node) -> None:
 
 def load_node(target: str, folder: str | None = None) -> Node:
     """Import `module:attribute`. Raises `ConfigurationError`."""
+    found: Any = _load(target, folder, "a node")
+    if not isinstance(found, Node):
+        nodes = [key for key, value in vars(sys.modules[target.partition(":")[0]]).items() if isinstance(value, Node)]
+        told = f"its nodes are: {', '.join(nodes)}" if nodes else "it has no fg.Node at all"
+        raise ConfigurationError(f"{target} is no fg.Node; {told}")
+    return found
+
+
+def _load(target: str, folder: str | None, what: str) -> Any:
+    """None where the module has no such attribute."""
     module_name, colon, name = target.partition(":")
     if not colon or not module_name or not name:
         raise ConfigurationError(
-            f"{target!r} does not name a node: write module:attribute, for example shop.app:billing"
+            f"{target!r} does not name {what}: write module:attribute, for example shop.app:billing"
         )
     if folder is not None and folder not in sys.path:
         sys.path.insert(0, folder)
@@ -68,12 +103,7 @@ def load_node(target: str, folder: str | None = None) -> Node:
             f"there is no module {exc.name!r} here: write it as you would import it from this folder; on a cluster, "
             "ship it with --py-files, or install it there"
         ) from exc
-    found: Any = getattr(module, name, None)
-    if not isinstance(found, Node):
-        nodes = [key for key, value in vars(module).items() if isinstance(value, Node)]
-        told = f"its nodes are: {', '.join(nodes)}" if nodes else "it has no fg.Node at all"
-        raise ConfigurationError(f"{target} is no fg.Node; {told}")
-    return found
+    return getattr(module, name, None)
 
 
 def locate(node: Node) -> tuple[str, str | None]:

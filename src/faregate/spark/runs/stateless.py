@@ -23,19 +23,21 @@ from pyspark.sql.types import IntegerType, StructField, StructType
 from faregate.bus.bus import shared_keys
 from faregate.codec import BodyWriter, find_codec
 from faregate.columns import to_batch
+from faregate.core import at_hand
 from faregate.core.alarms import Alarms
 from faregate.core.context import Context
 from faregate.core.feed import QueueFeed
 from faregate.core.handler import compile_collect
 from faregate.core.handling import Handling
 from faregate.core.lane_task import LaneTask
-from faregate.core.pipeline import is_retried
 from faregate.core.sender import Sender
 from faregate.core.threads import HandlerThreads
 from faregate.core.verdict import Verdict, judge
 from faregate.core.work import Work
 from faregate.errors import Expired, HandlerFailed, Unavailable
 from faregate.message import Envelope
+from faregate.node.policy import Redeliver
+from faregate.node.rules import FailurePolicy
 from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.log import Piece
@@ -45,12 +47,12 @@ from faregate.spark.options import Place
 from faregate.spark.runs.delivery import LogDelivery
 from faregate.spark.runs.plain import Plain, is_plain
 from faregate.spark.runs.rows import NOBODY, Places, located
-from faregate.spark.runs.spec import RunSpec, node_of
+from faregate.spark.runs.spec import RunSpec, node_of, observers_of
 from faregate.spark.schema import STAGED, batches_to_rows, rows_to_batch
 from faregate.spark.sink.writer import attempt_of, query_and_batch, task_context
 from faregate.spark.source.reading import messages_of
 
-COUNTED = ("handled", "dead", "sent")
+COUNTED = ("handled", "filtered", "dead", "sent")
 OUTPUT = StructType([*(StructField(name, IntegerType(), False) for name in COUNTED), *STAGED.fields])
 """How the messages of a task ended, and what the sink takes."""
 _ARROW: Any = to_arrow_schema(OUTPUT)
@@ -72,12 +74,12 @@ class Captured:
 class StagedFeed(QueueFeed):
     """A batch of the log is handled as a whole, or not at all: there are no redeliveries."""
 
-    def judge(self, delivery: Delivery, exc: BaseException, delays: tuple[float, ...]) -> Verdict:
+    def judge(self, delivery: Delivery, exc: BaseException, policy: FailurePolicy) -> Verdict:
         if isinstance(exc, HandlerFailed):
             raise exc
         if isinstance(exc, Unavailable):
             raise HandlerFailed(f"{delivery.envelope}: {exc}; the batch will run again") from exc
-        return judge(exc, len(delays), delays)
+        return judge(exc, 0, policy._replace(redeliver=Redeliver(), requeue=None))
 
 
 class Task:
@@ -96,6 +98,7 @@ class Task:
         keys = shared_keys([node])
         writer = BodyWriter(codec, limit=spec.body_limit)
         alarms = Alarms()
+        observers = observers_of(spec)
         self._sender = Sender(node, self._captured, writer, self.clock, keys, alarms)
         self._handlings: list[Handling] = []
         self._plain: list[Plain | None] = []
@@ -111,9 +114,11 @@ class Task:
                     alarms=alarms,
                     pool=pool,
                     body_limit=spec.body_limit,
+                    observers=observers,
                 )
             )
-            self._plain.append(Plain(each, codec, spec.body_limit, keys) if is_plain(each, node) else None)
+            plain = not observers and not at_hand.wanted and is_plain(each, node)  # that way nobody is told
+            self._plain.append(Plain(each, codec, spec.body_limit, keys) if plain else None)
         if any(self._plain):
             self._collect = compile_collect(node.interpreters, {}, pool)
 
@@ -124,14 +129,15 @@ class Task:
             await self._handle_one(delivery)
         return self._pieces(None)
 
-    async def _handle_one(self, delivery: LogDelivery, tries: int = 0) -> None:
+    async def _handle_one(self, delivery: LogDelivery, failed: BaseException | None = None) -> None:
+        """`failed`: with what its handler has failed once."""
         deliver_at = delivery.envelope.deliver_at
         now = self.clock.time()
         if deliver_at is not None and deliver_at > now:
             await delivery.redeliver(deliver_at - now)
         handling = self._handlings[delivery.handler]
-        if tries:
-            await handling.handle_again(delivery, tries)
+        if failed is not None:
+            await handling.handle_again(delivery, failed)
         else:
             await handling.handle([delivery])
 
@@ -155,11 +161,12 @@ class Task:
                 await self._captured.publish(sealed)
         for row, exc in done.failed:
             [delivery] = self._deliveries(number, batch.slice(row, 1))
-            if exc is not None and (handling.subscription.retry.times == 0 or not is_retried(exc)):
+            if exc is not None and not handling.is_retried(exc):
                 await handling.fail(delivery, exc)
             else:
-                await self._handle_one(delivery, tries=0 if exc is None else 1)
-        self.counts["handled"] += len(batch)
+                await self._handle_one(delivery, exc)
+        self.counts["handled"] += len(batch) - done.filtered
+        self.counts["filtered"] += done.filtered
         return self._pieces(done.batch)
 
     def _deliveries(self, number: int, batch: Any) -> Iterator[LogDelivery]:
@@ -169,7 +176,10 @@ class Task:
     # --- how deliveries end: `Owner` ---------------------------------------------------------------------------
 
     async def ended(self, delivery: LogDelivery, outcome: str) -> None:
-        """Nothing to note: the batch is one."""
+        """Nothing but the counts: the batch is one."""
+        if outcome == "filtered":
+            self.counts["filtered"] += 1
+            self.counts["handled"] -= 1
 
     def released(self, delivery: LogDelivery) -> bool:
         """The task ends early; it is in the log."""

@@ -28,6 +28,8 @@ def check_stateless(node: Node) -> None:
     for subscription in node.subscriptions.values():
         needs += [f"identity= of {subscription}"] if subscription.business_key is not None else []
         needs += [f"dedup='tokens' of {subscription}"] if subscription.dedup == "tokens" else []
+        requeues = any(policy.requeue is not None for policy in subscription.failures)
+        needs += [f"requeue= of {subscription}"] if requeues else []
     if needs:
         raise ConfigurationError(f"node {node.name!r} needs a store for {', '.join(needs)}: run(…, store=…)")
 

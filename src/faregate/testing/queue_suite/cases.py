@@ -22,13 +22,14 @@ from faregate.ports.queue import (
     Held,
     QueueTransport,
     Recognising,
+    Replying,
     Selecting,
     dead_letter_queue,
 )
 from faregate.testing.cases import Case, Cases, refused
 
 
-class WholeTransport(Selecting, QueueTransport, Recognising, DeadLettering, Browsing, Counting, Protocol):
+class WholeTransport(Selecting, QueueTransport, Recognising, DeadLettering, Browsing, Counting, Replying, Protocol):
     """One that has every capability."""
 
 

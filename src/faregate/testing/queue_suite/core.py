@@ -172,8 +172,8 @@ async def a_settled_message_never_comes_back(subject: QueueSubject) -> None:
 
 @case()
 async def a_message_settled_as_dead_or_as_a_duplicate_is_gone(subject: QueueSubject) -> None:
-    inbox = await open_inbox(subject, *"abc", lock_seconds=5)
-    endings: tuple[Outcome, ...] = ("dead", "duplicate", "skipped")
+    inbox = await open_inbox(subject, *"abcd", lock_seconds=5)
+    endings: tuple[Outcome, ...] = ("dead", "duplicate", "filtered", "skipped")
     for outcome in endings:
         await (await inbox.take()).settle(outcome)
     await subject.advance(20)

@@ -80,3 +80,22 @@ async def a_redelivered_message_keeps_its_position_and_its_tries(subject: QueueS
     await inbox.take()
     back = await inbox.delivery()
     assert (back.position, back.tries) == (delivery.position, 1), f"came back at {back.position}, {back.tries} tries"
+
+
+@case("delay")
+async def a_redelivery_behind_all_others_goes_to_the_end_of_the_queue(subject: QueueSubject) -> None:
+    inbox = await open_inbox(subject, *"abc", prefetch=1)
+    first = await inbox.delivery()
+    first.start()
+    await first.redeliver(1, behind=True)
+    second = await inbox.delivery()  # held, so that the others wait when the first is due
+    await subject.advance(2)
+    await subject.transport.publish([event("d")])
+    await second.settle("handled")
+    assert await inbox.texts() == ["c"]
+    await (await inbox.delivery()).settle("handled")
+    back = await inbox.delivery()
+    assert back.envelope.body == first.envelope.body, (
+        f"{back.envelope.body!r} came before what was there when it was due"
+    )
+    assert (back.redeliveries, back.tries) == (1, 1), f"came back with {back.redeliveries} and {back.tries} tries"

@@ -1,5 +1,7 @@
 """Cases for "place" and "order": back to the same place, and order by key."""
 
+from faregate.message import Envelope
+from faregate.ports.keys import Keys
 from faregate.testing.queue_suite.cases import Inbox, QueueSubject, case, event, key_header, noted, open_inbox
 
 
@@ -36,6 +38,25 @@ async def a_busy_key_withholds_its_next_but_not_the_others(subject: QueueSubject
     assert await inbox.texts() == ["a1", "b1"]
     await (await inbox.delivery()).settle("handled")
     assert await inbox.texts() == ["b1", "a2"]
+
+
+def _each_letter(envelope: Envelope) -> str | None:
+    return Keys.of(envelope.headers["key"])
+
+
+@case("order")
+async def a_message_with_several_keys_waits_for_all_of_them_and_is_waited_for(subject: QueueSubject) -> None:
+    await subject.transport.bind(noted(key_of=_each_letter, several=True))
+    inbox = await Inbox(subject).open()
+    await subject.transport.publish([event(text, key=text) for text in ("a", "b", "ab", "bc", "c", "d")])
+    assert await inbox.texts() == ["a", "b", "d"]
+    await (await inbox.delivery()).settle("handled")
+    assert await inbox.texts() == ["b", "d"], "one of its keys is still busy"
+    await (await inbox.delivery()).settle("handled")
+    assert await inbox.texts() == ["d", "ab"]
+    await inbox.delivery()
+    await (await inbox.delivery()).settle("handled")
+    assert await inbox.texts() == ["bc"], "c waits for what has both"
 
 
 @case("order", "delay")

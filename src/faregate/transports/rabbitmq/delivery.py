@@ -82,7 +82,8 @@ class RabbitmqDelivery:
     async def release(self, *, begun: bool = True) -> None:
         self.end(done=False)
 
-    async def redeliver(self, delay: float, *, counted: bool = True) -> None:
+    async def redeliver(self, delay: float, *, counted: bool = True, behind: bool = False) -> None:
+        """What comes down the ladder of delays is at the end of its queue in any case."""
         if self.letter is not None:  # there is a store, which is away: it stays with us
             self._endings.clock.call_later(delay, self.let_go)
             return

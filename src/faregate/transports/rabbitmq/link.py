@@ -80,6 +80,10 @@ class Link:
                 await asyncio.sleep(min(next(pauses), until - loop.time()))
         self._task = asyncio.create_task(self._keep())
 
+    @property
+    def is_connected(self) -> bool:
+        return self._connected.is_set()
+
     async def close(self) -> None:
         self._closing = True
         if self._task is not None:

@@ -359,10 +359,8 @@ def row_of(binding: Binding, envelope: Envelope, queue: str, now: float) -> Park
     key, due = None, now
     if envelope.deliver_at is not None and envelope.deliver_at > now:
         due = envelope.deliver_at
-    elif binding.strict and binding.serial:
-        key = ""
-    elif binding.strict and binding.key_of is not None:
-        key = binding.key_of(envelope)
+    else:
+        key = binding.order_key(None if binding.key_of is None else binding.key_of(envelope))
     return Parked(message_id_of(envelope, binding.node), due if key is None else BEHIND, 0, key, NEXT, envelope, queue)
 
 

@@ -2,11 +2,12 @@
 
 faregate              where every publication goes: event.SOURCE.TYPE.SLOT, command.NODE.TYPE.SLOT
 faregate.to           for those that name their recipients: QUEUE.SLOT, for each of them
-faregate.presence     who runs which nodes, for people (`presence.py`): NODE
+faregate.presence     who runs which nodes, for people (`presence.py`): NODE; what they ask of them: asked.NODE
 NODE.TYPE[.SOURCE]    the queue of a subscription; with .gG-P behind it, partition P of its generation G
 NODE-dead             the dead letters of a node
 QUEUE.moving          what waits and what comes while `faregate rabbitmq migrate` makes a queue anew
 QUEUE@log             says that this subscription reads the log view: no bus may consume its queue
+faregate.reply.WHO    the replies of a process that asked (`replies.py`)
 faregate.delay.…      queues that messages wait in (`delay.py`)
 """
 
@@ -18,6 +19,7 @@ from faregate.ports.queue import Binding
 EXCHANGE, TO, PRESENCE = "faregate", "faregate.to", "faregate.presence"
 FENCE = "faregate.fence"
 """The type of a message that `faregate rabbitmq repartition` puts behind what waits in a queue."""
+_REPLIES = "faregate.reply."
 LONGEST_QUEUE = 200
 """Characters; a routing key has 255, and that of a delay says bits, too."""
 
@@ -47,6 +49,14 @@ def moving_queue(queue: str) -> str:
 
 def view_mark(queue: str) -> str:
     return f"{queue}@log"
+
+
+def reply_queue(who: str) -> str:
+    return check_queue(f"{_REPLIES}{who}")
+
+
+def is_reply_queue(name: str) -> bool:
+    return name.startswith(_REPLIES) and len(name) <= LONGEST_QUEUE
 
 
 def check_queue(name: str) -> str:

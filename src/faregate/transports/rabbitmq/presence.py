@@ -1,4 +1,5 @@
-"""Heartbeats on RabbitMQ: an exchange, with the node as the routing key.
+"""Heartbeats on RabbitMQ: an exchange, with the node as the routing key. What people ask of the instances of a node
+goes the other way through the same exchange, with the key asked.NODE.
 
 Rules kept here:
 - They have a channel of their own, so that a user who may not write there can still publish.
@@ -9,20 +10,26 @@ Rules kept here:
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from pamqp.commands import Basic
 
-from faregate.ports.presence import Heartbeat
+from faregate.ports.presence import Heartbeat, Instruction
 from faregate.transports.rabbitmq.channels import BatchChannel
 from faregate.transports.rabbitmq.frames import Arrived
 from faregate.transports.rabbitmq.names import PRESENCE
 from faregate.transports.rabbitmq.topology import declare_exchange
 
+T = TypeVar("T")
+
+_ASKED = "asked"
+_MOST_ASKED, _ASKED_SECONDS = 100, 30.0
+"""What nobody could heed for so long is no longer wanted."""
 _AT_ONCE = 100
 _MOST_WAITING, _MOST_BYTES = 10_000, 1 << 20
 _read = msgspec.json.Decoder(Heartbeat).decode
+_read_instruction = msgspec.json.Decoder(Instruction).decode
 
 
 async def announce(channel: BatchChannel, heartbeats: Sequence[Heartbeat]) -> None:
@@ -36,26 +43,62 @@ async def announce(channel: BatchChannel, heartbeats: Sequence[Heartbeat]) -> No
     await declare_exchange(channel, PRESENCE)  # by the answer to that it is known whether the broker took them
 
 
-async def listen(channel: BatchChannel, heard: Callable[[Heartbeat], None], seconds: float) -> None:
-    """Hand on what comes within that time."""
-    await declare_exchange(channel, PRESENCE)
-    limits: dict[str, Any] = {"x-max-length": _MOST_WAITING, "x-max-length-bytes": _MOST_WAITING * 1024}
-    queue = (await channel.queue_declare(exclusive=True, auto_delete=True, arguments=limits)).queue
-    assert queue is not None
-    await channel.queue_bind(queue, PRESENCE, routing_key="#")
-    arrived: asyncio.Queue[Arrived] = asyncio.Queue()
-    channel.incoming.delivered = arrived.put_nowait
-    lost = channel.closing
-    await channel.basic_qos(prefetch_count=_AT_ONCE)
-    await channel.basic_consume(queue, _unused)
+async def listen(
+    channel: BatchChannel, heard: Callable[[Heartbeat], None], seconds: float, asking: Sequence[Instruction] = ()
+) -> None:
+    """Hand on what comes within that time, also what comes because of what is asked."""
+    arrived = await _subscribe(channel, _MOST_WAITING, ["*"])
+    for instruction in asking:
+        await _ask(channel, instruction)
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            while True:
-                message = await _next_of(arrived, lost)
-                if len(message.body) <= _MOST_BYTES:
-                    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                        heard(_read(message.body))
-                await channel.write(channel.acknowledgements([], message.delivery_tag, []))
+            await _hand_on(channel, arrived, _read, heard)
+
+
+async def heed(channel: BatchChannel, nodes: Sequence[str], asked: Callable[[Instruction], None]) -> None:
+    """Hand on what is asked of these nodes, for as long as the channel is there."""
+    arrived = await _subscribe(channel, _MOST_ASKED, [f"{_ASKED}.{node}" for node in nodes], _ASKED_SECONDS)
+    await _hand_on(channel, arrived, _read_instruction, asked)
+
+
+async def _ask(channel: BatchChannel, instruction: Instruction) -> None:
+    """Every instance that runs the node hears it, once; the broker drops it where nobody does."""
+    properties = Basic.Properties(content_type="application/json", message_type="faregate-instruction")
+    body = msgspec.json.encode(instruction)
+    await channel.basic_publish(
+        body, exchange=PRESENCE, routing_key=f"{_ASKED}.{instruction.node}", properties=properties
+    )
+
+
+async def _subscribe(
+    channel: BatchChannel, most: int, keys: Sequence[str], seconds: float | None = None
+) -> "asyncio.Queue[Arrived]":
+    """`seconds`: for how long something may wait."""
+    await declare_exchange(channel, PRESENCE)
+    limits: dict[str, Any] = {"x-max-length": most, "x-max-length-bytes": most * 1024}
+    if seconds is not None:
+        limits["x-message-ttl"] = int(seconds * 1000)
+    queue = (await channel.queue_declare(exclusive=True, auto_delete=True, arguments=limits)).queue
+    assert queue is not None
+    for key in keys:
+        await channel.queue_bind(queue, PRESENCE, routing_key=key)
+    arrived: asyncio.Queue[Arrived] = asyncio.Queue()
+    channel.incoming.delivered = arrived.put_nowait
+    await channel.basic_qos(prefetch_count=_AT_ONCE)
+    await channel.basic_consume(queue, _unused)
+    return arrived
+
+
+async def _hand_on(
+    channel: BatchChannel, arrived: "asyncio.Queue[Arrived]", read: Callable[[bytes], T], heard: Callable[[T], None]
+) -> None:
+    lost = channel.closing
+    while True:
+        message = await _next_of(arrived, lost)
+        if len(message.body) <= _MOST_BYTES:
+            with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                heard(read(message.body))
+        await channel.write(channel.acknowledgements([], message.delivery_tag, []))
 
 
 async def _next_of(arrived: "asyncio.Queue[Arrived]", lost: "asyncio.Future[None]") -> Arrived:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from secrets import token_hex
 
 from aiormq.exceptions import ChannelNotFoundEntity
 
@@ -19,7 +20,7 @@ from faregate.errors import BrokerUnavailable, OutcomeUnknown, QueueNotFound, Un
 from faregate.message import Envelope
 from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.dead_letter import DeadLetter
-from faregate.ports.presence import Heartbeat
+from faregate.ports.presence import Heartbeat, Instruction
 from faregate.ports.queue import Binding, Capability, Delivery, Held, check_command, dead_letter_queue
 from faregate.transports.rabbitmq.address import parse_address
 from faregate.transports.rabbitmq.channels import BatchChannel, Publication
@@ -29,9 +30,10 @@ from faregate.transports.rabbitmq.endings import Endings
 from faregate.transports.rabbitmq.frames import Arrived
 from faregate.transports.rabbitmq.link import LOST, Link, said_by
 from faregate.transports.rabbitmq.log_view import ask_for_mark, declare_stream, lead_no_more, lead_to_stream, note
-from faregate.transports.rabbitmq.names import EXCHANGE, TO, dead_queue, queue_at, routing_key
-from faregate.transports.rabbitmq.presence import announce
+from faregate.transports.rabbitmq.names import EXCHANGE, TO, dead_queue, queue_at, reply_queue, routing_key
+from faregate.transports.rabbitmq.presence import announce, heed
 from faregate.transports.rabbitmq.publisher import Publisher
+from faregate.transports.rabbitmq.replies import ReplyQueue, send_replies
 from faregate.transports.rabbitmq.topology import (
     declare,
     declare_exchanges,
@@ -61,7 +63,7 @@ class _Queue:
 
 class RabbitmqQueue:
     capabilities: frozenset[Capability] = frozenset(
-        {"browse", "count", "dead letters", "delay", "expire", "partitions"}
+        {"browse", "count", "dead letters", "delay", "expire", "partitions", "reply"}
     )
 
     def __init__(self, url: str, *, clock: Clock | None = None) -> None:
@@ -73,6 +75,7 @@ class RabbitmqQueue:
         self._queues: dict[str, _Queue] = {}
         self._unbound: set[str] = set()
         self._consumers: set[QueueConsumer] = set()
+        self._reply_queues: list[ReplyQueue] = []
         self._routable: dict[str, float] = {}
         """Until when a command's topic counts as one that leads somewhere."""
         self._open = False
@@ -103,6 +106,8 @@ class RabbitmqQueue:
         self._open = False
         for consumer in list(self._consumers):
             await consumer.close()
+        for replies in self._reply_queues:
+            await replies.close()
         await self._endings.close()
         await self._publisher.close()
         await self._consuming.close()
@@ -285,6 +290,9 @@ class RabbitmqQueue:
         except TimeoutError:
             raise BrokerUnavailable(f"RabbitMQ did not take them within {_ANNOUNCE_SECONDS:g} s") from None
 
+    async def heed(self, nodes: Sequence[str], asked: Callable[[Instruction], None]) -> None:
+        await self.on_channel(lambda channel: heed(channel, nodes, asked))
+
     # --- consuming -------------------------------------------------------------------------------------------
 
     async def consume(self, queue: str, on_delivery: Callable[[Held], None], *, prefetch: int) -> QueueConsumer:
@@ -375,6 +383,32 @@ class RabbitmqQueue:
         with suppress(ChannelNotFoundEntity):
             await self.on_channel(look)
         return letters
+
+    async def open_replies(self, on_reply: Callable[[Envelope], None]) -> str:
+        name = reply_queue(f"{socket.gethostname()}-{os.getpid()}-{token_hex(8)}")
+        queue = ReplyQueue(self._consuming, name, on_reply)
+        self._reply_queues.append(queue)
+        await queue.open()
+        return queue.name
+
+    async def reply(self, envelopes: Sequence[Envelope]) -> int:
+        return await send_replies(self._publisher, envelopes)
+
+    @property
+    def is_connected(self) -> bool:
+        return self._open and self._publishing.is_connected and self._consuming.is_connected
+
+    async def waiting(self, queue: str) -> int:
+        """What is ready in all its partitions, without what is out."""
+        names = partition_queues(self._binding(queue))
+        ready = 0
+
+        async def count(channel: BatchChannel) -> None:
+            nonlocal ready
+            ready = sum([await waiting_in(channel, name) for name in names])
+
+        await self.on_channel(count)
+        return ready
 
     async def idle(self) -> None:
         """Nothing is ready in the queues that are bound here, nothing is out to this process, and nothing that it has

@@ -1,5 +1,6 @@
-"""Charts as SVG and a page around them, for the reports of benchmarks: no library, no script, nothing from the network.
+"""Charts as SVG and a page around them, for the reports of `faregate bench` and of the benchmarks.
 
+No library, no script, nothing from the network.
 Colours and sizes are written into each element, so that a chart can be looked at by itself, too. Lines differ in dash
 as well as in colour.
 """
