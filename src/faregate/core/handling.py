@@ -505,8 +505,8 @@ class Handling:
 
     async def _run_handlers(self, unit: UnitOfWork, works: list[Work]) -> bool:
         """Run the messages one after another; whether they sent anything. The rest stays new: behind a failure in a
-        serial subscription, behind failures that may be an outage, because enough is sent in this transaction or it took long enough, or because nothing more
-        may begin."""
+        serial subscription, behind failures that may be an outage, because enough is sent in this transaction or it
+        took long enough, or because nothing more may begin."""
         started = self._pace.start()
         last = works[-1]
         monotonic = self._clock.monotonic

@@ -18,10 +18,10 @@ class KillSwitch:
     """Stops consuming a type at a node while what its handler depends on is down.
 
     It trips when, of at least `sample` messages within `window` seconds, the share `failures` used up their tries in
-    memory; and at once by `fg.Unavailable`, `ctx.trip`, and a store that is away. With `failures=None` only these trip it. `counts` says which
-    errors are the dependency's: classes, or a function of the error; None: all but those that are the message's own
-    (see docs/recovery.md). Then `probe` is asked every `every` seconds, for at most `timeout` seconds each, until it
-    says that all is well. Without one a single message is tried.
+    memory; and at once by `fg.Unavailable`, `ctx.trip`, and a store that is away. With `failures=None` only these trip
+    it. `counts` says which errors are the dependency's: classes, or a function of the error; None: all but those that
+    are the message's own (see docs/recovery.md). Then `probe` is asked every `every` seconds, for at most `timeout`
+    seconds each, until it says that all is well. Without one a single message is tried.
     """
 
     failures: float | None = 0.5
