@@ -58,12 +58,15 @@ SCHEMA: Any = pa.schema(
 (-1: nobody wanted it). Then every field of the envelope, `body` as `payload`."""
 
 
-def to_batch(envelopes: Sequence[Envelope], topics: Sequence[int], offsets: Sequence[int], time: int) -> Any:
-    """A record batch of these envelopes."""
+def to_batch(
+    envelopes: Sequence[Envelope], topics: Sequence[int], offsets: Sequence[int], time: int | Sequence[int]
+) -> Any:
+    """A record batch of these envelopes, appended at that time, or each at its own."""
     count = len(envelopes)
+    times = array("q", (time,)) * count if isinstance(time, int) else array("q", time)
     columns = [
         _integers(array("q", offsets), pa.int64()),
-        _integers(array("q", (time,)) * count, _TIME),
+        _integers(times, _TIME),
         _column(topics, "topic", count),
     ]
     by_field = zip(*map(msgspec.structs.astuple, envelopes), strict=True)

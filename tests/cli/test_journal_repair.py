@@ -295,7 +295,7 @@ def test_a_seal_that_was_interrupted_hides_nothing_after_a_repair(tmp_path: Path
     with monkeypatch.context() as patch:
         patch.setattr(RealFile, "truncate", killed)
         with pytest.raises(KeyboardInterrupt):
-            log.seal()
+            log.roll()
     assert journal("verify", layout.root).code == 0
     assert journal("repair", layout.root, "--yes").code == 0
     assert list(reopen(layout)) == [0, 1]

@@ -48,9 +48,11 @@ class Station:
 
     async def open(self) -> "Station":
         resident = {key: self.how[key] for key in self.how if key == "resident_bytes"}
-        how = {key: self.how[key] for key in self.how if key != "resident_bytes"}
+        how = {key: self.how[key] for key in self.how if key not in ("resident_bytes", "seals")}
         self.got = []
         self.journal = Journal(ROOT, disk=self.disk, **how)
+        if not self.how.get("seals"):  # its thread would do so when it likes
+            self.journal.seal = lambda: None  # type: ignore[method-assign]
         self.journal.start()
         self.broker = DurableBroker(self.clock, self.journal, **resident)
         for binding in self.bindings:

@@ -15,6 +15,7 @@ from faregate.broker.journal.journal import Journal
 from faregate.broker.journal.layout import Layout
 from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.recovery import Single
+from faregate.broker.journal.sealing import Rewrite
 from faregate.columns import to_envelopes
 from faregate.errors import FaregateError
 from tests.journal.disk import SimulatedDisk
@@ -31,7 +32,8 @@ def open_journal(disk: SimulatedDisk) -> Journal:
 
 
 async def sample() -> SimulatedDisk:
-    """A journal with everything in it: sealed segments, one being written to, dead letters, side logs, a snapshot.
+    """A journal with everything in it: a sealed segment, a rolled one, one being written to, dead letters, side logs, a
+    snapshot.
 
     `m0` and `m5` are handled, `m1` was tried and waits for redelivery, `m2` is a dead letter; everything else waits.
     """
@@ -50,7 +52,16 @@ async def sample() -> SimulatedDisk:
         it.consume()
         await it.handle("m5")
         await it.settled()
-        return it.disk.copy()  # type: ignore[attr-defined]
+        disk = it.disk.copy()  # type: ignore[attr-defined]
+    seal(disk, LAYOUT.segment_bases(disk)[0])
+    return disk  # type: ignore[no-any-return]
+
+
+def seal(disk: SimulatedDisk, base: int) -> None:
+    rewrite = Rewrite(LAYOUT, disk, base)
+    for _ in rewrite.write():
+        pass
+    assert rewrite.put_in_place()
 
 
 def state_of(disk: SimulatedDisk, factory: OpenJournal = open_journal) -> tuple[dict[str, list[str]], list[str]]:
@@ -58,7 +69,7 @@ def state_of(disk: SimulatedDisk, factory: OpenJournal = open_journal) -> tuple[
     journal = factory(disk)
     waiting: dict[str, list[str]] = {}
     names = {queue.number: queue.name for queue in journal.topology.queues}
-    for number, found in journal.recover().items():
+    for number, found in journal.recover().queues.items():
         offsets = [
             offset
             for piece in found.pieces
@@ -107,24 +118,27 @@ async def disk() -> SimulatedDisk:
     return kept["disk"].copy()  # type: ignore[attr-defined,no-any-return]
 
 
+KINDS = {frames.COLUMNS: "columns", frames.DEAD_LETTERS: "dead letters", frames.FOOTER: "footer", frames.ROWS: "rows"}
+
+
 def regions(disk: SimulatedDisk) -> dict[str, tuple[Path, range]]:
     """The parts of a journal's files, by name."""
     files = disk.files()
     segments = sorted(path for path in files if path.suffix == ".seg")
     found: dict[str, tuple[Path, range]] = {}
-    for label, path in (("sealed", segments[0]), ("active", segments[-1])):
+    for label, path in (("sealed", segments[0]), ("rolled", segments[1]), ("active", segments[-1])):
         data = files[path]
         header = frames.read_segment_header(data)
         assert header is not None
         found[f"{label} segment header"] = (path, range(frames.SEGMENT_BYTES))
         listed = list(frames.scan(data, header))
         for number, frame in enumerate(listed):
-            kind = frames.KIND_NAMES[frame.kind]
+            kind = KINDS[frame.kind]
             found[f"{label} {kind} {number} header"] = (path, range(frame.at_byte, frame.body))
             found[f"{label} {kind} {number} body"] = (path, range(frame.body, frame.body + frame.length, 61))
             found[f"{label} {kind} {number} padding"] = (path, range(frame.body + frame.length, frame.end))
-        if label == "sealed":
-            found["trailer"] = (path, range(len(data) - frames.TRAILER_BYTES, len(data)))
+        if label != "active":
+            found[f"{label} trailer"] = (path, range(len(data) - frames.TRAILER_BYTES, len(data)))
         else:
             found["zeros behind the last frame"] = (path, range(listed[-1].end, len(data), 997))
     for path in (LAYOUT.meta, LAYOUT.topology, LAYOUT.snapshot, LAYOUT.high_water):
@@ -135,10 +149,12 @@ def regions(disk: SimulatedDisk) -> dict[str, tuple[Path, range]]:
 
 
 REGIONS = [
-    *(f"{label} segment header" for label in ("sealed", "active")),
-    *(f"sealed messages {n} {part}" for n in range(2) for part in ("header", "body", "padding")),
-    *(f"active messages {n} {part}" for n in range(1) for part in ("header", "body", "padding")),
-    "trailer",
+    *(f"{label} segment header" for label in ("sealed", "rolled", "active")),
+    *(f"sealed columns 0 {part}" for part in ("header", "body", "padding")),
+    *(f"rolled rows {n} {part}" for n in range(2) for part in ("header", "body", "padding")),
+    *(f"active rows 0 {part}" for part in ("header", "body", "padding")),
+    "sealed trailer",
+    "rolled trailer",
     "zeros behind the last frame",
     "journal.json",
     "topology.json",

@@ -318,6 +318,7 @@ def _forbid_reading(odd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_batch_that_cannot_be_read_is_tried_again_after_ever_longer_pauses_and_told_once() -> None:
     disk, now, told, tries = SimulatedDisk(), 0.0, list[str](), list[float]()
     layout = Layout(ROOT)
+    prepare(layout, disk)
     path = spool(layout, disk, [spooled_note("a")], "1")
     intake = Intake(layout, disk, lambda mark: False, lambda name, text: told.append(text), lambda: now)
     fault = disk.fail("read", errno.EIO, name=path.name)
@@ -355,7 +356,7 @@ async def test_a_batch_that_the_log_cannot_take_is_set_aside_and_the_journal_goe
 ) -> None:
     async with station() as it:
         spool(Layout(ROOT), it.disk, [noted("too much")], "1")
-        monkeypatch.setattr(frames, "LONGEST_BODY", 100)
+        monkeypatch.setattr(frames, "LONGEST_BODY", 60)
         it.broker.take_in_spool()
         await it.settled()
         monkeypatch.undo()
@@ -544,7 +545,7 @@ async def test_a_failed_write_is_final_and_what_was_confirmed_is_there(
     assert await read_all(tmp_path) == ["a"]
 
 
-async def test_a_sync_that_fails_while_a_segment_is_sealed_is_final(
+async def test_a_sync_that_fails_while_a_segment_is_rolled_is_final(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await subscribe(tmp_path)
@@ -552,7 +553,7 @@ async def test_a_sync_that_fails_while_a_segment_is_sealed_is_final(
         await note(bus, "a" * 9000)
         with monkeypatch.context() as broken:
             broken.setattr(RealFile, "truncate", failing(errno.EIO))
-            with pytest.raises(JournalFailed, match="sealing a segment"):
+            with pytest.raises(JournalFailed, match="rolling a segment"):
                 await note(bus, "b" * 9000)
         with pytest.raises(JournalFailed):
             await note(bus, "c")

@@ -264,9 +264,9 @@ async def test_when_the_disk_is_full_at_a_new_segment_publishing_works_again_onc
         it.disk.full = True
         for _ in range(2):
             with pytest.raises(JournalFull, match="no room"):
-                await it.publish(noted("b", size=3000))
+                await it.publish(noted("b", size=6000))
         it.disk.full = False
-        await it.publish(noted("b", size=3000))
+        await it.publish(noted("b", size=6000))
         await it.publish(noted("c"))
         assert await it.waiting() == ["a", "b", "c"]
 

@@ -41,7 +41,7 @@ def test_a_seal_that_was_interrupted_hides_nothing_that_follows(tmp_path: Path) 
     assert segment is not None
     segment.file.truncate = lambda size: (_ for _ in ()).throw(KeyboardInterrupt)  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
-        log.seal()
+        log.roll()
     data = Layout(tmp_path).segment(0).read_bytes()
     header = frames.read_segment_header(data)
     assert header is not None
@@ -106,7 +106,7 @@ def test_loading_an_offset_that_is_not_there_is_an_error_and_no_endless_loop(tmp
     log.sync()
     with pytest.raises(JournalCorrupt, match="offset 1 is not in"):
         JournalReader(tmp_path).load([1])
-    log.seal()
+    log.roll()
     log._start_segment(log.time)
     append(log, "b")
     with pytest.raises(JournalCorrupt, match="offset 1 is not in"):

@@ -8,15 +8,15 @@ def test_a_sealed_segment_has_its_frames_in_a_chain_and_says_what_is_in_it() -> 
     file = Memory()
     segment = Segment(new_header(base=7, commit=3, time=10), file)
     segment.start()
-    segment.write(b"one", {"A": 2}, kind=frames.MESSAGES, rows=2, base=7, time=11, commit=4)
+    segment.write(b"one", {"A": 2}, kind=frames.ROWS, rows=2, base=7, time=11, commit=4)
     segment.write(b"two", {}, kind=frames.DEAD_LETTERS, rows=1, base=9, time=12, commit=5)
-    size = segment.seal(segment.footer(10, 5))
+    size = segment.end(segment.footer(10, 5))
     data = bytes(file.data)
     assert size == len(data)
     header = frames.read_segment_header(data)
     assert header == segment.header
     found = [(frame.kind, frame.base, bytes(frames.body_of(data, frame))) for frame in frames.scan(data, header)]
-    assert found[:2] == [(frames.MESSAGES, 7, b"one"), (frames.DEAD_LETTERS, 9, b"two")]
+    assert found[:2] == [(frames.ROWS, 7, b"one"), (frames.DEAD_LETTERS, 9, b"two")]
     footer = frames.read_footer(data, header)
     assert footer is not None
     assert (footer.base, footer.end, footer.messages, footer.dead_letters, footer.types) == (7, 10, 2, 1, {"A": 2})
@@ -37,7 +37,7 @@ def test_a_frame_that_is_counted_is_counted_as_it_was_when_it_was_written() -> N
 
 
 def test_the_frames_of_a_batch_are_a_chain_of_parts() -> None:
-    data = b"".join(piece for each in batch_frames([(frames.MESSAGES, b"abc", 1)] * 3, 3) for piece in each)
+    data = b"".join(piece for each in batch_frames([(frames.ROWS, b"abc", 1)] * 3, 3) for piece in each)
     found, at_byte, previous = [], 0, 0
     while (frame := frames.read_header(data, at_byte, 0)) is not None:
         assert frames.is_sound(data, frame) and frame.previous == previous

@@ -32,7 +32,6 @@ log = logging.getLogger("faregate.broker")
 RESIDENT_BYTES = 64 * 1024 * 1024
 _ENVELOPE_BYTES = 700
 """What an envelope costs in memory beside its body, roughly."""
-_SETTLEMENTS_PER_SNAPSHOT = 100_000
 _CAREFUL_STARTS = 10_000
 _WRITE_AGAIN_SECONDS = 1.0
 
@@ -68,12 +67,13 @@ class DurableBroker(Broker):
         journal.on_appended = self._appended
         self._numbers: dict[str, int] = {}
         self._topics: dict[int, int] = {-1: -1}
-        self._found = journal.recover()
+        recovered = journal.recover(self.recent.window)
+        self._found = recovered.queues
         self._resident = 0
         self._resident_limit = resident_bytes
-        self._settled = 0
         self._keeping: asyncio.Task[None] | None = None
-        self._segments_seen = journal.segments
+        self._retained_at = -1
+        """The last segment when retention was applied."""
         self._enqueued = journal.next_offset
         self._last: Snapshot | None = None
         self._last_point: SnapshotPoint | None = None
@@ -85,7 +85,7 @@ class DurableBroker(Broker):
         """Whether every queue of the journal is here; before that a snapshot would forget the others."""
         self._careful = _CAREFUL_STARTS
         """After an opening, starts are written at once: a message that kills the process must be counted."""
-        for key, digest in journal.recent_publications(self.recent.window):
+        for key, digest in recovered.recent:
             self.recent.restore(key, digest)
 
     # --- queues -------------------------------------------------------------------------------------------
@@ -224,9 +224,7 @@ class DurableBroker(Broker):
         if error is None:
             self._put_into_queues(item, offsets)
             self._enqueued = max(self._enqueued, offsets[-1] + 1)
-            if self._journal.segments != self._segments_seen:
-                self._segments_seen = self._journal.segments
-                self.keep()
+            self._keep_by_amount()
         else:
             self._forget(item.envelopes, item.routes)
         if item.batch is not None:
@@ -323,7 +321,7 @@ class DurableBroker(Broker):
         [dead] = self._records(queue, [entry], [OUTCOMES["dead"]], self._clock.time())
         self._undurable.add((dead[1], dead[0]))
         self._write_letter(self._describe(queue, entry, reason, error), dead, None)
-        self._count_settled(1)
+        self._keep_by_amount()
 
     def _write_letter(self, letter: DeadLetter, dead: Row | None, waiter: "asyncio.Future[None] | None") -> None:
         """It is in flight until its dead letter is durable; when the disk has no room, until it has."""
@@ -372,12 +370,15 @@ class DurableBroker(Broker):
     def ended(self, queue: Queue, entries: Sequence[Entry], outcomes: Sequence[Outcome]) -> None:
         codes = [OUTCOMES[outcome] for outcome in outcomes]
         self._journal.settle(self._records(queue, entries, codes, self._clock.time()))
-        self._count_settled(len(entries))
+        self._keep_by_amount()
 
-    def _count_settled(self, count: int) -> None:
-        self._settled += count
-        if self._settled >= _SETTLEMENTS_PER_SNAPSHOT and self._journal.failure is None:
-            self._settled = 0
+    def _keep_by_amount(self) -> None:
+        journal = self._journal
+        if (
+            (journal.wants_snapshot or journal.segments != self._retained_at)
+            and self._begun
+            and journal.failure is None
+        ):
             self.keep()
 
     def waits(self, queue: Queue, entry: Entry, due: float) -> None:
@@ -419,15 +420,18 @@ class DurableBroker(Broker):
         return Snapshot(offset=self._enqueued, queues=queues)
 
     def keep(self) -> None:
-        """Write a snapshot and apply retention, in the background."""
+        """Write a snapshot; after a new segment began, apply retention and seal the ones before it. In the background."""
         if self._keeping is None or self._keeping.done():
             self._keeping = asyncio.ensure_future(self._keep())
 
     async def _keep(self) -> None:
         try:
             snapshot, point = self.snapshot(), self._journal.snapshot_point()
+            last, self._retained_at = self._retained_at, self._journal.segments
             await self._journal.snapshot(snapshot, point)
-            await self._journal.retain(snapshot)
+            if self._retained_at != last:
+                await self._journal.retain(snapshot)
+                self._journal.seal()
         except (OSError, FaregateError) as exc:
             log.warning("no snapshot and no retention this time: %s", exc)
 

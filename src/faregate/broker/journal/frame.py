@@ -13,13 +13,21 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-VERSION = 1
+VERSION = 2
+"""What is written; version 1 is read."""
 FRAME_MAGIC = b"FGJ\x01"
 SEGMENT_MAGIC = b"FGSEG\x00\x00\x01"
 SEALED_MAGIC = b"FGSEALED"
 
-MESSAGES, DEAD_LETTERS, FOOTER = 1, 2, 3
-KIND_NAMES = {MESSAGES: "messages", DEAD_LETTERS: "poison", FOOTER: "footer"}
+COLUMNS, DEAD_LETTERS, FOOTER, ROWS = 1, 2, 3, 4
+"""What the body of a frame holds. Rows and columns are messages."""
+MESSAGES = frozenset({COLUMNS, ROWS})
+_KINDS = {1: {COLUMNS, DEAD_LETTERS, FOOTER}, 2: {COLUMNS, DEAD_LETTERS, FOOTER, ROWS}}
+"""By version of the frame."""
+
+HOT, SEALED = 1, 2
+"""Forms of a segment: written to, or written to once, its messages in rows; or rewritten, its messages in columns. A
+segment of version 1 has no form."""
 
 _FRAME = struct.Struct("<4sHHIIIIQQqQ16sHHI")
 _SEGMENT = struct.Struct("<8sIIQQQqIxxxxxxxxxxxx")
@@ -28,6 +36,8 @@ FRAME_BYTES = _FRAME.size
 SEGMENT_BYTES = _SEGMENT.size
 TRAILER_BYTES = _TRAILER.size
 NO_BATCH = bytes(16)
+_CRC_AT, _NO_CRC = 12, bytes(4)
+"""Where the CRC stands in a header, and what stands there while it is computed."""
 LONGEST_BODY = 1 << 30
 """A length beyond this is damage, not a frame: nothing is allocated for it."""
 
@@ -64,14 +74,29 @@ class Frame(NamedTuple):
 
 class SegmentHeader(NamedTuple):
     version: int
+    form: int
     segment_id: int
     base: int
     commit: int
     time: int
 
 
-class Footer(msgspec.Struct):
-    """What a sealed segment says of itself, so that opening need not read it."""
+class BatchRange(msgspec.Struct, array_like=True):
+    """What is in one frame of columns, so that a reader can pass over it."""
+
+    at_byte: int
+    first: int
+    last: int
+    """Offsets."""
+    first_time: int
+    last_time: int
+    topics: list[int]
+    types: list[str]
+    sources: list[str]
+
+
+class Footer(msgspec.Struct, omit_defaults=True):
+    """What a segment says of itself that is not written to any more, so that opening need not read it."""
 
     base: int
     end: int
@@ -91,6 +116,8 @@ class Footer(msgspec.Struct):
     """Offsets (first, last) that a repair could not save; the log view passes over them."""
     compacted: bool = False
     """Only messages that still waited were kept: the log view starts behind it."""
+    ranges: list[BatchRange] = []
+    """Of each frame of columns in a sealed segment."""
 
 
 def padded(length: int) -> int:
@@ -132,11 +159,23 @@ def read_header(data: Any, at_byte: int, segment_id: int | None = None) -> Frame
         return None
     magic, version, *fields = _FRAME.unpack_from(data, at_byte)
     frame = Frame(at_byte, *fields)
-    if magic != FRAME_MAGIC or version != VERSION or frame.kind not in KIND_NAMES or frame.length > LONGEST_BODY:
+    if magic != FRAME_MAGIC or frame.kind not in _KINDS.get(version, ()) or frame.length > LONGEST_BODY:
         return None
     if (segment_id is not None and frame.segment_id != segment_id) or frame.end > len(data):
         return None
     return frame
+
+
+def describe_unknown(data: Any, at_byte: int) -> str | None:
+    """What a frame is that stands there whole, and that this version cannot read; None: there is none."""
+    if at_byte + FRAME_BYTES > len(data):
+        return None
+    magic, version, *fields = _FRAME.unpack_from(data, at_byte)
+    frame = Frame(at_byte, *fields)
+    known = magic != FRAME_MAGIC or frame.kind in _KINDS.get(version, ())
+    if known or frame.length > LONGEST_BODY or frame.end > len(data) or not is_sound(data, frame):
+        return None
+    return f"holds a frame of kind {frame.kind}, version {version}, which this Faregate does not know: update Faregate"
 
 
 def body_of(data: Any, frame: Frame) -> memoryview:
@@ -145,14 +184,15 @@ def body_of(data: Any, frame: Frame) -> memoryview:
 
 def is_sound(data: Any, frame: Frame) -> bool:
     """Whether header and body are what was written."""
-    header = bytearray(memoryview(data)[frame.at_byte : frame.body])
-    header[12:16] = bytes(4)
-    return crc32(bytes(header), body_of(data, frame)) == frame.crc
+    view = memoryview(data)
+    at_byte = frame.at_byte
+    crc = zlib.crc32(_NO_CRC, zlib.crc32(view[at_byte : at_byte + _CRC_AT]))
+    return zlib.crc32(view[at_byte + _CRC_AT + len(_NO_CRC) : frame.body + frame.length], crc) == frame.crc
 
 
-def scan(data: Any, header: SegmentHeader) -> Iterator[Frame]:
-    """The sound frames of a segment, chained to each other; ends where the chain does."""
-    previous, at_byte = 0, SEGMENT_BYTES
+def scan(data: Any, header: SegmentHeader, at_byte: int = SEGMENT_BYTES, previous: int = 0) -> Iterator[Frame]:
+    """The sound frames of a segment, chained to each other; ends where the chain does. `previous`: the CRC of the frame
+    that ends at `at_byte`."""
     while True:
         frame = read_header(data, at_byte, header.segment_id)
         if frame is None or frame.previous != previous or not is_sound(data, frame):
@@ -200,20 +240,17 @@ def search(data: Any, start: int, stop: int, segment_id: int | None) -> Iterator
 
 
 def pack_segment_header(header: SegmentHeader) -> bytes:
-    version, *others = header
-    bare = _SEGMENT.pack(SEGMENT_MAGIC, version, 0, *others, 0)
-    return _SEGMENT.pack(SEGMENT_MAGIC, version, 0, *others, zlib.crc32(bare))
+    return _SEGMENT.pack(SEGMENT_MAGIC, *header, zlib.crc32(_SEGMENT.pack(SEGMENT_MAGIC, *header, 0)))
 
 
 def read_segment_header(data: Any) -> SegmentHeader | None:
     """None when these bytes do not begin a segment."""
     if len(data) < SEGMENT_BYTES:
         return None
-    magic, version, _, segment_id, base, commit, time, crc = _SEGMENT.unpack_from(data, 0)
-    bare = _SEGMENT.pack(magic, version, 0, segment_id, base, commit, time, 0)
-    if magic != SEGMENT_MAGIC or zlib.crc32(bare) != crc:
+    magic, *fields, crc = _SEGMENT.unpack_from(data, 0)
+    if magic != SEGMENT_MAGIC or zlib.crc32(_SEGMENT.pack(magic, *fields, 0)) != crc:
         return None
-    return SegmentHeader(version, segment_id, base, commit, time)
+    return SegmentHeader(*fields)
 
 
 def pack_trailer(footer_at: int) -> bytes:

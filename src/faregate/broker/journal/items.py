@@ -64,6 +64,8 @@ class Call(msgspec.Struct, eq=False):
     function: Callable[[], None]
     done: Done
     size: int = 0
+    told_in_thread: bool = False
+    """Whether `done` is called in the commit thread, for who waits in another one."""
 
 
 Item = Append | AppendDeadLetter | Call

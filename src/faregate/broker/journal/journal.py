@@ -1,4 +1,4 @@
-"""A journal that this process writes: the log, its commit thread, side logs, snapshots, spool and retention.
+"""A journal that this process writes: the log, its commit thread, side logs, snapshots, spool, retention and sealing.
 
 Rules kept here:
 - One commit thread does all writing. A group is whatever arrived while the last one was being synced; no lingering.
@@ -16,23 +16,23 @@ import logging
 import threading
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from faregate.broker.journal import settled
 from faregate.broker.journal.disk import Disk, File, RealDisk, is_full, size_of
 from faregate.broker.journal.items import Append, AppendDeadLetter, Call, Item, SnapshotPoint, resolve
-from faregate.broker.journal.layout import Layout, prepare, write_json
+from faregate.broker.journal.layout import Layout, find_json, prepare, raise_version, write_json
 from faregate.broker.journal.lock import WriterLock
 from faregate.broker.journal.log import MOST_BYTES, MOST_ROWS, SEGMENT_SIZE, Log, now_us
 from faregate.broker.journal.reader import JournalReader
-from faregate.broker.journal.recovery import Found, recover
+from faregate.broker.journal.recovery import Recovered, recover
 from faregate.broker.journal.retention import Retention, apply_retention
+from faregate.broker.journal.sealing import Sealer, remove_garbage
 from faregate.broker.journal.settled import Row
 from faregate.broker.journal.snapshot import Snapshot
 from faregate.broker.journal.spool import Intake, Spooled, batch_id
-from faregate.columns import publication_keys
 from faregate.errors import (
     ConfigurationError,
     FaregateError,
@@ -42,7 +42,6 @@ from faregate.errors import (
     QueueNotFound,
     Unwritable,
 )
-from faregate.ids import PublicationKey
 from faregate.ports.topology import Topology
 
 log = logging.getLogger("faregate.journal")
@@ -53,6 +52,10 @@ _Told = tuple[Item, Sequence[int], BaseException | None]
 _OPEN_SIDE_LOGS = 16
 _SETTLE_SECONDS = 0.005
 _MOST_PENDING_BYTES = 64 * 1024 * 1024
+_SNAPSHOT_BYTES = 4 * 1024 * 1024
+"""Of frames and side logs: what opening reads at the most, apart from what waits."""
+_SNAPSHOT_SHARE = 8
+"""A snapshot is at most one part in so many of what is written."""
 
 
 class Journal:
@@ -76,10 +79,13 @@ class Journal:
         self.on_appended: Callable[[Append, Sequence[int], BaseException | None], None] = _unheard
         self._lock = self._take_lock() if disk is None else None
         try:
-            self.meta = prepare(self.layout, self.disk)
+            self.meta = raise_version(self.layout, self.disk, prepare(self.layout, self.disk))
+            remove_garbage(self.layout, self.disk)
             for found in self.layout.foreign_files(self.disk):
                 log.warning("%s does not belong to the journal and is left alone", found)
-            self._log = Log(self.layout, self.disk, segment_size=segment_size, clock=clock)
+            known = find_json(self.layout.snapshot, self.disk, Snapshot)
+            point = None if known is None else known.log
+            self._log = Log(self.layout, self.disk, segment_size=segment_size, clock=clock, point=point)
             self.reader = JournalReader(self.layout.root, self.disk)
             self.topology = self.reader.topology()
         except OSError as exc:
@@ -101,8 +107,13 @@ class Journal:
         self.intake = Intake(self.layout, self.disk, self._log.batches.__contains__, on_unreadable or log_unreadable)
         self._pending_bytes = 0
         self._room: deque[asyncio.Future[None]] = deque()
+        self._sealer = Sealer(self.layout, self.disk, self._call_and_wait)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._side_bytes = 0
+        """Written to side logs since the journal was opened."""
+        self._keep_from = _SNAPSHOT_BYTES
+        """How much has to be written until the next snapshot."""
 
     # --- life ---------------------------------------------------------------------------------------------
 
@@ -142,6 +153,7 @@ class Journal:
     async def close(self, snapshot: Snapshot | None, point: SnapshotPoint | None = None) -> None:
         """Commit what was handed in, write the snapshot, let the lock go."""
         if self._thread is not None:
+            await asyncio.to_thread(self._sealer.stop)
             try:
                 if snapshot is not None and point is not None and self.failure is None:
                     await self.snapshot(snapshot, point)
@@ -246,17 +258,65 @@ class Journal:
         return point
 
     async def snapshot(self, snapshot: Snapshot, point: SnapshotPoint) -> None:
-        """Keep what waited when the point was taken, so that the next opening starts from there."""
+        """Keep what waited when the point was taken, so that the next opening starts from there. Written outside of the
+        commit thread: no publish waits for it."""
 
-        def write() -> None:
-            if point.sizes is None:
-                log.warning("no snapshot of %s: its side logs could not be written", self.layout.root)
+        open_logs: list[Path] = []
+
+        def take() -> None:
+            snapshot.log = self._log.point()
+            open_logs.extend(map(self.layout.settled_log, self._side_logs))
+            self._keep_from = self._written + _SNAPSHOT_BYTES
+
+        await self.call(take)
+        if point.sizes is None:
+            log.warning("no snapshot of %s: its side logs could not be written", self.layout.root)
+            return
+        snapshot.settled = point.sizes
+        await asyncio.to_thread(self._write_snapshot, snapshot, open_logs)
+
+    def _write_snapshot(self, snapshot: Snapshot, side_logs: list[Path]) -> None:
+        for path in side_logs:
+            if size_of(path, self.disk):  # or else retention has taken it
+                file = self.disk.open(path)  # so that nobody who writes to it waits
+                try:
+                    file.sync()
+                finally:
+                    file.close()
+        write_json(self.layout.snapshot, self.disk, snapshot)
+        # One that is large is taken the less often.
+        self._keep_from += _SNAPSHOT_SHARE * self.disk.size(self.layout.snapshot)
+
+    @property
+    def _written(self) -> int:
+        return self._log.written + self._side_bytes
+
+    @property
+    def wants_snapshot(self) -> bool:
+        """Whether so much was written since the last one that opening would take its time."""
+        return self._written >= self._keep_from
+
+    def seal(self) -> None:
+        """Rewrite what was rolled, in the background."""
+        if self.failure is None and self._thread is not None:
+            self._sealer.look()
+
+    def _call_and_wait(self, function: Callable[[], None]) -> None:
+        """Run something in the commit thread; for other threads. Raises what it raised."""
+        ended = threading.Event()
+        errors: list[BaseException] = []
+
+        def done(_: Sequence[int], error: BaseException | None) -> None:
+            if error is not None:
+                errors.append(error)
+            ended.set()
+
+        self._items.put([Call(function, done, told_in_thread=True)])
+        while not ended.wait(1.0):
+            if self._thread is None or not self._thread.is_alive():
                 return
-            self._sync_side_logs()
-            snapshot.settled = point.sizes
-            write_json(self.layout.snapshot, self.disk, snapshot)
-
-        await self.call(write)
+        if errors:
+            raise errors[0]
 
     def unbind(self, name: str) -> None:
         """Lead no topic to that queue any more. Raises `QueueNotFound`."""
@@ -287,17 +347,9 @@ class Journal:
             raise self.failure or JournalFailed(f"{path} cannot be written: {exc}") from exc
         self.topology = changed
 
-    def recover(self) -> dict[int, Found]:
-        """What waits in each queue."""
-        return recover(self.layout, self.disk, self.reader, self.topology)
-
-    def recent_publications(self, most: int) -> Iterator[tuple[PublicationKey, bytes | None]]:
-        """Key and body digest of the last messages."""
-        start = max(self.reader.earliest(), self.next_offset - most)
-        # Restricted to its recipients was what has a partial topic, and what none of the named recipients wanted.
-        restricted = {-1, *(topic.number for topic in self.topology.topics if topic.partial)}
-        for batch in self.reader.batches(start):
-            yield from zip(publication_keys(batch, restricted), batch.column("body_digest").to_pylist(), strict=True)
+    def recover(self, window: int = 0) -> Recovered:
+        """What waits in each queue, and the last publications, so many."""
+        return recover(self.layout, self.disk, self.reader, self.topology, window)
 
     def fail(self, error: Exception) -> None:
         """Something that was confirmed cannot be had: go no further, and say so."""
@@ -406,7 +458,13 @@ class Journal:
         self._flush_side_logs()
         told: list[_Told] = [(item, *result) for item, result in results.items()]
         # Then whoever waits behind all of them.
-        told += [(item, (), self._in_thread_call(item)) for item in group if isinstance(item, Call)]
+        for item in group:
+            if isinstance(item, Call):
+                error = self._in_thread_call(item)
+                if item.told_in_thread:
+                    item.done((), error)
+                else:
+                    told.append((item, (), error))
         return told
 
     def _in_thread_append(self, items: Sequence[Append], results: _Results) -> None:
@@ -500,6 +558,7 @@ class Journal:
                 self._settlements.extendleft([own, *by_base.values()])
                 return False
             self._side_logs[base] = (file, size + written)
+            self._side_bytes += written
         return True
 
     def _side_log(self, base: int) -> tuple[File, int]:

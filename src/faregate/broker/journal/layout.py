@@ -120,6 +120,15 @@ def prepare(layout: Layout, disk: Disk) -> Meta:
     return check_meta(layout, disk)
 
 
+def raise_version(layout: Layout, disk: Disk, meta: Meta) -> Meta:
+    """Durable before anything of this version is written: an older program would take it for damage. For who holds the
+    journal's lock."""
+    if meta.version < VERSION:
+        meta = msgspec.structs.replace(meta, version=VERSION)
+        disk.replace(layout.meta, msgspec.json.encode(meta))
+    return meta
+
+
 def check_meta(layout: Layout, disk: Disk) -> Meta:
     """What journal.json says, once it is clear that this version can read the journal."""
     if layout.meta.name not in disk.list(layout.root):

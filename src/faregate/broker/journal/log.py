@@ -1,11 +1,15 @@
 """The append-only log: segments of frames. Synchronous, single-threaded, without queues: bytes in, bytes durable.
 
+It writes hot segments, whose messages are rows. A full one is rolled: it gets its footer, and the next one begins. That
+it is rewritten as columns later (`sealing.py`) is no matter of the log.
+
 Rules kept here:
 - `sync` returns after the frames written before it are durable; only then does the high-water mark cover them.
 - A failed write or sync leaves the log failed for good: what the disk holds is unknown from then on.
   No room on the disk is not such a failure: nothing was written.
 - A batch of several frames lies in one segment; until its last frame is synced it is not there.
 - Opening truncates a torn tail only if nothing behind it, and no high-water mark, shows that it was confirmed.
+- Opening reads the hot segment from the last `LogPoint` on, which was synced when it was taken.
 """
 
 import logging
@@ -15,15 +19,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from faregate.broker.journal import dead_letters
 from faregate.broker.journal import frame as frames
+from faregate.broker.journal.content import READ_ERRORS, read_messages, write_rows
 from faregate.broker.journal.disk import Disk, is_full
 from faregate.broker.journal.frame import FRAME_BYTES, NO_BATCH, SEGMENT_BYTES, TRAILER_BYTES, Footer
 from faregate.broker.journal.high_water import HighWater, pack, read_high_water
 from faregate.broker.journal.layout import Layout
 from faregate.broker.journal.segment import Segment, new_header
-from faregate.columns import read_batch, write_envelopes
-from faregate.errors import JournalCorrupt, JournalFailed, JournalFull, MessageTooLarge
+from faregate.errors import JournalCorrupt, JournalFailed, JournalFull, JournalTooNew, MessageTooLarge
 from faregate.message import Envelope
 from faregate.ports.dead_letter import DeadLetter
 
@@ -41,10 +47,44 @@ def now_us() -> int:
     return time.time_ns() // 1000
 
 
+class LogPoint(msgspec.Struct):
+    """How far the hot segment had come at some moment, all of it synced: what opening need not read again."""
+
+    segment: int
+    segment_id: int
+    at_byte: int
+    previous: int
+    """The CRC of the last frame."""
+    offset: int
+    commit: int
+    time: int
+    messages: int
+    dead_letters: int
+    first_time: int
+    last_time: int
+    types: dict[str, int]
+    index: list[tuple[int, int, int]]
+    batches: list[str]
+
+    def restore(self, segment: Segment) -> None:
+        segment.at_byte, segment.previous = self.at_byte, self.previous
+        segment.messages, segment.dead_letters = self.messages, self.dead_letters
+        segment.first_time, segment.last_time = self.first_time, self.last_time
+        segment.types, segment.index = Counter(self.types), list(self.index)
+        segment.batches = set(map(bytes.fromhex, self.batches))
+
+
 class Log:
     def __init__(
-        self, layout: Layout, disk: Disk, *, segment_size: int = SEGMENT_SIZE, clock: Callable[[], int] = now_us
+        self,
+        layout: Layout,
+        disk: Disk,
+        *,
+        segment_size: int = SEGMENT_SIZE,
+        clock: Callable[[], int] = now_us,
+        point: LogPoint | None = None,
     ) -> None:
+        self._point = point
         self._layout = layout
         self._disk = disk
         self._segment_size = segment_size
@@ -54,6 +94,8 @@ class Log:
         self._failure: JournalFailed | None = None
         self._unsynced = 0
         """How many frames were written since the last sync."""
+        self.written = 0
+        """Bytes of frames since it was opened."""
         self.next_offset = 0
         self.commit = 0
         self.time = 0
@@ -75,18 +117,15 @@ class Log:
         first = self.next_offset
         offsets = range(first, first + len(envelopes))
         moment = self._next_time()
-        bodies = [
-            (write_envelopes(envelopes[a:b], topics[a:b], offsets[a:b], moment), envelopes[a:b])
-            for a, b in _pieces(envelopes)
-        ]
-        if any(body.size > frames.LONGEST_BODY for body, _ in bodies):
+        bodies = [(write_rows(envelopes[a:b], topics[a:b]), envelopes[a:b]) for a, b in _pieces(envelopes)]
+        if any([len(body) > frames.LONGEST_BODY for body, _ in bodies]):
             raise MessageTooLarge(f"a message is over what a journal takes, {frames.LONGEST_BODY} bytes")
         mark = batch if batch is not None else (os.urandom(16) if len(bodies) > 1 else NO_BATCH)
-        self._make_room(sum(FRAME_BYTES + frames.padded(body.size) for body, _ in bodies), moment)
+        self._make_room(sum([FRAME_BYTES + frames.padded(len(body)) for body, _ in bodies]), moment)
         for part, (body, rows) in enumerate(bodies):
-            types = Counter(envelope.type for envelope in rows)
+            types = Counter([envelope.type for envelope in rows])
             marks: dict[str, Any] = {"batch": mark, "part": part, "parts": len(bodies)}
-            self._write(body, types, kind=frames.MESSAGES, rows=len(rows), time=moment, **marks)
+            self._write(body, types, kind=frames.ROWS, rows=len(rows), time=moment, **marks)
             self.next_offset += len(rows)
         if batch is not None:
             self._current().batches.add(batch)
@@ -113,6 +152,7 @@ class Log:
             raise self.fail("writing", exc) from exc
         self.commit += 1
         self._unsynced += 1
+        self.written += FRAME_BYTES + len(body)
 
     def sync(self) -> None:
         """Make everything written durable, then move the high-water mark."""
@@ -169,7 +209,7 @@ class Log:
         if segment.at_byte + size <= segment.size:
             return
         if segment.messages or segment.dead_letters:
-            self.seal()
+            self.roll()
             self._start_segment(moment, size)
             return
         try:
@@ -195,19 +235,41 @@ class Log:
         self._segment = segment
         self.bases.append(self.next_offset)
 
-    def seal(self) -> None:
-        """End the current segment with its footer; it never changes again."""
+    def roll(self) -> None:
+        """End the current segment with its footer; it is not written to again."""
         segment = self._current()
         try:
             segment.file.sync()  # a footer that is there says that everything before it is
-            segment.file.truncate(segment.seal(segment.footer(self.next_offset, self.commit)))
+            segment.file.truncate(segment.end(segment.footer(self.next_offset, self.commit)))
             segment.file.sync()
             segment.file.close()
         except OSError as exc:
-            raise self.fail("sealing a segment of", exc) from exc
+            raise self.fail("rolling a segment of", exc) from exc
         self._move_mark(segment)
         self._segment = None
         self._unsynced = 0
+
+    def point(self) -> LogPoint | None:
+        """How far the hot segment has come; None while something of it is not synced."""
+        segment = self._segment
+        if segment is None or self._unsynced or self._failure is not None:
+            return None
+        return LogPoint(
+            segment=segment.header.base,
+            segment_id=segment.header.segment_id,
+            at_byte=segment.at_byte,
+            previous=segment.previous,
+            offset=self.next_offset,
+            commit=self.commit,
+            time=self.time,
+            messages=segment.messages,
+            dead_letters=segment.dead_letters,
+            first_time=segment.first_time,
+            last_time=segment.last_time,
+            types=dict(segment.types),
+            index=list(segment.index),
+            batches=[batch.hex() for batch in segment.batches],
+        )
 
     def close(self) -> None:
         if self._segment is not None:
@@ -232,7 +294,7 @@ class Log:
                     "Restore it, or run 'faregate journal repair'"
                 )
             if base != bases[-1]:
-                expected = self._read_sealed(base).end
+                expected = self._read_rolled(base).end
         if bases:
             self._reopen(bases[-1], mark)
         else:
@@ -240,7 +302,7 @@ class Log:
         self.bases = self._layout.segment_bases(self._disk)
         self._sync()
 
-    def _read_sealed(self, base: int) -> Footer:
+    def _read_rolled(self, base: int) -> Footer:
         path = self._layout.segment(base)
         data = self._disk.view(path)
         header = frames.read_segment_header(data)
@@ -273,14 +335,31 @@ class Log:
             self._start_segment(self._next_time())
             return
         segment = Segment(header, self._disk.open(path), len(data))
+        if self._is_before(header, mark) and self._point is not None:
+            self._point.restore(segment)
+            self.next_offset, self.commit = self._point.offset, self._point.commit
+            self.time = max(self.time, self._point.time)
         kept = self._scan(segment, data)
         if mark is not None and mark.segment == base and segment.at_byte < mark.at_byte:
             raise self._corrupt(path, segment.at_byte, f"confirmed up to byte {mark.at_byte}")
         later = frames.later_frame(data, header, kept, self.commit)
         if later is not None:
             raise self._corrupt(path, segment.at_byte, f"a sound frame of a later commit follows at {later.at_byte}")
+        unknown = frames.describe_unknown(data, segment.at_byte)
+        if unknown is not None:
+            raise JournalTooNew(f"{path} {unknown}")
         self._cut_tail(segment, data)
         self._segment = segment
+        if header.version < frames.VERSION:  # no frame of rows may follow here
+            self.roll()
+            self._start_segment(self._next_time())
+
+    def _is_before(self, header: frames.SegmentHeader, mark: HighWater | None) -> bool:
+        """Whether the point is of this segment, and within what was confirmed."""
+        point = self._point
+        if point is None or mark is None or mark.segment != header.base:
+            return False
+        return point.segment_id == header.segment_id and point.at_byte <= mark.at_byte and point.offset <= mark.offset
 
     def _corrupt(self, path: Any, at_byte: int, why: str) -> JournalCorrupt:
         return JournalCorrupt(
@@ -291,17 +370,16 @@ class Log:
     def _scan(self, segment: Segment, data: Any) -> int:
         """Count every whole commit; returns where the sound frames end, those of an unfinished batch included."""
         unfinished: list[frames.Frame] = []
-        end = SEGMENT_BYTES
-        for frame in frames.scan(data, segment.header):
+        end = segment.at_byte
+        for frame in frames.scan(data, segment.header, segment.at_byte, segment.previous):
             if frame.kind == frames.FOOTER:
-                break  # sealing was interrupted: the segment goes on where its messages end
+                break  # rolling was interrupted: the segment goes on where its messages end
             end = frame.end
             unfinished.append(frame)
             if frame.part + 1 < frame.parts:
                 continue
             for counted in unfinished:
-                rows = read_batch(frames.body_of(data, counted)) if counted.kind == frames.MESSAGES else None
-                segment.count(counted, rows)
+                segment.count(counted, self._types(segment.header.base, data, counted))
                 self.next_offset = counted.base + counted.rows
                 self.commit, self.time = counted.commit, max(self.time, counted.time)
             unfinished.clear()
@@ -309,6 +387,15 @@ class Log:
             self.commit = unfinished[-1].commit
         self.batches |= segment.batches
         return end
+
+    def _types(self, base: int, data: Any, frame: frames.Frame) -> Mapping[str, int]:
+        if frame.kind not in frames.MESSAGES:
+            return {}
+        try:
+            return read_messages(frame, frames.body_of(data, frame)).types()
+        except (*READ_ERRORS, ValueError) as exc:
+            why = f"its messages cannot be read ({exc}), though their checksum is right"
+            raise self._corrupt(self._layout.segment(base), frame.at_byte, why) from exc
 
     def _cut_tail(self, segment: Segment, data: Any) -> None:
         """Make everything behind the last commit zeros again."""

@@ -1,7 +1,10 @@
 """The log view of a journal, for any process: messages by offset or time, up to the high-water mark, never further.
 
-Every frame's CRC is checked when it is read. Nothing is locked: sealed segments never change, and of the one that is
-written to only the part below the mark is looked at.
+Every frame's CRC is checked when it is read. Nothing is locked: a segment that was rolled never changes, and of the one
+that is written to only the part below the mark is looked at. A rolled segment is replaced once by its sealed form: who
+has the old file open goes on reading it, and both give the same messages at the same offsets. So what is remembered is
+remembered by a segment's id, which differs, and reading stops by offset: the byte of a mark is only that of the hot
+segment that it was taken of.
 """
 
 import asyncio
@@ -12,23 +15,26 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from faregate.broker.journal import frame as frames
+from faregate.broker.journal.content import READ_ERRORS, Messages, Rows, read_messages
 from faregate.broker.journal.disk import Disk, RealDisk
 from faregate.broker.journal.frame import SEGMENT_BYTES, Footer, SegmentHeader
 from faregate.broker.journal.high_water import HighWater, read_high_water
 from faregate.broker.journal.layout import Layout, check_meta, read_json
-from faregate.columns import read_batch, to_envelopes
-from faregate.errors import JournalCorrupt, OffsetGone
+from faregate.columns import to_envelopes
+from faregate.errors import JournalCorrupt, JournalTooNew, OffsetGone
 from faregate.message import Envelope, check_name
 from faregate.ports.log import ReaderOffset
 from faregate.ports.topology import Topology
 
 _POLL_SECONDS = 0.05
 _OPEN_SEGMENTS = 8
-_KEPT_BATCHES = 16
+_KEPT_FRAMES = 8
+_GROUP_ROWS, _GROUP_BYTES = 10_000, 8 * 1024 * 1024
+"""Frames of rows that follow each other are read together, up to this."""
+_PLACES_EVERY = 256 * 1024
 
 
 class SegmentView(NamedTuple):
@@ -45,11 +51,12 @@ class JournalReader:
         self._disk = disk or RealDisk()
         self.meta = check_meta(self.layout, self._disk)
         self._open: OrderedDict[int, SegmentView] = OrderedDict()
-        self._batches: OrderedDict[tuple[int, int], Any] = OrderedDict()
+        self._read: OrderedDict[tuple[int, int], Messages] = OrderedDict()
+        """Frames that were read last, by segment id and byte."""
         self._seen: tuple[HighWater, list[int]] | None = None
         """The mark and the segments as `load` saw them last. What is below the mark stays there while it waits."""
-        self._place = (-1, 0, 0)
-        """The frame that was read last: its segment, byte and first offset. What is read next is not far from it."""
+        self._places: dict[int, list[tuple[int, int]]] = {}
+        """By id of a segment without a footer: first offset and byte of some frames, where to start looking."""
 
     # --- where ---------------------------------------------------------------------------------------------
 
@@ -85,8 +92,12 @@ class JournalReader:
             if view.footer is not None and (view.footer.compacted or view.footer.last_time < wanted):
                 continue
             for frame in self._frames(base, view, mark, 0):
-                if frame.time >= wanted and frame.kind == frames.MESSAGES:
+                if frame.time < wanted or frame.kind not in frames.MESSAGES or not frame.rows:
+                    continue
+                if frame.kind == frames.ROWS:  # all of one commit
                     return frame.base
+                times = self._decode(base, view, frame).times()
+                return next(offset for offset, moment in times if moment >= wanted)
         return mark.offset
 
     def topology(self) -> Topology:
@@ -102,24 +113,38 @@ class JournalReader:
         mark = self.high_water()
         stop = mark.offset if end is None else min(end, mark.offset)
         self._check_start(start, stop)
-        for frame, batch in self._stored(start, stop, mark):
-            if frame.base < start or frame.base + frame.rows > stop:
+        for messages in self._stored(start, stop, mark):
+            batch = messages.batch()
+            if messages.first < start or messages.last >= stop:
                 offsets = batch.column("offset")
                 batch = batch.filter(pc.and_(pc.greater_equal(offsets, start), pc.less(offsets, stop)))
             step = rows or max(1, batch.num_rows)
             for first in range(0, batch.num_rows, step):
                 yield batch.slice(first, step)
 
-    def stored(self, start: int) -> Iterator[Any]:
+    def stored(self, start: int) -> Iterator[Messages]:
         """All that is stored from an offset on, also what retention kept only because it still waits."""
         mark = self.high_water()
-        return (batch for _, batch in self._stored(start, mark.offset, mark))
+        return self._stored(start, mark.offset, mark)
 
-    def _stored(self, start: int, stop: int, mark: HighWater) -> Iterator[tuple[frames.Frame, Any]]:
+    def _stored(self, start: int, stop: int, mark: HighWater) -> Iterator[Messages]:
+        """The messages of frames in which there are some of these."""
         for base, view in self._segments(start, stop, mark):
+            group: Rows | None = None
             for frame in self._frames(base, view, mark, start):
-                if frame.kind == frames.MESSAGES and frame.rows and frame.base < stop:
-                    yield frame, self._batch(base, view, frame)
+                if frame.kind not in frames.MESSAGES or not frame.rows or frame.base >= stop:
+                    continue
+                found = self._decode(base, view, frame)
+                if group is not None and isinstance(found, Rows) and group.takes(found, _GROUP_ROWS, _GROUP_BYTES):
+                    group.add(found)
+                    continue
+                if group is not None:
+                    yield group
+                group = found if isinstance(found, Rows) else None
+                if group is None:
+                    yield found
+            if group is not None:
+                yield group
 
     def envelopes(self, start: int = 0, end: int | None = None) -> Iterator[tuple[int, Envelope]]:
         """(offset, envelope) of the messages from `start` up to `end`."""
@@ -150,14 +175,19 @@ class JournalReader:
             base = bases[max(0, bisect_right(bases, offsets[done]) - 1)]
             view = self._view(base, mark)
             for frame in self._frames(base, view, mark, offsets[done]):
-                if frame.kind != frames.MESSAGES:
+                if frame.kind not in frames.MESSAGES or not frame.rows:
                     continue
-                batch = self._batch(base, view, frame)
-                first, last = batch.column("offset")[0].as_py(), batch.column("offset")[-1].as_py()
-                count = bisect_right(offsets, last, lo=done) - done
+                messages = self._messages(base, view, frame)
+                count = bisect_right(offsets, messages.last, lo=done) - done
                 if count:
-                    rows = self._rows(batch, first, last, offsets[done : done + count])
-                    found += to_envelopes(rows)
+                    wanted = offsets[done : done + count]
+                    there = messages.envelopes_at(wanted)
+                    if len(there) != count:
+                        raise JournalCorrupt(
+                            f"{count - len(there)} of the offsets {wanted[0]} to {wanted[-1]} are gone from "
+                            f"{self.layout.segment(base)}"
+                        )
+                    found += there
                     done += count
                 if done == len(offsets) or (view.footer is not None and offsets[done] >= view.footer.end):
                     break
@@ -165,16 +195,8 @@ class JournalReader:
                 raise JournalCorrupt(f"offset {offsets[done]} is not in {self.layout.segment(base)}")
         return found
 
-    def _rows(self, batch: Any, first: int, last: int, wanted: list[int]) -> Any:
-        if wanted[-1] - wanted[0] + 1 == len(wanted) and last - first + 1 == batch.num_rows:
-            return batch.slice(wanted[0] - first, len(wanted))
-        rows = batch.filter(pc.is_in(batch.column("offset"), pa.array(wanted, pa.int64())))
-        if rows.num_rows != len(wanted):
-            raise JournalCorrupt(f"{len(wanted) - rows.num_rows} of the offsets {wanted[0]} to {wanted[-1]} are gone")
-        return rows
-
     def footer(self, base: int) -> Footer | None:
-        """What a sealed segment says of itself; None while it is written to."""
+        """What a segment says of itself; None while it is written to."""
         return self._view(base, self.high_water()).footer
 
     def segment_frames(self, base: int) -> Iterator[tuple[frames.Frame, memoryview]]:
@@ -187,9 +209,7 @@ class JournalReader:
     def forget(self, base: int) -> None:
         """The segment was rewritten: look at it anew."""
         self._open.pop(base, None)
-        self._seen, self._place = None, (-1, 0, 0)
-        for key in [key for key in self._batches if key[0] == base]:
-            del self._batches[key]
+        self._seen = None
 
     def dead_letter_frames(self, start: int) -> Iterator[tuple[frames.Frame, Any]]:
         """The frames of dead letters from an offset on, with their bodies."""
@@ -258,8 +278,15 @@ class JournalReader:
         header = frames.read_segment_header(data)
         if header is None:
             raise JournalCorrupt(f"{path} is damaged at byte 0: its header cannot be read")
-        # The one that is written to may be cut to its size at any moment, so its end is not looked at.
-        footer = None if base == mark.segment else frames.read_footer(data, header)
+        # The one that is written to may be cut to its size at any moment, so its end is not looked at. A sealed one is
+        # not written to, whatever a mark says that was read before.
+        written_to = base == mark.segment and header.form != frames.SEALED
+        footer = None if written_to else frames.read_footer(data, header)
+        if footer is None and header.form == frames.SEALED:
+            raise JournalCorrupt(
+                f"{path} is damaged at its end: its footer cannot be read. Run 'faregate journal verify' to see what "
+                "is lost, 'faregate journal repair' to set it aside"
+            )
         view = self._open[base] = SegmentView(data, header, footer)
         while len(self._open) > _OPEN_SEGMENTS:
             self._open.popitem(last=False)
@@ -267,14 +294,18 @@ class JournalReader:
 
     def _frames(self, base: int, view: SegmentView, mark: HighWater, start: int) -> Iterator[frames.Frame]:
         """The headers of the readable frames that hold `start` or something later."""
-        limit = mark.at_byte if base == mark.segment else len(view.data)
+        written_to = base == mark.segment and view.footer is None
+        limit = mark.at_byte if written_to else len(view.data)
         gaps = view.footer is not None and (view.footer.compacted or bool(view.footer.lost))
         at_byte, expected = SEGMENT_BYTES, base
         if view.footer is not None and view.footer.index:
             found = bisect_right(view.footer.index, start, key=lambda entry: entry[0]) - 1
             expected, _, at_byte = view.footer.index[max(0, found)]
-        elif base == self._place[0] and start >= self._place[2]:
-            _, at_byte, expected = self._place
+        places = self._places_of(view)
+        if places:
+            found = bisect_right(places, start, key=lambda entry: entry[0]) - 1
+            if found >= 0:
+                expected, at_byte = places[found]
         while at_byte < limit:
             frame = frames.read_header(view.data, at_byte, view.header.segment_id)
             # A frame that is passed over is not summed up: its offsets must join those of its neighbours.
@@ -284,21 +315,41 @@ class JournalReader:
                 raise self._damaged(base, at_byte)
             if frame.kind == frames.FOOTER:
                 return
+            if places is not None and (not places or at_byte - places[-1][1] >= _PLACES_EVERY):
+                places.append((frame.base, at_byte))
             if frame.base + frame.rows > start or gaps:
-                self._place = (base, at_byte, frame.base)
                 yield frame
             at_byte, expected = frame.end, frame.base + frame.rows
-        if base == mark.segment and expected != mark.offset:
+        if written_to and expected != mark.offset:
             raise self._damaged(base, at_byte)
 
-    def _batch(self, base: int, view: SegmentView, frame: frames.Frame) -> Any:
-        key = (base, frame.at_byte)
-        batch = self._batches.get(key)
-        if batch is None:
-            batch = self._batches[key] = read_batch(self._body(base, view, frame))
-            if len(self._batches) > _KEPT_BATCHES:
-                self._batches.popitem(last=False)
-        return batch
+    def _places_of(self, view: SegmentView) -> list[tuple[int, int]] | None:
+        if view.footer is not None:  # which has an index
+            return None
+        if view.header.segment_id not in self._places:
+            self._places.clear()  # one segment is written to at a time
+        return self._places.setdefault(view.header.segment_id, [])
+
+    def _messages(self, base: int, view: SegmentView, frame: frames.Frame) -> Messages:
+        """The same as `_decode`, for who comes back to a frame soon."""
+        key = (view.header.segment_id, frame.at_byte)
+        found = self._read.get(key)
+        if found is None:
+            found = self._decode(base, view, frame)
+            if frame.rows > 1:
+                self._read[key] = found
+            if len(self._read) > _KEPT_FRAMES:
+                self._read.popitem(last=False)
+        return found
+
+    def _decode(self, base: int, view: SegmentView, frame: frames.Frame) -> Messages:
+        try:
+            return read_messages(frame, self._body(base, view, frame))
+        except (*READ_ERRORS, ValueError) as exc:
+            raise JournalCorrupt(
+                f"{self.layout.segment(base)} holds messages at byte {frame.at_byte} (offset {frame.base}) that cannot "
+                f"be read, though their checksum is right: {exc}"
+            ) from exc
 
     def _body(self, base: int, view: SegmentView, frame: frames.Frame) -> memoryview:
         """Checked."""
@@ -306,7 +357,10 @@ class JournalReader:
             raise self._damaged(base, frame.at_byte)
         return frames.body_of(view.data, frame)
 
-    def _damaged(self, base: int, at_byte: int) -> JournalCorrupt:
+    def _damaged(self, base: int, at_byte: int) -> JournalCorrupt | JournalTooNew:
+        unknown = frames.describe_unknown(self._open[base].data, at_byte) if base in self._open else None
+        if unknown is not None:
+            return JournalTooNew(f"{self.layout.segment(base)} {unknown}")
         return JournalCorrupt(
             f"{self.layout.segment(base)} is damaged at byte {at_byte}: run 'faregate journal verify' to see what "
             "is lost, 'faregate journal repair' to set it aside"

@@ -1,6 +1,8 @@
-"""What each queue holds when a journal is opened: the snapshot, then what was appended and settled since.
+"""What each queue holds when a journal is opened: the snapshot, then what was appended and settled since; and which
+publications were the last.
 
-The common case, a frame that is of one topic and waits as a whole, costs the same for one row and for ten thousand.
+Each frame is read once for both. The common case, messages of one topic that all wait, costs the same for one and for
+ten thousand.
 """
 
 from __future__ import annotations
@@ -12,14 +14,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import pyarrow.compute as pc
-
 from faregate.broker.journal import dead_letters, settled
+from faregate.broker.journal.content import Messages
 from faregate.broker.journal.disk import Disk
 from faregate.broker.journal.layout import Layout, find_json
 from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.snapshot import QueueSnapshot, Returning, Snapshot
 from faregate.errors import JournalCorrupt
+from faregate.ids import PublicationKey
 from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.log import REDELIVER, STARTED
 from faregate.ports.topology import Reading, Topology
@@ -128,8 +130,15 @@ class _Waiting:
         return bisect_left(self._known, first) == bisect_left(self._known, stop)
 
 
-def recover(layout: Layout, disk: Disk, reader: JournalReader, topology: Topology) -> dict[int, Found]:
+class Recovered(NamedTuple):
+    queues: dict[int, Found]
     """By queue number, what waits."""
+    recent: list[tuple[PublicationKey, bytes | None]]
+    """Key and body digest of the last messages, in their order."""
+
+
+def recover(layout: Layout, disk: Disk, reader: JournalReader, topology: Topology, window: int) -> Recovered:
+    """`window`: how many publications are to be recognised when they come again."""
     snapshot = find_json(layout.snapshot, disk, Snapshot) or Snapshot()
     bases = layout.segment_bases(disk)
     waiting: dict[int, _Waiting] = {}
@@ -140,19 +149,26 @@ def recover(layout: Layout, disk: Disk, reader: JournalReader, topology: Topolog
     for one in waiting.values():
         one.sort()
     found: dict[int, Found] = defaultdict(Found)
+    recent: list[tuple[PublicationKey, bytes | None]] = []
     if bases:
         start = max(bases[0], min((one.start for one in waiting.values()), default=0))
+        seen_from = max(reader.earliest(), reader.latest() - window)
         topics = {-1: [], **{topic.number: topic.queues for topic in topology.topics}}
-        for batch in reader.stored(start):
-            for number in pc.unique(batch.column("topic")).to_pylist():
+        # Restricted to its recipients was what has a partial topic, and what none of the named recipients wanted.
+        restricted = {-1, *(topic.number for topic in topology.topics if topic.partial)}
+        for messages in reader.stored(min(start, seen_from)):
+            for number in messages.topic_numbers():
                 if number not in topics or any(queue not in waiting for queue in topics[number]):
                     raise JournalCorrupt(
-                        f"{layout.topology} is missing or too old: messages from offset {batch.column('offset')[0]} on "
+                        f"{layout.topology} is missing or too old: messages from offset {messages.first} on "
                         f"went to topic {number}, which it does not know. Restore it from a backup"
                     )
-            _sort_out(batch, topics, waiting, found)
+            if messages.last >= start:
+                _sort_out(messages, topics, waiting, found)
+            if messages.last >= seen_from:
+                recent += messages.publications(restricted)
         _find_dead_letters(reader, topology, start, waiting, found)
-    return found
+    return Recovered(found, recent[-window:] if window else [])
 
 
 def _apply_side_logs(
@@ -174,14 +190,15 @@ def _apply_side_logs(
                 one.ended.add(record.offset)
 
 
-def _sort_out(batch: Any, topics: dict[int, list[int]], waiting: dict[int, _Waiting], found: dict[int, Found]) -> None:
-    """Give the rows of a frame to the queues that they wait in."""
-    numbers = pc.unique(batch.column("topic")).to_pylist()
-    offsets = batch.column("offset")
-    first, last = offsets[0].as_py(), offsets[-1].as_py()
-    whole = last - first + 1 == batch.num_rows
-    timed = any(batch.column(name).null_count < batch.num_rows for name in ("deliver_at", "expires_at"))
-    if len(numbers) == 1 and whole and not timed:
+def _sort_out(
+    messages: Messages, topics: dict[int, list[int]], waiting: dict[int, _Waiting], found: dict[int, Found]
+) -> None:
+    """Give messages to the queues that they wait in."""
+    numbers = messages.topic_numbers()
+    first, last = messages.first, messages.last
+    whole = last - first + 1 == messages.count
+    special = frozenset(messages.timed_offsets())
+    if len(numbers) == 1 and whole and not special:
         for queue in topics.get(numbers[0], ()):
             one, held = waiting[queue], found[queue]
             edge = first
@@ -200,11 +217,10 @@ def _sort_out(batch: Any, topics: dict[int, list[int]], waiting: dict[int, _Wait
             if edge != last + 1:
                 held.gap()
         return
-    by_topic = batch.column("topic").to_pylist()
-    listed = offsets.to_pylist()
-    special = frozenset(_timed_offsets(batch)) if timed else frozenset()
+    by_topic = messages.topics
     for leading, queues in _by_topics(numbers, topics).items():
-        own = array("q", [offset for offset, topic in zip(listed, by_topic, strict=True) if topic in leading])
+        pairs = zip(messages.offsets, by_topic, strict=True)
+        own = array("q", [offset for offset, topic in pairs if topic in leading])
         for queue in queues:
             one, held = waiting[queue], found[queue]
             for start, stop in one.within(own[0], own[-1] + 1):
@@ -226,12 +242,6 @@ def _by_topics(numbers: list[int], topics: dict[int, list[int]]) -> dict[frozens
     for queue, those in leading.items():
         grouped[frozenset(those)].append(queue)
     return grouped
-
-
-def _timed_offsets(batch: Any) -> list[int]:
-    timed = pc.or_(pc.is_valid(batch.column("deliver_at")), pc.is_valid(batch.column("expires_at")))
-    offsets: list[int] = batch.column("offset").filter(timed).to_pylist()
-    return offsets
 
 
 def _one_by_one(offsets: Any, one: _Waiting, found: Found, special: Any) -> None:

@@ -21,7 +21,7 @@ from faregate.broker.journal.high_water import pack, read_high_water
 from faregate.broker.journal.layout import Layout, Meta, check_meta, find_json, write_json
 from faregate.broker.journal.lock import WriterLock
 from faregate.broker.journal.scan import Damage, Scan, sound_mark, walk
-from faregate.broker.journal.segment import Memory, Segment, new_header, types_of
+from faregate.broker.journal.segment import Memory, Segment, new_header
 from faregate.broker.journal.snapshot import Snapshot
 from faregate.broker.journal.verify import Inspector
 from faregate.errors import JournalCorrupt
@@ -117,7 +117,8 @@ def _write_segment(layout: Layout, base: int, end: int, lost: list[tuple[int, in
     scan = Scan(base, data, header, len(data))
     old = scan.footer
     file = Memory()
-    segment = Segment(new_header(base, scan.header.commit, scan.header.time), file)
+    form = scan.header.form or frames.SEALED  # one of version 1 has none
+    segment = Segment(new_header(base, scan.header.commit, scan.header.time, form), file)
     segment.start()
     commit, end_so_far = scan.header.commit, base
     for found in walk(data, None if header is None else header.segment_id, len(data)):
@@ -126,7 +127,7 @@ def _write_segment(layout: Layout, base: int, end: int, lost: list[tuple[int, in
         frame, content = found
         if stop and frame.at_byte >= stop:
             break
-        types = types_of(content) if frame.kind == frames.MESSAGES else {}
+        types = content.types() if frame.kind in frames.MESSAGES else {}
         segment.copy(frame, frames.body_of(data, frame), types)
         commit, end_so_far = max(commit, frame.commit), max(end_so_far, frame.base + frame.rows)
     footer = segment.footer(max(end, end_so_far), commit)
@@ -137,7 +138,7 @@ def _write_segment(layout: Layout, base: int, end: int, lost: list[tuple[int, in
     elif not scan.wrong and scan.gaps:
         footer.compacted = True  # nothing is damaged, and yet offsets are missing: it was compacted
     footer.lost = sorted({*lost, *scan.lost_before})
-    segment.seal(footer)
+    segment.end(footer)
     _replace(layout, path, bytes(file.data))
 
 

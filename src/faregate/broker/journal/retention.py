@@ -8,12 +8,13 @@ import msgspec
 import pyarrow.compute as pc
 
 from faregate.broker.journal import frame as frames
+from faregate.broker.journal.content import read_messages
 from faregate.broker.journal.disk import Disk
 from faregate.broker.journal.frame import Footer
 from faregate.broker.journal.layout import Layout
 from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.segment import Memory, Segment, new_header
-from faregate.columns import read_batch, write_batch
+from faregate.columns import write_batch
 
 log = logging.getLogger("faregate.journal")
 
@@ -77,26 +78,27 @@ def compact(
 ) -> int:
     """Rewrite a segment with only what still waits, and its dead letters; offsets stay. Returns its new size."""
     file = Memory()
-    segment = Segment(new_header(base, footer.last_commit, footer.first_time), file)
+    segment = Segment(new_header(base, footer.last_commit, footer.first_time, frames.SEALED), file)
     segment.start()
     for frame, body in reader.segment_frames(base):
-        if frame.kind == frames.MESSAGES:
-            kept = _still_waiting(body, waiting)
+        if frame.kind in frames.MESSAGES:
+            kept = _still_waiting(read_messages(frame, body).batch(), waiting)
             if kept is None:
                 continue
-            frame = frame._replace(rows=kept.num_rows, base=kept.column("offset")[0].as_py())
+            first = kept.column("offset")[0].as_py()
+            frame = frame._replace(kind=frames.COLUMNS, rows=kept.num_rows, base=first)
             body = write_batch(kept)
         segment.copy(frame, body, {})
-    told = {"messages": segment.messages, "bytes": segment.at_byte, "index": segment.index[:1], "types": {}}
-    size = segment.seal(msgspec.structs.replace(footer, **told, compacted=True))
+    told: dict[str, Any] = {"messages": segment.messages, "bytes": segment.at_byte, "index": segment.index[:1]}
+    told |= {"types": {}, "ranges": []}
+    size = segment.end(msgspec.structs.replace(footer, **told, compacted=True))
     disk.replace(layout.segment(base), bytes(file.data))
     reader.forget(base)
     log.info("%s is compacted to the %d messages that still wait", layout.segment(base), segment.messages)
     return size
 
 
-def _still_waiting(body: memoryview, waiting: list[tuple[int, int]]) -> Any:
-    batch = read_batch(body)
+def _still_waiting(batch: Any, waiting: list[tuple[int, int]]) -> Any:
     offsets = batch.column("offset")
     mask = None
     for first, last in waiting:

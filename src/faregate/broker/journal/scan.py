@@ -5,21 +5,19 @@ Rules kept here:
 - Verify and repair both look through these eyes: what one calls damage the other sets right.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from faregate.broker.journal import dead_letters
 from faregate.broker.journal import frame as frames
+from faregate.broker.journal.content import READ_ERRORS, read_messages
 from faregate.broker.journal.disk import Disk
 from faregate.broker.journal.frame import SEGMENT_BYTES, TRAILER_BYTES, Footer, Frame, SegmentHeader
 from faregate.broker.journal.high_water import HighWater
 from faregate.broker.journal.layout import Layout
 from faregate.broker.journal.segment import Memory, Segment
-from faregate.columns import altered_offsets, read_batch
 
 _CHUNK = 1 << 20
 
@@ -56,15 +54,15 @@ def sound_frame(data: Any, at_byte: int, segment_id: int | None, limit: int) -> 
     body = frames.body_of(data, frame)
     try:
         content: Any
-        if frame.kind == frames.MESSAGES:
-            content = read_batch(body)
-            count = content.num_rows
+        if frame.kind in frames.MESSAGES:
+            content = read_messages(frame, body)
+            count = content.count
         elif frame.kind == frames.DEAD_LETTERS:
             content = dead_letters.decode(body)
             count = len(content)
         else:
             content, count = msgspec.json.decode(body, type=Footer), 0
-    except (pa.ArrowException, msgspec.MsgspecError, OSError):
+    except (*READ_ERRORS, ValueError, OSError):
         return None
     return (frame, content) if count == frame.rows else None
 
@@ -99,7 +97,7 @@ class Scan:
     """Everything about the frames of one segment."""
 
     def __init__(self, base: int, data: Any, header: SegmentHeader | None, limit: int) -> None:
-        self.header = header or SegmentHeader(frames.VERSION, 0, base, 0, 0)
+        self.header = header or SegmentHeader(frames.VERSION, frames.HOT, 0, base, 0, 0)
         self.segment = Segment(self.header, Memory())
         self.footer: Footer | None = None
         self.lost_before: list[tuple[int, int]] = []
@@ -114,6 +112,8 @@ class Scan:
         """Where the last whole commit ends: behind it there may be parts of a batch whose rest is missing."""
         self.whole_end = base
         self.frames = 0
+        self.ranges: list[tuple[int, int, int]] = []
+        """First byte, first and last offset of the frames of columns."""
         self.topics: dict[int, int] = {}
         """Topic numbers, and the first byte of a frame where each is used."""
         self.altered: list[tuple[int, int]] = []
@@ -155,22 +155,28 @@ class Scan:
     def _count(self, frame: Frame, content: Any) -> None:
         self.frames += 1
         self.end = max(self.end, frame.base + frame.rows)
-        if frame.commit <= self._last_commit:
+        again = frame.commit == self._last_commit and self.header.form == frames.SEALED  # a large one, in two frames
+        if frame.commit <= self._last_commit and not again:
             self.wrong.append((frame.at_byte, f"has commit number {frame.commit} behind {self._last_commit}", None))
         self._last_commit = frame.commit
         if frame.time < self.time:
             self.wrong.append((frame.at_byte, "is older than the frame before it", None))
-        if frame.kind == frames.MESSAGES and frame.rows:
-            offsets = content.column("offset")
-            first, last = offsets[0].as_py(), offsets[-1].as_py()
-            self.end = max(self.end, last + 1)
-            if first < frame.base or last - first + 1 < frame.rows:
+        types: Mapping[str, int] = {}
+        if frame.kind in frames.MESSAGES and frame.rows:
+            self.end = max(self.end, content.last + 1)
+            if content.first < frame.base or content.last - content.first + 1 < frame.rows:
                 self.wrong.append((frame.at_byte, "has rows whose offsets do not fit", None))
-            self.altered += [(frame.at_byte, offset) for offset in altered_offsets(content)]
-            for topic in pc.unique(content.column("topic")).to_pylist():
+            self.altered += [(frame.at_byte, offset) for offset in content.altered()]
+            for topic in content.topic_numbers():
                 self.topics.setdefault(topic, frame.at_byte)
+            types = content.types()
+            if frame.kind == frames.COLUMNS:
+                self.ranges.append((frame.at_byte, content.first, content.last))
         self.commit, self.time = max(self.commit, frame.commit), max(self.time, frame.time)
-        self.segment.count(frame, content)
+        first = not self.segment.messages and not self.segment.dead_letters
+        self.segment.count(frame, types)
+        if first and frame.kind == frames.COLUMNS and frame.rows:  # the header has the time of its last row
+            self.segment.first_time = next(iter(content.times()))[1]
         if frame.part + 1 >= frame.parts:
             self.whole, self.whole_end = frame.end, self.end
 
@@ -188,6 +194,8 @@ class Scan:
         known = set(footer.index) - set(true.index)
         if known and not footer.compacted:
             yield f"its footer points to a frame at {min(known)[2]}, where none is"
+        if footer.ranges and [(each.at_byte, each.first, each.last) for each in footer.ranges] != self.ranges:
+            yield "its footer says other offsets of its frames than they have"
         if not footer.compacted and not set(footer.batches) <= set(true.batches):
             yield "its footer names spooled batches that are not in it"
         if footer.bytes + frames.FRAME_BYTES + TRAILER_BYTES > size:

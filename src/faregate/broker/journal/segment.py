@@ -1,4 +1,4 @@
-"""The one writer of segments: a header, frames one behind the other, and the footer that seals them.
+"""The one writer of segments: a header, frames one behind the other, and the footer that ends them.
 
 Rules kept here:
 - A frame's place, the chain of CRCs and the numbers for the footer move on together, once the bytes are written.
@@ -20,13 +20,8 @@ from faregate.errors import MessageTooLarge
 _INDEX_EVERY = 256 * 1024
 
 
-def new_header(base: int, commit: int, time: int) -> SegmentHeader:
-    return SegmentHeader(frames.VERSION, int.from_bytes(os.urandom(8), "little"), base, commit, time)
-
-
-def types_of(batch: Any) -> dict[str, int]:
-    """How many messages of each type a record batch has."""
-    return {each["values"]: each["counts"] for each in batch.column("type").value_counts().to_pylist()}
+def new_header(base: int, commit: int, time: int, form: int = frames.HOT) -> SegmentHeader:
+    return SegmentHeader(frames.VERSION, form, int.from_bytes(os.urandom(8), "little"), base, commit, time)
 
 
 class Memory:
@@ -56,7 +51,8 @@ class Segment:
         self.messages = 0
         self.dead_letters = 0
         self.types: Counter[str] = Counter()
-        self.times: list[int] = []
+        self.first_time = header.time
+        self.last_time = header.time
         self.index: list[tuple[int, int, int]] = []
         self.batches: set[bytes] = set()
 
@@ -78,10 +74,9 @@ class Segment:
         if frame.batch != NO_BATCH:
             self.batches.add(frame.batch)
 
-    def count(self, frame: Frame, batch: Any) -> None:
+    def count(self, frame: Frame, types: Mapping[str, int]) -> None:
         """Take a frame that is there already into the numbers that the footer will hold."""
         self.at_byte = frame.at_byte
-        types = types_of(batch) if frame.kind == frames.MESSAGES else {}
         self._move_on(frame.kind, frame.rows, types, frame.base, frame.time, frame.crc, frame.end)
         if frame.batch != NO_BATCH:
             self.batches.add(frame.batch)
@@ -89,12 +84,15 @@ class Segment:
     def _move_on(
         self, kind: int, rows: int, types: Mapping[str, int], base: int, time: int, crc: int, end: int
     ) -> None:
-        if kind == frames.MESSAGES:
+        if not self.messages and not self.dead_letters:
+            self.first_time = time
+        if kind in frames.MESSAGES:
             self.messages += rows
-            self.types.update(types)
+            for name, count in types.items():
+                self.types[name] += count
         else:
             self.dead_letters += rows
-        self.times = [*self.times[:1], time]
+        self.last_time = time
         if not self.index or self.at_byte - self.index[-1][2] >= _INDEX_EVERY:
             self.index.append((base, time, self.at_byte))
         self.at_byte, self.previous = end, crc
@@ -103,8 +101,8 @@ class Segment:
         return Footer(
             base=self.header.base,
             end=end,
-            first_time=self.times[0] if self.times else self.header.time,
-            last_time=self.times[-1] if self.times else self.header.time,
+            first_time=self.first_time,
+            last_time=self.last_time,
             messages=self.messages,
             dead_letters=self.dead_letters,
             bytes=self.at_byte,
@@ -114,7 +112,7 @@ class Segment:
             batches=[batch.hex() for batch in self.batches],
         )
 
-    def seal(self, footer: Footer) -> int:
+    def end(self, footer: Footer) -> int:
         """Write the footer, behind which nothing follows; returns how long the segment is then."""
         body = msgspec.json.encode(footer)
         header, padding, _ = frames.pack_frame(

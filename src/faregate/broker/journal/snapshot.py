@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from faregate.broker.journal.log import LogPoint
+
 
 class Returning(NamedTuple):
     """An entry that was tried before: its offset and counts, and when it is due if it waits for redelivery."""
@@ -29,5 +31,7 @@ class Snapshot(msgspec.Struct):
     """By queue number. A queue that is not here had nothing."""
     settled: dict[int, int] = {}
     """By segment, how many bytes of its side log are in the snapshot already."""
+    log: LogPoint | None = None
+    """Where opening begins to read the hot segment; its offset is not below the snapshot's."""
     checksum: str = ""
     """CRC-32 of this file's content with an empty checksum, in hexadecimal."""

@@ -16,14 +16,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
-import pyarrow as pa
-
 from faregate.broker.journal import frame as frames
+from faregate.broker.journal.content import READ_ERRORS, write_rows
 from faregate.broker.journal.disk import Disk
-from faregate.broker.journal.layout import BATCH_SUFFIX, Layout
+from faregate.broker.journal.layout import BATCH_SUFFIX, Layout, check_meta
 from faregate.broker.journal.scan import Damage, walk_batch
 from faregate.broker.journal.segment import batch_frames
-from faregate.columns import to_envelopes, write_envelopes
+from faregate.columns import write_envelopes
 from faregate.errors import JournalCorrupt, MessageTooLarge, Permanent
 from faregate.message import Envelope
 from faregate.ports.dead_letter import DeadLetter
@@ -48,9 +47,7 @@ def spool(layout: Layout, disk: Disk, envelopes: Sequence[Envelope], name: str |
     """
     count = max(1, -(-len(envelopes) // _ROWS_PER_FRAME))
     stretches = [envelopes[part * _ROWS_PER_FRAME : (part + 1) * _ROWS_PER_FRAME] for part in range(count)]
-    bodies = (
-        (frames.MESSAGES, write_envelopes(rows, [-1] * len(rows), range(len(rows)), 0), len(rows)) for rows in stretches
-    )
+    bodies = map(_columns if check_meta(layout, disk).version < frames.VERSION else _rows, stretches)
     stem = name or f"{time.time_ns():020d}-{os.getpid()}-{os.urandom(4).hex()}"
     path = layout.spool / f"{stem}{BATCH_SUFFIX}"
     data = b"".join(piece for frame in batch_frames(bodies, count) for piece in frame)
@@ -61,6 +58,16 @@ def spool(layout: Layout, disk: Disk, envelopes: Sequence[Envelope], name: str |
         )
     disk.replace(path, data)
     return path
+
+
+def _rows(envelopes: Sequence[Envelope]) -> tuple[int, bytes, int]:
+    return frames.ROWS, write_rows(envelopes, [-1] * len(envelopes)), len(envelopes)
+
+
+def _columns(envelopes: Sequence[Envelope]) -> tuple[int, bytes, int]:
+    """For a journal that may be run by a program which knows no rows."""
+    topics = [-1] * len(envelopes)
+    return frames.COLUMNS, write_envelopes(envelopes, topics, range(len(envelopes)), 0), len(envelopes)
 
 
 def waiting(layout: Layout, disk: Disk) -> list[Path]:
@@ -88,8 +95,8 @@ def read_spooled(path: Path, disk: Disk) -> Spooled:
             if frame.kind == frames.DEAD_LETTERS:
                 spooled.dead_letters.extend(content)
             else:
-                spooled.envelopes.extend(to_envelopes(content))
-    except (pa.ArrowException, ValueError, TypeError, LookupError) as exc:
+                spooled.envelopes.extend(content.all_envelopes())
+    except (*READ_ERRORS, ValueError, TypeError, LookupError) as exc:
         raise JournalCorrupt(f"{path} is not a batch: what is in it cannot be read: {exc!r}") from exc
     return spooled
 

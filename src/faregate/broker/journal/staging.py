@@ -88,7 +88,7 @@ def _described(piece: Piece) -> tuple[int, Any, int, int]:
         size = sum(len(each.envelope.body) for each in piece)
         return frames.DEAD_LETTERS, dead_letters.encode(piece), len(piece), size
     size = pc.sum(pc.binary_length(piece.column("payload"))).as_py() or 0
-    return frames.MESSAGES, write_batch(piece), piece.num_rows, size
+    return frames.COLUMNS, write_batch(piece), piece.num_rows, size
 
 
 def spool_path(layout: Layout, origin: str, batch: int) -> Path:

@@ -48,7 +48,7 @@ class ClosedJournal:
     def waiting(self, binding: Binding) -> list[int]:
         """The offsets that wait in its queue; for one that was never bound, none."""
         record = self.record(binding.queue)
-        found = Found() if record is None else self._journal.recover().get(record.number, Found())
+        found = Found() if record is None else self._journal.recover().queues.get(record.number, Found())
         return sorted(offset for piece in found.pieces for offset in piece.offsets)
 
     def count(self, binding: Binding, start: int) -> int:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from faregate.broker.journal import frame as frames
+from faregate.broker.journal.content import read_messages
 from faregate.broker.journal.disk import RealDisk
 from faregate.broker.journal.frame import Footer
 from faregate.broker.journal.high_water import HighWater
@@ -19,7 +20,6 @@ from faregate.broker.journal.recovery import Found, Single, recover
 from faregate.broker.journal.segment import Memory, Segment
 from faregate.broker.journal.spool import waiting
 from faregate.cli.output import console, counted, say
-from faregate.columns import read_batch
 from faregate.errors import JournalCorrupt, OffsetGone
 from faregate.plain import plain
 from faregate.units import bytes_text, iso
@@ -120,9 +120,9 @@ def _segments(reader: JournalReader, mark: HighWater, trouble: list[str]) -> lis
 
 def _count(reader: JournalReader, base: int) -> Footer:
     """What the footer of the segment that is written to would say now."""
-    segment = Segment(frames.SegmentHeader(frames.VERSION, 0, base, 0, 0), Memory())
+    segment = Segment(frames.SegmentHeader(frames.VERSION, frames.HOT, 0, base, 0, 0), Memory())
     for frame, body in reader.segment_frames(base):
-        segment.count(frame, read_batch(body) if frame.kind == frames.MESSAGES else None)
+        segment.count(frame, read_messages(frame, body).types() if frame.kind in frames.MESSAGES else {})
     return segment.footer(0, 0)
 
 

@@ -1,0 +1,294 @@
+"""Sealing: a rolled segment is rewritten once, its messages as columns in large frames, for whoever reads the log.
+
+Rules kept here:
+- It is written aside, under a name that nobody else has, checked and synced there. Then the commit thread, which alone
+  changes what the journal consists of, looks whether the segment is still the one that was read, and renames.
+- A crash at any moment leaves one valid form. What was written aside is garbage, which the next opening removes.
+- It delays nobody: it works in slices of some hundred messages, and leaves the interpreter to others after each. If it
+  fails or hangs, the segment stays as it is, which every reader can read.
+- Dead letters are copied as they are. Columns of version 1 are joined to large frames, too: that is what upgrading is.
+"""
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from faregate.broker.journal import frame as frames
+from faregate.broker.journal.content import Rows, read_messages
+from faregate.broker.journal.disk import Disk, File
+from faregate.broker.journal.frame import SEGMENT_BYTES, BatchRange, Footer, Frame, SegmentHeader
+from faregate.broker.journal.layout import Layout
+from faregate.broker.journal.segment import Segment, new_header
+from faregate.columns import write_batch
+from faregate.errors import FaregateError, JournalCorrupt
+
+log = logging.getLogger("faregate.journal")
+
+_SUFFIX = ".sealing"
+_SLICE_ROWS = 256
+FRAME_ROWS = 10_000
+FRAME_BYTES = 8 * 1024 * 1024
+"""What a frame of columns holds at the most, roughly."""
+
+
+def is_sealed(header: SegmentHeader) -> bool:
+    return header.form == frames.SEALED
+
+
+def remove_garbage(layout: Layout, disk: Disk) -> None:
+    """What a process that ended while it sealed has left. For who holds the journal's lock."""
+    for name in disk.list(layout.segments):
+        if name.startswith(".") and name.endswith(_SUFFIX):
+            disk.remove(layout.segments / name)
+
+
+class Rewrite:
+    """One segment on its way to columns."""
+
+    def __init__(self, layout: Layout, disk: Disk, base: int) -> None:
+        """Raises `JournalCorrupt` for one that cannot be read, `FileNotFoundError` for one that is gone."""
+        self._disk = disk
+        self._source = layout.segment(base)
+        self._aside = layout.segments / f".{base:020d}-{os.urandom(6).hex()}{_SUFFIX}"
+        self._data = disk.view(self._source)
+        header = frames.read_segment_header(self._data)
+        footer = None if header is None else frames.read_footer(self._data, header)
+        if header is None or footer is None:
+            raise JournalCorrupt(f"{self._source} cannot be sealed: its {'footer' if header else 'header'} is damaged")
+        self._header, self._footer = header, footer
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it is in columns already."""
+        return is_sealed(self._header)
+
+    def write(self) -> Iterator[None]:
+        """Write, check and sync it aside. Gives way after each slice; whoever asks for no more leaves nothing."""
+        file = self._disk.create(self._aside, 0)
+        try:
+            written = _Columns(self._header, file, self._disk)
+            yield from written.take(self._slices())
+            written.end(self._footer)
+            file.sync()
+            yield from self._check(written.segment)
+        except BaseException:
+            file.close()
+            self.forget()
+            raise
+        file.close()
+
+    def forget(self) -> None:
+        with contextlib.suppress(OSError):
+            self._disk.remove(self._aside)
+
+    def put_in_place(self) -> bool:
+        """In the commit thread: whether it took the place of what it was made of. If that has changed it does not."""
+        try:
+            found = frames.read_segment_header(self._disk.read(self._source, 0, SEGMENT_BYTES))
+        except FileNotFoundError:
+            found = None
+        if found != self._header:
+            self.forget()
+            return False
+        self._disk.rename(self._aside, self._source)
+        return True
+
+    def _slices(self) -> Iterator[tuple[Frame, Any]]:
+        """The frames in order: their messages as record batches of a slice each; the bodies of others."""
+        at_byte = SEGMENT_BYTES
+        group: Rows | None = None
+        last: Frame | None = None
+        while True:
+            frame = frames.read_header(self._data, at_byte, self._header.segment_id)
+            if frame is None or not frames.is_sound(self._data, frame):
+                raise JournalCorrupt(f"{self._source} is damaged at byte {at_byte}: it stays as it is")
+            body = frames.body_of(self._data, frame)
+            found = read_messages(frame, body) if frame.kind in frames.MESSAGES and frame.rows else None
+            if isinstance(found, Rows) and group is not None and group.takes(found, _SLICE_ROWS, FRAME_BYTES):
+                group.add(found)
+            else:
+                if group is not None and last is not None:
+                    yield from _cut(last, group)
+                group = found if isinstance(found, Rows) else None
+                if frame.kind == frames.FOOTER:
+                    return
+                if group is None:
+                    yield frame, body if found is None else found.batch()
+            last, at_byte = frame, frame.end
+
+    def _check(self, written: Segment) -> Iterator[None]:
+        """What lies aside is what was written: every frame by its CRC, and all offsets, in order."""
+        data = self._disk.view(self._aside)
+        header = frames.read_segment_header(data)
+        messages = dead = 0
+        if header == written.header:
+            for frame in frames.scan(data, written.header):
+                messages += frame.rows if frame.kind == frames.COLUMNS else 0
+                dead += frame.rows if frame.kind == frames.DEAD_LETTERS else 0
+                yield
+        footer = None if header is None else frames.read_footer(data, header)
+        told = (self._footer.messages, self._footer.dead_letters, self._footer.end)
+        if footer is None or (messages, dead, footer.end) != told or not _ranges_fit(footer, self._footer):
+            raise JournalCorrupt(f"{self._aside} is not what was written, so {self._source} stays as it is")
+
+
+def _cut(frame: Frame, group: Rows) -> Iterator[tuple[Frame, Any]]:
+    """A large frame, or small ones together, in slices; the frame is the last of them."""
+    for part in group.cut(_SLICE_ROWS):
+        yield frame, part.batch()
+
+
+def _ranges_fit(footer: Footer, before: Footer) -> bool:
+    expected = before.base
+    for each in footer.ranges:
+        if each.first < expected or each.last < each.first or each.last >= footer.end:
+            return False
+        expected = each.last + 1
+    return True
+
+
+class _Columns:
+    """Puts slices together to large frames."""
+
+    def __init__(self, source: SegmentHeader, file: File, disk: Disk) -> None:
+        self.segment = Segment(new_header(source.base, source.commit, source.time, frames.SEALED), file)
+        self.segment.start()
+        self._ranges: list[BatchRange] = []
+        self._waiting: list[Any] = []
+        self._rows = self._bytes = self._next = 0
+        self._last: Frame | None = None
+
+    def take(self, slices: Iterator[tuple[Frame, Any]]) -> Iterator[None]:
+        for frame, content in slices:
+            if isinstance(content, pa.RecordBatch):
+                self._add(frame, content)
+            else:
+                self._flush()
+                self.segment.copy(frame, content, {})
+            yield
+        self._flush()
+
+    def _add(self, frame: Frame, batch: Any) -> None:
+        first, size = batch.column("offset")[0].as_py(), batch.nbytes
+        full = self._rows + batch.num_rows > FRAME_ROWS or self._bytes + size > FRAME_BYTES
+        if self._waiting and (full or first != self._next):
+            self._flush()
+        self._waiting.append(batch)
+        self._rows, self._bytes, self._last = self._rows + batch.num_rows, self._bytes + size, frame
+        self._next = batch.column("offset")[-1].as_py() + 1
+
+    def _flush(self) -> None:
+        if not self._waiting or self._last is None:
+            return
+        [batch] = pa.Table.from_batches(self._waiting).combine_chunks().to_batches()
+        self._waiting, self._rows, self._bytes = [], 0, 0
+        offsets, times = batch.column("offset"), batch.column("time").view(pa.int64())
+        types, sources, topics = (pc.unique(batch.column(name)).to_pylist() for name in ("type", "source", "topic"))
+        first, last = offsets[0].as_py(), offsets[-1].as_py()
+        first_time, last_time = times[0].as_py(), times[-1].as_py()
+        at_byte = self.segment.at_byte
+        self._ranges.append(BatchRange(at_byte, first, last, first_time, last_time, topics, types, sources))
+        self.segment.write(
+            write_batch(batch),
+            {},
+            kind=frames.COLUMNS,
+            rows=batch.num_rows,
+            base=first,
+            time=last_time,
+            commit=self._last.commit,
+        )
+
+    def end(self, footer: Footer) -> None:
+        told = {"bytes": self.segment.at_byte, "index": self.segment.index, "ranges": self._ranges}
+        self.segment.end(msgspec.structs.replace(footer, **told))
+
+
+class Sealer:
+    """A thread that seals what was rolled, the oldest first. `in_commit_thread` runs something there, and waits."""
+
+    def __init__(self, layout: Layout, disk: Disk, in_commit_thread: Callable[[Callable[[], None]], None]) -> None:
+        self._layout = layout
+        self._disk = disk
+        self._in_commit_thread = in_commit_thread
+        self._wanted = threading.Event()
+        self._stopped = False
+        self._refused: set[int] = set()
+        """What could not be sealed; it is not tried again before the next start, unless the disk was full."""
+        self._thread: threading.Thread | None = None
+
+    def look(self) -> None:
+        """Something was rolled, or may have been before."""
+        self._wanted.set()
+        if self._thread is None and not self._stopped:
+            self._thread = threading.Thread(target=self._run, name="faregate-sealer", daemon=True)
+            self._thread.start()
+
+    def stop(self, seconds: float = 5.0) -> None:
+        """What is half done is left behind; a thread that hangs, too."""
+        self._stopped = True
+        self._wanted.set()
+        thread, self._thread = self._thread, None
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(seconds)
+
+    def _run(self) -> None:
+        while not self._stopped:
+            self._wanted.wait()
+            self._wanted.clear()
+            for base in self._layout.segment_bases(self._disk)[:-1]:
+                if self._stopped:
+                    return
+                if base not in self._refused:
+                    self._seal(base)
+
+    def _seal(self, base: int) -> None:
+        try:
+            rewrite = Rewrite(self._layout, self._disk, base)
+            if rewrite.is_done:
+                return
+            slices = rewrite.write()
+            try:
+                for _ in slices:
+                    if self._stopped:
+                        return
+                    time.sleep(0.0005)
+            finally:
+                slices.close()
+            self._in_commit_thread(lambda: _log_sealed(base, rewrite.put_in_place()))
+        except FileNotFoundError:
+            return  # retention was faster
+        except (OSError, FaregateError) as exc:
+            if not isinstance(exc, OSError):
+                self._refused.add(base)
+            log.warning("segment %d of %s is not sealed, and stays readable as it is: %s", base, self._layout.root, exc)
+        except Exception:
+            self._refused.add(base)
+            log.exception("segment %d of %s cannot be sealed; it stays readable as it is", base, self._layout.root)
+
+
+def _log_sealed(base: int, done: bool) -> None:
+    if done:
+        log.debug("segment %d is sealed", base)
+
+
+def seal_all(layout: Layout, disk: Disk, progress: Callable[[int, int], None] | None = None) -> int:
+    """Seal every segment that is rolled, at once; how many that were. For who holds the journal's lock."""
+    bases = layout.segment_bases(disk)[:-1]
+    sealed = 0
+    for number, base in enumerate(bases):
+        rewrite = Rewrite(layout, disk, base)
+        if not rewrite.is_done:
+            for _ in rewrite.write():
+                pass
+            sealed += rewrite.put_in_place()
+        if progress is not None:
+            progress(number + 1, len(bases))
+    return sealed
