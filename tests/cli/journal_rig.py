@@ -46,7 +46,7 @@ def journal(*arguments: object) -> Ran:
     return Ran(result.exit_code, result.output, "")
 
 
-def envelope(number: int, size: int = 50, type: str = "Noted") -> Envelope:
+def envelope(number: int, size: int = 780, type: str = "Noted") -> Envelope:
     return Envelope(
         body=b'{"number":%d,"pad":"%s"}' % (number, b"x" * size),
         publication_id=f"publication-{number}",

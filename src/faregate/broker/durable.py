@@ -374,11 +374,8 @@ class DurableBroker(Broker):
 
     def _keep_by_amount(self) -> None:
         journal = self._journal
-        if (
-            (journal.wants_snapshot or journal.segments != self._retained_at)
-            and self._begun
-            and journal.failure is None
-        ):
+        is_due = journal.wants_snapshot or journal.segments != self._retained_at
+        if is_due and self._begun and journal.failure is None:
             self.keep()
 
     def waits(self, queue: Queue, entry: Entry, due: float) -> None:
@@ -420,7 +417,8 @@ class DurableBroker(Broker):
         return Snapshot(offset=self._enqueued, queues=queues)
 
     def keep(self) -> None:
-        """Write a snapshot; after a new segment began, apply retention and seal the ones before it. In the background."""
+        """Write a snapshot and, once a new segment has begun, apply retention and seal the ones before it; in the
+        background."""
         if self._keeping is None or self._keeping.done():
             self._keeping = asyncio.ensure_future(self._keep())
 

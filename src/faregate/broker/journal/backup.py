@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from faregate.broker.journal import frame as frames
 from faregate.broker.journal import settled
 from faregate.broker.journal.disk import PRIVATE_FILE, RealDisk, size_of, sync_path
 from faregate.broker.journal.findings import Inspection, Progress
@@ -144,9 +145,15 @@ class Copy:
             path, target = self._from.segment(base), self._to.segment(base)
             if base not in copied and not self._file(path, target, None if whole else mark.at_byte):
                 return False
+            if not whole and self._was_sealed(target):  # meanwhile: the mark is not of what was copied
+                return False
             if whole:
                 copied.add(base)
         return True
+
+    def _was_sealed(self, copy: Path) -> bool:
+        header = frames.read_segment_header(self._disk.read(copy, 0, frames.SEGMENT_BYTES))
+        return header is not None and header.form == frames.SEALED
 
     def _mark(self) -> tuple[HighWater, bool]:
         """What is confirmed, and whether the segment there is sealed.

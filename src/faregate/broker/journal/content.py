@@ -36,7 +36,7 @@ def write_rows(envelopes: Sequence[Envelope], topics: Sequence[int]) -> bytes:
     """The body of a frame of rows: the topic of all of them, or the topic of each, and the envelopes. Raises
     `Unwritable`."""
     alike = topics[0] if topics and topics.count(topics[0]) == len(topics) else topics
-    if any([envelope.delay is not None for envelope in envelopes]):  # of no use to who reads the log
+    if any(envelope.delay is not None for envelope in envelopes):  # of no use to who reads the log
         envelopes = [msgspec.structs.replace(envelope, delay=None) for envelope in envelopes]
     try:
         body = _encode((alike, envelopes))
@@ -140,7 +140,7 @@ class Rows:
             key: PublicationKey = envelope.publication_id
             if envelope.replay or envelope.attempt_id is not None or topic in restricted:
                 recipients = envelope.recipients if topic in restricted else ()
-                key = publication_key(key, envelope.replay, envelope.attempt_id, recipients)
+                key = publication_key(envelope.publication_id, envelope.replay, envelope.attempt_id, recipients)
             yield key, envelope.body_digest
 
     def altered(self) -> list[int]:

@@ -57,7 +57,7 @@ def export_parquet(
         {"faregate.journal": reader.meta.id, "faregate.start": str(first), "faregate.end": str(max(first, last))}
     )
     rows = groups = 0
-    batches = _progressing(reader.batches(first, max(first, last)), first, last, progress)
+    batches = _progressing(reader.batches(first, max(first, last), rows=_ROWS), first, last, progress)
     with replacing(target) as file, parquet.ParquetWriter(file, schema, compression="zstd") as writer:
         for group in _groups(batches, types):
             writer.write_table(group.replace_schema_metadata(schema.metadata), row_group_size=group.num_rows)

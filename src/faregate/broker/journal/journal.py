@@ -458,13 +458,13 @@ class Journal:
         self._flush_side_logs()
         told: list[_Told] = [(item, *result) for item, result in results.items()]
         # Then whoever waits behind all of them.
-        for item in group:
-            if isinstance(item, Call):
-                error = self._in_thread_call(item)
-                if item.told_in_thread:
-                    item.done((), error)
+        for call in group:
+            if isinstance(call, Call):
+                error = self._in_thread_call(call)
+                if call.told_in_thread:
+                    call.done((), error)
                 else:
-                    told.append((item, (), error))
+                    told.append((call, (), error))
         return told
 
     def _in_thread_append(self, items: Sequence[Append], results: _Results) -> None:

@@ -118,7 +118,7 @@ class Log:
         offsets = range(first, first + len(envelopes))
         moment = self._next_time()
         bodies = [(write_rows(envelopes[a:b], topics[a:b]), envelopes[a:b]) for a, b in _pieces(envelopes)]
-        if any([len(body) > frames.LONGEST_BODY for body, _ in bodies]):
+        if any(len(body) > frames.LONGEST_BODY for body, _ in bodies):
             raise MessageTooLarge(f"a message is over what a journal takes, {frames.LONGEST_BODY} bytes")
         mark = batch if batch is not None else (os.urandom(16) if len(bodies) > 1 else NO_BATCH)
         self._make_room(sum([FRAME_BYTES + frames.padded(len(body)) for body, _ in bodies]), moment)
@@ -340,14 +340,14 @@ class Log:
             self.next_offset, self.commit = self._point.offset, self._point.commit
             self.time = max(self.time, self._point.time)
         kept = self._scan(segment, data)
+        unknown = frames.describe_unknown(data, kept)
+        if unknown is not None:
+            raise JournalTooNew(f"{path} {unknown}")
         if mark is not None and mark.segment == base and segment.at_byte < mark.at_byte:
             raise self._corrupt(path, segment.at_byte, f"confirmed up to byte {mark.at_byte}")
         later = frames.later_frame(data, header, kept, self.commit)
         if later is not None:
             raise self._corrupt(path, segment.at_byte, f"a sound frame of a later commit follows at {later.at_byte}")
-        unknown = frames.describe_unknown(data, segment.at_byte)
-        if unknown is not None:
-            raise JournalTooNew(f"{path} {unknown}")
         self._cut_tail(segment, data)
         self._segment = segment
         if header.version < frames.VERSION:  # no frame of rows may follow here

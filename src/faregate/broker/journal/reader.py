@@ -199,6 +199,11 @@ class JournalReader:
         """What a segment says of itself; None while it is written to."""
         return self._view(base, self.high_water()).footer
 
+    def is_sealed(self, base: int) -> bool:
+        """Whether its messages are in columns, for good."""
+        header = self._view(base, self.high_water()).header
+        return header.form == frames.SEALED or header.version < frames.VERSION
+
     def segment_frames(self, base: int) -> Iterator[tuple[frames.Frame, memoryview]]:
         """The frames of one segment with their bodies, checked."""
         mark = self.high_water()

@@ -137,7 +137,7 @@ class Recovered(NamedTuple):
     """Key and body digest of the last messages, in their order."""
 
 
-def recover(layout: Layout, disk: Disk, reader: JournalReader, topology: Topology, window: int) -> Recovered:
+def recover(layout: Layout, disk: Disk, reader: JournalReader, topology: Topology, window: int = 0) -> Recovered:
     """`window`: how many publications are to be recognised when they come again."""
     snapshot = find_json(layout.snapshot, disk, Snapshot) or Snapshot()
     bases = layout.segment_bases(disk)

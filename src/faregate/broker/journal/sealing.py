@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import msgspec
@@ -70,11 +70,11 @@ class Rewrite:
         """Whether it is in columns already."""
         return is_sealed(self._header)
 
-    def write(self) -> Iterator[None]:
+    def write(self) -> Generator[None, None, None]:
         """Write, check and sync it aside. Gives way after each slice; whoever asks for no more leaves nothing."""
         file = self._disk.create(self._aside, 0)
         try:
-            written = _Columns(self._header, file, self._disk)
+            written = _Columns(self._header, file)
             yield from written.take(self._slices())
             written.end(self._footer)
             file.sync()
@@ -158,12 +158,14 @@ def _ranges_fit(footer: Footer, before: Footer) -> bool:
 class _Columns:
     """Puts slices together to large frames."""
 
-    def __init__(self, source: SegmentHeader, file: File, disk: Disk) -> None:
+    def __init__(self, source: SegmentHeader, file: File) -> None:
         self.segment = Segment(new_header(source.base, source.commit, source.time, frames.SEALED), file)
         self.segment.start()
         self._ranges: list[BatchRange] = []
         self._waiting: list[Any] = []
-        self._rows = self._bytes = self._next = 0
+        self._rows = self._bytes = 0
+        self._next = 0
+        """The offset that would follow."""
         self._last: Frame | None = None
 
     def take(self, slices: Iterator[tuple[Frame, Any]]) -> Iterator[None]:
@@ -231,7 +233,7 @@ class Sealer:
             self._thread = threading.Thread(target=self._run, name="faregate-sealer", daemon=True)
             self._thread.start()
 
-    def stop(self, seconds: float = 5.0) -> None:
+    def stop(self, seconds: float = 1.0) -> None:
         """What is half done is left behind; a thread that hangs, too."""
         self._stopped = True
         self._wanted.set()

@@ -1,4 +1,4 @@
-"""`faregate journal`: look at a journal, check and repair it, export it, back it up.
+"""`faregate journal`: look at a journal, check, repair and upgrade it, export it, back it up.
 
 What needs pyarrow is imported by the command that uses it: the rest of the command line starts without it.
 """
@@ -17,7 +17,9 @@ from faregate.units import bytes_text
 if TYPE_CHECKING:
     from faregate.broker.journal.reader import JournalReader
 
-journal = typer.Typer(no_args_is_help=True, help="Look at a journal, check and repair it, export it, back it up.")
+journal = typer.Typer(
+    no_args_is_help=True, help="Look at a journal, check and repair it, export it, back it up, upgrade it."
+)
 
 Types = Annotated[list[str] | None, typer.Option("--type", help="Only messages of this type; may be repeated.")]
 
@@ -154,6 +156,25 @@ def restore(
 ) -> None:
     """Make a journal from a backup, in an empty or new folder, and check it."""
     _copy(folder_of(source), folder_of(target), "restored", as_json)
+
+
+@journal.command()
+def upgrade(path: JournalPath, as_json: AsJson = False) -> None:
+    """Rewrite what an older version of Faregate has written, in the form of this one.
+
+    Not needed to go on with a journal, but it makes it smaller and faster to read. No bus may run on it. If it is
+    interrupted, run it again: it goes on.
+    """
+    from faregate.broker.journal.upgrade import upgrade as bring_up
+
+    root = folder_of(path)
+    with plain_errors(), progress("rewriting", in_bytes=False) as tell:
+        done = bring_up(root, tell)
+    told = (
+        f"{root} is in version {done.version} of the format; rewrote {counted(done.segments, 'segment')}, "
+        f"{bytes_text(done.bytes_before)} before and {bytes_text(done.bytes)} now"
+    )
+    answer({"path": str(root), **done._asdict()}, told, as_json=as_json)
 
 
 def _copy(source: Path, target: Path, done: str, as_json: bool) -> None:

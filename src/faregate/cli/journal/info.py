@@ -46,7 +46,7 @@ def describe(path: Path) -> dict[str, Any]:
             {"name": each.name, "offset": each.offset, "lag": max(0, mark.offset - each.offset)}
             for each in reader.reader_offsets()
         ]
-        found = recover(layout, disk, reader, topology)
+        found = recover(layout, disk, reader, topology).queues
     except (JournalCorrupt, OffsetGone) as exc:
         trouble.append(f"what waits cannot be told: {exc}")
     queues = [
@@ -70,7 +70,8 @@ def describe(path: Path) -> dict[str, Any]:
         "segments": {
             "count": len(segments),
             "bytes": sum(each.size for each in segments),
-            "sealed": sum(each.sealed for each in segments),
+            "sealed": sum(each.form == "sealed" for each in segments),
+            "rolled": sum(each.form == "rolled" for each in segments),
             "compacted": len(compacted),
             "compacted_messages": sum(compacted),
         },
@@ -95,7 +96,8 @@ def _process(holder: str | None) -> int | str | None:
 
 class _Segment(NamedTuple):
     size: int
-    sealed: bool
+    form: str
+    """hot (written to), rolled, or sealed"""
     told: Footer | None
     """What its footer says, or would say now; None for one that is damaged."""
 
@@ -109,12 +111,13 @@ def _segments(reader: JournalReader, mark: HighWater, trouble: list[str]) -> lis
         try:
             size = disk.size(layout.segment(base))
             footer = reader.footer(base)
-            found.append(_Segment(size, footer is not None, footer or _count(reader, base)))
+            form = "hot" if footer is None else "sealed" if reader.is_sealed(base) else "rolled"
+            found.append(_Segment(size, form, footer or _count(reader, base)))
         except (FileNotFoundError, OffsetGone):
             continue  # retention has taken it
         except JournalCorrupt as exc:
             trouble.append(str(exc))
-            found.append(_Segment(size, False, None))
+            found.append(_Segment(size, "damaged", None))
     return found
 
 
@@ -140,8 +143,8 @@ def show(told: dict[str, Any]) -> None:
     if told["first_time"] is not None:
         facts.add_row("times", f"{told['first_time']} to {told['last_time']}")
     segments = told["segments"]
-    kinds = f"{segments['sealed']:,} sealed" + (
-        f", {segments['compacted']:,} compacted" if segments["compacted"] else ""
+    kinds = ", ".join(
+        f"{segments[form]:,} {form}" for form in ("sealed", "rolled", "compacted") if segments[form] or form == "sealed"
     )
     facts.add_row("segments", f"{segments['count']:,} ({kinds}), {bytes_text(segments['bytes'])}")
     if told["spool"]:
