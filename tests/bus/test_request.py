@@ -562,20 +562,38 @@ async def test_an_answer_of_a_class_that_was_not_named_is_an_error_that_says_so(
             await ask(bus, "gone", reply=PriceFound)
 
 
-async def test_two_classes_of_one_name_need_reply_to_choose() -> None:
+async def test_of_two_classes_of_one_name_the_one_beside_the_command_is_taken() -> None:
     shop = Shop()
 
     class Mine(fg.Event, wire="PriceFound"):
         sku: str
 
     async with fg.Bus("memory:", nodes=shop.nodes) as bus:
-        try:
-            with pytest.raises(fg.UnknownType, match=r"several classes .*PriceFound.*Mine.*reply="):
-                await ask(bus, "17")
-            assert await ask(bus, "17", reply=Mine) == Mine(sku="17")
-        finally:
-            forget(Mine)
         assert await ask(bus, "17") == PriceFound(sku="17", cents=100)
+        assert await ask(bus, "17", reply=Mine) == Mine(sku="17")
+    forget(Mine)
+
+
+async def test_two_classes_of_one_name_in_one_place_need_reply_to_choose() -> None:
+    shop, other = fg.Node("shop"), fg.Node("other")
+
+    class Ask(fg.Command):
+        sku: str
+
+    class One(fg.Event, wire="told"):
+        sku: str
+
+    class Two(fg.Event, wire="told"):
+        sku: str
+
+    @other.on(Ask)
+    async def find(asked: Ask) -> fg.Outgoing:
+        return fg.reply(One(sku=asked.sku))
+
+    async with fg.Bus("memory:", nodes=[shop, other]) as bus:
+        with pytest.raises(fg.UnknownType, match=r"several classes .*One.*Two.*reply="):
+            await bus.request(Ask(sku="17"), to="other", node="shop", timeout=LONG)
+        assert await bus.request(Ask(sku="17"), to="other", node="shop", reply=Two, timeout=LONG) == Two(sku="17")
 
 
 async def test_an_answer_that_no_class_is_called_is_an_error_that_says_so() -> None:

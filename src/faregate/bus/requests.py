@@ -175,19 +175,19 @@ class Requests:
             self._failed += 1
             reason, error = reply.headers.get(REASON, "failed"), plain(reply.headers.get(ERROR, ""))
             raise RequestFailed(f"{asked} is a dead letter there ({plain(reason)}): {error}", reason=reason)
-        cls = self._class_of(reply, asked, classes)
+        cls = self._class_of(reply, command.message_type.cls, asked, classes)
         if cls not in self._readers:
             self._readers[cls] = BodyReader(cls, limit=self._limit)
         message = self._readers[cls].read(reply)
         self._answered += 1
         return message
 
-    def _class_of(self, reply: Envelope, asked: str, classes: Sequence[type]) -> type:
+    def _class_of(self, reply: Envelope, command: type, asked: str, classes: Sequence[type]) -> type:
         if classes:
             named = [cls for cls in classes if wire_of(cls) == reply.type]
         else:
             own = self._classes.get(reply.type)
-            named = classes_named(reply.type) if own is None else [own]
+            named = _beside(command, classes_named(reply.type)) if own is None else [own]
         if len(named) == 1:
             return named[0]
         if named:
@@ -211,6 +211,14 @@ class Requests:
                             "the same. Ask for its outcome when the bus runs again"
                         )
                     )
+
+
+def _beside(command: type, named: list[type]) -> list[type]:
+    """Of several classes with one wire name, those that were declared where the command was: in the same function, or
+    else in the same module. All of them, if none was."""
+    scope = command.__qualname__.rpartition(".")[0]
+    module = [cls for cls in named if cls.__module__ == command.__module__]
+    return [cls for cls in module if cls.__qualname__.rpartition(".")[0] == scope] or module or named
 
 
 def wire_of(cls: type) -> str:

@@ -135,7 +135,7 @@ class Seen:
         now = time.monotonic()
         missing = self.missing()
         if self._shows_url:
-            yield Text(plain(self._url), "dim")
+            yield Text(plain(self._url), "dim", no_wrap=True, overflow="ignore")
         for node in dict.fromkeys([*self._expected, *sorted(node for node, _ in self._last)]):
             yield Text(plain(node), "bold")
             if node in missing:
@@ -150,7 +150,7 @@ class Seen:
 
 def _table(found: list[tuple[float, Heartbeat]], now: float) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    table.add_column("  INSTANCE", overflow="fold")
+    table.add_column("  INSTANCE", no_wrap=True, overflow="fold")
     table.add_column("TAKES", overflow="fold")
     table.add_column("PARTS", overflow="fold")
     for name in ("PER S", "HANDLED", "AGAIN", "DEAD", "BUSY"):
