@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from faregate.codec import BodyReader
-from faregate.core.replies import ERROR, FAILED, REASON, Replies
+from faregate.core.replies import ERROR, FAILED, FILTERED, REASON, Replies
 from faregate.core.sender import Sender
 from faregate.errors import (
     ConfigurationError,
@@ -51,7 +51,7 @@ class RequestCounts(NamedTuple):
     waiting: int
     answered: int
     failed: int
-    """Whose request became a dead letter."""
+    """Whose request became a dead letter, or was filtered."""
     timed_out: int
     late: int
     """Replies that came when nobody waited for them any more, second ones included."""
@@ -174,7 +174,8 @@ class Requests:
         if reply.type == FAILED:
             self._failed += 1
             reason, error = reply.headers.get(REASON, "failed"), plain(reply.headers.get(ERROR, ""))
-            raise RequestFailed(f"{asked} is a dead letter there ({plain(reason)}): {error}", reason=reason)
+            what = "was handled by nobody" if reason == FILTERED else f"is a dead letter there ({plain(reason)})"
+            raise RequestFailed(f"{asked} {what}: {error}", reason=reason)
         cls = self._class_of(reply, asked, classes)
         if cls not in self._readers:
             self._readers[cls] = BodyReader(cls, limit=self._limit)

@@ -8,7 +8,7 @@ Rules kept here:
 - A reply is for a process that waits now. What cannot reach it is dropped and counted, and is never a dead letter: the
   effects of the handler are committed, and whoever asked runs into its timeout.
 - A reply to a message that nobody asked by is dropped as well, so that one handler serves `bus.send` and `bus.request`.
-- Whoever asked learns that its request is a dead letter from a reply of the type `FAILED`.
+- Whoever asked learns from a reply of the type `FAILED` that its request is a dead letter, or was filtered.
 """
 
 import logging
@@ -25,6 +25,8 @@ log = logging.getLogger("faregate.bus")
 
 FAILED = "(failed)"
 """No message can have this name."""
+FILTERED = "filtered"
+"""The reason of a request that is no dead letter."""
 REASON, ERROR = "reason", "error"
 """The headers of a reply that says so: it has no body, since a codec of somebody else might not take ours."""
 _LONGEST_ERROR = 2_000
