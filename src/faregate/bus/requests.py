@@ -32,7 +32,7 @@ from faregate.errors import (
     check_delay,
 )
 from faregate.ids import message_id
-from faregate.message import REPLY_TO, Envelope, Kind, classes_named, describe, known
+from faregate.message import REPLY_TO, Envelope, Kind, classes_named, describe_either, known
 from faregate.node.outgoing import Outgoing
 from faregate.plain import plain
 from faregate.ports.clock import Clock
@@ -232,6 +232,5 @@ def check_reply(reply: type | Sequence[type] | None) -> Sequence[type]:
         return ()
     classes = (reply,) if isinstance(reply, type) else tuple(reply)
     for cls in classes:
-        declared = known(cls) if isinstance(cls, type) else None
-        describe(cls, "event" if declared is None else declared.kind)
+        describe_either(cls)
     return classes
