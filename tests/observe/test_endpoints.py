@@ -86,6 +86,23 @@ async def test_a_store_that_does_not_answer_is_not_ready() -> None:
     assert status == 503 and "does not answer: StoreUnavailable: the disk is gone" in body
 
 
+async def test_stores_are_asked_at_the_same_time() -> None:
+    asked = 0
+    all_asked = asyncio.Event()
+
+    async def floor(*_: object) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            all_asked.set()
+        await all_asked.wait()
+
+    stores = {"shop": "memory:one", "billing": "memory:two"}
+    async with fg.Bus("memory:", nodes=nodes(), store=stores) as bus:
+        with mock.patch.object(type(next(iter(bus.stores.values()))), "floor", floor):
+            assert await bus.unready() == []
+
+
 async def test_a_connection_that_is_lost_is_not_ready() -> None:
     class Remote(MemoryTransport):
         is_connected = True
