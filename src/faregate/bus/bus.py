@@ -165,7 +165,7 @@ class Bus:
         self.content_type = writer.content_type
         """What this bus writes."""
         keys, classes = shared_keys(self.nodes.values()), message_classes(self.nodes.values())
-        replies = Replies(self._transport)
+        replies = Replies(self._transport, self._circuit)
         self._requests = Requests(self._transport, self.url, self.clock, replies, classes, limit)
         self._senders = {
             node.name: Sender(
