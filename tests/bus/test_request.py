@@ -408,10 +408,25 @@ async def test_a_request_that_nobody_asked_fails_as_any_command(place: dict[str,
         assert bus.request_counts() == fg.RequestCounts(0, 0, 0, 0, 0, 0, 0)
 
 
-async def test_a_request_that_expires_is_told_of() -> None:
+async def test_a_request_that_a_filter_leaves_out_is_told_of_at_once(place: dict[str, Any]) -> None:
+    shop = Shop(where="sku = '17'")
+    async with fg.Bus(**place, nodes=shop.nodes) as bus:
+        for dropped in await asyncio.gather(*(ask(bus, sku) for sku in ("18", "19")), return_exceptions=True):
+            assert isinstance(dropped, fg.RequestFailed) and dropped.reason == "filtered"
+            assert "was handled by nobody: Permanent: the filter (where=)" in str(dropped)
+        assert (await ask(bus, "17")).sku == "17"
+        await bus.send(AskPrice(sku="20"), to="prices", node="shop")
+        await bus.idle(LONG)
+        assert bus.outcomes()["filtered"] == 3
+        assert bus.request_counts() == fg.RequestCounts(0, 1, 2, 0, 0, 0, 0)
+        assert await outbox_of(bus) == 0 and not await bus.poisoned()
+    assert shop.calls == {"17": 1}
+
+
+async def test_a_request_that_expires_is_told_of(place: dict[str, Any]) -> None:
     shop, clock = Shop(order=fg.Serial()), FakeClock()
     shop.may_answer.clear()
-    async with fg.Bus("memory:", nodes=shop.nodes, clock=clock, stall_seconds=None) as bus:
+    async with fg.Bus(**place, nodes=shop.nodes, clock=clock, stall_seconds=None) as bus:
         await bus.pause("prices", AskPrice)
         asked = asyncio.ensure_future(ask(bus, "17", expires=5))
         await clock.advance(6)
