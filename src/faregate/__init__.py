@@ -87,7 +87,7 @@ from faregate.message import Command, Envelope, Event, command, event
 from faregate.node.key import Each
 from faregate.node.kill_switch import KillSwitch
 from faregate.node.node import Node
-from faregate.node.outgoing import Options, Outgoing, publish, reply, send
+from faregate.node.outgoing import Options, Outgoing, Reply, publish, reply, send
 from faregate.node.policy import ByKey, Parallel, Redeliver, Requeue, Retry, Serial
 from faregate.node.rules import When
 from faregate.ports.dead_letter import DeadLetter
@@ -155,6 +155,7 @@ __all__ = [
     "QueueDiffers",
     "QueueNotFound",
     "Redeliver",
+    "Reply",
     "RequestCounts",
     "RequestFailed",
     "RequestTimeout",

@@ -288,7 +288,10 @@ class _Parser:
 
         def compared(message: Any, headers: Headers) -> bool | None:
             value = read(message, headers)
-            return None if value is None else compare(value, wanted)
+            try:
+                return None if value is None else compare(value, wanted)
+            except ArithmeticError:  # a Decimal that is no number
+                return None
 
         return compared
 
@@ -318,7 +321,7 @@ def _value(name: Name, literal: _Literal) -> Any:
 
 
 def _like(pattern: str, escape: str | None) -> Callable[[str], bool]:
-    """Matching by parts between the `%`, left to right: linear, where a regular expression could backtrack."""
+    """Matching by parts between the `%`, left to right, where one regular expression could backtrack without end."""
     parts: list[list[str | None]] = [[]]
     characters = iter(pattern)
     for character in characters:
@@ -329,26 +332,39 @@ def _like(pattern: str, escape: str | None) -> Callable[[str], bool]:
         else:
             parts[-1].append(None if character == "_" else character)
 
-    def fits(part: list[str | None], text: str, start: int) -> bool:
-        return all(want is None or want == text[start + i] for i, want in enumerate(part))
+    first, *rest = map(_finder, parts)
+    sizes = [len(part) for part in parts]
 
     def like(text: str) -> bool:
-        first, *rest = parts
-        if len(first) > len(text) or not fits(first, text, 0):
+        at, end = sizes[0], len(text) - (sizes[-1] if rest else 0)
+        if first(text, 0, at) != 0:
             return False
         if not rest:
-            return len(first) == len(text)
-        *middle, last = rest
-        at, end = len(first), len(text) - len(last)
-        if end < at or not fits(last, text, end):
+            return at == end
+        if end < at or rest[-1](text, end, len(text)) != end:
             return False
-        for part in middle:
-            at = next((i for i in range(at, end - len(part) + 1) if fits(part, text, i)), -1) + len(part)
-            if at < len(part):
+        for find, size in zip(rest[:-1], sizes[1:-1], strict=True):
+            found = find(text, at, end)
+            if found < 0:
                 return False
+            at = found + size
         return True
 
     return like
+
+
+def _finder(part: list[str | None]) -> Callable[[str, int, int], int]:
+    """Where a part stands first in a stretch of a text, or -1; None in it stands for any character."""
+    if None not in part:
+        whole = "".join(filter(None, part))
+        return lambda text, start, end: text.find(whole, start, end)
+    search = re.compile("".join("." if each is None else re.escape(each) for each in part), re.DOTALL).search
+
+    def find(text: str, start: int, end: int) -> int:
+        found = search(text, start, end)
+        return -1 if found is None else found.start()
+
+    return find
 
 
 def _negate(test: Test) -> Test:

@@ -281,7 +281,8 @@ class UninterpretedEffect(Permanent):
 
 
 class RequestFailed(Permanent):
-    """A request became a dead letter where it was handled: `reason` is that of the dead letter."""
+    """A request became a dead letter where it was handled: `reason` is that of the dead letter. Or `reason` is
+    "filtered": the filter (`where=`) of its handler does not take it."""
 
     def __init__(self, *args: object, reason: str = "failed") -> None:
         super().__init__(*args)

@@ -152,6 +152,12 @@ def describe(cls: object, kind: Kind) -> MessageType:
     return found
 
 
+def describe_either(cls: object) -> MessageType:
+    """The same where both kinds will do: it is what it was declared as, or an event."""
+    found = known(cls) if isinstance(cls, type) else None
+    return describe(cls, "event" if found is None else found.kind)
+
+
 _ARTICLE = {"event": "an event", "command": "a command"}
 _HINT = {
     "event": "publish it, and subscribe to it with on(…, source='the publishing node')",

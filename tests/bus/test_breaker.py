@@ -13,6 +13,7 @@ from faregate.core.breaker import Circuit
 from faregate.message import Envelope
 from faregate.testing import FakeClock
 from faregate.testing.clock import rest
+from faregate.transports.memory import MemoryTransport
 from tests.core.rig import INSERT, LONG, TABLE, Answered, Asked, Told, notes, numbers
 
 
@@ -380,6 +381,95 @@ async def test_the_dispatcher_goes_on_at_once_when_the_trial_of_another_closes_i
         await trial
         await asyncio.wait_for(bus.idle(), LONG)
         assert sorted(heard) == [1, 2]
+
+
+# --- replies -----------------------------------------------------------------------------------------------------
+
+
+class Remote(MemoryTransport):
+    """It is reached by a connection, which replies need, too."""
+
+    is_connected = True
+    is_down = False
+    replied = 0
+
+    async def reply(self, envelopes: Sequence[Envelope]) -> int:
+        self.replied += 1
+        if self.is_down:
+            raise fg.BrokerUnavailable("the broker is away")
+        return await super().reply(envelopes)
+
+
+def replying_bus(transport: MemoryTransport, **options: Any) -> fg.Bus:
+    nodes = [fg.Node("asking"), fg.Node("answering"), fg.Node("later")]
+
+    async def answer(told: Told) -> fg.Reply[Answered]:
+        return fg.reply(Answered(n=told.n))
+
+    for node in nodes[1:]:
+        node.on(Told)(answer)
+    return fg.Bus(transport, nodes=nodes, stall_seconds=None, **options)
+
+
+async def asks(bus: fg.Bus, *nodes: str) -> list[asyncio.Task[Any]]:
+    asked = [bus.request(Told(n=n), to=node, node="asking", timeout=60) for n, node in enumerate(nodes)]
+    tasks = [asyncio.ensure_future(each) for each in asked]
+    await rest(200)
+    return tasks
+
+
+@pytest.mark.parametrize("store", ["memory:", None])
+async def test_replies_are_dropped_while_it_is_open_and_one_may_be_the_trial(
+    store: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = FakeClock()
+    transport = Remote(clock=clock)
+    async with replying_bus(transport, store=store, clock=clock) as bus:
+        await bus.pause()
+        *dropped, answered = await asks(bus, "answering", "answering", "later")
+        Outage(bus, monkeypatch)
+        await fail(bus, 5)
+        await bus.resume("answering")
+        async with asyncio.timeout(LONG):
+            while bus.outcomes()["handled"] < 2 or (bus.outboxes() and bus.outboxes()[0].waiting):
+                await clock.advance(0.001)
+        assert transport.replied == 0
+        assert bus.request_counts().unreached == 2
+        assert sum("replies are dropped" in each.message for each in caplog.records) == 1
+        assert bus.breaker is not None and bus.breaker.state == "open"
+
+        clock.jump(6)
+        await bus.resume("later")
+        assert await asyncio.wait_for(answered, LONG) == Answered(n=2)
+        assert transport.replied == 1
+        assert bus.breaker.state == "closed"
+        for each in dropped:
+            each.cancel()
+
+
+async def test_replies_that_fail_open_it() -> None:
+    clock = FakeClock()
+    transport = Remote(clock=clock)
+    async with replying_bus(transport, store="memory:", clock=clock) as bus:
+        transport.is_down = True
+        [asked] = await asks(bus, "answering")
+        await clock.advance(50)
+        assert bus.breaker is not None and bus.breaker.state == "open"
+        assert transport.replied == 5  # then it is dropped, and holds up nothing behind it
+        assert bus.request_counts().unreached == 1
+        asked.cancel()
+
+
+async def test_within_a_process_replies_arrive_whatever_the_breaker_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
+    async with replying_bus(MemoryTransport(clock=clock), store="memory:", clock=clock) as bus:
+        await bus.pause("answering", Told)
+        [asked] = await asks(bus, "answering")
+        Outage(bus, monkeypatch)
+        await fail(bus, 5)
+        await bus.resume("answering", Told)
+        assert await asyncio.wait_for(asked, LONG) == Answered(n=0)
+        assert bus.breaker is not None and bus.breaker.state == "open"
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,11 @@ from typing import Any
 import pytest
 
 import faregate as fg
+from faregate.bus.supplied import Waiting
 from faregate.errors import StoreUnavailable
 from faregate.message import Envelope
+from faregate.ports.clock import SystemClock
+from faregate.stores.sqlite import SqliteStore
 from faregate.stores.sqlite.transaction import SqliteTransaction
 from faregate.testing import FakeClock
 from faregate.transports.memory import MemoryTransport
@@ -345,6 +348,84 @@ async def test_a_claim_on_a_business_key_is_free_again_when_its_message_goes_bac
         outage.is_down = False
         await until(lambda: bus.outcomes()["handled"] == 5, clock)
         assert len(await effects(bus)) == 5
+
+
+@pytest.mark.parametrize("how", ["resume", "store"])
+async def test_what_was_fetched_goes_back_even_if_somebody_resumes_or_the_store_goes_meanwhile(
+    how: str, tmp_path: Path
+) -> None:
+    """A trip gives back what was fetched, one after another; to end that half-way would leave the rest nowhere."""
+    clock, phase, count = FakeClock(), "first", 40
+    reader, handled, tripped = fg.Node("worker"), set[int](), asyncio.Event()
+
+    @reader.on(Step, source="shop", retry=None, redeliver=fg.Redeliver(10, 20, 30), order=fg.Parallel(2))
+    async def work(step: Step) -> None:
+        nonlocal phase
+        if phase == "first":
+            raise ValueError("not yet")
+        if phase == "trip":
+            phase = "well"
+            tripped.set()
+            raise fg.Unavailable("down", retry_after=1)
+        handled.add(step.number)
+
+    store = SqliteStore(f"sqlite:{tmp_path}/store.db", clock=clock)
+    async with fg.Bus(
+        CoreOnly(clock), nodes=[SHOP, reader], store={"worker": store}, clock=clock, stall_seconds=None
+    ) as bus:
+        await bus.publish_many(steps(count), node="shop")
+        await until(lambda: bus.outcomes()["redelivered"] == count, clock, 0.001)
+        phase, worker = "trip", worker_of(bus)
+
+        async def interfere() -> None:
+            await tripped.wait()
+            while not worker.switch.is_open:  # noqa: ASYNC110 (to the turn of the loop)
+                await asyncio.sleep(0)
+            for _ in range(3):
+                await asyncio.sleep(0)
+            if how == "resume":
+                await bus.resume("worker", Step)
+            else:
+                worker.switching.store_is_down("the connection is lost")
+
+        interfering = asyncio.create_task(interfere())
+        await clock.advance(11)
+        await until(lambda: len(handled) == count, clock)
+        await interfering
+
+
+async def test_a_pause_while_a_lane_gives_back_lets_its_partition_go(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    giving, go_on = asyncio.Event(), asyncio.Event()
+    park_or_count = Waiting._park_or_count
+
+    async def slow(self: Any, *given: Any) -> Any:
+        giving.set()
+        await go_on.wait()
+        return await park_or_count(self, *given)
+
+    monkeypatch.setattr(Waiting, "_park_or_count", slow)
+    node, handled = fg.Node("worker"), list[int]()
+
+    @node.on(Step, source="shop", order=fg.Serial(), retry=None, redeliver=fg.Redeliver(0.05, 0.05))
+    async def work(step: Step, ctx: fg.Context) -> None:
+        if step.number == 0 and not ctx.redeliveries:
+            raise ValueError("not yet")
+        handled.append(step.number)
+
+    clock = SystemClock()
+    where = {"store": f"sqlite:{tmp_path}/store.db", "stall_seconds": None}
+    async with fg.Bus(Parted(clock), nodes=[SHOP, node], clock=clock, **where) as bus:  # type: ignore[arg-type]
+        await bus.publish_many(steps(20, keys=1), node="shop")
+        await giving.wait()
+        pausing = asyncio.create_task(bus.pause("worker", Step))
+        await asyncio.sleep(0.05)
+        go_on.set()
+        await pausing
+        await bus.resume("worker", Step)
+        await until(lambda: len(handled) == 20)
+    assert handled == list(range(20))
 
 
 # --- order -------------------------------------------------------------------------------------------------------
@@ -832,6 +913,30 @@ async def test_the_ready_made_http_probe() -> None:
             await fg.probes.http(f"http://127.0.0.1:{port}/health")()
     with pytest.raises(fg.ConfigurationError, match=r"http:// or https:// URL; got 'ftp://u:\*\*\*@x'"):
         fg.probes.http("ftp://u:secret@x")
+
+
+async def test_a_ready_made_probe_that_hangs_is_asked_once_at_a_time_and_leaves_other_threads_alone() -> None:
+    asked, over = 0, asyncio.Event()
+
+    async def never_ends(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        writer.write(b"HTTP/1.1 200 OK\r\nX: ")
+        await over.wait()
+        writer.close()
+
+    server = await asyncio.start_server(never_ends, "127.0.0.1", 0)
+    probe = fg.probes.http(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", seconds=30)
+    first = asyncio.ensure_future(probe())
+    while not asked:  # noqa: ASYNC110 (another thread asks)
+        await asyncio.sleep(0.001)
+    first.cancel()
+    assert [await probe() for _ in range(3)] == [False] * 3 and asked == 1
+    async with asyncio.timeout(10):
+        assert await asyncio.gather(*(asyncio.to_thread(int) for _ in range(50))) == [0] * 50
+    over.set()
+    server.close()
+    await server.wait_closed()
 
 
 async def test_the_ready_made_sql_probe(store_url: str, tmp_path: Path) -> None:

@@ -408,10 +408,25 @@ async def test_a_request_that_nobody_asked_fails_as_any_command(place: dict[str,
         assert bus.request_counts() == fg.RequestCounts(0, 0, 0, 0, 0, 0, 0)
 
 
-async def test_a_request_that_expires_is_told_of() -> None:
+async def test_a_request_that_a_filter_leaves_out_is_told_of_at_once(place: dict[str, Any]) -> None:
+    shop = Shop(where="sku = '17'")
+    async with fg.Bus(**place, nodes=shop.nodes) as bus:
+        for dropped in await asyncio.gather(*(ask(bus, sku) for sku in ("18", "19")), return_exceptions=True):
+            assert isinstance(dropped, fg.RequestFailed) and dropped.reason == "filtered"
+            assert "was handled by nobody: Permanent: the filter (where=)" in str(dropped)
+        assert (await ask(bus, "17")).sku == "17"
+        await bus.send(AskPrice(sku="20"), to="prices", node="shop")
+        await bus.idle(LONG)
+        assert bus.outcomes()["filtered"] == 3
+        assert bus.request_counts() == fg.RequestCounts(0, 1, 2, 0, 0, 0, 0)
+        assert await outbox_of(bus) == 0 and not await bus.poisoned()
+    assert shop.calls == {"17": 1}
+
+
+async def test_a_request_that_expires_is_told_of(place: dict[str, Any]) -> None:
     shop, clock = Shop(order=fg.Serial()), FakeClock()
     shop.may_answer.clear()
-    async with fg.Bus("memory:", nodes=shop.nodes, clock=clock, stall_seconds=None) as bus:
+    async with fg.Bus(**place, nodes=shop.nodes, clock=clock, stall_seconds=None) as bus:
         await bus.pause("prices", AskPrice)
         asked = asyncio.ensure_future(ask(bus, "17", expires=5))
         await clock.advance(6)
@@ -562,20 +577,38 @@ async def test_an_answer_of_a_class_that_was_not_named_is_an_error_that_says_so(
             await ask(bus, "gone", reply=PriceFound)
 
 
-async def test_two_classes_of_one_name_need_reply_to_choose() -> None:
+async def test_of_two_classes_of_one_name_the_one_beside_the_command_is_taken() -> None:
     shop = Shop()
 
     class Mine(fg.Event, wire="PriceFound"):
         sku: str
 
     async with fg.Bus("memory:", nodes=shop.nodes) as bus:
-        try:
-            with pytest.raises(fg.UnknownType, match=r"several classes .*PriceFound.*Mine.*reply="):
-                await ask(bus, "17")
-            assert await ask(bus, "17", reply=Mine) == Mine(sku="17")
-        finally:
-            forget(Mine)
         assert await ask(bus, "17") == PriceFound(sku="17", cents=100)
+        assert await ask(bus, "17", reply=Mine) == Mine(sku="17")
+    forget(Mine)
+
+
+async def test_two_classes_of_one_name_in_one_place_need_reply_to_choose() -> None:
+    shop, other = fg.Node("shop"), fg.Node("other")
+
+    class Ask(fg.Command):
+        sku: str
+
+    class One(fg.Event, wire="told"):
+        sku: str
+
+    class Two(fg.Event, wire="told"):
+        sku: str
+
+    @other.on(Ask)
+    async def find(asked: Ask) -> fg.Outgoing:
+        return fg.reply(One(sku=asked.sku))
+
+    async with fg.Bus("memory:", nodes=[shop, other]) as bus:
+        with pytest.raises(fg.UnknownType, match=r"several classes .*One.*Two.*reply="):
+            await bus.request(Ask(sku="17"), to="other", node="shop", timeout=LONG)
+        assert await bus.request(Ask(sku="17"), to="other", node="shop", reply=Two, timeout=LONG) == Two(sku="17")
 
 
 async def test_an_answer_that_no_class_is_called_is_an_error_that_says_so() -> None:

@@ -118,8 +118,12 @@ async def take_all(event: Everything) -> Seen:
     return Seen(name="", tags=[])
 
 
+class Done(fg.Event):
+    count: int
+
+
 @worker.on(DoIt, dedup="off", redeliver=None)
-async def do(command: DoIt) -> None: ...
+async def do(command: DoIt) -> fg.Reply[Done | Seen] | None: ...
 
 
 @other.on(Fewer, source="hub", key="number")

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ CLASSES = [
     contracts.Made,
     contracts.Seen,
     contracts.DoIt,
+    contracts.Done,
     contracts.Grown,
 ]
 
@@ -186,6 +187,34 @@ def test_an_event_and_a_command_may_have_one_wire_name() -> None:
 
 
 def _take(message: Any) -> None: ...
+
+
+def test_what_a_handler_is_annotated_to_answer_with_is_its_reply() -> None:
+    document = documents()["contracts"]
+    reply = document["operations"]["worker.receives.do-it"]["reply"]
+    assert at(document, reply["channel"]["$ref"])["address"] is None
+    assert reply["address"] == {"location": f"$message.header#/{REPLY_TO}"}
+    shown = [at(document, at(document, each["$ref"])["$ref"])["title"] for each in reply["messages"]]
+    assert shown == ["Done", "Seen"]
+    assert "worker.sends.Done" not in document["operations"], "an answer is not published"
+    assert [name for name, each in document["operations"].items() if "reply" in each] == ["worker.receives.do-it"]
+    assert 'Answers with <a href="#message-Done">' in fg.asyncapi.page(document)
+
+
+def test_a_command_is_no_bare_one_as_an_answer() -> None:
+    class Next(fg.Command):
+        number: int
+
+    node = fg.Node("talk")
+
+    @node.on(contracts.Done, source="talk")
+    async def answer(event: contracts.Done) -> AsyncIterator[fg.Reply[Next] | contracts.Seen]:
+        yield fg.reply(Next(number=1))
+
+    document = fg.asyncapi.document(fg.Bus("memory:", nodes=[node]))
+    operation = document["operations"]["talk.receives.Done.from.talk"]
+    assert operation["reply"]["messages"] == [{"$ref": "#/channels/replies/messages/Next"}]
+    assert "talk.sends.Seen" in document["operations"]
 
 
 def test_a_filter_and_several_keys_are_shown() -> None:

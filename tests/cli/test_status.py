@@ -170,7 +170,7 @@ def test_what_somebody_may_have_to_look_at_is_said_below_the_table() -> None:
     with console.capture() as captured:
         console.print(seen.shown())
     shown = captured.get()
-    assert "stopping, paused: kill switch: \\x1b[31mbank is down" in shown
+    assert "one  stopping" in shown and "is paused: kill switch: \\x1b[31mbank is down" in shown
     assert "12 messages wait in the outbox sqlite:./a.db, the oldest for 3.2 s" in shown
     assert "the breaker on sending is open" in shown
     assert "alarms since it started: 1 dead-letter, 2 stalled" in shown

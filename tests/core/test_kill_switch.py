@@ -57,14 +57,28 @@ def test_an_outage_trips_it_after_a_sample_however_many_succeeded_just_before() 
 
 def test_failures_leave_the_window_and_successes_with_them() -> None:
     bank = Bank(window=30, sample=20)
-    for _ in range(100):  # one in two seconds: 15 of them are within the window
+    for number in range(100):  # one in two seconds: 15 of them are within the window
         bank.clock.jump(2)
         bank.fail()
+        bank.succeed(number % 10 == 0)
     assert not bank.switch.is_open
     bank.succeed(1_000)
     bank.clock.jump(31)
     assert not bank.fail(19)
     assert bank.fail(), "what had succeeded is out of the window, too"
+
+
+def test_failures_in_a_row_trip_it_however_long_they_take() -> None:
+    bank = Bank(window=30, sample=20)
+    bank.succeed(5)
+    for _ in range(19):
+        bank.clock.jump(600)
+        assert not bank.fail()
+    bank.clock.jump(600)
+    assert bank.fail()
+    assert bank.switch.reason == "20 messages failed in a row; the last: OSError: down"
+    bank.switch.close()
+    assert not bank.fail(), "what was counted is forgotten"
 
 
 def test_closing_forgets_what_was_counted() -> None:
@@ -175,6 +189,7 @@ async def probe() -> bool:
         ({"probe": "http://"}, "async def"),
         ({"probe": probe()}, "async def"),
         ({"probe": Bank.__init__}, "async def"),
+        ({"probe": type("Probe", (), {"__call__": probe})}, "async def"),
     ],
 )
 def test_a_switch_that_cannot_work_is_refused_where_it_is_declared(options: dict[str, Any], text: str) -> None:

@@ -75,6 +75,32 @@ async def comes_back_in_time(it: Station) -> None:
     assert (delivery.envelope.publication_id, delivery.redeliveries, delivery.redelivered) == ("a", 1, True)
 
 
+@pytest.mark.parametrize("is_clean", [True, False], ids=["a clean end", "a kill"])
+@pytest.mark.parametrize("counted", [True, False], ids=["counted", "uncounted"])
+@pytest.mark.parametrize("moment", ["it waits", "it is at the end", "it runs again"])
+async def test_what_goes_behind_everything_is_there_after(moment: str, counted: bool, is_clean: bool) -> None:
+    async with station() as it:
+        again = it.restart if is_clean else it.kill
+        await it.publish(*[noted(name) for name in "abc"])
+        it.consume(prefetch=1)
+        delivery = await it.take("a")
+        delivery.start()
+        await delivery.redeliver(50, counted=counted, behind=True)
+        if moment != "it waits":
+            await it.clock.advance(51, it.settled)
+        if moment == "it runs again":
+            await it.handle("b", "c")
+            await it.publish(noted("e"), noted("f"))
+            (await it.take("a")).start()
+        for _ in range(3):  # what the first start has found is in the next one's snapshot
+            await again()
+            await it.clock.advance(1, it.settled)
+        await it.publish(noted("d"))
+        await it.clock.advance(51, it.settled)
+        expected = {"it waits": "bcda", "it is at the end": "bcad", "it runs again": "efad"}
+        assert "".join(await it.drain()) == expected[moment]
+
+
 async def test_a_message_scheduled_for_later_stays_scheduled() -> None:
     async with station() as it:
         await it.publish(noted("later", deliver_at=it.clock.time() + 20), noted("now"))

@@ -27,6 +27,13 @@ async def bill(order: Placed, ctx: fg.Context) -> fg.Outgoing:
     return fg.send(Charge(order_id="1"), to="billing", at=datetime.now(UTC))
 
 
+@billing.on(Charge)
+async def answer(charge: Charge) -> fg.Reply[Placed | Charge]:
+    if charge.order_id == "2":
+        return fg.reply("2")  # type: ignore[arg-type]
+    return fg.reply(charge) if charge.order_id == "1" else fg.reply(Placed(order_id="1"))
+
+
 async def on_the_bus(bus: fg.Bus, event: Placed) -> list[str]:
     options: fg.Options = {"delay": 3.0, "idempotency_key": "17"}
     one: str = await bus.publish(event, **options)

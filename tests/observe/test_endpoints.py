@@ -14,8 +14,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 import faregate as fg
-from faregate.cli.run import parse_listen
+from faregate.cli.run import _serve_to_the_end, parse_listen
 from faregate.observe import endpoints
+from faregate.observe.endpoints import Endpoints
 from faregate.testing.clock import FakeClock
 from faregate.transports.memory import MemoryTransport
 from tests.observe.rig import LONG, OrderPlaced, until
@@ -84,6 +85,23 @@ async def test_a_store_that_does_not_answer_is_not_ready() -> None:
         with mock.patch.object(type(store), "floor", side_effect=fg.StoreUnavailable("the disk is gone")):
             status, _, body = await ask(served.port, get("/ready"))
     assert status == 503 and "does not answer: StoreUnavailable: the disk is gone" in body
+
+
+async def test_stores_are_asked_at_the_same_time() -> None:
+    asked = 0
+    all_asked = asyncio.Event()
+
+    async def floor(*_: object) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            all_asked.set()
+        await all_asked.wait()
+
+    stores = {"shop": "memory:one", "billing": "memory:two"}
+    async with fg.Bus("memory:", nodes=nodes(), store=stores) as bus:
+        with mock.patch.object(type(next(iter(bus.stores.values()))), "floor", floor):
+            assert await bus.unready() == []
 
 
 async def test_a_connection_that_is_lost_is_not_ready() -> None:
@@ -176,6 +194,19 @@ async def test_it_listens_on_loopback_unless_told_otherwise() -> None:
 )
 def test_where_the_command_line_listens(text: str, found: tuple[str, int]) -> None:
     assert parse_listen(text) == found
+
+
+async def test_the_command_line_prints_a_host_of_ipv6_as_a_url_has_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def enter(self: Endpoints) -> Endpoints:
+        return self
+
+    monkeypatch.setattr(Endpoints, "__aenter__", enter)  # not every machine has such an address
+    monkeypatch.setattr(Endpoints, "__aexit__", mock.AsyncMock(return_value=None))
+    monkeypatch.setitem(_serve_to_the_end.__globals__, "serve", mock.AsyncMock())
+    await _serve_to_the_end(fg.Bus("memory:", nodes=nodes()), False, ("fe80::1", 9464))
+    assert "are at http://[fe80::1]:9464\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["", "x", "127.0.0.1:", "1:99999", "1:²"])

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import faregate as fg
 from faregate.observe.measuring import BOUNDS, Tries
-from faregate.observe.metrics import METRICS, buckets
+from faregate.observe.metrics import METRICS, BusMetrics, buckets
 from faregate.testing.clock import FakeClock
 from faregate.transports.memory import MemoryTransport
 from tests.observe.rig import LONG, OrderPlaced, Telemetry, three_nodes, until
@@ -161,13 +161,31 @@ async def test_the_outbox_shows_what_it_holds_and_since_when(tmp_path: Path) -> 
         await until(lambda: bus.outboxes()[0].waiting)
         clock.jump(5)
         page = scraped(await prometheus.page())
-        assert page["faregate_outbox_messages"][(url,)] == 1
-        assert page["faregate_outbox_oldest_seconds"][(url,)] == pytest.approx(5, abs=0.5)
-        assert telemetry.metrics()["faregate.outbox_messages"][(url,)] == 1
+        shown = ("sqlite:shop.db",)  # and not where that is
+        assert page["faregate_outbox_messages"] == {shown: 1}
+        assert page["faregate_outbox_oldest_seconds"][shown] == pytest.approx(5, abs=0.5)
+        assert telemetry.metrics()["faregate.outbox_messages"][shown] == 1
         transport.refuses = False
         await clock.advance(60)
         await until(lambda: not bus.outboxes()[0].waiting)
         assert bus.outboxes()[0].oldest_seconds is None
+
+
+async def test_a_store_is_shown_without_folder_user_and_password(tmp_path: Path) -> None:
+    names = ["one", "two", "three", "four"]
+    urls = [
+        f"sqlite:{tmp_path / 'a' / 'shop.db'}",
+        f"sqlite:{tmp_path / 'b' / 'shop.db'}",
+        "postgresql://zoe:s3cret@db.example:5433/shop?sslpassword=s3cret&application_name=me",
+        "postgresql://zoe@db.example/till?password=s3cret&user=zoe",
+    ]
+    bus = fg.Bus("memory:", nodes=[fg.Node(name) for name in names], store=dict(zip(names, urls, strict=True)))
+    read = dict(BusMetrics(bus, None).read("outbox_messages"))
+    assert read == {
+        ("sqlite:shop.db",): 0,  # both: a page may name a series once
+        ("postgresql://db.example:5433/shop",): 0,
+        ("postgresql://db.example/till",): 0,
+    }
 
 
 async def test_what_comes_again_later_is_counted_as_redelivered() -> None:

@@ -16,6 +16,7 @@ from tests.rabbitmq.rig import remove_queues
 
 pytestmark = pytest.mark.services
 LONG = 240
+SAMPLE, TRIES = 6, 2
 
 
 class Step(fg.Event, key="key"):
@@ -51,9 +52,9 @@ async def test_what_was_fetched_comes_back_in_order_after_a_trip(
     @reader.on(
         Step,
         source=author.name,
-        retry=fg.Retry(5, delay=0.01),
-        redeliver=None,
-        kill_switch=fg.KillSwitch(sample=6, every=0.3),
+        retry=fg.Retry(TRIES - 1, delay=0.01),
+        redeliver=fg.Redeliver(0.5, 0.5),
+        kill_switch=fg.KillSwitch(sample=SAMPLE, every=0.3),
         **options,
     )
     async def work(step: Step, ctx: fg.Context) -> None:
@@ -74,14 +75,15 @@ async def test_what_was_fetched_comes_back_in_order_after_a_trip(
         await until(lambda: worker_of(bus).busy == 0)
         begun = calls
         await asyncio.sleep(1.5)
-        assert calls - begun <= 1.5 / 0.3 + 2, "while it is open one message is tried at a time"
+        assert calls - begun <= (1.5 / 0.3 + 2) * TRIES, "while it is open one message is tried at a time"
         is_down = False
         await until(lambda: sum(map(len, ended.values())) >= len(sent))
-        assert bus.outcomes()["dead"] == bus.outcomes()["redelivered"] == 0
+        assert bus.outcomes()["dead"] == 0
+        assert bus.outcomes()["redelivered"] < (SAMPLE if trips == "by rate" else 1)
         assert await bus.poisoned() == []
         assert isinstance(bus.transport, RabbitmqQueue)
         await remove_queues(bus.transport)
-    assert redeliveries == {0}
+    assert redeliveries <= ({0, 1} if trips == "by rate" else {0})
     handled = sorted(number for numbers in ended.values() for number in numbers)
     assert (handled if has_store else sorted(set(handled))) == list(range(200))
     if "partitions" in options:

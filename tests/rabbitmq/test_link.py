@@ -6,9 +6,12 @@ from typing import Any, cast
 
 import pytest
 
+from faregate.ports.queue import Binding
+from faregate.transports.rabbitmq import RabbitmqQueue
 from faregate.transports.rabbitmq import link as module
 from faregate.transports.rabbitmq.address import Address
 from faregate.transports.rabbitmq.link import Link
+from faregate.transports.rabbitmq.queue import _Queue
 
 
 class Losing(Link):
@@ -32,6 +35,34 @@ class Losing(Link):
 
     async def _close(self) -> None:
         pass
+
+
+class Hanging(Link):
+    """No channel is ever opened."""
+
+    def __init__(self) -> None:
+        super().__init__(cast(Address, SimpleNamespace(brokers=["first"], url="amqp://here/")), "test")
+        self.asked = asyncio.Event()
+
+    async def channel(self, kind: Any) -> Any:
+        self.asked.set()
+        await asyncio.Event().wait()
+
+
+async def test_a_consumer_whose_making_is_cancelled_is_closed() -> None:
+    """As that of a kill switch's trial, when somebody resumes by hand."""
+    before = asyncio.all_tasks()
+    transport = RabbitmqQueue("amqp://here/")
+    transport._consuming, transport._endings = (link := Hanging()), cast(Any, None)
+    binding = Binding(node="reader", type="Noted", kind="event", source="author")
+    transport._queues[binding.queue] = _Queue(binding.queue, binding)
+    making = asyncio.ensure_future(transport.consume(binding.queue, lambda held: None, prefetch=1))
+    await link.asked.wait()
+    making.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await making
+    assert asyncio.all_tasks() == before, "it goes on until it has a channel, and consumes"
+    assert not transport._consumers
 
 
 async def test_connections_that_are_lost_as_soon_as_they_are_made_are_made_anew_ever_later(

@@ -25,7 +25,7 @@ from faregate.node.where import Filter
 from faregate.ports import faults
 from faregate.ports.store import LedgerRow
 from faregate.spark.runs.engine import Engine, SubscriptionRun
-from faregate.spark.runs.feed import LogFeed, OutboxOnly, is_behind
+from faregate.spark.runs.feed import LogFeed, OutboxOnly, buckets_of, is_behind
 from faregate.spark.runs.outbox import OutboxSpooler
 from faregate.stores.sqlite import MemoryStore
 from faregate.stores.sqlite.transaction import SqliteTransaction
@@ -434,7 +434,7 @@ def positions_advanced_before_the_handlers(patch: MonkeyPatch) -> None:
 
     async def mutant(self: Any, run: Any, taken: Any) -> Any:
         async with self.store.transaction() as transaction:
-            await transaction.lock_buckets("a", [each.bucket for each in taken])
+            await transaction.lock_buckets("a", buckets_of(taken))
             own.update(set(taken) - await self._behind(transaction, taken))
             reached = {each.order_key: each.position for each in taken if each.order_key is not None}
             await transaction.advance("a", run.feed.positions, reached)
@@ -450,7 +450,7 @@ def positions_advanced_after_the_commit(patch: MonkeyPatch) -> None:
     async def mutant(self: Any, delivery: Any, outcome: str) -> None:
         if delivery.order_key is not None:
             async with self.store.transaction() as transaction:
-                await transaction.lock_buckets("a", [delivery.bucket])
+                await transaction.lock_buckets("a", delivery.buckets)
                 await transaction.advance("a", self.runs[0].feed.positions, {delivery.order_key: delivery.position})
         await ended(self, delivery, outcome)
 

@@ -4,12 +4,14 @@ Rules kept here:
 - A channel is a topic: `event.SOURCE.TYPE`, `command.NODE.TYPE`. What AsyncAPI has no word for is in `x-faregate`.
 - A node sends an event when it says so (`publishes=`), when a subscription names it as the `source=`, or when a handler
   is annotated to return it. Who sends a command is declared nowhere: commands have only the operation that receives.
+- What a handler is annotated to answer with is the `reply` of its operation. Addresses of replies are those of
+  processes, so all replies are in one channel without an address.
 - Operations are those of the nodes on this bus. Other nodes show in the addresses alone.
 - A wire name that several classes stand for has a message for each: a recipient may declare fewer fields.
 - No password, user or query of a URL gets into a document, and no path of this machine: it is for others to read.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,16 +22,17 @@ from faregate.codec.samples import Samples
 from faregate.codec.schema import Schemas, json_schemas
 from faregate.errors import ConfigurationError
 from faregate.ids import SLOTS
-from faregate.message import Kind, MessageType, describe, known
+from faregate.message import REPLY_TO, Kind, MessageType, describe, describe_either, known
 from faregate.node.key import Key
 from faregate.node.node import Node
 from faregate.node.policy import ByKey
-from faregate.node.signature import returned_types
+from faregate.node.signature import replied_types, returned_types
 from faregate.node.subscription import Subscription
 
 ASYNCAPI = "3.0.0"
 _EXCHANGE = "faregate"
 _HEADERS = "faregate-headers"
+_REPLIES = "replies"
 Json = dict[str, Any]
 
 
@@ -63,21 +66,28 @@ class _Document:
         """For each topic the classes that stand for its messages, and what each is called."""
         for topic, message_type, _ in [*_sent(bus), *_received(bus)]:
             self._topics.setdefault(topic, {}).setdefault(message_type.cls, "")
+        self._replies: dict[type, str] = {}
+        """The classes that handlers answer with, and what each is called."""
+        answers = {cls: describe_either(cls) for *_, sub in _received(bus) for cls in replied_types(sub.handler)}
+        named_so: list[_Topic | MessageType] = [*self._topics, *answers.values()]
+        self._commands = {each.wire for each in named_so if each.kind == "command"}
         types: dict[tuple[Kind, str], dict[type, str]] = {}
         for topic, classes in self._topics.items():
             named = types.setdefault((topic.kind, topic.wire), {})
             for cls in classes:
                 classes[cls] = named.setdefault(cls, self._name(topic, cls, len(named)))
+        for cls, answer in answers.items():
+            named = types.setdefault((answer.kind, answer.wire), {})
+            self._replies[cls] = named.setdefault(cls, self._name(answer, cls, len(named)))
         self._messages = {
             name: describe(cls, kind) for (kind, _), named in types.items() for cls, name in named.items()
         }
         classes_of = [message_type.cls for message_type in self._messages.values()]
         self._schemas: Schemas = json_schemas(classes_of, "#/components/schemas/{name}")
 
-    def _name(self, topic: _Topic, cls: type, taken: int) -> str:
+    def _name(self, of: _Topic | MessageType, cls: type, taken: int) -> str:
         """The wire name; behind it, for a further class, whose it is."""
-        both = any((other.kind, other.wire) == ("command", topic.wire) for other in self._topics)
-        name = f"{topic.wire}.event" if topic.kind == "event" and both else topic.wire
+        name = f"{of.wire}.event" if of.kind == "event" and of.wire in self._commands else of.wire
         return name if not taken else f"{name}.{cls.__module__}.{cls.__qualname__}".replace("<locals>", "local")
 
     def made(self, title: str, version: str) -> Json:
@@ -89,13 +99,16 @@ class _Document:
             name = f"{subscription.node}.receives.{topic.wire}"
             name = f"{name}.from.{topic.address}" if topic.kind == "event" else name
             made = self._operation("receive", topic, message_type, subscription.node)
-            operations[name] = made | _handling(subscription)
+            operations[name] = made | _handling(subscription) | self._reply(subscription)
+        channels = {topic.name: self._channel(topic) for topic in self._topics}
+        if self._replies:
+            channels[_REPLIES] = self._reply_channel()
         return {
             "asyncapi": ASYNCAPI,
             "info": {"title": title, "version": version, "tags": [{"name": name} for name in self._bus.nodes]},
             "defaultContentType": self._bus.content_type,
             "servers": {"bus": server},
-            "channels": {topic.name: self._channel(topic) for topic in self._topics},
+            "channels": channels,
             "operations": operations,
             "components": {
                 "messages": {name: self._message(each) for name, each in self._messages.items()},
@@ -117,7 +130,7 @@ class _Document:
             "address": topic.name,
             "description": told if topic.kind == "event" else f"{topic.wire}, sent to {topic.address}",
             "servers": [{"$ref": "#/servers/bus"}],
-            "messages": {name: {"$ref": f"#/components/messages/{name}"} for name in self._topics[topic].values()},
+            "messages": _messages(self._topics[topic].values()),
         }
         if self._on_rabbitmq:
             channel["address"] = f"{topic.name}.{{slot}}"
@@ -127,6 +140,27 @@ class _Document:
             exchange = {"name": _EXCHANGE, "type": "topic", "durable": True, "autoDelete": False}
             channel["bindings"] = {"amqp": {"is": "routingKey", "exchange": exchange, "bindingVersion": "0.3.0"}}
         return channel
+
+    def _reply_channel(self) -> Json:
+        return {
+            "address": None,
+            "description": "Replies, each to the process that asked",
+            "servers": [{"$ref": "#/servers/bus"}],
+            "messages": _messages(self._replies.values()),
+        }
+
+    def _reply(self, subscription: Subscription) -> Json:
+        names = [self._replies[cls] for cls in replied_types(subscription.handler)]
+        if not names:
+            return {}
+        channel = f"#/channels/{_REPLIES}"
+        return {
+            "reply": {
+                "address": {"location": f"$message.header#/{REPLY_TO}"},
+                "channel": {"$ref": channel},
+                "messages": [{"$ref": f"{channel}/messages/{name}"} for name in dict.fromkeys(names)],
+            }
+        }
 
     @property
     def _on_rabbitmq(self) -> bool:
@@ -161,6 +195,10 @@ class _Document:
         if self._on_rabbitmq:
             made["bindings"] = {"amqp": {"messageType": message_type.wire, "bindingVersion": "0.3.0"}}
         return made
+
+
+def _messages(names: Iterable[str]) -> Json:
+    return {name: {"$ref": f"#/components/messages/{name}"} for name in names}
 
 
 def _sent(bus: Bus) -> Iterator[tuple[_Topic, MessageType, str]]:

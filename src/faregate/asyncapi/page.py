@@ -84,6 +84,8 @@ class _View:
     def ways(self) -> str:
         rows = []
         for name, channel in self._document["channels"].items():
+            if channel["address"] is None:  # of replies: they are shown with the handlers that answer
+                continue
             kind, address, _ = name.split(".", 2)
             recipients = [
                 f"{_node(each['x-faregate']['node'])} <i>in</i> <code>{escape(each['title'])}</code>"
@@ -120,7 +122,9 @@ class _View:
             facts.append(f"again after {', '.join(f'{each:g}' for each in told['redeliver'])} s")
         about = f"<br>{escape(operation['description'])}" if "description" in operation else ""
         where = f"in <code>{escape(operation['title'])}</code>"
-        return f"<li>{link} <span class='faint'>{where}: {escape('; '.join(facts))}.{about}</span></li>"
+        replies = [_link(each["$ref"].rpartition("/")[2]) for each in operation.get("reply", {}).get("messages", [])]
+        answers = f" Answers with {' or '.join(replies)}." if replies else ""
+        return f"<li>{link} <span class='faint'>{where}: {escape('; '.join(facts))}.{answers}{about}</span></li>"
 
     def messages(self) -> Iterator[str]:
         for name, message in self._document["components"]["messages"].items():

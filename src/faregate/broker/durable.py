@@ -23,7 +23,7 @@ from faregate.errors import FaregateError, JournalFull, Unroutable, ViewTaken
 from faregate.message import Envelope
 from faregate.ports.clock import Clock
 from faregate.ports.dead_letter import DeadLetter
-from faregate.ports.log import OUTCOMES, REDELIVER, STARTED
+from faregate.ports.log import OUTCOMES, REDELIVER, REQUEUE, STARTED
 from faregate.ports.progress import Occupation
 from faregate.ports.queue import Binding, Outcome, dead_letter_queue
 
@@ -379,7 +379,7 @@ class DurableBroker(Broker):
             self.keep()
 
     def waits(self, queue: Queue, entry: Entry, due: float) -> None:
-        self._journal.settle(self._records(queue, [entry], [REDELIVER], due))
+        self._journal.settle(self._records(queue, [entry], [REQUEUE if entry.behind else REDELIVER], due))
 
     def _records(self, queue: Queue, entries: Sequence[Entry], outcomes: Iterable[int], time: float) -> list[Row]:
         number = self._numbers[queue.name]

@@ -54,6 +54,8 @@ class Entry(msgspec.Struct, gc=False, eq=False):
     delivered: bool = False
     redelivering: bool = False
     """Waits for redelivery, as opposed to a first delivery scheduled for later."""
+    behind: bool = False
+    """It was sent to the end: after a restart it goes there again, as the journal has it where it was published."""
     expires_at: float | None = None
     """On the monotonic clock."""
     expiry: ScheduledCall | None = None

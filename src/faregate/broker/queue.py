@@ -356,6 +356,7 @@ class Queue:
             tries=entry.tries,
             redeliveries=entry.redeliveries,
             delivered=True,
+            behind=True,
             expires_at=entry.expires_at,
             offset=entry.offset,
         )
@@ -497,6 +498,7 @@ class Queue:
         elif self.has_expired(entry):
             self._abandon(entry, "expired", "expired while it was being handled, and came back")
         elif delay > 0 or behind:
+            entry.behind = entry.behind or behind
             self._wait_for_redelivery(entry, delay, behind=behind)
             if self._recorder is not None:
                 self._recorder.waits(self, entry, self._clock.time() + delay)
@@ -743,9 +745,9 @@ class Queue:
                 runs.append((first, last))
             following = position + length
         returning = [
-            Returning(entry.offset, entry.tries, entry.redeliveries, self._due_time(entry))
+            Returning(entry.offset, entry.tries, entry.redeliveries, self._due_time(entry), entry.behind)
             for entry in self._entries.values()
-            if entry.tries or entry.redeliveries or entry.redelivering
+            if entry.tries or entry.redeliveries or entry.redelivering or entry.behind
         ]
         return QueueSnapshot(runs, returning)
 
@@ -777,6 +779,7 @@ class Queue:
             tries=found.tries,
             redeliveries=found.redeliveries,
             delivered=found.tries > 0,
+            behind=found.behind,
             offset=found.offset,
             letter=letter,
         )
@@ -784,15 +787,16 @@ class Queue:
             self._keep(entry)
             self._in_flight.count += 1
             self._abandon(entry, "max-deliveries", f"delivered {entry.tries} times without being settled")
-        elif found.due is None:
+        elif found.due is None and not found.behind:
             self._insert(entry)
-        else:  # it goes on waiting for redelivery, holding its key if strict
+        else:  # it goes on waiting for redelivery, holding its key if strict; or goes to the end, which it was at
             self._keep(entry)
             self._in_flight.count += 1
-            if self._strict:
+            if self._strict and not found.behind:
                 for key in keys_of(entry.key):
                     self._holders.setdefault(key, entry)
-            self._wait_for_redelivery(entry, self._seconds_until(found.due))
+            delay = 0.0 if found.due is None else self._seconds_until(found.due)
+            self._wait_for_redelivery(entry, delay, behind=found.behind)
 
     def close(self) -> None:
         """Detach everybody, stop all timers, and forget the entries and who made this: cycles through entries and

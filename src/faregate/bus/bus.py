@@ -165,7 +165,7 @@ class Bus:
         self.content_type = writer.content_type
         """What this bus writes."""
         keys, classes = shared_keys(self.nodes.values()), message_classes(self.nodes.values())
-        replies = Replies(self._transport)
+        replies = Replies(self._transport, self._circuit)
         self._requests = Requests(self._transport, self.url, self.clock, replies, classes, limit)
         self._senders = {
             node.name: Sender(
@@ -740,13 +740,17 @@ class Bus:
             found.append(f"there is no connection to {self.url}")
         if self._stalls is not None and (still := self._stalls.standing_still):
             found.append(f"{still} pieces of work make no progress; the alarms name them")
-        for store in self._stores.stores:
-            try:
-                async with asyncio.timeout(_ANSWER_SECONDS):
-                    await store.floor(next(iter(self.nodes)))
-            except Exception as exc:
-                found.append(f"the store {store.url} does not answer: {first_line(exc)}")
-        return found
+        asked = await asyncio.gather(*map(self._ask_store, self._stores.stores))
+        return [*found, *filter(None, asked)]
+
+    async def _ask_store(self, store: Store) -> str | None:
+        """Why it is of no use now."""
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                await store.floor(next(iter(self.nodes)))
+        except Exception as exc:
+            return f"the store {store.url} does not answer: {first_line(exc)}"
+        return None
 
     def outcomes(self) -> dict[str, int]:
         """How messages ended so far, over all subscriptions."""

@@ -23,6 +23,7 @@ import msgspec
 from faregate.bus.control_place import ControlPlace, Listening, listen
 from faregate.errors import ConfigurationError, FaregateError
 from faregate.plain import plain
+from faregate.ports.cancellation import end
 from faregate.ports.presence import BusStatus, Heeding, Instruction
 
 log = logging.getLogger("faregate.bus")
@@ -209,8 +210,7 @@ class InstructionListener:
     async def stop(self) -> None:
         if self._task is None:
             return
-        self._task.cancel()
-        await asyncio.wait({self._task})
+        await end(self._task)
         if self._obeying:
             await asyncio.wait(self._obeying, timeout=_CLOSE_SECONDS)
 

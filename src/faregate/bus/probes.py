@@ -1,6 +1,13 @@
-"""Ready-made probes for kill switches: `fg.KillSwitch(probe=fg.probes.http("https://…/health"))`."""
+"""Ready-made probes for kill switches: `fg.KillSwitch(probe=fg.probes.http("https://…/health"))`.
+
+Each asks in a thread of its own, one at a time. A thread cannot be cancelled: while one that nobody waits for any more
+still hangs, all is not well, and no other begins. The threads that a program shares (`asyncio.to_thread`) stay free.
+"""
 
 import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from faregate.errors import ConfigurationError
@@ -13,6 +20,44 @@ __all__ = ["http", "sql"]
 
 _SECONDS = 5.0
 """For a thread that nobody waits for any more."""
+
+
+def _asking(ask: Callable[[], bool | None]) -> Probe:
+    busy = threading.Lock()
+
+    async def probe() -> bool | None:
+        if not busy.acquire(blocking=False):
+            return False
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[bool | None] = loop.create_future()
+
+        def tell(said: bool | None, error: Exception | None) -> None:
+            if answer.done():
+                return
+            if error is None:
+                answer.set_result(said)
+            else:
+                answer.set_exception(error)
+
+        def run() -> None:
+            said, error = None, None
+            try:
+                said = ask()
+            except Exception as exc:
+                error = exc
+            finally:
+                busy.release()
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(tell, said, error)
+
+        try:
+            threading.Thread(target=run, name="faregate-probe", daemon=True).start()
+        except BaseException:
+            busy.release()
+            raise
+        return await answer
+
+    return probe
 
 
 def http(url: str, *, method: str = "GET", seconds: float = _SECONDS) -> Probe:
@@ -31,10 +76,7 @@ def http(url: str, *, method: str = "GET", seconds: float = _SECONDS) -> Probe:
             exc.close()
             raise
 
-    async def probe() -> bool:
-        return await asyncio.to_thread(ask)
-
-    return probe
+    return _asking(ask)
 
 
 def sql(url: str, query: str = "select 1") -> Probe:
@@ -49,7 +91,4 @@ def sql(url: str, query: str = "select 1") -> Probe:
         for _ in reader.query(query):
             return
 
-    async def probe() -> None:
-        await asyncio.to_thread(ask)
-
-    return probe
+    return _asking(ask)

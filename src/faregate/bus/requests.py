@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from faregate.codec import BodyReader
-from faregate.core.replies import ERROR, FAILED, REASON, Replies
+from faregate.core.replies import ERROR, FAILED, FILTERED, REASON, Replies
 from faregate.core.sender import Sender
 from faregate.errors import (
     ConfigurationError,
@@ -32,7 +32,7 @@ from faregate.errors import (
     check_delay,
 )
 from faregate.ids import message_id
-from faregate.message import REPLY_TO, Envelope, Kind, classes_named, describe, known
+from faregate.message import REPLY_TO, Envelope, Kind, classes_named, describe_either, known
 from faregate.node.outgoing import Outgoing
 from faregate.plain import plain
 from faregate.ports.clock import Clock
@@ -51,7 +51,7 @@ class RequestCounts(NamedTuple):
     waiting: int
     answered: int
     failed: int
-    """Whose request became a dead letter."""
+    """Whose request became a dead letter, or was filtered."""
     timed_out: int
     late: int
     """Replies that came when nobody waited for them any more, second ones included."""
@@ -174,20 +174,21 @@ class Requests:
         if reply.type == FAILED:
             self._failed += 1
             reason, error = reply.headers.get(REASON, "failed"), plain(reply.headers.get(ERROR, ""))
-            raise RequestFailed(f"{asked} is a dead letter there ({plain(reason)}): {error}", reason=reason)
-        cls = self._class_of(reply, asked, classes)
+            what = "was handled by nobody" if reason == FILTERED else f"is a dead letter there ({plain(reason)})"
+            raise RequestFailed(f"{asked} {what}: {error}", reason=reason)
+        cls = self._class_of(reply, command.message_type.cls, asked, classes)
         if cls not in self._readers:
             self._readers[cls] = BodyReader(cls, limit=self._limit)
         message = self._readers[cls].read(reply)
         self._answered += 1
         return message
 
-    def _class_of(self, reply: Envelope, asked: str, classes: Sequence[type]) -> type:
+    def _class_of(self, reply: Envelope, command: type, asked: str, classes: Sequence[type]) -> type:
         if classes:
             named = [cls for cls in classes if wire_of(cls) == reply.type]
         else:
             own = self._classes.get(reply.type)
-            named = classes_named(reply.type) if own is None else [own]
+            named = _beside(command, classes_named(reply.type)) if own is None else [own]
         if len(named) == 1:
             return named[0]
         if named:
@@ -213,6 +214,14 @@ class Requests:
                     )
 
 
+def _beside(command: type, named: list[type]) -> list[type]:
+    """Of several classes with one wire name, those that were declared where the command was: in the same function, or
+    else in the same module. All of them, if none was."""
+    scope = command.__qualname__.rpartition(".")[0]
+    module = [cls for cls in named if cls.__module__ == command.__module__]
+    return [cls for cls in module if cls.__qualname__.rpartition(".")[0] == scope] or module or named
+
+
 def wire_of(cls: type) -> str:
     declared = known(cls)
     return cls.__name__ if declared is None else declared.wire
@@ -231,6 +240,5 @@ def check_reply(reply: type | Sequence[type] | None) -> Sequence[type]:
         return ()
     classes = (reply,) if isinstance(reply, type) else tuple(reply)
     for cls in classes:
-        declared = known(cls) if isinstance(cls, type) else None
-        describe(cls, "event" if declared is None else declared.kind)
+        describe_either(cls)
     return classes

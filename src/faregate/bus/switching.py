@@ -77,8 +77,8 @@ class Switching:
         self._task: asyncio.Task[None] | None = None
         self._former: set[asyncio.Task[None]] = set()
         """Tasks that were cancelled, and whose trial is not over yet."""
-        self._asking: asyncio.Task[bool | None] | None = None
-        """A probe that has not answered; it may not heed that it was cancelled."""
+        self._asking: dict[str, asyncio.Task[bool | None]] = {}
+        """What was asked last, by name; one that has not answered may not heed that it was cancelled."""
         self._changed = asyncio.Event()
         """Something that the task waits for may have happened."""
         self._trials = 0
@@ -199,9 +199,9 @@ class Switching:
     async def _ask(self, probe: Probe, what: str) -> bool:
         """Whether it says within its time that all is well."""
         timeout = self.switch.policy.timeout
-        if self._asking is not None and not self._asking.done():
+        if what in self._asking and not self._asking[what].done():
             return False  # the last one still hangs
-        self._asking = asking = asyncio.ensure_future(probe())
+        self._asking[what] = asking = asyncio.create_task(_call(probe))
         over = asyncio.Event()
         timer = self._clock.call_later(timeout, over.set)
         asking.add_done_callback(lambda _: over.set())
@@ -263,3 +263,7 @@ class Switching:
     def _tell_once(self, text: str, *what: object) -> None:
         log.log(logging.DEBUG if self._is_told else logging.WARNING, text, *what)
         self._is_told = True
+
+
+async def _call(probe: Probe) -> bool | None:
+    return await probe()  # whatever is wrong with it, it is the probe that failed

@@ -17,6 +17,7 @@ from faregate.core.kill_switch import Switch, Trial
 from faregate.errors import ConfigurationError, StaleLock
 from faregate.ids import message_id_of
 from faregate.ports import faults
+from faregate.ports.cancellation import finish
 from faregate.ports.clock import Clock, Timer
 from faregate.ports.progress import Occupation
 from faregate.ports.queue import Consumer, Delivery, Held, QueueTransport
@@ -337,7 +338,12 @@ class Worker:
         self._look_at_trial(unbegun)
 
     async def _give_back(self, deliveries: list[Delivery]) -> None:
+        """All of them, even if whoever asked for it is cancelled: no lane has them any more."""
         self._forget(deliveries)
+        if deliveries:
+            await finish(self._give_back_each(deliveries))
+
+    async def _give_back_each(self, deliveries: list[Delivery]) -> None:
         for delivery in deliveries:
             await self._handling.give_back(delivery)
 
@@ -362,31 +368,33 @@ class Worker:
     async def _work(self, deliveries: list[Delivery]) -> list[Delivery]:
         again: list[Delivery] = []
         try:
-            begun = deliveries if self._waiting is None else await self._waiting.admit(deliveries)
-            again = await self._handling.handle(begun) if begun else []
-        except faults.Crash:
-            await self._vanish()
-        except asyncio.CancelledError:
-            # Not by us, and not by a handler, which would have failed: by other code, or the loop is about to end.
-            if not self._lanes.closing:
-                log.warning("%s was cancelled from outside; its message is delivered again", self.subscription)
+            try:
+                begun = deliveries if self._waiting is None else await self._waiting.admit(deliveries)
+                again = await self._handling.handle(begun) if begun else []
+            except faults.Crash:
+                await self._vanish()
+            except asyncio.CancelledError:
+                # Not by us, and not by a handler, which would have failed: by other code, or the loop is about to end.
+                if not self._lanes.closing:
+                    log.warning("%s was cancelled from outside; its message is delivered again", self.subscription)
+                    await self._put_off(deliveries)
+                    if self._handling.stopped:
+                        await self._give_back_all([])
+                raise
+            except Exception:
+                log.critical("%s: an error that nobody foresaw; the lane goes on", self.subscription, exc_info=True)
                 await self._put_off(deliveries)
-                if self._handling.stopped:
-                    await self._give_back_all([])
-            raise
-        except Exception:
-            log.critical("%s: an error that nobody foresaw; the lane goes on", self.subscription, exc_info=True)
-            await self._put_off(deliveries)
+            finally:
+                self._held.difference_update(set(deliveries).difference(again) if again else deliveries)
+                self._lanes.batch = self._handling.batch
+                if self._trial is not None:
+                    self._look_at_trial(deliveries)
+            if not self._handling.stopped:
+                return again
+            await self._give_back_all(again)
+            return []
         finally:
-            self._held.difference_update(set(deliveries).difference(again) if again else deliveries)
-            self._lanes.batch = self._handling.batch
-            self._turned.set()
-            if self._trial is not None:
-                self._look_at_trial(deliveries)
-        if not self._handling.stopped:
-            return again
-        await self._give_back_all(again)
-        return []
+            self._turned.set()  # nothing is waited for between this and the lane's end: who waits for it looks once
 
     async def _give_back_all(self, again: list[Delivery]) -> None:
         """Nothing more may begin: everything that was fetched goes back to its place."""

@@ -79,7 +79,7 @@ async def _serve_to_the_end(bus: Bus, as_json: bool, listen: tuple[str, int] | N
     async with AsyncExitStack() as stack:
         if listen is not None:
             endpoints = await stack.enter_async_context(endpoints_of(bus, host=listen[0], port=listen[1]))
-            errors.print(f"/metrics, /live and /ready are at http://{endpoints.host}:{endpoints.port}")
+            errors.print(f"/metrics, /live and /ready are at http://{endpoints.place}", markup=False)
         await serve(bus)
     if as_json:
         print_json({"outcomes": bus.outcomes(), "subscriptions": [count._asdict() for count in bus.counts()]})

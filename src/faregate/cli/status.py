@@ -135,38 +135,45 @@ class Seen:
         now = time.monotonic()
         missing = self.missing()
         if self._shows_url:
-            yield Text(plain(self._url), "dim")
+            yield Text(plain(self._url), "dim", no_wrap=True, overflow="ignore")
         for node in dict.fromkeys([*self._expected, *sorted(node for node, _ in self._last)]):
             yield Text(plain(node), "bold")
             if node in missing:
                 yield Text("  nobody runs it", "bold red")
             found = [self._last[each] for each in sorted(self._last) if each[0] == node]
             if found:
-                yield _table(found, now)
+                yield from _instances(found, now)
         yield from _remarks([self._last[each][1] for each in sorted(self._last)])
         if not self._last and not self._expected:
             yield Text(f"nobody was heard on {self._url}")
 
 
-def _table(found: list[tuple[float, Heartbeat]], now: float) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    table.add_column("  INSTANCE", overflow="fold")
-    table.add_column("TAKES", overflow="fold")
-    table.add_column("PARTS", overflow="fold")
-    for name in ("PER S", "HANDLED", "AGAIN", "DEAD", "BUSY"):
-        table.add_column(name, justify="right")
-    table.add_column("")
+def _instances(found: list[tuple[float, Heartbeat]], now: float) -> Iterator[RenderableType]:
+    """A line for each, and below it a line for each type that it takes: both fit a narrow terminal."""
     for at, beat in found:
-        name, state = f"  {plain(beat.instance)}", _state(beat, now - at)
+        state = _state(beat, now - at)
+        taking = "" if beat.consumes else ", takes nothing"
+        yield Text.assemble(f"  {plain(beat.instance)}  ", state, taking)
+        if beat.consumes:
+            yield _table(beat.consumes)
         for each in beat.consumes:
-            numbers = (each.handled, each.redelivered, each.dead, each.busy)
-            told = Text(", ").join([part for part in (state, _paused(each)) if part])
-            per_second = f"{each.per_second:,.1f}"
-            texts = (Text(name), Text(_takes(each)), Text(_parts_of(each)))  # a str would be read as markup
-            table.add_row(*texts, per_second, *(f"{number:,}" for number in numbers), told)
-            name, state = "", Text("")
-        if not beat.consumes:
-            table.add_row(Text(name), "nothing", "", "", "", "", "", "", state)
+            if each.paused:
+                why = f": {each.why}" if each.why else ""
+                yield Text(plain(f"    {_takes(each)} is paused{why}"), "yellow")
+
+
+def _table(consumes: list[Consumed]) -> Table:
+    parts = [_parts_of(each) for each in consumes]
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    table.add_column("    TAKES", overflow="fold")
+    for name in ("PER S", "HANDLED", "AGAIN", "DEAD", "BUSY"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if any(parts):
+        table.add_column("PARTS", overflow="fold")
+    for each, part in zip(consumes, parts, strict=True):
+        numbers = (each.handled, each.redelivered, each.dead, each.busy)
+        row = (f"{each.per_second:,.1f}", *(f"{number:,}" for number in numbers), *([part] if any(parts) else []))
+        table.add_row(Text(f"    {_takes(each)}"), *map(Text, row))  # a str would be read as markup
     return table
 
 
@@ -190,22 +197,14 @@ def _remarks(beats: list[Heartbeat]) -> Iterator[Text]:
             yield Text(plain(f"{instance}: alarms since it started: {kinds}"), "yellow")
 
 
-def _paused(each: Consumed) -> Text:
-    if not each.paused:
-        return Text("")
-    return Text(plain(f"paused: {each.why}" if each.why else "paused"), "yellow")
-
-
 def _takes(each: Consumed) -> str:
     return plain(each.type if each.source is None else f"{each.type} from {each.source}")
 
 
 def _parts_of(each: Consumed) -> str:
-    """The numbers of its partitions; those of queues that are not parted have none."""
+    """The numbers of its partitions; a queue that is not parted has none."""
     numbers = [name.rpartition("-")[2] for name in each.queues if ".g" in name]
-    if numbers:
-        return plain(" ".join(sorted(numbers, key=lambda number: (len(number), number))))
-    return "all" if each.queues else "none"
+    return plain(" ".join(sorted(numbers, key=lambda number: (len(number), number))))
 
 
 def _state(beat: Heartbeat, silent: float) -> Text:

@@ -278,7 +278,7 @@ class Handling:
         return self._after_death(work, ctx, reason, error, why)
 
     async def _after_death(self, work: Work, ctx: Context | None, reason: str, error: str, why: Permanent) -> None:
-        await self._last_resort.answer(work, reason, why)
+        await self._last_resort.answer([work], reason, why)
         if self._store is None:  # or else when the letter comes into the store (`bus/housekeeping.py`)
             letter = dead_letter(self._node, work.message_id, work.delivery, reason, error, self._clock.time())
             await self._escalation.publish(letter)

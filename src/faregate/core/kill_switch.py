@@ -8,6 +8,8 @@ Rules kept here:
   up by then, and the one that is due is not counted.
 - Messages are counted from the first failure in the window on. So an outage trips it after a sample, however many
   succeeded just before; and while nothing fails nothing is counted at all.
+- As many failures in a row as make a sample trip it, too, however long they took: patient retries, or few messages, are
+  no reason to go on for ever.
 - It trips at once by `Unavailable`, which a handler raises who knows, and by `StoreUnavailable`.
 - A failure that is the message's own (`Permanent`, a mistake in the code, a constraint of the database) never counts.
 - A store that is away comes before any other reason: nothing can be tried without it.
@@ -90,6 +92,8 @@ class Switch:
         self._clock = clock
         self._successes = successes
         self._window: deque[Slice] = deque()
+        self._in_a_row = self._in_a_row_at = 0
+        """How many failed since the last success; how many had succeeded then."""
 
     @property
     def is_open(self) -> bool:
@@ -131,6 +135,9 @@ class Switch:
 
     def _count(self, exc: BaseException, share: float) -> None:
         now, successes, window = self._clock.monotonic(), self._successes(), self._window
+        if successes != self._in_a_row_at:
+            self._in_a_row, self._in_a_row_at = 0, successes
+        self._in_a_row += 1
         while window and window[0].at <= now - self.policy.window:
             window.popleft()
         if not window or window[-1].at <= now - self.policy.window / _SLICES:
@@ -141,6 +148,8 @@ class Switch:
         if ended >= self.policy.sample and failures >= share * ended:
             within = f"within {self.policy.window:g} s; the last: {first_line(exc)}"
             self.trip(Trip(f"{failures} of {ended} messages failed {within}"))
+        elif self._in_a_row >= self.policy.sample:
+            self.trip(Trip(f"{self._in_a_row} messages failed in a row; the last: {first_line(exc)}"))
 
     def trip(self, trip: Trip) -> None:
         if self.is_open and (self._by_store or not trip.store):
@@ -156,6 +165,7 @@ class Switch:
         self.reason = self.since = None
         self._by_store = False
         self._window.clear()
+        self._in_a_row = 0
 
 
 class Trial:

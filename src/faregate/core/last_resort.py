@@ -10,7 +10,7 @@ Rules kept here:
 """
 
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Literal, Protocol
 
 from faregate.core.context import Ending
@@ -141,7 +141,7 @@ class LastResort:
         if self._store is None:
             await self._escalation.publish(letter)
             await work.delivery.dead_letter(reason, error)
-            await self.answer(work, reason, work.error)
+            await self.answer([work], reason, work.error)
             return "dead"
         rows = await self._escalation.rows(letter)
         told = self._sender.seal_failure(work, self._handler, reason, work.error)
@@ -157,16 +157,17 @@ class LastResort:
         await work.delivery.settle("dead")
         return "dead"
 
-    async def answer(self, work: Work, reason: str, exc: BaseException) -> None:
-        """Tell whoever asked by a message that it is a dead letter of the transport. Nothing keeps that: what cannot be
-        sent now is not."""
-        told = self._sender.seal_failure(work, self._handler, reason, exc)
-        if told is None:
+    async def answer(self, works: Sequence[Work], reason: str, exc: BaseException) -> None:
+        """Tell whoever asked by these messages that no handler answers. Nothing keeps that: what cannot be sent now is
+        not."""
+        sealed = [self._sender.seal_failure(work, self._handler, reason, exc) for work in works]
+        told = [each for each in sealed if each is not None]
+        if not told:
             return
         try:
-            await self._sender.publish_sealed([told])
-        except FaregateError as exc:
-            log.warning("whoever asked by %s is not told that it is a dead letter: %s", told, exc)
+            await self._sender.publish_sealed(told)
+        except FaregateError as error:
+            log.warning("whoever asked by %s, and %d more, is not told (%s): %s", told[0], len(told) - 1, reason, error)
 
     async def _add_dead(self, transaction: Transaction, work: Work, letter: DeadLetter) -> bool:
         """False: another copy has come to an end meanwhile."""

@@ -7,8 +7,9 @@
 Rules kept here:
 - A reply is for a process that waits now. What cannot reach it is dropped and counted, and is never a dead letter: the
   effects of the handler are committed, and whoever asked runs into its timeout.
+- A connection that is lost is one for replies, too: they are within the breaker. While it is open they are dropped.
 - A reply to a message that nobody asked by is dropped as well, so that one handler serves `bus.send` and `bus.request`.
-- Whoever asked learns that its request is a dead letter from a reply of the type `FAILED`.
+- Whoever asked learns from a reply of the type `FAILED` that its request is a dead letter, or was filtered.
 """
 
 import logging
@@ -16,23 +17,31 @@ from collections.abc import Sequence
 
 import msgspec
 
+from faregate.core.breaker import Circuit, GuardedPublishing
 from faregate.core.verdict import describe_error
-from faregate.errors import Permanent
+from faregate.errors import BreakerOpen, Permanent
 from faregate.message import REPLY_TO, Envelope
-from faregate.ports.queue import Replying
+from faregate.ports.queue import Connected, Publishing, Replying
 
 log = logging.getLogger("faregate.bus")
 
 FAILED = "(failed)"
 """No message can have this name."""
+FILTERED = "filtered"
+"""The reason of a request that is no dead letter."""
 REASON, ERROR = "reason", "error"
 """The headers of a reply that says so: it has no body, since a codec of somebody else might not take ours."""
 _LONGEST_ERROR = 2_000
 
 
 class Replies:
-    def __init__(self, transport: object) -> None:
+    def __init__(self, transport: object, circuit: Circuit | None = None) -> None:
         self._transport = transport if isinstance(transport, Replying) else None
+        self._guarded: Publishing = self
+        if circuit is not None and isinstance(transport, Connected):  # others arrive whatever the broker does
+            self._guarded = GuardedPublishing(self, circuit)
+        self._is_told = False
+        """Whether the log says that the breaker is open."""
         self.unasked = 0
         """Answers to messages that nobody asked by."""
         self.unreached = 0
@@ -81,7 +90,12 @@ class Replies:
             self.unreached += len(replies)
             return
         try:
-            self.unreached += await self._transport.reply(replies)
+            await self._guarded.publish(replies)
+            self._is_told = False
+        except BreakerOpen as exc:
+            self.unreached += len(replies)
+            log.log(logging.DEBUG if self._is_told else logging.WARNING, "replies are dropped: %s", exc)
+            self._is_told = True
         except Permanent as exc:
             if len(replies) > 1:
                 for reply in replies:
@@ -89,3 +103,8 @@ class Replies:
                 return
             self.unreached += 1
             log.warning("the reply %s cannot be sent, and is dropped: %s", replies[0], exc)
+
+    async def publish(self, replies: Sequence[Envelope]) -> None:
+        """What the breaker is around."""
+        assert self._transport is not None
+        self.unreached += await self._transport.reply(replies)

@@ -5,7 +5,8 @@ Rules kept here:
 - What was kept to decide it (a token, a dead letter that is replayed) goes first: the next copy finds the rest.
 - A delivery that is someone else's by now is lost. One whose store is away comes again; it is decided all the same.
 - What the filter does not take needs no commit, since a copy is filtered in the same way. Where nobody would know of it
-  the ledger has a row, and the dead letter that it is a replay of is resolved: both before it is settled.
+  the ledger has a row, and the dead letter that it is a replay of is resolved: both before it is settled. Whoever asked
+  by it is told.
 """
 
 import logging
@@ -16,10 +17,12 @@ from faregate.core.endings import Endings
 from faregate.core.last_resort import LastResort
 from faregate.core.node_store import NodeStore
 from faregate.core.outlet import Outlet
+from faregate.core.replies import FILTERED
 from faregate.core.states import DECIDED, State
 from faregate.core.unit import TRANSACTION_LOST
 from faregate.core.work import Work
-from faregate.errors import StaleLock
+from faregate.errors import Permanent, StaleLock
+from faregate.message import REPLY_TO
 from faregate.ports import faults
 from faregate.ports.clock import Clock
 from faregate.ports.queue import Outcome, Together, is_together
@@ -96,7 +99,12 @@ class Settling:
                 log.warning("%s and %d more are not settled yet: %s", noted[0].envelope, len(noted) - 1, exc)
                 for work in noted:
                     await self._last_resort.put_off(work)
-        await self.settle_all([work for work in works if work.state == "filtered"])
+        filtered = [work for work in works if work.state == "filtered"]
+        await self.settle_all(filtered)
+        if asked := [work for work in filtered if REPLY_TO in work.envelope.headers]:
+            await self._last_resort.answer(
+                asked, FILTERED, Permanent("the filter (where=) of its handler leaves it out")
+            )
 
     async def _note_filtered(self, transaction: Transaction, works: list[Work]) -> None:
         by_id = {work.message_id: work for work in works}

@@ -59,7 +59,8 @@ def _check_counts(counts: object) -> None:
 
 
 def _check_probe(probe: object) -> None:
-    if not callable(probe) or not any(map(inspect.iscoroutinefunction, (probe, probe.__call__))):
+    is_function = callable(probe) and not isinstance(probe, type)
+    if not is_function or not any(map(inspect.iscoroutinefunction, (probe, type(probe).__call__))):
         raise ConfigurationError(
             f"KillSwitch(probe) takes an 'async def' function without parameters, such as fg.probes.http('…'); "
             f"got {probe!r}"

@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Generator, Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack
 
 import msgspec
 
 from faregate.errors import BareCommand, ConfigurationError, UnknownMessage, check_delay, check_expires
-from faregate.message import Kind, MessageType, check_name, describe, known
+from faregate.message import Kind, MessageType, check_name, describe, describe_either, known
 
 if TYPE_CHECKING:
     from faregate.node.node import Node
+
+T = TypeVar("T")
 
 
 class Options(TypedDict, total=False):
@@ -60,6 +62,10 @@ class Outgoing(msgspec.Struct, gc=False, eq=False, frozen=True):
         return f"<outgoing {'reply' if self.is_reply else self.kind} {self.message_type.wire}{where}>"
 
 
+class Reply(Outgoing, Generic[T], gc=False, eq=False, frozen=True):
+    """What `fg.reply` makes. As an annotation it says what a handler answers with: `-> fg.Reply[CardCharged]`."""
+
+
 def publish(event: Any, **options: Unpack[Options]) -> Outgoing:
     """An event with its options (see `Options`): return it from a handler, or hand it to whatever publishes.
 
@@ -85,14 +91,13 @@ def send(command: Any, *, to: "str | Node", **options: Unpack[Options]) -> Outgo
     return Outgoing(command, message_type, destination, **_checked(options))
 
 
-def reply(message: Any, *, headers: Mapping[str, str] | None = None) -> Outgoing:
+def reply(message: T, *, headers: Mapping[str, str] | None = None) -> Reply[T]:
     """The answer to `bus.request`: return it from the handler of the message that was asked by. It goes to whoever
     asked; where nobody did (a plain send, an event), it goes nowhere, and is counted."""
     if isinstance(message, Outgoing):
         raise ConfigurationError(f"fg.reply takes the message itself, not {message!r}")
-    declared = known(type(message))
-    message_type = describe(type(message), "event" if declared is None else declared.kind)
-    return Outgoing(message, message_type, headers=None if headers is None else check_headers(headers), is_reply=True)
+    message_type = describe_either(type(message))
+    return Reply(message, message_type, headers=None if headers is None else check_headers(headers), is_reply=True)
 
 
 def as_command(command: Any, to: "str | Node | None", options: Options) -> Outgoing:

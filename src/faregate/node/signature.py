@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from faregate.core.context import Context
 from faregate.errors import WrongSignature
 from faregate.message import known
-from faregate.node.outgoing import bare_command
+from faregate.node.outgoing import Reply, bare_command
 
 Shape = Literal["coroutine", "async generator", "function", "generator"]
 
@@ -84,8 +84,15 @@ def check_handler(signature: Signature, cls: type, what: str) -> None:
 
 
 def returned_types(signature: Signature) -> list[type]:
-    """The classes that a handler is annotated to return or yield, wherever they stand in the annotation."""
+    """The classes that a handler is annotated to return or yield, wherever they stand in the annotation; without those
+    that it answers with."""
     return [part for part in _flatten(signature.returns) if isinstance(part, type)]
+
+
+def replied_types(signature: Signature) -> list[type]:
+    """The classes that a handler is annotated to answer with: `fg.Reply[CardCharged]`."""
+    replies = [part for part in _flatten(signature.returns) if get_origin(part) is Reply]
+    return [part for reply in replies for part in _flatten(get_args(reply)[0]) if isinstance(part, type)]
 
 
 def yielded_type(signature: Signature, what: str) -> type:
@@ -124,6 +131,7 @@ def _shape(function: Any) -> Shape:
 
 
 def _flatten(annotation: Any) -> list[Any]:
-    if get_origin(annotation) is None:
+    """What stands in an annotation, whatever is around it. An answer stays as it is: it is not published."""
+    if get_origin(annotation) in (None, Reply):
         return [annotation]
     return [part for argument in get_args(annotation) for part in _flatten(argument)]

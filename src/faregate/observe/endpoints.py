@@ -72,11 +72,16 @@ class Endpoints:
         self._own: Prometheus | None = None
         """Reads the bus where it has no observer that does."""
 
+    @property
+    def place(self) -> str:
+        """Where it listens, as it stands in a URL."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
     async def __aenter__(self) -> Self:
         try:
             self._server = await asyncio.start_server(self._answer, self.host, self.port, limit=_MOST_BYTES)
         except (OSError, OverflowError) as exc:
-            raise ConfigurationError(f"nothing can listen at {self.host}:{self.port}: {exc}. Choose another") from exc
+            raise ConfigurationError(f"nothing can listen at {self.place}: {exc}. Choose another") from exc
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Sequence
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from faregate.errors import FaregateError
@@ -17,6 +18,7 @@ from faregate.observe.measuring import BOUNDS, Measuring, Tries
 
 if TYPE_CHECKING:
     from faregate.bus.bus import Bus, QueueDepth
+    from faregate.ports.presence import OutboxStatus
 
 log = logging.getLogger("faregate.bus")
 
@@ -87,8 +89,9 @@ class BusMetrics:
     def read(self, name: str) -> Iterator[Sample]:
         """The samples of a counter or a gauge."""
         if name in ("outbox_messages", "outbox_oldest_seconds"):
-            for outbox in self.bus.outboxes():
-                yield (outbox.store,), outbox.waiting if name == "outbox_messages" else outbox.oldest_seconds or 0.0
+            for store, found in self._outboxes().items():
+                sizes, ages = [each.waiting for each in found], [each.oldest_seconds or 0.0 for each in found]
+                yield (store,), sum(sizes) if name == "outbox_messages" else max(ages)
         elif name == "alarms":
             yield from (((kind,), count) for kind, count in sorted(self.bus.alarms.items()))
         elif name == "waiting_messages":
@@ -100,6 +103,13 @@ class BusMetrics:
         elif self._measuring is not None:
             yield from _measured(self._measuring, name)
 
+    def _outboxes(self) -> dict[str, list[OutboxStatus]]:
+        """By what a page calls their stores: files of one name in two folders are one to it."""
+        found: dict[str, list[OutboxStatus]] = {}
+        for outbox in self.bus.outboxes():
+            found.setdefault(store_label(outbox.store), []).append(outbox)
+        return found
+
     def _counted(self, name: str) -> Iterator[Sample]:
         for counts in self.bus.counts():
             place = (counts.node, counts.type, counts.source or "")
@@ -110,6 +120,14 @@ class BusMetrics:
             else:
                 ends = counts._asdict()
                 yield from (((*place, each), ends[each]) for each in OUTCOMES if each in ends)
+
+
+def store_label(url: str) -> str:
+    """Which store it is, for whoever reads the page: no folder of this machine, and neither user nor options."""
+    scheme, _, rest = url.partition(":")
+    if rest.startswith("//"):
+        return f"{scheme}://{rest[2:].rpartition('@')[2].partition('?')[0]}"
+    return f"{scheme}:{PurePath(rest).name}"
 
 
 def _measured(measuring: Measuring, name: str) -> Iterator[Sample]:

@@ -1,10 +1,12 @@
-"""Work that must not be left half done when its caller is cancelled."""
+"""Work that must not be left half done when its caller is cancelled, and work that has to end."""
 
 import asyncio
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+_AGAIN_SECONDS = 0.5
 
 
 async def finish(work: Awaitable[T]) -> T:
@@ -24,3 +26,13 @@ async def finish(work: Awaitable[T]) -> T:
         running.exception()  # or asyncio would log that nobody looked at it
         raise cancelled
     return running.result()
+
+
+async def end(task: "asyncio.Task[Any] | None") -> None:
+    """Cancel a task until it has ended, however that is. Once may not be enough: on Python 3.11 `asyncio.wait_for`,
+    which drivers use, passes over a cancellation that comes together with an answer."""
+    while task is not None and not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=_AGAIN_SECONDS)
+    if task is not None and not task.cancelled():
+        task.exception()  # or asyncio would log that nobody looked at it

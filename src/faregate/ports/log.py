@@ -34,10 +34,11 @@ from faregate.ports.topology import Reading, Topology
 ArrowBatch = Any
 """A `pyarrow.RecordBatch` with the columns of `faregate.columns`; ports do not import pyarrow."""
 
-HANDLED, SKIPPED, DEAD, REDELIVER, STARTED, DUPLICATE, FILTERED = 1, 2, 3, 4, 5, 6, 7
+HANDLED, SKIPPED, DEAD, REDELIVER, STARTED, DUPLICATE, FILTERED, REQUEUE = 1, 2, 3, 4, 5, 6, 7, 8
 """What became of a message. Numbers are only ever added; a reader passes over those that it does not know."""
 OUTCOMES = {"handled": HANDLED, "skipped": SKIPPED, "dead": DEAD, "duplicate": DUPLICATE, "filtered": FILTERED}
-OUTCOME_NAMES = {**{code: name for name, code in OUTCOMES.items()}, REDELIVER: "redeliver", STARTED: "started"}
+_UNENDED = {REDELIVER: "redeliver", STARTED: "started", REQUEUE: "requeue"}
+OUTCOME_NAMES = {**{code: name for name, code in OUTCOMES.items()}, **_UNENDED}
 
 
 class ReaderOffset(msgspec.Struct):
@@ -213,7 +214,7 @@ class Settled(Protocol):
 
     def settlements(self, part: LogPart) -> ArrowBatch:
         """Columns offset (int64), queue, outcome, tries, redeliveries (int32), time (float64): when it happened; for
-        `REDELIVER`, when it is due. In the order in which it happened."""
+        `REDELIVER` and `REQUEUE`, when it is due. In the order in which it happened."""
 
     def dead_letters(self, start: int) -> Iterator[list[DeadLetter]]:
         """Those that were given to the log, from an offset on."""

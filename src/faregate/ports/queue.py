@@ -399,7 +399,8 @@ class QueueTransport(Publishing, Protocol):
         """
 
     async def consume(self, queue: str, on_delivery: Callable[[Held], None], *, prefetch: int) -> Consumer:
-        """Hand deliveries to the callback, at most `prefetch` of them out at a time. Raises `QueueNotFound`."""
+        """Hand deliveries to the callback, at most `prefetch` of them out at a time. Who is cancelled meanwhile leaves
+        no consumer behind. Raises `QueueNotFound`."""
 
     async def failed(self) -> Exception:
         """Return, with the reason, once the transport cannot go on; it may never."""

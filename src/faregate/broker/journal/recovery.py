@@ -23,7 +23,7 @@ from faregate.broker.journal.snapshot import QueueSnapshot, Returning, Snapshot
 from faregate.errors import JournalCorrupt
 from faregate.ids import PublicationKey
 from faregate.ports.dead_letter import DeadLetter
-from faregate.ports.log import REDELIVER, STARTED
+from faregate.ports.log import REDELIVER, REQUEUE, STARTED
 from faregate.ports.topology import Reading, Topology
 
 _END = 1 << 62
@@ -183,9 +183,11 @@ def _apply_side_logs(
             one = None if record is None else waiting.get(record.queue)
             if record is None or one is None:
                 continue  # damaged, which only delivers again; or of a queue that is gone
-            if record.outcome in (STARTED, REDELIVER):
-                due = record.time if record.outcome == REDELIVER else None
-                one.past[record.offset] = Returning(record.offset, record.tries, record.redeliveries, due)
+            if record.outcome in (STARTED, REDELIVER, REQUEUE):
+                due = None if record.outcome == STARTED else record.time
+                past = one.past.get(record.offset)
+                behind = record.outcome == REQUEUE or (past is not None and past.behind)
+                one.past[record.offset] = Returning(record.offset, record.tries, record.redeliveries, due, behind)
             else:
                 one.ended.add(record.offset)
 

@@ -27,7 +27,7 @@ class Record(NamedTuple):
     tries: int
     redeliveries: int
     time: float
-    """When it happened; for REDELIVER, when it is due."""
+    """When it happened; for REDELIVER and REQUEUE, when it is due."""
 
 
 def pack(record: Row) -> bytes:

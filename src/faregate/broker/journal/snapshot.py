@@ -8,12 +8,14 @@ from faregate.broker.journal.log import LogPoint
 
 
 class Returning(NamedTuple):
-    """An entry that was tried before: its offset and counts, and when it is due if it waits for redelivery."""
+    """An entry that was tried before: its offset and counts, and when it is due if it waits for redelivery. `behind`:
+    its place is at the end, and no longer where it was published."""
 
     offset: int
     tries: int
     redeliveries: int
     due: float | None
+    behind: bool = False
 
 
 class QueueSnapshot(msgspec.Struct):

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from faregate import ids
 from faregate.columns import to_envelopes
-from faregate.ports.log import DEAD, DUPLICATE, FILTERED, HANDLED, REDELIVER, SKIPPED, LogPart
+from faregate.ports.log import DEAD, DUPLICATE, FILTERED, HANDLED, REDELIVER, REQUEUE, SKIPPED, LogPart
 from faregate.spark.jobs.settlements import HandedOverQueue, JournalPlan, batch_of
 from faregate.spark.logs import dead_letters_of, open_log, open_subscribed, settlements_of
 from faregate.spark.options import Place
@@ -31,6 +31,7 @@ UNSETTLED = 0
 PASSED = 9
 """Instead of unsettled: a reader of the log has dealt with it."""
 _ENDED = (HANDLED, SKIPPED, DEAD, DUPLICATE, FILTERED)
+_BACK = (REDELIVER, REQUEUE)
 
 
 class Ends:
@@ -55,7 +56,7 @@ class Ends:
         self._keys, first = np.unique(keys[order], return_index=True)
         self._outcomes = outcomes_ended[order][first]
         self._times = times[ended][order][first]
-        self._back_keys, self._back_counts = np.unique(all_keys[outcomes == REDELIVER], return_counts=True)
+        self._back_keys, self._back_counts = np.unique(all_keys[np.isin(outcomes, _BACK)], return_counts=True)
 
         order = np.lexsort((-tries, all_keys))
         self._run_keys, first = np.unique(all_keys[order], return_index=True)

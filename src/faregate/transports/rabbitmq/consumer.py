@@ -19,6 +19,7 @@ from contextlib import suppress
 from aiormq.exceptions import ChannelAccessRefused, ChannelNotFoundEntity
 
 from faregate.errors import ConfigurationError, QueueNotFound, StaleLock
+from faregate.ports.cancellation import end
 from faregate.transports.rabbitmq.channels import BatchChannel
 from faregate.transports.rabbitmq.frames import Arrived
 from faregate.transports.rabbitmq.link import LOST, Link, not_cancelled
@@ -179,10 +180,7 @@ class QueueConsumer:
         self._changed.set()
         if self._session is not None:
             await self._session.close()
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        await end(self._task)
 
     # --- sessions --------------------------------------------------------------------------------------------
 

@@ -6,12 +6,12 @@ Each is published anew, and confirmed, before the delivery is acknowledged; a cr
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
 from typing import Any
 
 from faregate.errors import BrokerUnavailable, FaregateError, StaleLock
 from faregate.ids import slot_of
 from faregate.message import Envelope
+from faregate.ports.cancellation import end
 from faregate.ports.clock import Clock
 from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.queue import Binding
@@ -172,10 +172,8 @@ class Endings:
         return bool(self._later or self._tasks)
 
     async def close(self) -> None:
-        for task in (*self._tasks, *([self._ladder] if self._ladder else [])):
-            task.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await task
+        for task in (*self._tasks, self._ladder):
+            await end(task)
 
     async def _publish(self, envelope: Envelope, exchange: str, routing_key: str, more: dict[str, Any]) -> None:
         returned = await self._publisher.publish(

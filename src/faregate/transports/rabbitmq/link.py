@@ -29,6 +29,7 @@ from aiormq.exceptions import (
 )
 
 from faregate.errors import BrokerUnavailable, ConfigurationError
+from faregate.ports.cancellation import end
 from faregate.transports.rabbitmq.address import Address
 from faregate.transports.rabbitmq.channels import BatchChannel, open_channel
 from faregate.transports.rabbitmq.frames import Receivers
@@ -42,9 +43,21 @@ C = TypeVar("C", bound=BatchChannel)
 LOST = (AMQPError, ConnectionError, ChannelInvalidStateError, RuntimeError, OSError, asyncio.TimeoutError)
 """What aiormq raises when a channel or a connection is gone, in whichever moment."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
+
 _ATTEMPT_SECONDS = 10.0
 _LASTING_SECONDS = 0.5
 """A connection that lasted for so long was a good one."""
+
+
+def how_lost(lost: "asyncio.Future[None]") -> BaseException:
+    """What to raise when the channel or connection is gone whose `closing` this is. Somebody who closes it may give any
+    reason."""
+    error = lost.exception() if lost.done() and not lost.cancelled() else None
+    if isinstance(error, LOST):
+        return error
+    gone = ConnectionError("the channel is closed")
+    gone.__cause__ = error
+    return gone
 
 
 class Link:
@@ -86,10 +99,7 @@ class Link:
 
     async def close(self) -> None:
         self._closing = True
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        await end(self._task)
         if self._connection is not None:
             with suppress(*LOST):
                 await self._connection.close()

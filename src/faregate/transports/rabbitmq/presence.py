@@ -18,6 +18,7 @@ from pamqp.commands import Basic
 from faregate.ports.presence import Heartbeat, Instruction
 from faregate.transports.rabbitmq.channels import BatchChannel
 from faregate.transports.rabbitmq.frames import Arrived
+from faregate.transports.rabbitmq.link import how_lost
 from faregate.transports.rabbitmq.names import PRESENCE
 from faregate.transports.rabbitmq.topology import declare_exchange
 
@@ -107,7 +108,7 @@ async def _next_of(arrived: "asyncio.Queue[Arrived]", lost: "asyncio.Future[None
     try:
         await asyncio.wait((lost, coming), return_when=asyncio.FIRST_COMPLETED)
         if not coming.done():
-            raise lost.exception() or ConnectionError("the channel is closed")
+            raise how_lost(lost)
         return coming.result()
     finally:
         coming.cancel()

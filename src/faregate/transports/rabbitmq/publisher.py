@@ -26,8 +26,9 @@ from operator import attrgetter
 from aiormq.exceptions import ChannelAccessRefused, ChannelNotFoundEntity, ChannelPreconditionFailed
 
 from faregate.errors import BrokerUnavailable, ConfigurationError, FaregateError, MessageTooLarge, OutcomeUnknown
+from faregate.ports.cancellation import end
 from faregate.transports.rabbitmq.channels import BatchChannel, Confirmation, Publication
-from faregate.transports.rabbitmq.link import LOST, Link, not_cancelled
+from faregate.transports.rabbitmq.link import LOST, Link, how_lost, not_cancelled
 from faregate.transports.rabbitmq.names import EXCHANGE, TO
 
 log = logging.getLogger("faregate.rabbitmq")
@@ -64,10 +65,7 @@ class Publisher:
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        await end(self._task)
 
     async def publish(self, publications: Sequence[Publication]) -> dict[int, str]:
         """Once the broker has answered for all of them: the places of those that no queue takes, and what it says.
@@ -157,7 +155,7 @@ class Publisher:
                 self._written += batches
                 await channel.publish_all(batches)
             await self._wake.wait()
-        raise lost.exception() or ConnectionError("the channel is closed")
+        raise how_lost(lost)
 
     async def _answered(self, lost: asyncio.Future[None]) -> None:
         """Return once nothing is on its way; what gets no answer goes out again on the next channel."""

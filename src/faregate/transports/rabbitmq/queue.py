@@ -318,7 +318,11 @@ class RabbitmqQueue:
             on_close=self._consumers.discard,
         )
         self._consumers.add(consumer)
-        await consumer.open()
+        try:
+            await consumer.open()
+        except BaseException:  # nobody else could close it
+            await consumer.close()
+            raise
         return consumer
 
     def _deliveries(self, binding: Binding, hand_on: Callable[[Delivery], None]) -> "Take":

@@ -18,6 +18,7 @@ from aiormq.exceptions import ChannelAccessRefused
 
 from faregate.errors import BrokerUnavailable, ConfigurationError
 from faregate.message import Envelope
+from faregate.ports.cancellation import end
 from faregate.transports.rabbitmq.channels import BatchChannel, Publication
 from faregate.transports.rabbitmq.frames import Arrived
 from faregate.transports.rabbitmq.link import LOST, Link, not_cancelled
@@ -45,10 +46,7 @@ class ReplyQueue:
         await self._ready
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        await end(self._task)
         if not self._ready.done():
             self._ready.set_exception(BrokerUnavailable("the transport was closed before replies could come"))
 
