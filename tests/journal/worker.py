@@ -1,7 +1,8 @@
 """A process to be killed: publishes to a journal, says what is confirmed, and handles what it gets.
 
-    python worker.py PATH ROUND
+    python worker.py PATH ROUND [SEGMENT]
 
+SEGMENT is how many bytes a segment has: with small ones something is always being sealed.
 Each line on standard output is one fact: `confirmed ID` or `handled NUMBER`.
 """
 
@@ -9,6 +10,8 @@ import asyncio
 import sys
 
 import faregate as fg
+from faregate.broker.journal.log import SEGMENT_SIZE
+from faregate.transports.journal import JournalTransport
 
 
 class Job(fg.Event):
@@ -27,8 +30,12 @@ async def work(job: Job, ctx: fg.Context) -> None:
     print(f"handled {job.round}.{job.number}", flush=True)
 
 
-async def main(path: str, round: int) -> None:
-    async with fg.Bus(f"journal:{path}", nodes=[author, reader]) as bus:
+def on_journal(path: str, segment: int) -> fg.Bus:
+    return fg.Bus(JournalTransport(f"journal:{path}", segment_size=segment), nodes=[author, reader])
+
+
+async def main(path: str, round: int, segment: int) -> None:
+    async with on_journal(path, segment) as bus:
         number = 0
 
         async def publish() -> None:
@@ -49,11 +56,12 @@ async def main(path: str, round: int) -> None:
         await asyncio.gather(*(publish() for _ in range(8)))
 
 
-async def finish(path: str) -> None:
-    async with fg.Bus(f"journal:{path}", nodes=[author, reader]) as bus:
+async def finish(path: str, segment: int) -> None:
+    async with on_journal(path, segment) as bus:
         await bus.idle(60)
         assert not await bus.poisoned()
 
 
 if __name__ == "__main__":
-    asyncio.run(finish(sys.argv[1]) if sys.argv[2] == "finish" else main(sys.argv[1], int(sys.argv[2])))
+    size = int(sys.argv[3]) if len(sys.argv) > 3 else SEGMENT_SIZE
+    asyncio.run(finish(sys.argv[1], size) if sys.argv[2] == "finish" else main(sys.argv[1], int(sys.argv[2]), size))

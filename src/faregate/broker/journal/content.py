@@ -18,7 +18,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from faregate.broker.journal.frame import COLUMNS, Frame
+from faregate.broker.journal.frame import COLUMNS, Frame, padded
 from faregate.codec import is_altered
 from faregate.columns import altered_offsets, publication_keys, read_batch, to_batch, to_envelopes
 from faregate.errors import Unwritable
@@ -85,6 +85,25 @@ class Rows:
     @property
     def offsets(self) -> Sequence[int]:
         return range(self.first, self.end)
+
+    def gather(self, view: memoryview, found: Iterable[tuple[int, int, int]], most: int, most_bytes: int) -> int:
+        """Take in the frames that follow (see `row_frames`), up to so many messages and bytes; the byte behind them, or
+        0 if there is none."""
+        topics, envelopes, times = self.topics, self.envelopes, self._times
+        behind = 0
+        for body, end, time in found:
+            alike, own = _decode(view[body:end])
+            count = len(own)
+            envelopes += own
+            topics += [alike] * count if isinstance(alike, int) else alike
+            times += [time] * count
+            self.size += end - body
+            behind = padded(end)
+            if len(envelopes) >= most or self.size >= most_bytes:
+                break
+        if len(topics) != len(envelopes):
+            raise ValueError("it does not have a topic for each message")
+        return behind
 
     def takes(self, other: Rows, most: int, most_bytes: int) -> bool:
         """Whether the other follows this without a gap, and both are no more than that."""

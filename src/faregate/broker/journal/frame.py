@@ -166,6 +166,28 @@ def read_header(data: Any, at_byte: int, segment_id: int | None = None) -> Frame
     return frame
 
 
+def row_frames(data: Any, at_byte: int, limit: int, segment_id: int, base: int) -> Iterator[tuple[int, int, int]]:
+    """(first byte of its body, end of its body, time) of frames of rows, sound ones, as long as one follows another
+    without a gap. Somebody else says what is there when they end before the limit.
+
+    The same as `read_header` and `is_sound`, for who reads a hundred thousand of them.
+    """
+    view, crc32, unpack = memoryview(data), zlib.crc32, _FRAME.unpack_from
+    after_crc = _CRC_AT + len(_NO_CRC)
+    while at_byte + FRAME_BYTES <= limit:
+        magic, version, kind, length, crc, _, rows, _, first, time, its_segment, _, _, _, _ = unpack(view, at_byte)
+        body = at_byte + FRAME_BYTES
+        end = body + length
+        if magic != FRAME_MAGIC or kind != ROWS or version != VERSION or its_segment != segment_id or first != base:
+            return
+        sum_before = crc32(_NO_CRC, crc32(view[at_byte : at_byte + _CRC_AT]))
+        if end > limit or crc32(view[at_byte + after_crc : end], sum_before) != crc:
+            return
+        yield body, end, time
+        base += rows
+        at_byte = (end + 7) & ~7
+
+
 def describe_unknown(data: Any, at_byte: int) -> str | None:
     """What a frame is that stands there whole, and that this version cannot read; None: there is none."""
     if at_byte + FRAME_BYTES > len(data):

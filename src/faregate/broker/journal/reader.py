@@ -43,6 +43,16 @@ class SegmentView(NamedTuple):
     footer: Footer | None
 
 
+class _Walk:
+    """How far somebody is in a segment."""
+
+    __slots__ = ("at_byte", "expected")
+
+    at_byte: int
+    expected: int
+    """The offset that follows."""
+
+
 class JournalReader:
     """Reads a journal that this or another process writes."""
 
@@ -130,21 +140,22 @@ class JournalReader:
     def _stored(self, start: int, stop: int, mark: HighWater) -> Iterator[Messages]:
         """The messages of frames in which there are some of these."""
         for base, view in self._segments(start, stop, mark):
-            group: Rows | None = None
-            for frame in self._frames(base, view, mark, start):
+            walk = _Walk()
+            for frame in self._frames(base, view, mark, start, walk):
                 if frame.kind not in frames.MESSAGES or not frame.rows or frame.base >= stop:
                     continue
                 found = self._decode(base, view, frame)
-                if group is not None and isinstance(found, Rows) and group.takes(found, _GROUP_ROWS, _GROUP_BYTES):
-                    group.add(found)
-                    continue
-                if group is not None:
-                    yield group
-                group = found if isinstance(found, Rows) else None
-                if group is None:
-                    yield found
-            if group is not None:
-                yield group
+                if isinstance(found, Rows):
+                    self._gather(base, view, mark, found, walk)
+                yield found
+
+    def _gather(self, base: int, view: SegmentView, mark: HighWater, rows: Rows, walk: "_Walk") -> None:
+        """Read the frames of rows that follow together with this one. What is wrong with one is said by who comes to
+        it."""
+        limit = mark.at_byte if base == mark.segment and view.footer is None else len(view.data)
+        more = frames.row_frames(view.data, walk.at_byte, limit, view.header.segment_id, rows.end)
+        walk.at_byte = rows.gather(memoryview(view.data), more, _GROUP_ROWS, _GROUP_BYTES) or walk.at_byte
+        walk.expected = rows.end
 
     def envelopes(self, start: int = 0, end: int | None = None) -> Iterator[tuple[int, Envelope]]:
         """(offset, envelope) of the messages from `start` up to `end`."""
@@ -297,24 +308,29 @@ class JournalReader:
             self._open.popitem(last=False)
         return view
 
-    def _frames(self, base: int, view: SegmentView, mark: HighWater, start: int) -> Iterator[frames.Frame]:
-        """The headers of the readable frames that hold `start` or something later."""
+    def _frames(
+        self, base: int, view: SegmentView, mark: HighWater, start: int, walk: "_Walk | None" = None
+    ) -> Iterator[frames.Frame]:
+        """The headers of the readable frames that hold `start` or something later. Whoever reads some of them itself
+        moves the `walk` on."""
         written_to = base == mark.segment and view.footer is None
         limit = mark.at_byte if written_to else len(view.data)
         gaps = view.footer is not None and (view.footer.compacted or bool(view.footer.lost))
-        at_byte, expected = SEGMENT_BYTES, base
+        walk = walk or _Walk()
+        walk.at_byte, walk.expected = SEGMENT_BYTES, base
         if view.footer is not None and view.footer.index:
             found = bisect_right(view.footer.index, start, key=lambda entry: entry[0]) - 1
-            expected, _, at_byte = view.footer.index[max(0, found)]
+            walk.expected, _, walk.at_byte = view.footer.index[max(0, found)]
         places = self._places_of(view)
         if places:
             found = bisect_right(places, start, key=lambda entry: entry[0]) - 1
             if found >= 0:
-                expected, at_byte = places[found]
-        while at_byte < limit:
+                walk.expected, walk.at_byte = places[found]
+        while walk.at_byte < limit:
+            at_byte = walk.at_byte
             frame = frames.read_header(view.data, at_byte, view.header.segment_id)
             # A frame that is passed over is not summed up: its offsets must join those of its neighbours.
-            if frame is None or (frame.base != expected and not gaps):
+            if frame is None or (frame.base != walk.expected and not gaps):
                 raise self._damaged(base, at_byte)
             if (gaps or frame.kind == frames.FOOTER) and not frames.is_sound(view.data, frame):
                 raise self._damaged(base, at_byte)
@@ -322,11 +338,11 @@ class JournalReader:
                 return
             if places is not None and (not places or at_byte - places[-1][1] >= _PLACES_EVERY):
                 places.append((frame.base, at_byte))
-            if frame.base + frame.rows > start or gaps:
+            walk.at_byte, walk.expected = frame.end, frame.base + frame.rows
+            if walk.expected > start or gaps:
                 yield frame
-            at_byte, expected = frame.end, frame.base + frame.rows
-        if written_to and expected != mark.offset:
-            raise self._damaged(base, at_byte)
+        if written_to and walk.expected != mark.offset:
+            raise self._damaged(base, walk.at_byte)
 
     def _places_of(self, view: SegmentView) -> list[tuple[int, int]] | None:
         if view.footer is not None:  # which has an index
