@@ -35,7 +35,7 @@ from faregate.transports.memory import MemoryTransport
 
 BATCH = 1000
 IN_FLIGHT = 1000
-MANY_TARGET, SINGLE_TARGET, SQLITE_TARGET, SYNC_TARGET = 0.4, 0.15, 1.5, 1 / 3
+MANY_TARGET, SINGLE_TARGET, SQLITE_TARGET, SYNC_TARGET = 0.4, 0.12, 1.1, 0.4
 
 
 shop = fg.Node("shop")

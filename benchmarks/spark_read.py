@@ -2,7 +2,8 @@
 
 The bare source maps one file of 10,000 rows and hands it to Spark over and over: what is left is Spark's own cost of
 taking rows from Python, the limit that reading a journal can only approach. Both have the same columns, batches and
-tasks. Once with the two columns that the aggregate needs (`columns`), once with whole rows.
+tasks. Once with the two columns that the aggregate needs (`columns`), once with whole rows, of a sealed journal; and
+once whole rows of a journal that is still hot, published message by message.
 """
 
 import time
@@ -25,7 +26,9 @@ from faregate.spark.source.batch_reader import BatchReader
 from faregate.spark.source.ranges import TASK_MESSAGES
 from faregate.spark.source.reading import BATCH_ROWS
 
-TARGET = 0.5
+TARGET, HOT_TARGET = 0.75, 0.4
+HOT_MESSAGES = 100_000
+"""What a segment holds."""
 NEEDED = ("type", "body")
 
 
@@ -83,10 +86,12 @@ def main() -> None:
     with folder() as scratch:
         journal = scratch / "journal"
         fill(journal, messages)
+        hot_messages = max(BATCH_ROWS, min(HOT_MESSAGES, messages // BATCH_ROWS * BATCH_ROWS))
+        fill(scratch / "hot", hot_messages, 1, seals=False)
         spark = start_spark(scratch, "spark-read", **{"spark.sql.adaptive.enabled": "true"})
         spark.dataSource.register(BareSource)
 
-        def contestants(name: str, columns: tuple[str, ...]) -> list[Contestant]:
+        def contestants(name: str, columns: tuple[str, ...], journal: Path, messages: int) -> list[Contestant]:
             file = scratch / f"{name}.arrow"
             write_sample(journal, columns, file)
             ours = spark.read.format("faregate")
@@ -101,9 +106,15 @@ def main() -> None:
             async def run_bare(_: int) -> float:
                 return aggregate(bare.load(), messages)
 
-            return [Contestant(f"bare, {name}", run_bare), Contestant(f"journal, {name}", run_ours)]
+            share = messages / whole
+            return [Contestant(f"bare, {name}", run_bare, share), Contestant(f"journal, {name}", run_ours, share)]
 
-        cases = [*contestants("two columns", NEEDED), *contestants("whole rows", ())]
+        whole = messages
+        cases = [
+            *contestants("two columns", NEEDED, journal, messages),
+            *contestants("whole rows", (), journal, messages),
+            *contestants("hot rows", (), scratch / "hot", hot_messages),
+        ]
         samples = interleave(cases, rounds=args.rounds, messages=messages)
         spark.stop()
     names = [case.name for case in cases]
@@ -114,6 +125,7 @@ def main() -> None:
     report.peers = {name: samples.rate(name) for name in names if name.startswith("bare")}
     report.goal("two_columns_to_bare", samples.ratio("journal, two columns", "bare, two columns"), TARGET)
     report.goal("whole_rows_to_bare", samples.ratio("journal, whole rows", "bare, whole rows"), TARGET)
+    report.goal("hot_rows_to_bare", samples.ratio("journal, hot rows", "bare, hot rows"), HOT_TARGET)
     report.finish()
 
 

@@ -11,14 +11,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 import faregate as fg
 from faregate.broker.journal import frame as frames
+from faregate.broker.journal.content import read_messages
 from faregate.broker.journal.layout import Layout
 from faregate.broker.journal.reader import JournalReader
 from faregate.bus.dispatcher import Dispatcher
-from faregate.columns import read_batch, write_batch
 from faregate.ids import message_id
 from faregate.ports.store import OutboxRow
 from faregate.transports.journal import SEGMENT_SIZE, JournalTransport
@@ -151,14 +149,11 @@ def alter_body(path: Path, old: bytes, new: bytes) -> int:
     changed, previous = None, 0
     for frame in frames.scan(data, header):
         body = bytes(frames.body_of(data, frame))
-        if frame.kind == frames.MESSAGES and old in body and changed is None:
-            batch = read_batch(body)
-            bodies = batch.column("payload").to_pylist()
-            place = next(place for place, each in enumerate(bodies) if old in each)
-            bodies[place] = bodies[place].replace(old, new)
-            changed = batch.column("offset")[place].as_py()
-            place = batch.schema.get_field_index("payload")
-            body = bytes(write_batch(batch.set_column(place, batch.schema.field(place), pa.array(bodies, pa.binary()))))
+        if frame.kind in frames.MESSAGES and old in body and changed is None:
+            messages = read_messages(frame, body)
+            place = next(place for place, each in enumerate(messages.all_envelopes()) if old in each.body)
+            changed = messages.offsets[place]
+            body = body.replace(old, new, 1)
             assert len(body) == frame.length
         fields = {name: getattr(frame, name) for name in frame._fields if name not in _PLACES}
         head, padding, previous = frames.pack_frame(body, previous=previous, **fields)

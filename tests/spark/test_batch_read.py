@@ -11,8 +11,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from faregate.broker.journal.disk import RealDisk
 from faregate.broker.journal.layout import Layout
+from faregate.broker.journal.log import Log
 from faregate.broker.journal.reader import JournalReader
+from faregate.broker.journal.sealing import seal_all
 from faregate.errors import ConfigurationError, JournalCorrupt, OffsetGone
 from faregate.spark.format import FaregateSource
 from faregate.spark.options import InvalidOption, Options
@@ -118,10 +121,21 @@ def test_batches_have_exactly_the_schema_that_spark_derives(tmp_path: Path) -> N
     assert batch.schema.field("offset").nullable
 
 
+def seal(path: Path) -> None:
+    """Roll what is written to, and have it in columns."""
+    layout, disk = Layout(path), RealDisk()
+    log = Log(layout, disk)
+    log.roll()
+    log.close()
+    Log(layout, disk).close()
+    assert seal_all(layout, disk)
+
+
 def test_small_frames_are_put_together_and_large_ones_are_not_copied(tmp_path: Path) -> None:
     journal(tmp_path / "small", 500, per_frame=1)
     assert [batch.num_rows for batch in read(options(tmp_path / "small"))] == [500]
     journal(tmp_path / "large", 20_000, per_frame=10_000)
+    seal(tmp_path / "large")
     before = pa.total_allocated_bytes()
     found = read(options(tmp_path / "large"))
     assert [batch.num_rows for batch in found] == [10_000, 10_000]
