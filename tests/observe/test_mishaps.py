@@ -10,9 +10,10 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import Sampler
+from prometheus_client import CollectorRegistry
 
 import faregate as fg
-from faregate.core.observer import Mishaps
+from faregate.core.observer import Mishaps, Observer
 from tests.observe.rig import LONG, OrderPlaced, Telemetry, three_nodes
 
 
@@ -159,3 +160,88 @@ def test_a_log_that_fails_as_well_changes_nothing(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(logging.getLogger("faregate.bus"), "log", fail)
     Mishaps().tell("here", ValueError())
+
+
+# --- opening and closing ---------------------------------------------------------------------------------------
+
+
+class Refuses(CollectorRegistry):
+    def register(self, collector: Any) -> None:
+        raise ValueError("refused")
+
+
+class Keeps(CollectorRegistry):
+    def unregister(self, collector: Any) -> None:
+        raise RuntimeError("kept")
+
+
+class Cancels(Observer):
+    def watch(self, bus: Any) -> None:
+        raise asyncio.CancelledError
+
+    def unwatch(self, bus: Any) -> None:
+        raise asyncio.CancelledError
+
+
+class Notes(Observer):
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def watch(self, bus: Any) -> None:
+        self.seen.append("watch")
+
+    def unwatch(self, bus: Any) -> None:
+        self.seen.append("unwatch")
+
+
+async def nothing(order: OrderPlaced) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: fg.observe.Prometheus(Refuses()), lambda: fg.observe.Prometheus(Keeps()), Cancels],
+    ids=["refuses", "keeps", "cancels"],
+)
+async def test_an_observer_that_cannot_watch_keeps_a_bus_from_nothing(
+    make: Callable[[], Observer], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    notes = Notes()
+
+    def bus(observe: Any = None) -> fg.Bus:
+        shop, billing = fg.Node("shop"), fg.Node("billing")
+        billing.on(OrderPlaced, source="shop")(nothing)
+        return fg.Bus(f"journal:{tmp_path / 'journal'}", nodes=[shop, billing], observe=observe)
+
+    async with bus([make(), notes]) as first:
+        await first.publish(OrderPlaced(order_id="17"))
+        await first.idle(LONG)
+    assert notes.seen == ["watch", "unwatch"], "the others are told all the same"
+    assert "the bus. Messages go on without it" in caplog.text
+    async with bus():  # the journal is free again
+        pass
+
+
+async def test_a_registry_that_was_emptied_is_nothing_to_tell(caplog: pytest.LogCaptureFixture) -> None:
+    registry = CollectorRegistry()
+    observer = fg.observe.Prometheus(registry)
+    async with fg.Bus("memory:", nodes=[fg.Node("shop")], observe=observer):
+        registry.unregister(observer)
+    assert "telemetry failed" not in caplog.text
+
+
+async def test_a_registry_that_refused_is_asked_again_for_the_next_bus(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = CollectorRegistry()
+    observer = fg.observe.Prometheus(registry)
+    with monkeypatch.context() as patched:
+        patched.setattr(registry, "register", Refuses().register)
+        async with fg.Bus("memory:", nodes=[fg.Node("shop")], observe=observer):
+            pass
+    async with fg.Bus("memory:", nodes=[fg.Node("shop")], observe=observer):
+        assert b"faregate_alarms_total" in await observer.page()
+
+
+def test_the_same_observer_twice_is_refused() -> None:
+    observer = fg.observe.Prometheus(CollectorRegistry())
+    with pytest.raises(fg.ConfigurationError, match="the same observer twice"):
+        fg.Bus("memory:", nodes=[fg.Node("shop")], observe=[observer, observer])

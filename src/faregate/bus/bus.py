@@ -33,7 +33,7 @@ from faregate.core.escalation import Escalation
 from faregate.core.feed import QueueFeed
 from faregate.core.handling import Handling
 from faregate.core.node_store import NodeStore
-from faregate.core.observer import Observer, Observers, check_observers
+from faregate.core.observer import Observer, Observers, check_observers, unwatch, watch
 from faregate.core.recipients import topic_for
 from faregate.core.replies import Replies
 from faregate.core.sealing import Keys
@@ -346,8 +346,7 @@ class Bus:
             self._heart.start()
         if self._instructions is not None:
             self._instructions.start()
-        for observer in self.observers:
-            observer.watch(self)
+        watch(self.observers, self)
         log.info("%d nodes with %d subscriptions run on %s", len(self.nodes), len(self._workers), self.url)
 
     def _open_control(self) -> None:
@@ -408,13 +407,12 @@ class Bus:
         self.left_behind = max(self.left_behind, sum(left))
         if self._state == "stopping":
             self._state = "stopped"
-            for observer in self.observers:
-                observer.unwatch(self)
             for landing in self._landings:
                 landing.cancel()
             if self._stalls is not None:
                 self._stalls.stop()
             try:
+                unwatch(self.observers, self)
                 if self._instructions is not None:
                     await self._instructions.stop()
                 await self._heart.stop()

@@ -113,7 +113,21 @@ def check_observers(given: object) -> Observers:
             raise ConfigurationError(
                 f"observe= takes fg.observe.OpenTelemetry(), fg.observe.Prometheus() or a list of such; got {each!r}"
             )
+    if len({id(each) for each in found}) < len(found):
+        raise ConfigurationError("observe= has the same observer twice, which would count everything twice: give one")
     return found
+
+
+def watch(observers: Observers, bus: Any) -> None:
+    """Tell them that it runs. One that cannot watch it keeps it from nothing."""
+    for observer in observers:
+        Mishaps().guard(f"{type(observer).__name__} cannot watch the bus", observer.watch, bus)
+
+
+def unwatch(observers: Observers, bus: Any) -> None:
+    """Tell them that it does not any more."""
+    for observer in observers:
+        Mishaps().guard(f"{type(observer).__name__} cannot let go of the bus", observer.unwatch, bus)
 
 
 def observed(observers: Observers, publish: Publish, *, outbox: bool = False) -> Publish:
