@@ -7,6 +7,7 @@ import signal
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -176,6 +177,18 @@ async def test_a_port_that_is_taken_is_a_sentence() -> None:
         with pytest.raises(fg.ConfigurationError, match=f"nothing can listen at 127.0.0.1:{served.port}"):
             async with fg.observe.serve(bus, port=served.port):
                 pass
+
+
+@pytest.mark.parametrize(
+    "place",
+    [{"host": 5}, {"host": None}, {"host": "127.0.0.1\0"}, {"host": "x" * 80}, {"port": "9464"}, {"port": -1}],
+    ids=["number", "none", "nul", "too long", "text", "negative"],
+)
+async def test_a_place_that_there_cannot_be_is_a_sentence(place: dict[str, Any]) -> None:
+    with pytest.raises(fg.ConfigurationError) as raised:
+        async with fg.observe.serve(fg.Bus("memory:", nodes=nodes()), **{"port": 0, **place}):
+            pass
+    assert str(raised.value).isprintable()
 
 
 async def test_it_listens_on_loopback_unless_told_otherwise() -> None:

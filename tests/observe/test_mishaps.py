@@ -245,3 +245,13 @@ def test_the_same_observer_twice_is_refused() -> None:
     observer = fg.observe.Prometheus(CollectorRegistry())
     with pytest.raises(fg.ConfigurationError, match="the same observer twice"):
         fg.Bus("memory:", nodes=[fg.Node("shop")], observe=[observer, observer])
+
+
+@pytest.mark.parametrize("given", [5, "otel", TracerProvider, object()], ids=["number", "text", "class", "object"])
+def test_what_provides_nothing_is_refused_in_a_sentence(given: Any) -> None:
+    with pytest.raises(fg.ConfigurationError, match="tracer_provider takes a provider of OpenTelemetry"):
+        fg.observe.OpenTelemetry(tracer_provider=given)
+    with pytest.raises(fg.ConfigurationError, match="meter_provider takes a provider of OpenTelemetry"):
+        fg.observe.OpenTelemetry(meter_provider=given)
+    with pytest.raises(fg.ConfigurationError, match="registry takes a CollectorRegistry"):
+        fg.observe.Prometheus(given)

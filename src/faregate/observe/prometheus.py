@@ -13,6 +13,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Metric, generate_late
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from faregate.errors import ConfigurationError
 from faregate.observe.measuring import Measuring
 from faregate.observe.metrics import METRICS, BusMetrics, buckets
 
@@ -29,6 +30,8 @@ class Prometheus(Measuring, Collector):
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         super().__init__()
         self._registry = REGISTRY if registry is None else registry
+        if not isinstance(self._registry, CollectorRegistry):
+            raise ConfigurationError(f"registry takes a CollectorRegistry of prometheus_client; got {registry!r}")
         self._watched: list[BusMetrics] = []
 
     def watch(self, bus: "Bus", *, measured: bool = True) -> None:
