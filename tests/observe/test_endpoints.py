@@ -88,6 +88,18 @@ async def test_a_store_that_does_not_answer_is_not_ready() -> None:
     assert status == 503 and "does not answer: StoreUnavailable: the disk is gone" in body
 
 
+async def test_a_store_is_named_without_folder_and_user(tmp_path: Path) -> None:
+    async with fg.Bus("memory:", nodes=nodes(), store=f"sqlite:{tmp_path / 'shop.db'}") as bus:
+        [store] = bus.stores.values()
+        for url, name in {store.url: "sqlite:shop.db", "postgresql://zoe:***@db/shop": "postgresql://db/shop"}.items():
+            error = fg.StoreUnavailable(f"{url} cannot be used")
+            floor = mock.patch.object(type(store), "floor", side_effect=error)
+            with floor, mock.patch.object(type(store), "url", url):
+                assert await bus.unready() == [
+                    f"the store {name} does not answer: StoreUnavailable: {name} cannot be used"
+                ]
+
+
 async def test_stores_are_asked_at_the_same_time() -> None:
     asked = 0
     all_asked = asyncio.Event()
@@ -114,6 +126,8 @@ async def test_a_connection_that_is_lost_is_not_ready() -> None:
         assert (await ask(served.port, get("/ready")))[0] == 200
         transport.is_connected = False
         assert (await ask(served.port, get("/ready")))[::2] == (503, "there is no connection to Remote\n")
+        with mock.patch.object(bus, "url", "amqp://zoe:***@broker/shop"):
+            assert await bus.unready() == ["there is no connection to amqp://broker/shop"]
 
 
 async def test_work_that_stands_still_is_not_ready() -> None:

@@ -65,7 +65,7 @@ from faregate.ports.queue import (
     Recognising,
     SpoolTransport,
 )
-from faregate.ports.schemes import hide_password, open_transport
+from faregate.ports.schemes import hide_password, open_transport, public_name
 from faregate.ports.store import DeadFilter, Store
 from faregate.ports.tokens import TokenStore
 
@@ -735,7 +735,7 @@ class Bus:
         self._check_loop()
         found = []
         if isinstance(self._transport, Connected) and not self._transport.is_connected:
-            found.append(f"there is no connection to {self.url}")
+            found.append(f"there is no connection to {public_name(self.url)}")
         if self._stalls is not None and (still := self._stalls.standing_still):
             found.append(f"{still} pieces of work make no progress; the alarms name them")
         asked = await asyncio.gather(*map(self._ask_store, self._stores.stores))
@@ -747,7 +747,8 @@ class Bus:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 await store.floor(next(iter(self.nodes)))
         except Exception as exc:
-            return f"the store {store.url} does not answer: {first_line(exc)}"
+            name = public_name(store.url)  # errors of stores begin with the whole
+            return f"the store {name} does not answer: {first_line(exc).replace(store.url, name)}"
         return None
 
     def outcomes(self) -> dict[str, int]:
