@@ -7,6 +7,7 @@ import signal
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -87,6 +88,18 @@ async def test_a_store_that_does_not_answer_is_not_ready() -> None:
     assert status == 503 and "does not answer: StoreUnavailable: the disk is gone" in body
 
 
+async def test_a_store_is_named_without_folder_and_user(tmp_path: Path) -> None:
+    async with fg.Bus("memory:", nodes=nodes(), store=f"sqlite:{tmp_path / 'shop.db'}") as bus:
+        [store] = bus.stores.values()
+        for url, name in {store.url: "sqlite:shop.db", "postgresql://zoe:***@db/shop": "postgresql://db/shop"}.items():
+            error = fg.StoreUnavailable(f"{url} cannot be used")
+            floor = mock.patch.object(type(store), "floor", side_effect=error)
+            with floor, mock.patch.object(type(store), "url", url):
+                assert await bus.unready() == [
+                    f"the store {name} does not answer: StoreUnavailable: {name} cannot be used"
+                ]
+
+
 async def test_stores_are_asked_at_the_same_time() -> None:
     asked = 0
     all_asked = asyncio.Event()
@@ -113,6 +126,8 @@ async def test_a_connection_that_is_lost_is_not_ready() -> None:
         assert (await ask(served.port, get("/ready")))[0] == 200
         transport.is_connected = False
         assert (await ask(served.port, get("/ready")))[::2] == (503, "there is no connection to Remote\n")
+        with mock.patch.object(bus, "url", "amqp://zoe:***@broker/shop"):
+            assert await bus.unready() == ["there is no connection to amqp://broker/shop"]
 
 
 async def test_work_that_stands_still_is_not_ready() -> None:
@@ -176,6 +191,18 @@ async def test_a_port_that_is_taken_is_a_sentence() -> None:
         with pytest.raises(fg.ConfigurationError, match=f"nothing can listen at 127.0.0.1:{served.port}"):
             async with fg.observe.serve(bus, port=served.port):
                 pass
+
+
+@pytest.mark.parametrize(
+    "place",
+    [{"host": 5}, {"host": None}, {"host": "127.0.0.1\0"}, {"host": "x" * 80}, {"port": "9464"}, {"port": -1}],
+    ids=["number", "none", "nul", "too long", "text", "negative"],
+)
+async def test_a_place_that_there_cannot_be_is_a_sentence(place: dict[str, Any]) -> None:
+    with pytest.raises(fg.ConfigurationError) as raised:
+        async with fg.observe.serve(fg.Bus("memory:", nodes=nodes()), **{"port": 0, **place}):
+            pass
+    assert str(raised.value).isprintable()
 
 
 async def test_it_listens_on_loopback_unless_told_otherwise() -> None:

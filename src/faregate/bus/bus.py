@@ -33,7 +33,7 @@ from faregate.core.escalation import Escalation
 from faregate.core.feed import QueueFeed
 from faregate.core.handling import Handling
 from faregate.core.node_store import NodeStore
-from faregate.core.observer import Observer, Observers, check_observers
+from faregate.core.observer import Observer, Observers, check_observers, unwatch, watch
 from faregate.core.recipients import topic_for
 from faregate.core.replies import Replies
 from faregate.core.sealing import Keys
@@ -65,7 +65,7 @@ from faregate.ports.queue import (
     Recognising,
     SpoolTransport,
 )
-from faregate.ports.schemes import hide_password, open_transport
+from faregate.ports.schemes import hide_password, open_transport, public_name
 from faregate.ports.store import DeadFilter, Store
 from faregate.ports.tokens import TokenStore
 
@@ -346,8 +346,7 @@ class Bus:
             self._heart.start()
         if self._instructions is not None:
             self._instructions.start()
-        for observer in self.observers:
-            observer.watch(self)
+        watch(self.observers, self)
         log.info("%d nodes with %d subscriptions run on %s", len(self.nodes), len(self._workers), self.url)
 
     def _open_control(self) -> None:
@@ -408,13 +407,12 @@ class Bus:
         self.left_behind = max(self.left_behind, sum(left))
         if self._state == "stopping":
             self._state = "stopped"
-            for observer in self.observers:
-                observer.unwatch(self)
             for landing in self._landings:
                 landing.cancel()
             if self._stalls is not None:
                 self._stalls.stop()
             try:
+                unwatch(self.observers, self)
                 if self._instructions is not None:
                     await self._instructions.stop()
                 await self._heart.stop()
@@ -737,7 +735,7 @@ class Bus:
         self._check_loop()
         found = []
         if isinstance(self._transport, Connected) and not self._transport.is_connected:
-            found.append(f"there is no connection to {self.url}")
+            found.append(f"there is no connection to {public_name(self.url)}")
         if self._stalls is not None and (still := self._stalls.standing_still):
             found.append(f"{still} pieces of work make no progress; the alarms name them")
         asked = await asyncio.gather(*map(self._ask_store, self._stores.stores))
@@ -749,7 +747,8 @@ class Bus:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 await store.floor(next(iter(self.nodes)))
         except Exception as exc:
-            return f"the store {store.url} does not answer: {first_line(exc)}"
+            name = public_name(store.url)  # errors of stores begin with the whole
+            return f"the store {name} does not answer: {first_line(exc).replace(store.url, name)}"
         return None
 
     def outcomes(self) -> dict[str, int]:

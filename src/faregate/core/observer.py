@@ -4,17 +4,23 @@ Rules kept here:
 - An observer is asked when something is compiled (a subscription's pipeline, a sender, a dispatcher), and hands back
   what it was given, or the same with its own around it. So the core has no test and no call for it: without observers
   it runs what it ran before.
-- What it adds must return or raise exactly what it wraps. It may not look at what a handler returns.
+- What it adds must return or raise exactly what it wraps. It may not look at what a handler returns. What its own
+  telemetry raises meanwhile goes to `Mishaps`: a message that is out, or handled, stays so.
 - The first observer is the outermost.
 """
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from faregate.core.handler import Call
 from faregate.errors import ConfigurationError
 from faregate.message import Envelope
 from faregate.node.subscription import Subscription
+from faregate.ports import faults
+
+log = logging.getLogger("faregate.bus")
 
 Step = Callable[..., Awaitable[None]]
 """A step of the pipeline, called with the context of a message (twice, where a middleware calls it)."""
@@ -71,6 +77,33 @@ class Observer:
 
 Observers = Sequence[Observer]
 
+_ENDING = (KeyboardInterrupt, SystemExit, faults.Crash)
+"""What is to end the process, wherever it is raised."""
+
+
+class Mishaps:
+    """What telemetry raises is told, and decides nothing. As a warning once for each place: one that fails for every
+    message would fill the log."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def tell(self, place: str, exc: BaseException) -> None:
+        """Raises nothing but what is to end the process."""
+        if isinstance(exc, _ENDING) or (isinstance(exc, BaseExceptionGroup) and exc.subgroup(_ENDING)):
+            raise exc
+        level = logging.DEBUG if place in self._told else logging.WARNING
+        self._told.add(place)
+        with suppress(Exception):  # who exports log records may be down with the rest
+            log.log(level, "telemetry failed: %s. Messages go on without it", place, exc_info=exc)
+
+    def guard(self, place: str, call: Callable[..., object], *args: object) -> None:
+        """Call what may fail. For what is done seldom; around the rest stands a `try` of its own, which costs less."""
+        try:
+            call(*args)
+        except BaseException as exc:
+            self.tell(place, exc)
+
 
 def check_observers(given: object) -> Observers:
     """What `observe=` takes: one, several or none. Raises `ConfigurationError`."""
@@ -80,7 +113,21 @@ def check_observers(given: object) -> Observers:
             raise ConfigurationError(
                 f"observe= takes fg.observe.OpenTelemetry(), fg.observe.Prometheus() or a list of such; got {each!r}"
             )
+    if len({id(each) for each in found}) < len(found):
+        raise ConfigurationError("observe= has the same observer twice, which would count everything twice: give one")
     return found
+
+
+def watch(observers: Observers, bus: Any) -> None:
+    """Tell them that it runs. One that cannot watch it keeps it from nothing."""
+    for observer in observers:
+        Mishaps().guard(f"{type(observer).__name__} cannot watch the bus", observer.watch, bus)
+
+
+def unwatch(observers: Observers, bus: Any) -> None:
+    """Tell them that it does not any more."""
+    for observer in observers:
+        Mishaps().guard(f"{type(observer).__name__} cannot let go of the bus", observer.unwatch, bus)
 
 
 def observed(observers: Observers, publish: Publish, *, outbox: bool = False) -> Publish:

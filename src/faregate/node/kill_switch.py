@@ -59,8 +59,7 @@ def _check_counts(counts: object) -> None:
 
 
 def _check_probe(probe: object) -> None:
-    is_function = callable(probe) and not isinstance(probe, type)
-    if not is_function or not any(map(inspect.iscoroutinefunction, (probe, type(probe).__call__))):
+    if isinstance(probe, type) or not callable(probe) or not _is_async(probe):
         raise ConfigurationError(
             f"KillSwitch(probe) takes an 'async def' function without parameters, such as fg.probes.http('…'); "
             f"got {probe!r}"
@@ -69,6 +68,10 @@ def _check_probe(probe: object) -> None:
         inspect.signature(probe).bind()
     except TypeError as exc:
         raise ConfigurationError(f"KillSwitch(probe) is called without arguments, and {probe!r}: {exc}") from exc
+
+
+def _is_async(probe: Callable[..., object]) -> bool:
+    return any(map(inspect.iscoroutinefunction, (probe, type(probe).__call__)))
 
 
 DEFAULT_KILL_SWITCH = KillSwitch()

@@ -21,6 +21,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from faregate.errors import ConfigurationError, MissingExtra
+from faregate.node.policy import check_count
+from faregate.plain import plain
 from faregate.ports.extras import needs_extra
 
 if TYPE_CHECKING:
@@ -58,6 +60,9 @@ def serve(bus: Bus, *, host: str = "127.0.0.1", port: int = PORT) -> Endpoints:
     The bus need not run yet: until it does, it is not ready. Port 0 is a free one, which `endpoints.port` tells.
     Entering raises `ConfigurationError` when nothing can listen there.
     """
+    if not isinstance(host, str):
+        raise ConfigurationError(f"host takes an address or a name, as text; got {host!r}")
+    check_count(port, "port", 0, 65_535)
     return Endpoints(bus, host, port)
 
 
@@ -80,8 +85,8 @@ class Endpoints:
     async def __aenter__(self) -> Self:
         try:
             self._server = await asyncio.start_server(self._answer, self.host, self.port, limit=_MOST_BYTES)
-        except (OSError, OverflowError) as exc:
-            raise ConfigurationError(f"nothing can listen at {self.place}: {exc}. Choose another") from exc
+        except (OSError, ValueError) as exc:  # a ValueError: no name of a host is like that
+            raise ConfigurationError(f"nothing can listen at {plain(self.place)}: {exc}. Choose another") from exc
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Sequence
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from faregate.errors import FaregateError
 from faregate.observe.measuring import BOUNDS, Measuring, Tries
+from faregate.ports.schemes import public_name
 
 if TYPE_CHECKING:
     from faregate.bus.bus import Bus, QueueDepth
@@ -107,7 +107,7 @@ class BusMetrics:
         """By what a page calls their stores: files of one name in two folders are one to it."""
         found: dict[str, list[OutboxStatus]] = {}
         for outbox in self.bus.outboxes():
-            found.setdefault(store_label(outbox.store), []).append(outbox)
+            found.setdefault(public_name(outbox.store), []).append(outbox)
         return found
 
     def _counted(self, name: str) -> Iterator[Sample]:
@@ -120,14 +120,6 @@ class BusMetrics:
             else:
                 ends = counts._asdict()
                 yield from (((*place, each), ends[each]) for each in OUTCOMES if each in ends)
-
-
-def store_label(url: str) -> str:
-    """Which store it is, for whoever reads the page: no folder of this machine, and neither user nor options."""
-    scheme, _, rest = url.partition(":")
-    if rest.startswith("//"):
-        return f"{scheme}://{rest[2:].rpartition('@')[2].partition('?')[0]}"
-    return f"{scheme}:{PurePath(rest).name}"
 
 
 def _measured(measuring: Measuring, name: str) -> Iterator[Sample]:

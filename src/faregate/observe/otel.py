@@ -16,6 +16,7 @@ from opentelemetry.trace import TracerProvider, get_tracer_provider
 
 from faregate.core.handler import Call
 from faregate.core.observer import Observer, Publish, Step
+from faregate.errors import ConfigurationError
 from faregate.message import Envelope
 from faregate.node.subscription import Subscription
 from faregate.observe.measuring import Measuring, Tries
@@ -38,6 +39,8 @@ class OpenTelemetry(Observer):
     ) -> None:
         tracers = get_tracer_provider() if tracer_provider is None else tracer_provider
         meters = get_meter_provider() if meter_provider is None else meter_provider
+        _check_provider("tracer_provider", tracers, "get_tracer")
+        _check_provider("meter_provider", meters, "get_meter")
         self._tracing = Tracing(tracers.get_tracer("faregate", __version__))
         self._measuring = Measuring(self._tracing.note_failed_try)
         self._watched: list[BusMetrics] = []
@@ -98,6 +101,12 @@ class OpenTelemetry(Observer):
 
     def _tries(self, options: CallbackOptions) -> Iterable[Observation]:
         return (Observation(sum(tries.buckets), _labels(tries)) for tries in self._measuring.tries)
+
+
+def _check_provider(name: str, given: object, method: str) -> None:
+    """By what it can do: not all providers are of the API's own class."""
+    if isinstance(given, type) or not callable(getattr(given, method, None)):
+        raise ConfigurationError(f"{name} takes a provider of OpenTelemetry, which has {method}(); got {given!r}")
 
 
 def _labels(tries: Tries) -> dict[str, str]:

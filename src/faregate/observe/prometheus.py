@@ -6,12 +6,14 @@ Rules kept here:
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from prometheus_client import REGISTRY, CollectorRegistry, Metric, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from faregate.errors import ConfigurationError
 from faregate.observe.measuring import Measuring
 from faregate.observe.metrics import METRICS, BusMetrics, buckets
 
@@ -28,17 +30,20 @@ class Prometheus(Measuring, Collector):
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         super().__init__()
         self._registry = REGISTRY if registry is None else registry
+        if not isinstance(self._registry, CollectorRegistry):
+            raise ConfigurationError(f"registry takes a CollectorRegistry of prometheus_client; got {registry!r}")
         self._watched: list[BusMetrics] = []
 
     def watch(self, bus: "Bus", *, measured: bool = True) -> None:
-        self._watched.append(BusMetrics(bus, self if measured else None))
-        if len(self._watched) == 1:
+        if not self._watched:  # a registry that refuses is asked again for the next bus
             self._registry.register(self)
+        self._watched.append(BusMetrics(bus, self if measured else None))
 
     def unwatch(self, bus: "Bus") -> None:
-        self._watched = [each for each in self._watched if each.bus is not bus]
-        if not self._watched:
-            self._registry.unregister(self)
+        watched, self._watched = self._watched, [each for each in self._watched if each.bus is not bus]
+        if watched and not self._watched:
+            with suppress(KeyError):  # somebody has emptied the registry
+                self._registry.unregister(self)
 
     def describe(self) -> list[Metric]:
         """Nothing: who registers it must not be asked for values yet."""

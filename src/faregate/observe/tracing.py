@@ -10,17 +10,21 @@
 Rules kept here:
 - What is in an envelope stays: a message that is sent again, or from the outbox, keeps the context it was made with.
 - A span covers the handler, not the commit: a batch has one commit, and its messages have a span each.
-- Nothing here changes what a handler raises, and an interrupt of the core is not an error.
+- Nothing here changes what a handler raises, and an interrupt of the core is not an error. Whatever the SDK raises (a
+  sampler, a processor) is told, and the message goes on without a span.
 """
 
 from collections.abc import Mapping, Sequence
+from contextvars import Token
 from functools import partial
 from typing import Any
 
+from opentelemetry.context import Context as Around
 from opentelemetry.context import attach, detach
 from opentelemetry.trace import (
     Link,
     Span,
+    SpanContext,
     SpanKind,
     Status,
     StatusCode,
@@ -30,7 +34,7 @@ from opentelemetry.trace import (
 )
 
 from faregate.core.context import Context
-from faregate.core.observer import Observer, Publish, Step
+from faregate.core.observer import Mishaps, Observer, Publish, Step, TraceContext
 from faregate.core.verdict import first_line
 from faregate.core.work import FailedAmongOthers, Work
 from faregate.message import Envelope
@@ -40,11 +44,13 @@ from faregate.observe.trace_context import NO_PARENT, Cause, read, stamp, writte
 SYSTEM = {"messaging.system": "faregate"}
 _MOST_LINKS = 128
 """As many as a span of the SDK keeps, unless somebody sets more."""
+_NOT_TAKEN = "a span does not take what happened"
 
 
 class Tracing(Observer):
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
+        self._mishaps = Mishaps()
 
     # --- handling ----------------------------------------------------------------------------------------------
 
@@ -60,68 +66,94 @@ class Tracing(Observer):
             "messaging.consumer.group.name": subscription.node,
             "faregate.type": wire,
         }
-        start = self._tracer.start_span
+        start, mishaps, end = self._tracer.start_span, self._mishaps, self._end
 
         async def traced(ctx: Context, again: Context | None = None) -> None:
-            work = ctx._work
-            cause = read(work.envelope)
-            if cause is not None and not cause.sampled:
-                token = attach(cause.around)
-                try:
-                    await step(ctx)
-                finally:
-                    detach(token)
-                return
-            around = NO_PARENT if cause is None else cause.around
-            span = start(name, around, SpanKind.CONSUMER, attributes={**attributes, **_about(work)})
-            ctx._trace = partial(written, span.get_span_context())
-            token = attach(set_span_in_context(span, NO_PARENT))
+            work, span, around = ctx._work, None, NO_PARENT
+            try:
+                cause = read(work.envelope)
+                if cause is not None:
+                    around = cause.around
+                if cause is None or cause.sampled:
+                    span = start(name, around, SpanKind.CONSUMER, attributes={**attributes, **_about(work)})
+                    ctx._trace = partial(self._written, span.get_span_context())
+                    around = set_span_in_context(span, NO_PARENT)
+            except BaseException as exc:
+                mishaps.tell("the span of a handler cannot start", exc)
+            token = attach(around)  # without a span, too: what the handler does is no part of another one
             try:
                 await step(ctx)
-                if not ctx._completed:
-                    span.set_attribute("faregate.outcome", "skipped")
+                if span is not None and not ctx._completed:
+                    mishaps.guard(_NOT_TAKEN, span.set_attribute, "faregate.outcome", "skipped")
             except BaseException as exc:
-                _note_failure(span, work, exc)
+                if span is not None:
+                    mishaps.guard(_NOT_TAKEN, _note_failure, span, work, exc)
                 raise
             finally:
-                detach(token)
-                span.end()
+                end(span, token)
 
         return traced
 
+    def _end(self, span: Span | None, token: Token[Around]) -> None:
+        detach(token)
+        if span is not None:
+            try:
+                span.end()
+            except BaseException as exc:
+                self._mishaps.tell("a span cannot end", exc)
+
     def note_failed_try(self, ctx: Context, exc: Exception) -> None:
         """For whoever is around the tries (`measuring.py`): one more around each would cost every message."""
+        self._mishaps.guard(_NOT_TAKEN, self._record_try, ctx, exc)
+
+    def _record_try(self, ctx: Context, exc: Exception) -> None:
         get_current_span().record_exception(exc, {"faregate.attempt": ctx._attempt})
+
+    def _written(self, context: SpanContext) -> TraceContext | None:
+        """Called by the core, when something is sent."""
+        try:
+            return written(context)
+        except BaseException as exc:
+            self._mishaps.tell("a trace context cannot be handed on", exc)
+            return None
 
     # --- sending -----------------------------------------------------------------------------------------------
 
     def around_publish(self, publish: Publish, *, outbox: bool = False) -> Publish:
         async def traced(envelopes: Sequence[Envelope]) -> None:
-            made = {envelope.traceparent: envelope for envelope in envelopes}
-            new = made.pop(None, None) is not None
-            causes = [cause for cause in map(read, made.values()) if cause is not None]
-            causes = [cause for cause in causes if cause.sampled][:_MOST_LINKS]
-            if not new and not causes:  # nobody looks at any of them
+            span = None
+            try:
+                span = self._begin(envelopes, outbox=outbox)
+            except BaseException as exc:
+                self._mishaps.tell("the span of a publish cannot start", exc)
+            if span is None:
                 await publish(envelopes)
                 return
-            span = self._start(envelopes, causes, own=new and not made and not outbox, outbox=outbox)
-            if new and (trace := written(span.get_span_context())) is not None:
-                for envelope in envelopes:
-                    if envelope.traceparent is None:
-                        stamp(envelope, trace)
             token = attach(set_span_in_context(span))
             try:
                 await publish(envelopes)
-            except BaseException as exc:
-                if isinstance(exc, Exception):
-                    span.record_exception(exc)
-                    _fail(span, exc)
+            except Exception as exc:
+                self._mishaps.guard(_NOT_TAKEN, _record, span, exc)
                 raise
             finally:
-                detach(token)
-                span.end()
+                self._end(span, token)
 
         return traced
+
+    def _begin(self, envelopes: Sequence[Envelope], *, outbox: bool) -> Span | None:
+        """Start a span, and put its context into the messages that have none; None: nobody looks at any of them."""
+        made = {envelope.traceparent: envelope for envelope in envelopes}
+        new = made.pop(None, None) is not None
+        causes = [cause for cause in map(read, made.values()) if cause is not None]
+        causes = [cause for cause in causes if cause.sampled][:_MOST_LINKS]
+        if not new and not causes:
+            return None
+        span = self._start(envelopes, causes, own=new and not made and not outbox, outbox=outbox)
+        if new and (trace := self._written(span.get_span_context())) is not None:
+            for envelope in envelopes:
+                if envelope.traceparent is None:
+                    stamp(envelope, trace)
+        return span
 
     def _start(self, envelopes: Sequence[Envelope], causes: list[Cause], *, own: bool, outbox: bool) -> Span:
         """`own`: whoever publishes now is who caused it; else the messages say who did."""
@@ -146,9 +178,13 @@ class Tracing(Observer):
         return self._tracer.start_span(name, context, SpanKind.PRODUCER, attributes=attributes, links=links)
 
     def stamp(self, envelope: Envelope) -> None:
-        trace = written(get_current_span().get_span_context())
-        if trace is not None:
-            stamp(envelope, trace)
+        self._mishaps.guard("a trace context cannot be recorded", _stamp_current, envelope)
+
+
+def _stamp_current(envelope: Envelope) -> None:
+    trace = written(get_current_span().get_span_context())
+    if trace is not None:
+        stamp(envelope, trace)
 
 
 def _destination(envelope: Envelope) -> str:
@@ -178,6 +214,11 @@ def _note_failure(span: Span, work: Work, exc: BaseException) -> None:
     if not work.handler_failed:  # a middleware's, or a resource's; those of tries are noted already
         span.record_exception(failure)
     _fail(span, failure)
+
+
+def _record(span: Span, exc: Exception) -> None:
+    span.record_exception(exc)
+    _fail(span, exc)
 
 
 def _fail(span: Span, exc: BaseException) -> None:

@@ -13,7 +13,7 @@ Rules kept here:
 import inspect
 import re
 from asyncio import to_thread
-from pathlib import Path
+from pathlib import Path, PurePath
 from pkgutil import resolve_name
 from typing import Any, Protocol
 from urllib.parse import unquote
@@ -207,6 +207,15 @@ def hide_password(url: str) -> str:
     before, at, after = rest.rpartition("@")
     user, colon, _ = before.partition(":")
     return f"{start}//{user}:***@{after}" if slashes and at and colon else shown
+
+
+def public_name(url: str) -> str:
+    """Which store or broker it is, for whoever reads a page: no folder of this machine, and neither user nor options.
+    What is no URL (the class of an object) stays."""
+    scheme, colon, rest = url.partition(":")
+    if rest.startswith("//"):
+        return f"{scheme}://{rest[2:].rpartition('@')[2].partition('?')[0]}"
+    return f"{scheme}{colon}{PurePath(rest).name}"
 
 
 _IN_URL = re.compile(r"([^?&=]+)(=)[^&]*")
