@@ -131,7 +131,24 @@ class Broker:
 
         Raises `Unroutable` for a command without a way, and for a signal with a token whose recipient is gone.
         """
-        return list(map(self.route, envelopes))
+        routes: list[Route] = []
+        last: Envelope | None = None
+        for envelope in envelopes:
+            # Most of what is published together goes the same way.
+            if (
+                last is not None
+                and envelope.type == last.type
+                and envelope.source == last.source
+                and envelope.kind == last.kind == "event"
+                and not envelope.recipients
+                and envelope.attempt_id is None
+            ):
+                force_setattr(envelope, "recipients", route.recipients)
+            else:
+                route = self.route(envelope)
+                last = None if route.partial else envelope
+            routes.append(route)
+        return routes
 
     def route(self, envelope: Envelope) -> Route:
         """Where a publication goes; the same for one."""
