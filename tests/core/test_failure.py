@@ -239,6 +239,26 @@ async def test_an_error_that_carries_a_retry_after_is_treated_alike() -> None:
     assert 40 <= calls[1] - calls[0] < 45
 
 
+@pytest.mark.parametrize("odd", ["1", None, float("nan"), 10**400, 1.8e9], ids=lambda each: f"{each!r:.9}")
+async def test_an_error_with_an_odd_retry_after_is_one_like_any_other(odd: Any) -> None:
+    class Throttled(Exception):
+        retry_after = odd
+
+    attempts: list[int] = []
+    node = fg.Node("worker")
+
+    @node.on(Job, source="boss", retry=fg.Retry(1), redeliver=fg.Redeliver(5))
+    async def work(job: Job, ctx: fg.Context) -> None:
+        attempts.append(ctx.attempt)
+        raise Throttled
+
+    async with fg.testing.bench(node) as bench:
+        await bench.publish(Job(name="x"))
+        await bench.settle()
+        assert len(bench.poisoned()) == 1
+    assert attempts == [1, 2] * 2
+
+
 async def test_a_message_that_finds_its_dependency_unavailable_is_not_lost() -> None:
     calls = 0
     node = fg.Node("worker")

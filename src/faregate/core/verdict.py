@@ -5,12 +5,22 @@ import traceback
 from typing import NamedTuple
 
 from faregate.core.lane_task import take_back_own
-from faregate.errors import ConfigurationError, JournalFull, OutcomeUnknown, Permanent, RetryAfter
+from faregate.errors import (
+    UNAVAILABLE_SECONDS,
+    ConfigurationError,
+    JournalFull,
+    OutcomeUnknown,
+    Permanent,
+    RetryAfter,
+    Unavailable,
+)
 from faregate.node.rules import FailurePolicy
 from faregate.ports import faults
 
 _LONGEST_ERROR = 16_384
 _UNKNOWN_SECONDS = 10.0
+_LONGEST_ASKED = 366 * 86_400.0
+"""What asks for more has put something else there: a time of day, say."""
 
 
 class Verdict(NamedTuple):
@@ -34,9 +44,9 @@ def judge(exc: BaseException, redeliveries: int, policy: FailurePolicy) -> Verdi
         # A commit: it may be handled, which must be known before it becomes a dead letter. What it sends, without a
         # store: the broker does not take it now, which is no fault of the message.
         return Verdict(_UNKNOWN_SECONDS, counted=False)
-    asked = exc.seconds if isinstance(exc, RetryAfter) else getattr(exc, "retry_after", None)
-    if isinstance(asked, int | float) and 0 <= asked < float("inf"):
-        return Verdict(float(asked), counted=False)
+    asked = asked_seconds(exc)
+    if asked is not None:
+        return Verdict(asked, counted=False)
     if policy.dead:
         return Verdict(None, reason="permanent")
     if redeliveries < len(policy.redeliver.delays):
@@ -45,6 +55,18 @@ def judge(exc: BaseException, redeliveries: int, policy: FailurePolicy) -> Verdi
     if requeue is not None and (requeue.times is None or redeliveries < policy.most_redeliveries):
         return Verdict(requeue.delay, counted=requeue.times is not None, behind=True)
     return Verdict(None)
+
+
+def asked_seconds(exc: BaseException) -> float | None:
+    """After how many seconds it says that it may be tried again; None where it does not. Errors of others, and of
+    subclasses, have anything there: what is no number of seconds counts as if it were not there."""
+    try:
+        asked = exc.seconds if isinstance(exc, RetryAfter) else getattr(exc, "retry_after", None)
+        if isinstance(asked, int | float) and not isinstance(asked, bool) and 0 <= asked <= _LONGEST_ASKED:
+            return float(asked)
+    except Exception:  # a property
+        pass
+    return UNAVAILABLE_SECONDS if isinstance(exc, Unavailable) else None
 
 
 def failure_of(exc: BaseException) -> BaseException | None:
