@@ -71,8 +71,9 @@ def asked_seconds(exc: BaseException) -> float | None:
 
 def failure_of(exc: BaseException) -> BaseException | None:
     """What a try failed with; None for what is no failure of the message: our lane is cancelled from outside, or the
-    process is to end. Anything else that is no `Exception` (`SystemExit`, `GeneratorExit`, a group of such, the lane
-    that the handler itself cancelled: that is taken back) must not end the lane."""
+    process is to end. Anything else that is no `Exception` (`SystemExit`, `GeneratorExit`, the lane that the
+    handler itself cancelled: that is taken back) must not end the lane; nor must a group of such, also with a
+    `KeyboardInterrupt` in it, as that ends no event loop."""
     if isinstance(exc, Exception):
         return exc
     if isinstance(exc, asyncio.CancelledError):
@@ -83,8 +84,8 @@ def failure_of(exc: BaseException) -> BaseException | None:
             return None
         text = "the handler cancelled the task that it runs in: to fail raise an error, to stop early return"
     else:
-        ending = exc.split((KeyboardInterrupt, faults.Crash))[0] if isinstance(exc, BaseExceptionGroup) else exc
-        if isinstance(ending, KeyboardInterrupt | faults.Crash) or (ending is not None and ending is not exc):
+        crash = exc.subgroup(faults.Crash) if isinstance(exc, BaseExceptionGroup) else None
+        if isinstance(exc, KeyboardInterrupt | faults.Crash) or crash is not None:
             return None
         text = f"the handler was left with {first_line(exc)}, which is no Exception"
     failure = RuntimeError(text)
