@@ -197,6 +197,20 @@ async def test_a_dependency_that_a_provider_or_a_middleware_finds_down_counts(wh
         assert bench.outcomes()["handled"] == 50 and bench.poisoned() == []
 
 
+async def test_a_store_that_a_handler_of_a_node_without_one_finds_away_trips_it() -> None:
+    """One of another node, say, through `fg.outbox`."""
+    outage, clock = Outage(store=False, retry=fg.Retry(1), redeliver=None), FakeClock()
+    outage.is_down, outage.error = True, StoreUnavailable("the database of orders is away")
+    async with outage.bus(clock=clock) as bus:
+        await bus.publish_many(steps(30), node="shop")
+        await clock.advance(60)
+        assert worker_of(bus).pause_reason == "kill switch: StoreUnavailable: the database of orders is away"
+        assert bus.alarms == Counter({"kill-switch": 1})
+        outage.is_down = False
+        await until(lambda: bus.outcomes()["handled"] == 30, clock)
+        assert bus.outcomes()["dead"] == bus.outcomes()["redelivered"] == 0
+
+
 async def test_a_node_without_a_store_that_cannot_send_is_switched_off() -> None:
     """Lost connections: nothing is lost with the broker, and no message pays for it."""
 
