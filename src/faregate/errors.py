@@ -139,11 +139,14 @@ class Transient(FaregateError):
     """It may work later."""
 
 
+UNAVAILABLE_SECONDS = 10.0
+
+
 class Unavailable(Transient):
     """Raised by a handler whose dependency is down: it trips the kill switch of its subscription, and messages wait
     without using up a try. The first probe comes after `retry_after` seconds."""
 
-    def __init__(self, *args: object, retry_after: float = 10.0) -> None:
+    def __init__(self, *args: object, retry_after: float = UNAVAILABLE_SECONDS) -> None:
         super().__init__(*args)
         self.retry_after = check_delay(retry_after, "retry_after")
 

@@ -312,7 +312,7 @@ async def test_a_path_in_a_folder_that_others_write_to_is_refused(tmp_path: Path
         await Shop().bus(control=tmp_path / "nowhere" / "c.sock").start()
 
 
-@pytest.mark.parametrize("given", [3, "", b"x", ["x"]])
+@pytest.mark.parametrize("given", [3, "", b"x", ["x"], "\0", Path("a\0b"), "\ud800"], ids=ascii)
 def test_control_that_is_no_path_fails_where_it_is_declared(given: Any) -> None:
     with pytest.raises(fg.errors.ConfigurationError, match="control takes True, False or the path"):
         Shop().bus(control=given)

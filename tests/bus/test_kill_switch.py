@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from copy import copy
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,20 @@ async def test_a_dependency_that_a_provider_or_a_middleware_finds_down_counts(wh
         bank.is_down = False
         await bench.settle()
         assert bench.outcomes()["handled"] == 50 and bench.poisoned() == []
+
+
+async def test_a_store_that_a_handler_of_a_node_without_one_finds_away_trips_it() -> None:
+    """One of another node, say, through `fg.outbox`."""
+    outage, clock = Outage(store=False, retry=fg.Retry(1), redeliver=None), FakeClock()
+    outage.is_down, outage.error = True, StoreUnavailable("the database of orders is away")
+    async with outage.bus(clock=clock) as bus:
+        await bus.publish_many(steps(30), node="shop")
+        await clock.advance(60)
+        assert worker_of(bus).pause_reason == "kill switch: StoreUnavailable: the database of orders is away"
+        assert bus.alarms == Counter({"kill-switch": 1})
+        outage.is_down = False
+        await until(lambda: bus.outcomes()["handled"] == 30, clock)
+        assert bus.outcomes()["dead"] == bus.outcomes()["redelivered"] == 0
 
 
 async def test_a_node_without_a_store_that_cannot_send_is_switched_off() -> None:
@@ -552,6 +567,76 @@ async def test_a_probe_that_hangs_has_failed_and_is_not_asked_twice_at_a_time(ca
         hangs.set()
         await until(lambda: bus.outcomes()["handled"] == 10, clock)
         assert probe.asked == 2
+
+
+class Header(fg.Unavailable):
+    """It has what a server said there, whatever that was."""
+
+    def __init__(self, found: Any) -> None:
+        super().__init__("the bank is down")
+        self.retry_after = found
+
+
+class Broken(fg.Unavailable):
+    @property
+    def retry_after(self) -> float:  # type: ignore[override]
+        raise RuntimeError("no header")
+
+    @retry_after.setter
+    def retry_after(self, found: float) -> None: ...
+
+
+ODD = ["1", None, timedelta(seconds=1), float("nan"), float("inf"), 10**400, 1.8e9, -1, True, [1]]
+
+
+@pytest.mark.parametrize(
+    "error", [*map(Header, ODD), Broken("down")], ids=[*(f"{each!r:.9}" for each in ODD), "property"]
+)
+async def test_an_odd_retry_after_counts_as_the_default(error: fg.Unavailable) -> None:
+    outage, clock = Outage(store=False), FakeClock()
+    outage.is_down, outage.error = True, error
+    async with outage.bus(clock=clock) as bus:
+        await bus.publish_many(steps(10), node="shop")
+        await clock.advance(9.5)
+        assert worker_of(bus).switch.is_open
+        calls = outage.calls_while_down
+        await clock.advance(1)
+        assert outage.calls_while_down == calls + 1, "the first trial is after ten seconds"
+        outage.is_down = False
+        await clock.advance(11)
+        assert bus.outcomes()["handled"] == 10
+
+
+@pytest.mark.parametrize("when", ["asking", "going on"])
+async def test_an_error_that_nobody_foresaw_does_not_leave_it_open(
+    when: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    outage, clock = Outage(store=False, kill_switch=fg.KillSwitch(every=7)), FakeClock()
+    outage.is_down, outage.error = True, fg.Unavailable("down", retry_after=1)
+    failing = 2
+
+    def unforeseen(*_: Any) -> None:
+        nonlocal failing
+        if failing:
+            failing -= 1
+            raise ZeroDivisionError
+        monkeypatch.undo()
+        if when == "going on":
+            worker_of(bus).go_on_consuming()
+
+    async with outage.bus(clock=clock) as bus:
+        await bus.publish_many(steps(10), node="shop")
+        await until(lambda: worker_of(bus).switch.is_open, clock, 0.1)
+        outage.is_down = False
+        if when == "asking":
+            monkeypatch.setattr(type(worker_of(bus).switching), "_put_off_seconds", unforeseen)
+        else:
+            monkeypatch.setattr(worker_of(bus), "go_on_consuming", unforeseen)
+        await clock.advance(1.5)
+        assert worker_of(bus).switch.is_open and "an error that nobody foresaw" in caplog.text
+        await clock.advance(15)
+        assert not worker_of(bus).switch.is_open and bus.outcomes()["handled"] == 10
+        assert bus.alarms == Counter({"kill-switch": 1}), "somebody was told already"
 
 
 async def test_a_message_that_always_fails_does_not_hold_the_others_when_it_is_tried() -> None:

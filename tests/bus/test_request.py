@@ -535,6 +535,8 @@ async def test_a_request_to_a_node_that_nobody_runs_is_refused_at_once(place: di
         ({"timeout": None}, fg.ConfigurationError, "timeout must be seconds"),
         ({"timeout": float("inf")}, fg.ConfigurationError, "timeout must be seconds"),
         ({"reply": int}, fg.UnknownMessage, "int is not a message class"),
+        ({"reply": 5}, fg.UnknownMessage, "reply takes the class of the answer, or several in a list; got 5"),
+        ({"idempotency_key": "\ud800"}, fg.ConfigurationError, "idempotency_key must be Unicode text"),
         ({"reply": "PriceFound"}, fg.UnknownMessage, "is not a message class"),
         ({"to": None}, fg.BareCommand, "needs a destination"),
         ({"to": "no node"}, fg.InvalidName, "destination"),

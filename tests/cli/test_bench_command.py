@@ -187,6 +187,13 @@ def test_the_transport_and_the_store_of_the_bus_are_not_opened() -> None:
     assert measured(BUS, "Placed", *SHORT)["outcomes"] == {"handled": 51}
 
 
+def test_a_store_that_is_named_is_used_by_a_bus_that_has_none(tmp_path: Path) -> None:
+    arguments = ("tests.cli.loads:alone", "check", *SHORT, "--store", f"sqlite:{tmp_path}/bench.db")
+    result = measured(*arguments)
+    assert (result["outcomes"], result["stores"]) == ({"handled": 51}, [f"sqlite:{tmp_path}/bench.db"])
+    assert "has something in it" in refused(*arguments)
+
+
 def test_with_empty_handlers_nothing_of_the_application_runs(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     result = measured(BUS, "Placed", *SHORT, "--empty", BENCH_TRACE=str(trace))

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -145,6 +146,23 @@ async def test_a_process_that_does_not_answer_is_told_of(tmp_path: Path, monkeyp
 
     code, said = await answered_by(say_nothing, tmp_path / "c.sock")
     assert (code, "does not answer within 0.05 s" in said) == (1, True), said
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+async def test_a_process_that_does_not_answer_hides_no_other(
+    folder: Path, options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "_SECONDS", 2.0)
+    async with make_bus() as bus, make_bus(name="other") as other:
+        stopped = folder / "0-stopped.sock"
+        with socket.socket(socket.AF_UNIX) as sock:  # it takes connections, as a stopped process does
+            sock.bind(str(stopped))
+            sock.listen()
+            code, said = await faregate("status", *options)
+            assert code == 1 and f"the process behind {stopped} does not answer" in said
+            assert bus.instance in said and other.instance in said
+            code, said = await faregate("pause", "all", "OrderPlaced")
+            assert (code, "does not answer" in said) == (1, True), "it may be one that is meant"
 
 
 @pytest.mark.parametrize("told", [b"", b"hello\n", b'{"status": 3}\n', b"\xff" * 1000])

@@ -214,6 +214,10 @@ async def names_it(letter: fg.DeadLetter) -> Any:
     return fg.publish(GivenUp(message_id="x", error="x"), idempotency_key="x")
 
 
+async def answers(letter: fg.DeadLetter) -> Any:
+    return fg.reply(GivenUp(message_id="x", error="x"))
+
+
 async def cancels_itself(letter: fg.DeadLetter) -> None:
     task = asyncio.current_task()
     assert task is not None
@@ -235,6 +239,7 @@ async def hangs(letter: fg.DeadLetter) -> None:
         returns_no_message,
         returns_a_bare_command,
         names_it,
+        answers,
         cancels_itself,
         hangs,
     ],
@@ -256,6 +261,7 @@ async def test_an_error_in_it_never_loses_the_dead_letter(
     [alarm] = [each for each in told if each.kind == "escalation"]
     assert (alarm.node, alarm.message_id) == ("billing", letter.message_id)
     assert alarm.text.endswith("The dead letter is kept")
+    assert not it.heard, "nobody hears of what was refused"
 
 
 async def test_without_a_store_a_message_that_cannot_be_sent_is_an_alarm_and_the_dead_letter_stays(

@@ -6,6 +6,7 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from copy import copy
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ import faregate as fg
 from faregate.broker.delivery import BrokerDelivery
 from faregate.broker.entry import Entry
 from faregate.broker.queue import Queue
-from faregate.errors import StaleLock
+from faregate.errors import CommitUnknown, StaleLock, StoreConflict
 from faregate.ports import faults
+from faregate.testing import FakeClock
 from tests.core.rig import LONG, Asked, numbers
 
 
@@ -237,6 +239,48 @@ async def test_an_error_that_carries_a_retry_after_is_treated_alike() -> None:
         await bench.settle()
         assert bench.outcomes()["handled"] == 1
     assert 40 <= calls[1] - calls[0] < 45
+
+
+@pytest.mark.parametrize("odd", ["1", None, float("nan"), 10**400, 1.8e9], ids=lambda each: f"{each!r:.9}")
+async def test_an_error_with_an_odd_retry_after_is_one_like_any_other(odd: Any) -> None:
+    class Throttled(Exception):
+        retry_after = odd
+
+    attempts: list[int] = []
+    node = fg.Node("worker")
+
+    @node.on(Job, source="boss", retry=fg.Retry(1), redeliver=fg.Redeliver(5))
+    async def work(job: Job, ctx: fg.Context) -> None:
+        attempts.append(ctx.attempt)
+        raise Throttled
+
+    async with fg.testing.bench(node) as bench:
+        await bench.publish(Job(name="x"))
+        await bench.settle()
+        assert len(bench.poisoned()) == 1
+    assert attempts == [1, 2] * 2
+
+
+@pytest.mark.parametrize(("error", "dead"), [(StoreConflict("locked"), 1), (CommitUnknown("the line broke"), 0)])
+async def test_an_error_of_a_store_in_a_node_without_one_follows_the_policy(
+    error: Exception, dead: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of another node's store, through `fg.outbox`. What may have happened is repeated, and never given up."""
+    attempts: list[int] = []
+    node, clock = fg.Node("worker"), FakeClock()
+
+    @node.on(Job, source="boss", retry=fg.Retry(1), redeliver=fg.Redeliver(10, 10))
+    async def work(job: Job, ctx: fg.Context) -> None:
+        attempts.append(ctx.attempt)
+        if len(attempts) < 9:
+            raise copy(error)
+
+    async with fg.Bus("memory:", nodes=[fg.Node("boss"), node], clock=clock) as bus:
+        await bus.publish(Job(name="x"), node="boss")
+        await clock.advance(120)
+        assert (bus.outcomes()["dead"], bus.outcomes()["handled"]) == (dead, 1 - dead)
+    assert attempts == ([1, 2] * 3 if dead else [1, 2] * 4 + [1])
+    assert "nobody foresaw" not in caplog.text
 
 
 async def test_a_message_that_finds_its_dependency_unavailable_is_not_lost() -> None:

@@ -346,7 +346,18 @@ async def test_a_thread_that_a_plain_handler_left_behind_writes_nothing(store_ur
         assert told == ["MainThread"]
 
 
-@pytest.mark.parametrize("odd", [StopIteration(), SystemExit(3), GeneratorExit(), RuntimeError("\ud800")])
+@pytest.mark.parametrize(
+    "odd",
+    [
+        StopIteration(),
+        SystemExit(3),
+        GeneratorExit(),
+        RuntimeError("\ud800"),
+        BaseExceptionGroup("parts", [KeyboardInterrupt()]),
+        BaseExceptionGroup("parts", [ValueError(), KeyboardInterrupt()]),
+    ],
+    ids=lambda odd: type(odd).__name__,
+)
 @pytest.mark.parametrize("plain", [True, False])
 async def test_whatever_a_handler_raises_ends_its_message_and_not_the_lane(
     store_url: str, odd: BaseException, plain: bool

@@ -170,6 +170,8 @@ async def test_an_idempotency_key_in_a_handler_is_refused() -> None:
         {"id_key": ""},
         {"idempotency_key": ""},
         {"idempotency_key": 17},
+        {"idempotency_key": "\ud800"},
+        {"id_key": "\ud800"},
         {"headers": {"a": 1}},
         {"expires": 0},
     ],

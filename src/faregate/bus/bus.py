@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from os import fspath, getpid
+from os import fsencode, fspath, getpid
 from pathlib import Path
 from secrets import token_hex
 from socket import gethostname
@@ -855,9 +855,17 @@ def _check_nodes(nodes: Sequence[Node]) -> Sequence[Node]:
 def _check_control(given: object) -> bool | Path | None:
     if given is None or isinstance(given, bool):
         return given
-    if isinstance(given, str | Path) and fspath(given):
+    if isinstance(given, str | Path) and _is_path(fspath(given)):
         return Path(given).absolute()
     raise ConfigurationError(f"control takes True, False or the path of a socket; got {given!r}")
+
+
+def _is_path(text: str) -> bool:
+    """Whether the system can be asked for it."""
+    try:
+        return bool(text) and b"\0" not in fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 def _check_retain_dead(given: object, store: object) -> RetainDead | None:

@@ -28,6 +28,7 @@ from faregate.errors import (
     OutcomeUnknown,
     RequestFailed,
     RequestTimeout,
+    UnknownMessage,
     UnknownType,
     check_delay,
 )
@@ -238,7 +239,10 @@ def check_reply(reply: type | Sequence[type] | None) -> Sequence[type]:
     """The classes that an answer may be. Raises `UnknownMessage`."""
     if reply is None:
         return ()
-    classes = (reply,) if isinstance(reply, type) else tuple(reply)
+    try:
+        classes = (reply,) if isinstance(reply, type) else tuple(reply)
+    except TypeError:
+        raise UnknownMessage(f"reply takes the class of the answer, or several in a list; got {reply!r}") from None
     for cls in classes:
         describe_either(cls)
     return classes

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from faregate.core.alarms import Alarms
 from faregate.core.kill_switch import Switch, Trial, Trip
-from faregate.core.verdict import first_line
+from faregate.core.verdict import asked_seconds, first_line
 from faregate.errors import Unavailable
 from faregate.node.kill_switch import Probe
 from faregate.node.policy import Serial
@@ -124,7 +124,7 @@ class Switching:
             return
         self._end_task()
         self._trials = 0
-        self._task = asyncio.create_task(self._until_well(trip), name=f"kill-switch-{self._subscription.name}")
+        self._task = asyncio.create_task(self._see_to(trip), name=f"kill-switch-{self._subscription.name}")
         if trip.store and not trip.told:
             self.on_store_down(trip.why)
 
@@ -135,27 +135,41 @@ class Switching:
             self._former.add(task)
             task.add_done_callback(self._former.discard)
 
-    async def _until_well(self, trip: Trip) -> None:
+    async def _see_to(self, trip: Trip) -> None:
+        """Nobody else closes the switch, so whatever goes wrong here it goes on asking."""
         try:
             await self._worker.give_back_fetched()
         except Exception:  # what is not given back comes again when its lock is over
             log.exception("%s could not give back what it had fetched", self._subscription)
+        again = False
+        while True:
+            try:
+                await self._until_well(trip, again)
+                return
+            except Exception:
+                log.exception("%s is switched off: an error that nobody foresaw; it goes on asking", self._subscription)
+            again = True
+            await self._sleep(self.switch.policy.every)
+
+    async def _until_well(self, trip: Trip, again: bool) -> None:
+        """`again`: somebody was told, and it has waited."""
         policy = self.switch.policy
         is_well = self._is_well(trip)
         seconds = policy.every if trip.seconds is None else trip.seconds
         asks_first = is_well == self._store_answers and self._clock.monotonic() >= self._closed_at + policy.every
-        if asks_first and await is_well():
+        if asks_first and not again and await is_well():
             log.warning("%s goes on at once: its store answers again (%s)", self._subscription, trip.why)
         else:
-            self._sound(trip)
-            await self._sleep(seconds)
+            if not again:
+                self._sound(trip)
+                await self._sleep(seconds)
             while not await is_well():
                 await self._sleep(max(policy.every, self._asked_seconds))
             log.warning("%s goes on: all is well again (it was: %s)", self._subscription, trip.why)
+        self._worker.go_on_consuming()
         self._task = None
         self._closed_at = self._clock.monotonic()
         self.switch.close()
-        self._worker.go_on_consuming()
 
     def _is_well(self, trip: Trip) -> Callable[[], Awaitable[bool]]:
         self._asked_seconds = 0.0
@@ -237,7 +251,8 @@ class Switching:
                 return False
             if trial.error is not None:
                 self._trials += 1
-                self._asked_seconds = trial.error.retry_after if isinstance(trial.error, Unavailable) else 0.0
+                asked = asked_seconds(trial.error) if isinstance(trial.error, Unavailable) else None
+                self._asked_seconds = asked or 0.0
                 error = first_line(trial.error)
                 self._tell_once("%s stays switched off: a message was tried (%s)", self._subscription, error)
                 return False

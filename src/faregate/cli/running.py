@@ -7,6 +7,7 @@ socket as `unix:PATH`. Without one, all buses of this user on this machine are m
 import os
 import socket
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -33,6 +34,7 @@ Target = Annotated[
     ),
 ]
 _SECONDS = 10.0
+_AT_ONCE = 16
 _MOST_BYTES = 64 << 20
 _answer = msgspec.json.Decoder(Answer).decode
 
@@ -59,19 +61,27 @@ class Here(NamedTuple):
     expected: list[str]
 
     def running(self) -> list[Running]:
-        """Asks each of them. Raises `ConfigurationError` when none is there."""
-        found = [
-            Running(key_of(path), path, status)
-            for path in self.paths()
-            if (status := ask(path, Instruction("status"))) is not None
-        ]
+        """Asks each of them, and all must answer. Raises `ConfigurationError` when none is there."""
+        found, failed = self.look()
+        if failed:
+            raise failed[0]
+        return found
+
+    def look(self) -> tuple[list[Running], list[FaregateError]]:
+        """Those that answer, and what is wrong with the others. Raises when none answers."""
+        with ThreadPoolExecutor(_AT_ONCE) as pool:  # each that does not takes all its time
+            answers = list(pool.map(_status, self.paths()))
+        found = [each for each in answers if isinstance(each, Running)]
+        failed = [each for each in answers if isinstance(each, FaregateError)]
+        if failed and not found:
+            raise failed[0]
         if not found:
             of = "bus" if self.target is None else f"bus of {self.target}"
             raise ConfigurationError(
                 f"no {of} runs here as this user, or its program opens no control socket: `faregate run` does, and "
                 "fg.Bus(…, control=True) in a program of your own"
             )
-        return found
+        return found, failed
 
 
 def locate(target: str | None) -> Here | OnBroker:
@@ -101,6 +111,14 @@ def locate(target: str | None) -> Here | OnBroker:
         assert isinstance(bus.transport, RabbitmqQueue)
         return OnBroker(bus.url, bus.transport, list(bus.nodes))
     return Here(target, lambda: find(bus.control_place), list(bus.nodes))
+
+
+def _status(path: Path) -> Running | FaregateError | None:
+    try:
+        status = ask(path, Instruction("status"))
+    except FaregateError as exc:
+        return exc
+    return None if status is None else Running(key_of(path), path, status)
 
 
 def ask(path: Path, instruction: Instruction) -> BusStatus | None:

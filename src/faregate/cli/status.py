@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext, suppress
 from typing import Annotated, Any, NoReturn
 
@@ -40,13 +40,14 @@ def status(
 
     A process of this machine is asked over its control socket. On RabbitMQ each
     tells it every five seconds, so this listens for six. Exits with 1 when nobody
-    runs a node of the bus. With --json --watch there is a line for each heartbeat.
+    runs a node of the bus, or a process does not answer. With --json --watch there is a line for each heartbeat.
     Without a TARGET, --json is a list, of one for each bus.
     """
     place = locate(target)
+    failed: list[FaregateError] = []
     with suppress(KeyboardInterrupt) if watch else nullcontext():
         if isinstance(place, Here):
-            seen = _watch_here(place, as_json) if watch else _look(place)
+            seen, failed = _watch_here(place, as_json) if watch else _look(place)
         elif watch:
             seen = _watch_broker(place, as_json)
         else:
@@ -59,36 +60,46 @@ def status(
             print_json(told if target is None else told[0])
         else:
             console.print(_all(seen))
-        if any(each.missing() for each in seen):
+        _tell(failed)
+        if failed or any(each.missing() for each in seen):
             raise typer.Exit(1)
 
 
-def _look(place: Here) -> list["Seen"]:
-    """One for each bus; several processes may run it."""
+def _look(place: Here) -> tuple[list["Seen"], list[FaregateError]]:
+    """One for each bus; several processes may run it. And what is wrong with those that do not answer."""
     found: dict[str, Seen] = {}
-    for running in place.running():
+    answering, failed = place.look()
+    for running in answering:
         seen = found.setdefault(running.key, Seen(running.status.url, place.expected, shows_url=place.target is None))
         for beat in running.status.nodes:
             seen.hear(beat)
-    return list(found.values())
+    return list(found.values()), failed
 
 
-def _all(seen: list["Seen"]) -> RenderableType:
-    return Group(*(each.shown() for each in seen))
+def _all(seen: list["Seen"], failed: Iterable[FaregateError] = ()) -> RenderableType:
+    return Group(*(each.shown() for each in seen), *(Text(plain(str(each)), "bold red") for each in failed))
+
+
+def _tell(failed: list[FaregateError]) -> None:
+    """Beside the JSON, which is of those that answer."""
+    for each in failed:
+        errors.print(plain(str(each)), style="bold red", markup=False, soft_wrap=True)
 
 
 def _watch_here(place: Here, as_json: bool) -> NoReturn:
     if as_json:
         while True:
-            for running in place.running():
+            answering, failed = place.look()
+            for running in answering:
                 for beat in running.status.nodes:
                     print_json(msgspec.to_builtins(beat))
             sys.stdout.flush()
+            _tell(failed)
             time.sleep(_LOOK_SECONDS)
     with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
         while True:
             try:
-                shown = _all(_look(place))
+                shown = _all(*_look(place))
             except FaregateError as exc:  # it may come back
                 shown = Text(plain(str(exc)), "bold red")
             live.update(shown, refresh=True)

@@ -119,12 +119,10 @@ class HandlerRun:
         except TransactionEnded as exc:
             work.fail(exc)
             raise
-        except TRANSACTION_LOST:
-            raise
         except BaseException as exc:
             failure = failure_of(exc)
-            if failure is None:
-                raise
+            if failure is None or (self._has_store and isinstance(failure, TRANSACTION_LOST)):
+                raise  # without a store it was no transaction of ours
             self._note(work, failure)
             await self._undo(unit, work, failure)
         finally:

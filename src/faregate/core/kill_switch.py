@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from faregate.core.verdict import first_line
+from faregate.core.verdict import asked_seconds, first_line
 from faregate.core.work import Work
 from faregate.errors import (
     CommitUnknown,
@@ -128,7 +128,7 @@ class Switch:
         if isinstance(exc, StoreUnavailable):
             self.trip(Trip(first_line(exc), store=True))
         elif isinstance(exc, Unavailable):
-            self.trip(Trip(first_line(exc), exc.retry_after))
+            self.trip(Trip(first_line(exc), asked_seconds(exc)))
         elif not self.is_open and self.policy.failures is not None:
             self._count(exc, self.policy.failures)
         return self.is_open

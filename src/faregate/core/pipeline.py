@@ -18,7 +18,7 @@ from faregate.core.context import Context
 from faregate.core.handler import Call, Collect, Places, compile_call, compile_collect, fill
 from faregate.core.kill_switch import Switch
 from faregate.core.observer import Observers, Step
-from faregate.core.verdict import failure_of
+from faregate.core.verdict import asked_seconds, failure_of
 from faregate.core.work import FailedAmongOthers, NeedsTransaction
 from faregate.errors import ConfigurationError, Permanent, PipelineMisused, RetryAfter, Unavailable, WrongSignature
 from faregate.node.node import Node
@@ -33,7 +33,7 @@ _NOT_RETRIED = (Permanent, ConfigurationError, RetryAfter, Unavailable)
 
 def is_retried(exc: BaseException) -> bool:
     """Whether the same again, moments later, may help."""
-    return not isinstance(exc, _NOT_RETRIED) and not hasattr(exc, "retry_after")
+    return not isinstance(exc, _NOT_RETRIED) and asked_seconds(exc) is None
 
 
 def resource_places(subscription: Subscription, node: Node) -> dict[type, int]:

@@ -24,9 +24,7 @@ class Sealer:
     def seal_root(self, out: Outgoing, now: float) -> Envelope:
         """The envelope of what no handler caused."""
         if out.is_reply:
-            raise ConfigurationError(
-                f"{out!r} answers the message that a handler handles: return it from a handler, or yield it there"
-            )
+            raise no_answer(out)
         if out.id_key is not None:
             raise ConfigurationError(
                 f"{out!r} has id_key={out.id_key!r}, which names one of a handler's outputs: outside of handlers "
@@ -95,6 +93,12 @@ class Sealer:
             headers,
             out.delay,
         )
+
+
+def no_answer(out: Outgoing) -> ConfigurationError:
+    return ConfigurationError(
+        f"{out!r} answers the message that a handler handles: return it from a handler, or yield it there"
+    )
 
 
 def outbox_row(node: str, envelope: Envelope, cause: str | None = None, ordinal: int = 0) -> OutboxRow:

@@ -16,7 +16,7 @@ from faregate.core.context import Context
 from faregate.core.observer import Observers, Publish, confirmed, observed, passed_on
 from faregate.core.outgoing_middlewares import Chain, Last, OutgoingContext, compile_own_scope, send_together
 from faregate.core.replies import FAILED, Replies
-from faregate.core.sealing import Keys, Sealer
+from faregate.core.sealing import Keys, Sealer, no_answer
 from faregate.errors import ConfigurationError, DuplicateIdKey, Undecodable, Unroutable
 from faregate.message import Envelope, Kind
 from faregate.node.node import Node
@@ -174,6 +174,8 @@ class Sender(Sealer):
         derive = ids.publication_ids(self._node, ESCALATES + ":")  # no handler has a name like that
         sealed: list[Envelope] = []
         for ordinal, out in enumerate(outgoing):
+            if out.is_reply:
+                raise no_answer(out)
             if out.id_key is not None or out.idempotency_key is not None:
                 raise ConfigurationError(
                     f"{out!r} is sent about a dead letter, whose id names it: give it no other key"

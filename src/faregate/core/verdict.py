@@ -5,12 +5,22 @@ import traceback
 from typing import NamedTuple
 
 from faregate.core.lane_task import take_back_own
-from faregate.errors import ConfigurationError, JournalFull, OutcomeUnknown, Permanent, RetryAfter
+from faregate.errors import (
+    UNAVAILABLE_SECONDS,
+    ConfigurationError,
+    JournalFull,
+    OutcomeUnknown,
+    Permanent,
+    RetryAfter,
+    Unavailable,
+)
 from faregate.node.rules import FailurePolicy
 from faregate.ports import faults
 
 _LONGEST_ERROR = 16_384
 _UNKNOWN_SECONDS = 10.0
+_LONGEST_ASKED = 366 * 86_400.0
+"""What asks for more has put something else there: a time of day, say."""
 
 
 class Verdict(NamedTuple):
@@ -34,9 +44,9 @@ def judge(exc: BaseException, redeliveries: int, policy: FailurePolicy) -> Verdi
         # A commit: it may be handled, which must be known before it becomes a dead letter. What it sends, without a
         # store: the broker does not take it now, which is no fault of the message.
         return Verdict(_UNKNOWN_SECONDS, counted=False)
-    asked = exc.seconds if isinstance(exc, RetryAfter) else getattr(exc, "retry_after", None)
-    if isinstance(asked, int | float) and 0 <= asked < float("inf"):
-        return Verdict(float(asked), counted=False)
+    asked = asked_seconds(exc)
+    if asked is not None:
+        return Verdict(asked, counted=False)
     if policy.dead:
         return Verdict(None, reason="permanent")
     if redeliveries < len(policy.redeliver.delays):
@@ -47,10 +57,23 @@ def judge(exc: BaseException, redeliveries: int, policy: FailurePolicy) -> Verdi
     return Verdict(None)
 
 
+def asked_seconds(exc: BaseException) -> float | None:
+    """After how many seconds it says that it may be tried again; None where it does not. Errors of others, and of
+    subclasses, have anything there: what is no number of seconds counts as if it were not there."""
+    try:
+        asked = exc.seconds if isinstance(exc, RetryAfter) else getattr(exc, "retry_after", None)
+        if isinstance(asked, int | float) and not isinstance(asked, bool) and 0 <= asked <= _LONGEST_ASKED:
+            return float(asked)
+    except Exception:  # a property
+        pass
+    return UNAVAILABLE_SECONDS if isinstance(exc, Unavailable) else None
+
+
 def failure_of(exc: BaseException) -> BaseException | None:
     """What a try failed with; None for what is no failure of the message: our lane is cancelled from outside, or the
-    process is to end. Anything else that is no `Exception` (`SystemExit`, `GeneratorExit`, a group of such, the lane
-    that the handler itself cancelled: that is taken back) must not end the lane."""
+    process is to end. Anything else that is no `Exception` (`SystemExit`, `GeneratorExit`, the lane that the
+    handler itself cancelled: that is taken back) must not end the lane; nor must a group of such, also with a
+    `KeyboardInterrupt` in it, as that ends no event loop."""
     if isinstance(exc, Exception):
         return exc
     if isinstance(exc, asyncio.CancelledError):
@@ -61,8 +84,8 @@ def failure_of(exc: BaseException) -> BaseException | None:
             return None
         text = "the handler cancelled the task that it runs in: to fail raise an error, to stop early return"
     else:
-        ending = exc.split((KeyboardInterrupt, faults.Crash))[0] if isinstance(exc, BaseExceptionGroup) else exc
-        if isinstance(ending, KeyboardInterrupt | faults.Crash) or (ending is not None and ending is not exc):
+        crash = exc.subgroup(faults.Crash) if isinstance(exc, BaseExceptionGroup) else None
+        if isinstance(exc, KeyboardInterrupt | faults.Crash) or crash is not None:
             return None
         text = f"the handler was left with {first_line(exc)}, which is no Exception"
     failure = RuntimeError(text)

@@ -157,6 +157,10 @@ def check_headers(headers: Mapping[str, str]) -> dict[str, str]:
 def _text(value: object, option: str) -> str:
     if not isinstance(value, str) or not value:
         raise ConfigurationError(f"{option} must be a non-empty text; got {value!r}")
+    try:
+        value.encode()  # ids are made of it
+    except UnicodeEncodeError:
+        raise ConfigurationError(f"{option} must be Unicode text; got {value!r}") from None
     return value
 
 

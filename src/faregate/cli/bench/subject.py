@@ -160,13 +160,13 @@ def _watched(node: Node, watch: Watch, empty: bool) -> Node:
 
 
 def _stores(bus: Bus, choice: Choice, folder: Path) -> dict[str, str] | None:
-    """A temporary one, for the nodes that have a store."""
+    """A temporary one, for the nodes that have a store. If none has, the one that was given is for all of them."""
     having = {name: store for name in bus.nodes if (store := bus.store_of(name)) is not None}
+    if choice.store is not None:
+        return dict.fromkeys(having or bus.nodes, _safe(choice.store, choice, "have your handlers write there"))
     if not having:
         return None
-    if choice.store is not None:
-        url = _safe(choice.store, choice, "have your handlers write there")
-    elif all(store.url.startswith("memory:") for store in having.values()):
+    if all(store.url.startswith("memory:") for store in having.values()):
         url = "memory:"
     else:
         url = f"sqlite:{folder / 'store.db'}"
