@@ -23,6 +23,17 @@ from faregate.ports.progress import Occupation
 from faregate.ports.queue import Binding, check_command, dead_letter_queue
 
 
+def _goes_with(envelope: Envelope, other: Envelope) -> bool:
+    """Whether an event goes wherever another one goes."""
+    return (
+        envelope.type == other.type
+        and envelope.source == other.source
+        and envelope.kind == other.kind == "event"
+        and not envelope.recipients
+        and envelope.attempt_id is None
+    )
+
+
 def unsent(node: str, envelope: Envelope, reason: str, error: str, at: float) -> DeadLetter:
     """The dead letter of a message that never reached a queue."""
     return DeadLetter.of(node, envelope, reason, error, at, queue=node)
@@ -132,21 +143,14 @@ class Broker:
         Raises `Unroutable` for a command without a way, and for a signal with a token whose recipient is gone.
         """
         routes: list[Route] = []
-        last: Envelope | None = None
+        last: tuple[Envelope, Route] | None = None
         for envelope in envelopes:
-            # Most of what is published together goes the same way.
-            if (
-                last is not None
-                and envelope.type == last.type
-                and envelope.source == last.source
-                and envelope.kind == last.kind == "event"
-                and not envelope.recipients
-                and envelope.attempt_id is None
-            ):
+            if last is not None and _goes_with(envelope, last[0]):  # as most of what is published together
+                route = last[1]
                 force_setattr(envelope, "recipients", route.recipients)
             else:
                 route = self.route(envelope)
-                last = None if route.partial else envelope
+                last = None if route.partial else (envelope, route)
             routes.append(route)
         return routes
 
