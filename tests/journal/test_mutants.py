@@ -234,6 +234,9 @@ async def check_confirmed_is_there() -> None:
     """Once `publish` has returned, every power loss leaves the message."""
     async with station(segment_size=SMALL_SEGMENT) as it:
         disk = simulated(it)
+        await it.publish(noted("before"))
+        if it.broker._keeping is not None:
+            await it.broker._keeping  # whose calls have the commit thread sync
         for name in ("a", "b"):
             await it.publish(noted(name))
             disk.note(name)

@@ -13,6 +13,7 @@ import pytest
 import faregate as fg
 from faregate.broker.journal import dead_letters, sealing
 from faregate.broker.journal import frame as frames
+from faregate.broker.journal import log as log_module
 from faregate.broker.journal.content import Rows
 from faregate.broker.journal.high_water import HighWater
 from faregate.broker.journal.journal import Journal
@@ -453,3 +454,22 @@ def test_the_log_rolls_where_its_row_frames_end() -> None:
         footer = JournalReader(ROOT, disk).footer(base)
         assert footer is not None and footer.ranges == [] and footer.messages > 0
     assert isinstance(open_log(disk), Log)
+
+
+def test_a_segment_of_many_small_frames_is_rolled_before_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening reads the frames of the hot segment one after another, so there are not too many of them."""
+    monkeypatch.setattr(log_module, "MOST_FRAMES", 5)
+    disk = SimulatedDisk()
+    log = open_log(disk)
+    for number in range(12):
+        log.append([envelope(f"m{number}")], [-1])
+        log.sync()
+    log.close()
+    assert LAYOUT.segment_bases(disk) == [0, 5, 10]
+    again = open_log(disk)
+    for number in range(12, 16):
+        again.append([envelope(f"m{number}")], [-1])
+        again.sync()
+    again.close()
+    assert LAYOUT.segment_bases(disk) == [0, 5, 10, 15], "what was there before it was opened counts"
+    assert len(list(JournalReader(ROOT, disk).envelopes())) == 16

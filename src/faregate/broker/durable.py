@@ -186,6 +186,15 @@ class DurableBroker(Broker):
         while envelopes:
             if self._journal.is_behind:
                 await self._journal.wait_for_room()
+            if len(envelopes) == 1:  # as nearly always: no lists are made of it
+                route = self.route(envelopes[0])
+                if self.recent.add(envelopes[0], route.partial):
+                    await self._commit(envelopes, (route,))
+                    return
+                await self._journal.barrier()
+                if self.recent.knows(envelopes[0], route.partial):
+                    return
+                continue
             routes = self.routes(envelopes)
             add, knows = self.recent.add, self.recent.knows
             added = [add(envelope, route.partial) for envelope, route in zip(envelopes, routes, strict=True)]
@@ -233,7 +242,11 @@ class DurableBroker(Broker):
 
     def _put_into_queues(self, item: Append, offsets: Sequence[int]) -> None:
         first = item.routes[0]
-        if len(offsets) > 1 and item.routes.count(first) == len(offsets):
+        if len(offsets) == 1:
+            for queue in first.queues:
+                queue.enqueue(item.envelopes[0], None, offsets[0])
+            return
+        if item.routes.count(first) == len(offsets):
             for queue in first.queues:
                 queue.enqueue_stored(item.envelopes, offsets)
             return

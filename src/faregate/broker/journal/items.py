@@ -39,7 +39,8 @@ class Append(msgspec.Struct, gc=False, eq=False):
     """Of the bodies, in bytes."""
 
     def __post_init__(self) -> None:
-        self.size = sum([len(envelope.body) for envelope in self.envelopes])
+        envelopes = self.envelopes
+        self.size = len(envelopes[0].body) if len(envelopes) == 1 else sum([len(each.body) for each in envelopes])
 
 
 class AppendDeadLetter(msgspec.Struct, eq=False):

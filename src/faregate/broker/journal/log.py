@@ -39,6 +39,9 @@ SEGMENT_SIZE = 64 * 1024 * 1024
 MOST_ROWS = 10_000
 MOST_BYTES = 8 * 1024 * 1024
 """What one frame holds at the most."""
+MOST_FRAMES = 20_000
+"""What one segment holds at the most: opening reads the frames of the hot one, one after another, to know what was
+published last. Of sealed ones that takes no time."""
 _BESIDE_BODY = 300
 """What a message takes beside its body, roughly."""
 
@@ -58,6 +61,7 @@ class LogPoint(msgspec.Struct):
     offset: int
     commit: int
     time: int
+    frames: int
     messages: int
     dead_letters: int
     first_time: int
@@ -68,7 +72,7 @@ class LogPoint(msgspec.Struct):
 
     def restore(self, segment: Segment) -> None:
         segment.at_byte, segment.previous = self.at_byte, self.previous
-        segment.messages, segment.dead_letters = self.messages, self.dead_letters
+        segment.frames, segment.messages, segment.dead_letters = self.frames, self.messages, self.dead_letters
         segment.first_time, segment.last_time = self.first_time, self.last_time
         segment.types, segment.index = Counter(self.types), list(self.index)
         segment.batches = set(map(bytes.fromhex, self.batches))
@@ -206,7 +210,7 @@ class Log:
             # The last one was sealed and the disk had no room for the next.
             self._start_segment(moment, size)
         segment = self._current()
-        if segment.at_byte + size <= segment.size:
+        if segment.at_byte + size <= segment.size and segment.frames < MOST_FRAMES:
             return
         if segment.messages or segment.dead_letters:
             self.roll()
@@ -262,6 +266,7 @@ class Log:
             offset=self.next_offset,
             commit=self.commit,
             time=self.time,
+            frames=segment.frames,
             messages=segment.messages,
             dead_letters=segment.dead_letters,
             first_time=segment.first_time,

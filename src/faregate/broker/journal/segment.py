@@ -48,6 +48,7 @@ class Segment:
         self.size = size
         self.at_byte = SEGMENT_BYTES
         self.previous = 0
+        self.frames = 0
         self.messages = 0
         self.dead_letters = 0
         self.types: Counter[str] = Counter()
@@ -93,6 +94,7 @@ class Segment:
         else:
             self.dead_letters += rows
         self.last_time = time
+        self.frames += 1
         if not self.index or self.at_byte - self.index[-1][2] >= _INDEX_EVERY:
             self.index.append((base, time, self.at_byte))
         self.at_byte, self.previous = end, crc
