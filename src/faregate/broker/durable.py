@@ -85,8 +85,7 @@ class DurableBroker(Broker):
         """Whether every queue of the journal is here; before that a snapshot would forget the others."""
         self._careful = _CAREFUL_STARTS
         """After an opening, starts are written at once: a message that kills the process must be counted."""
-        for key, digest in recovered.recent:
-            self.recent.restore(key, digest)
+        self.recent.restore(recovered.recent)
 
     # --- queues -------------------------------------------------------------------------------------------
 

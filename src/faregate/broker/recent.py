@@ -2,7 +2,7 @@
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from faregate.ids import PublicationKey, publication_key
 from faregate.message import Envelope
@@ -47,12 +47,17 @@ class RecentPublications:
             self._disagree(envelope)
         return False
 
-    def restore(self, key: PublicationKey, digest: bytes | None) -> None:
-        """It was published before this process began."""
-        if key and key not in self._known:
-            self._known[key] = digest
-            if len(self._known) > self.window:
-                self._known.popitem(last=False)
+    def restore(self, published: Sequence[tuple[PublicationKey, bytes | None]]) -> None:
+        """What was published before this process began, the oldest first."""
+        known: OrderedDict[PublicationKey, bytes | int | None] = OrderedDict(published)
+        if len(known) < len(published):  # the first of a key counts
+            known = OrderedDict()
+            for key, digest in published:
+                known.setdefault(key, digest)
+        known.pop("", None)
+        while len(known) > self.window:
+            known.popitem(last=False)
+        self._known = known
 
     def _disagree(self, envelope: Envelope) -> None:
         log.error(
