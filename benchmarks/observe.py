@@ -3,27 +3,20 @@
 What is measured, per message, from `bus.publish_many` (100 at a time) to the settled delivery:
 
     off         nobody observes
-    without     the same, on a bus that cannot be observed: what a sender calls where observers would stand is replaced
-                by the transport's own publish (see `unobservable`). The rest of a message's way has nothing of it:
-                pipelines are compiled with no observer's step, and a batch asks once whether log records want to know
     metrics     `fg.observe.Prometheus()`: durations, failures and retries of tries, what is published
     sampled     `fg.observe.OpenTelemetry()`, spans and metrics, where one trace in a hundred is recorded, as production
                 does it: the SDK's own sampler, spans in batches, an exporter that throws them away
     every       the same where every trace is recorded
-    singly      `off`, `without` and `sampled` where each message is published by a `bus.publish` of its own, so each is
-                a trace
+    singly      `off` and `sampled` where each message is published by a `bus.publish` of its own, so each is a trace
     the SDK     not Faregate at all: one span of the SDK for each message, with the attributes that `handle` has, made
                 current and ended
 
-The targets are at most 10 µs a message above `off` for `metrics`, for `sampled` and for `every`, and nothing that can
-be measured for `off`. To record a span costs more than 10 µs in the SDK alone (`the SDK`), so `every` can be met only
-where that is faster. `singly` is shown and not judged: there the SDK is asked about a trace for every message, and
-makes ids for it before it says no.
+The targets are at most 10 µs a message above `off` for `metrics`, for `sampled` and for `every`. To record a span costs
+more than 10 µs in the SDK alone (`the SDK`), so `every` can be met only where that is faster. `singly` is shown and not
+judged: there the SDK is asked about a trace for every message, and makes ids for it before it says no.
 
-`off` is judged where it could cost most, published singly: it may be 3 % slower than `without` (`NOISE`, a choice), by
-the median of the ratios within a round. `without` runs twice in each round, and the ratio of these two is shown as
-`same`: where that is further from 1 than 3 %, the machine is too busy for `off` to say anything. What is no call (a
-field of the context, parameters of constructors) cannot be taken away, so it is not in the difference.
+That observing costs nothing when it is off is no matter of measuring: pipelines and ways out are then compiled without
+a step of an observer, which `tests/observe/test_off.py` shows.
 
 Time is that of the processor, of all threads: nothing here waits, and the SDK exports in a thread of its own.
 """
@@ -47,8 +40,6 @@ from prometheus_client import CollectorRegistry
 import faregate as fg
 
 AT_MOST_US = 10.0
-NOISE = 0.03
-"""What counts as no difference between two buses."""
 _TOGETHER = 100
 _QUEUE = 1 << 20
 Make = Callable[[], tuple[Any, Callable[[], None]]]
@@ -84,14 +75,7 @@ def prometheus() -> tuple[fg.observe.Observer, Callable[[], None]]:
     return fg.observe.Prometheus(CollectorRegistry()), lambda: None
 
 
-def unobservable(bus: fg.Bus) -> None:
-    """Without the calls that are there for observers to be put around."""
-    for sender in bus._senders.values():
-        sender._to_transport = sender._transport.publish
-        sender._to_guarded = sender._hand_over_outputs = sender._guarded.publish
-
-
-async def run_bus(make: Make, together: int, messages: int, *, without: bool = False) -> float:
+async def run_bus(make: Make, together: int, messages: int) -> float:
     shop, billing = fg.Node("shop"), fg.Node("billing")
 
     @billing.on(Order, source="shop")
@@ -100,8 +84,6 @@ async def run_bus(make: Make, together: int, messages: int, *, without: bool = F
 
     observe, close = make()
     async with fg.Bus("memory:", nodes=[shop, billing], observe=observe) as bus:
-        if without:
-            unobservable(bus)
         begin = time.process_time()
         for first in range(0, messages, together):
             if together == 1:
@@ -166,8 +148,6 @@ def main() -> None:
         contestant("every", lambda: telemetry(ParentBased(ALWAYS_ON))),
         Contestant("sdk", run_sdk),
         contestant("off, singly", nobody, 1),
-        Contestant("without, singly", partial(run_bus, nobody, 1, without=True)),
-        Contestant("without, again", partial(run_bus, nobody, 1, without=True)),
         contestant("singly", one_of_100, 1),
     ]
     samples = interleave(contestants, rounds=args.rounds, messages=args.messages)
@@ -188,16 +168,11 @@ def main() -> None:
             row("  the SDK alone, one span", "sdk"),
             row("published singly, nobody observes", "off, singly"),
             row("published singly, 1 trace of 100", "singly"),
-            row("published singly, nobody can observe", "without, singly"),
         ],
     )
-    same = samples.ratio("without, again", "without, singly")
-    report.say(f"\n  where nobody can observe, run twice: a ratio of {same:.3f}, where 1 is no noise")
     report.ours = {
         "off_us": cost["off"],
         "off_singly_us": cost["off, singly"],
-        "without_singly_us": cost["without, singly"],
-        "same": same,
         "metrics_us": added["metrics"],
         "sampled_us": added["sampled"],
         "every_us": added["every"],
@@ -207,7 +182,6 @@ def main() -> None:
     report.goal("metrics", AT_MOST_US / added["metrics"], 1.0)
     report.goal("sampled", AT_MOST_US / added["sampled"], 1.0)
     report.goal("every", AT_MOST_US / added["every"], 1.0)
-    report.goal("off", samples.ratio("off, singly", "without, singly"), 1 - NOISE)
     report.finish()
 
 

@@ -29,7 +29,7 @@ def cut(tmp_path: Path) -> Path:
     topology.add(Binding(node="reader", type="Noted", kind="event", source="author"))
     write_json(layout.topology, disk, topology)
     [queue] = [each.number for each in topology.queues if not each.is_dead_letter_queue]
-    log = Log(layout, disk, segment_size=SMALL_SEGMENT)
+    log = Log(layout, disk, segment_size=SMALL_SEGMENT // 2)
     for start in range(0, COUNT, 10):
         log.append([note(n, recipients=("reader",)) for n in range(start, start + 10)], [0] * 10)
     log.sync()

@@ -34,7 +34,7 @@ def waiting(journal: Path, queue: str = QUEUE) -> int:
     topology = reader.topology()
     record = topology.queue(queue)
     assert record is not None
-    found = recover(reader.layout, reader._disk, reader, topology)
+    found = recover(reader.layout, reader._disk, reader, topology).queues
     return found[record.number].count() if record.number in found else 0
 
 
