@@ -83,8 +83,8 @@ class Journal:
             remove_garbage(self.layout, self.disk)
             for found in self.layout.foreign_files(self.disk):
                 log.warning("%s does not belong to the journal and is left alone", found)
-            known = find_json(self.layout.snapshot, self.disk, Snapshot)
-            point = None if known is None else known.log
+            self._snapshot = find_json(self.layout.snapshot, self.disk, Snapshot)
+            point = None if self._snapshot is None else self._snapshot.log
             self._log = Log(self.layout, self.disk, segment_size=segment_size, clock=clock, point=point)
             self.reader = JournalReader(self.layout.root, self.disk)
             self.topology = self.reader.topology()
@@ -349,7 +349,9 @@ class Journal:
 
     def recover(self, window: int = 0) -> Recovered:
         """What waits in each queue, and the last publications, so many."""
-        return recover(self.layout, self.disk, self.reader, self.topology, window)
+        # What was read at opening, for the broker, which asks first and once. It may be large, and change later.
+        snapshot, self._snapshot = self._snapshot if window else None, None
+        return recover(self.layout, self.disk, self.reader, self.topology, window, snapshot)
 
     def fail(self, error: Exception) -> None:
         """Something that was confirmed cannot be had: go no further, and say so."""

@@ -137,9 +137,16 @@ class Recovered(NamedTuple):
     """Key and body digest of the last messages, in their order."""
 
 
-def recover(layout: Layout, disk: Disk, reader: JournalReader, topology: Topology, window: int = 0) -> Recovered:
-    """`window`: how many publications are to be recognised when they come again."""
-    snapshot = find_json(layout.snapshot, disk, Snapshot) or Snapshot()
+def recover(
+    layout: Layout,
+    disk: Disk,
+    reader: JournalReader,
+    topology: Topology,
+    window: int = 0,
+    snapshot: Snapshot | None = None,
+) -> Recovered:
+    """`window`: how many publications are to be recognised when they come again. `snapshot`: the one that is there."""
+    snapshot = snapshot or find_json(layout.snapshot, disk, Snapshot) or Snapshot()
     bases = layout.segment_bases(disk)
     waiting: dict[int, _Waiting] = {}
     for queue in topology.queues:
