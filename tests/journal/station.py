@@ -20,7 +20,7 @@ from faregate.testing.clock import rest
 from tests.journal.disk import SimulatedDisk
 
 ROOT = Path("/disk/journal")
-TIMEOUT = 2.0
+TIMEOUT = 30.0
 
 
 def by_header(envelope: Envelope) -> str | None:
