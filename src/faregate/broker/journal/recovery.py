@@ -7,11 +7,14 @@ ten thousand.
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain, repeat
+from operator import add, sub
 from typing import Any, NamedTuple
 
 from faregate.broker.journal import dead_letters, settled
@@ -83,14 +86,12 @@ class Found:
 
     def scattered(self, runs: list[tuple[int, int]]) -> None:
         """Many short stretches [start, stop), with something done between each two."""
-        positions: array[int] = array("q")
-        offsets: array[int] = array("q")
-        for start, stop in runs:
-            self.position += 1
-            positions.extend(range(self.position, self.position + stop - start))
-            offsets.extend(range(start, stop))
-            self.position += stop - start
-        self.position += 1
+        starts, stops = zip(*runs, strict=True)
+        offsets = array("q", chain.from_iterable(map(range, starts, stops)))
+        # Nothing here is done for one run after the other: there may be a million of them.
+        gaps = chain.from_iterable(map(repeat, itertools.count(1), map(sub, stops, starts)))
+        positions = array("q", map(add, itertools.count(self.position), gaps))
+        self.position += len(offsets) + len(runs) + 1
         self.pieces.append(Stretch(positions, offsets))
 
     def count(self) -> int:
@@ -116,14 +117,15 @@ class _Waiting:
         """Nothing more becomes known."""
         self._known = sorted([*self.past, *self.ended])
 
-    def within(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
+    def within(self, first: int, stop: int) -> list[tuple[int, int]]:
         """The parts of [first, stop) that lie in runs."""
-        at = bisect_right(self._starts, first) - 1
-        for start, end in zip(self._starts[max(at, 0) :], self._ends[max(at, 0) :], strict=True):
-            if start >= stop:
-                return
-            if max(start, first) < min(end, stop):
-                yield max(start, first), min(end, stop)
+        low = bisect_right(self._ends, first)  # runs are in order, and apart
+        high = bisect_left(self._starts, stop)
+        found = list(zip(self._starts[low:high], self._ends[low:high], strict=True))
+        if found:
+            found[0] = (max(found[0][0], first), found[0][1])
+            found[-1] = (found[-1][0], min(found[-1][1], stop))
+        return found
 
     def untouched(self, first: int, stop: int) -> bool:
         """Whether nothing is known about any single offset in [first, stop)."""
@@ -211,7 +213,7 @@ def _sort_out(
         for queue in topics.get(numbers[0], ()):
             one, held = waiting[queue], found[queue]
             edge = first
-            runs = list(one.within(first, last + 1))
+            runs = one.within(first, last + 1)
             if len(runs) > _MANY_RUNS and one.untouched(first, last + 1):
                 held.scattered(runs)
                 continue
@@ -284,5 +286,5 @@ def _find_dead_letters(
             if queue is None:
                 continue
             one = waiting[queue]
-            if any(one.within(offset, offset + 1)) and offset not in one.ended:
+            if one.within(offset, offset + 1) and offset not in one.ended:
                 found[queue].dead_letters.append((offset, record))
