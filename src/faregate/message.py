@@ -15,7 +15,7 @@ Rules kept here:
 import dataclasses
 import re
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeVar, dataclass_transform, overload
+from typing import Any, Literal, TypeVar, dataclass_transform, overload
 
 import msgspec
 
@@ -218,11 +218,6 @@ def _field_names(cls: type) -> frozenset[str] | None:
     return frozenset(getattr(attribute, "name", attribute) for attribute in attributes)
 
 
-Seconds = Annotated[float, msgspec.Meta(gt=-9.2e12, lt=9.2e12)]
-"""A time that every log can keep, in microseconds of 64 bits. Checked when an envelope is read, not when it is made."""
-Count = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
-
-
 class Envelope(msgspec.Struct, gc=False, omit_defaults=True, frozen=True):
     """A publication's metadata and its encoded body as they travel.
 
@@ -239,14 +234,14 @@ class Envelope(msgspec.Struct, gc=False, omit_defaults=True, frozen=True):
     destination: str | None = None
     correlation_id: str = ""
     causation_id: str | None = None
-    marker: Count = 0
+    marker: int = 0
     key: str | None = None
     attempt_id: str | None = None
-    sent_at: Seconds = 0.0
-    deliver_at: Seconds | None = None
-    expires_at: Seconds | None = None
-    redeliveries: Count = 0
-    replay: Count = 0
+    sent_at: float = 0.0
+    deliver_at: float | None = None
+    expires_at: float | None = None
+    redeliveries: int = 0
+    replay: int = 0
     content_type: str = "application/json"
     content_encoding: str | None = None
     key_id: str | None = None

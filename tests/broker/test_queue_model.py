@@ -335,9 +335,14 @@ class QueueAgainstModel(RuleBasedStateMachine):
     @rule(index=st.integers(0, 5))
     def start(self, index: int) -> None:
         delivery, item = self.pick(index)
-        item.tries += 1
-        item.started = True
+        self.try_it(item)
         self.do(delivery.start)
+
+    def try_it(self, item: Item) -> None:
+        """What has expired is not counted as tried: its handler does not see it."""
+        if item.expires is None or item.expires > self.now:
+            item.tries += 1
+            item.started = True
 
     @precondition(lambda self: self.out)
     @rule(index=st.integers(0, 5), outcome=st.sampled_from(["handled", "skipped", "filtered", "dead", "duplicate"]))
@@ -354,8 +359,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
         late = self.ended[-1:]
         together = [*late, *(delivery for delivery, _ in picked)]
         for _, item in picked:
-            item.tries += 1
-            item.started = True
+            self.try_it(item)
         found = self.do(lambda: together[0].start_all(together))
         for _, item in picked:
             self.model.end(item)

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress, repeat
 from pathlib import Path
+from time import monotonic
 
 from faregate.broker.broker import Broker, unsent
 from faregate.broker.entry import Entry
@@ -32,6 +33,8 @@ log = logging.getLogger("faregate.broker")
 RESIDENT_BYTES = 64 * 1024 * 1024
 _ENVELOPE_BYTES = 700
 """What an envelope costs in memory beside its body, roughly."""
+_RESTS, _FAILED_SECONDS = 50, 1.0
+"""To take a snapshot may take one part in so many of the time; after one that failed comes a pause."""
 _CAREFUL_STARTS = 10_000
 _WRITE_AGAIN_SECONDS = 1.0
 
@@ -72,6 +75,8 @@ class DurableBroker(Broker):
         self._resident = 0
         self._resident_limit = resident_bytes
         self._keeping: asyncio.Task[None] | None = None
+        self._rests_until = 0.0
+        """No snapshot is taken before then."""
         self._retained_at = -1
         """The last segment when retention was applied."""
         self._enqueued = journal.next_offset
@@ -387,7 +392,7 @@ class DurableBroker(Broker):
     def _keep_by_amount(self) -> None:
         journal = self._journal
         is_due = journal.wants_snapshot or journal.segments != self._retained_at
-        if is_due and self._begun and journal.failure is None:
+        if is_due and self._begun and journal.failure is None and monotonic() >= self._rests_until:
             self.keep()
 
     def waits(self, queue: Queue, entry: Entry, due: float) -> None:
@@ -435,14 +440,19 @@ class DurableBroker(Broker):
             self._keeping = asyncio.ensure_future(self._keep())
 
     async def _keep(self) -> None:
+        begun = monotonic()
         try:
             snapshot, point = self.snapshot(), self._journal.snapshot_point()
-            last, self._retained_at = self._retained_at, self._journal.segments
+            # Nothing else runs meanwhile: where much waits in a scattered way, that is done the more rarely.
+            self._rests_until = begun + _RESTS * (monotonic() - begun)
+            segments = self._journal.segments
             await self._journal.snapshot(snapshot, point)
-            if self._retained_at != last:
+            if segments != self._retained_at:
                 await self._journal.retain(snapshot)
                 self._journal.seal()
+                self._retained_at = segments
         except (OSError, FaregateError) as exc:
+            self._rests_until = monotonic() + _FAILED_SECONDS
             log.warning("no snapshot and no retention this time: %s", exc)
 
     def close(self) -> None:

@@ -3,8 +3,8 @@
 Rules kept here:
 - Both forms give the same answers; nobody else asks which one it is.
 - A row is the envelope as the outbox of a store has it too: a map of the fields that are not their defaults.
-- What was written can be read. So a body of rows is decoded once before it is confirmed: a field of a wrong type would
-  be found when it is too late.
+- What was written can be read, also as columns. So a body of rows is decoded once before it is confirmed, and its
+  numbers are looked at: a field of a wrong type, or a time that no column holds, would be found when it is too late.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ from faregate.message import Envelope
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[int | list[int], list[Envelope]]).decode
 
+_LAST_SECOND = 9.2e12
+_MOST = 1 << 31
+
 READ_ERRORS = (msgspec.MsgspecError, pa.ArrowException, UnicodeDecodeError)
 """What a body raises that is not what its frame says."""
 
@@ -36,14 +39,39 @@ def write_rows(envelopes: Sequence[Envelope], topics: Sequence[int]) -> bytes:
     """The body of a frame of rows: the topic of all of them, or the topic of each, and the envelopes. Raises
     `Unwritable`."""
     alike = topics[0] if topics and topics.count(topics[0]) == len(topics) else topics
-    if any(envelope.delay is not None for envelope in envelopes):  # of no use to who reads the log
-        envelopes = [msgspec.structs.replace(envelope, delay=None) for envelope in envelopes]
     try:
+        odd = [
+            each
+            for each in envelopes
+            if each.deliver_at is not None
+            or each.expires_at is not None
+            or not 0 <= each.sent_at < _LAST_SECOND
+            or each.marker
+            or each.redeliveries
+            or each.replay
+        ]
+        if odd:
+            for envelope in odd:
+                _check_numbers(envelope)
+            # What was asked for as a delay is of no use to who reads the log.
+            envelopes = [msgspec.structs.replace(envelope, delay=None) for envelope in envelopes]
         body = _encode((alike, envelopes))
         _decode(body)
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as exc:
         raise Unwritable(f"a message cannot be written to the journal: {exc}") from exc
     return body
+
+
+def _check_numbers(envelope: Envelope) -> None:
+    """A column of times has microseconds of 64 bits, one of counts has 32 bits."""
+    for name in ("sent_at", "deliver_at", "expires_at"):
+        time = getattr(envelope, name)
+        if time is not None and not -_LAST_SECOND < time < _LAST_SECOND:
+            raise ValueError(f"{name} is {time!r}, which is no time")
+    for name in ("marker", "redeliveries", "replay"):
+        count = getattr(envelope, name)
+        if not -_MOST <= count < _MOST:
+            raise ValueError(f"{name} is {count!r}, which is too large")
 
 
 class Rows:
@@ -65,8 +93,8 @@ class Rows:
         alike, envelopes = _decode(body)
         count = len(envelopes)
         topics = [alike] * count if isinstance(alike, int) else alike
-        if len(topics) != count:
-            raise ValueError("it does not have a topic for each message")
+        if len(topics) != count or count != frame.rows:
+            raise ValueError("it does not have as many topics and messages as it says")
         return cls(frame.base, topics, envelopes, [frame.time] * count, frame.length)
 
     @property
@@ -86,14 +114,16 @@ class Rows:
     def offsets(self) -> Sequence[int]:
         return range(self.first, self.end)
 
-    def gather(self, view: memoryview, found: Iterable[tuple[int, int, int]], most: int, most_bytes: int) -> int:
+    def gather(self, view: memoryview, found: Iterable[tuple[int, int, int, int]], most: int, most_bytes: int) -> int:
         """Take in the frames that follow (see `row_frames`), up to so many messages and bytes; the byte behind them, or
         0 if there is none."""
         topics, envelopes, times = self.topics, self.envelopes, self._times
         behind = 0
-        for body, end, time in found:
+        for body, end, time, rows in found:
             alike, own = _decode(view[body:end])
             count = len(own)
+            if count != rows:
+                raise ValueError("it does not have as many messages as it says")
             envelopes += own
             topics += [alike] * count if isinstance(alike, int) else alike
             times += [time] * count

@@ -143,13 +143,14 @@ def pack_frame(
     part: int = 0,
     parts: int = 1,
     since: int = 0,
+    version: int = VERSION,
 ) -> tuple[bytes, bytes, int]:
     """The header, the padding behind the body, and the CRC."""
     length = memoryview(body).nbytes
     fields = (rows, commit, base, time, segment_id, batch, part, parts, since)
-    bare = _FRAME.pack(FRAME_MAGIC, VERSION, kind, length, 0, previous, *fields)
+    bare = _FRAME.pack(FRAME_MAGIC, version, kind, length, 0, previous, *fields)
     crc = crc32(bare, body)
-    header = _FRAME.pack(FRAME_MAGIC, VERSION, kind, length, crc, previous, *fields)
+    header = _FRAME.pack(FRAME_MAGIC, version, kind, length, crc, previous, *fields)
     return header, bytes(padded(length) - length), crc
 
 
@@ -166,9 +167,9 @@ def read_header(data: Any, at_byte: int, segment_id: int | None = None) -> Frame
     return frame
 
 
-def row_frames(data: Any, at_byte: int, limit: int, segment_id: int, base: int) -> Iterator[tuple[int, int, int]]:
-    """(first byte of its body, end of its body, time) of frames of rows, sound ones, as long as one follows another
-    without a gap. Somebody else says what is there when they end before the limit.
+def row_frames(data: Any, at_byte: int, limit: int, segment_id: int, base: int) -> Iterator[tuple[int, int, int, int]]:
+    """(first byte of its body, end of its body, time, rows) of frames of rows, sound ones, as long as one follows
+    another without a gap. Somebody else says what is there when they end before the limit.
 
     The same as `read_header` and `is_sound`, for who reads a hundred thousand of them.
     """
@@ -183,7 +184,7 @@ def row_frames(data: Any, at_byte: int, limit: int, segment_id: int, base: int) 
         sum_before = crc32(_NO_CRC, crc32(view[at_byte : at_byte + _CRC_AT]))
         if end > limit or crc32(view[at_byte + after_crc : end], sum_before) != crc:
             return
-        yield body, end, time
+        yield body, end, time, rows
         base += rows
         at_byte = (end + 7) & ~7
 

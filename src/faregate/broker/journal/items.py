@@ -62,7 +62,7 @@ class SnapshotPoint(msgspec.Struct, eq=False):
 class Call(msgspec.Struct, eq=False):
     """Something else to be done in the commit thread."""
 
-    function: Callable[[], None]
+    function: Callable[[], object]
     done: Done
     size: int = 0
     told_in_thread: bool = False

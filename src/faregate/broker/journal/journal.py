@@ -265,7 +265,8 @@ class Journal:
 
         def take() -> None:
             snapshot.log = self._log.point()
-            open_logs.extend(map(self.layout.settled_log, self._side_logs))
+            with self._side_lock:
+                open_logs.extend(map(self.layout.settled_log, self._side_logs))
             self._keep_from = self._written + _SNAPSHOT_BYTES
 
         await self.call(take)
@@ -301,7 +302,7 @@ class Journal:
         if self.failure is None and self._thread is not None:
             self._sealer.look()
 
-    def _call_and_wait(self, function: Callable[[], None]) -> None:
+    def _call_and_wait(self, function: Callable[[], object]) -> None:
         """Run something in the commit thread; for other threads. Raises what it raised."""
         ended = threading.Event()
         errors: list[BaseException] = []

@@ -337,7 +337,7 @@ class Log:
         footer = frames.read_footer(data, header)
         if footer is not None:
             self._take_over(footer)
-            self._start_segment(self._next_time())
+            self._go_on_behind(base)
             return
         segment = Segment(header, self._disk.open(path), len(data))
         if self._is_before(header, mark) and self._point is not None:
@@ -357,7 +357,13 @@ class Log:
         self._segment = segment
         if header.version < frames.VERSION:  # no frame of rows may follow here
             self.roll()
-            self._start_segment(self._next_time())
+            self._go_on_behind(base)
+
+    def _go_on_behind(self, base: int) -> None:
+        """Start a segment behind that one; in its place, if there is nothing in it."""
+        if self.next_offset == base:
+            self._disk.remove(self._layout.segment(base))
+        self._start_segment(self._next_time())
 
     def _is_before(self, header: frames.SegmentHeader, mark: HighWater | None) -> bool:
         """Whether the point is of this segment, and within what was confirmed."""

@@ -31,7 +31,8 @@ from faregate.ports.topology import Topology
 
 _POLL_SECONDS = 0.05
 _OPEN_SEGMENTS = 8
-_KEPT_FRAMES = 8
+_KEPT_COLUMNS, _KEPT_ROWS = 8, 2
+"""Frames that were read last. Columns lie in the mapped file, rows in memory."""
 _GROUP_ROWS, _GROUP_BYTES = 10_000, 8 * 1024 * 1024
 """Frames of rows that follow each other are read together, up to this."""
 _PLACES_EVERY = 256 * 1024
@@ -154,7 +155,13 @@ class JournalReader:
         it."""
         limit = mark.at_byte if base == mark.segment and view.footer is None else len(view.data)
         more = frames.row_frames(view.data, walk.at_byte, limit, view.header.segment_id, rows.end)
-        walk.at_byte = rows.gather(memoryview(view.data), more, _GROUP_ROWS, _GROUP_BYTES) or walk.at_byte
+        try:
+            walk.at_byte = rows.gather(memoryview(view.data), more, _GROUP_ROWS, _GROUP_BYTES) or walk.at_byte
+        except (*READ_ERRORS, ValueError) as exc:
+            raise JournalCorrupt(
+                f"{self.layout.segment(base)} holds messages behind offset {rows.first} that cannot be read, though "
+                f"their checksum is right: {exc}"
+            ) from exc
         walk.expected = rows.end
 
     def envelopes(self, start: int = 0, end: int | None = None) -> Iterator[tuple[int, Envelope]]:
@@ -359,7 +366,7 @@ class JournalReader:
             found = self._decode(base, view, frame)
             if frame.rows > 1:
                 self._read[key] = found
-            if len(self._read) > _KEPT_FRAMES:
+            while len(self._read) > (_KEPT_ROWS if isinstance(found, Rows) else _KEPT_COLUMNS):
                 self._read.popitem(last=False)
         return found
 

@@ -160,7 +160,7 @@ def recover(
     found: dict[int, Found] = defaultdict(Found)
     recent: list[tuple[PublicationKey, bytes | None]] = []
     if bases:
-        start = max(bases[0], min((one.start for one in waiting.values()), default=0))
+        start = max(bases[0], min((one.start for one in waiting.values()), default=_END))
         seen_from = max(reader.earliest(), reader.latest() - window)
         topics = {-1: [], **{topic.number: topic.queues for topic in topology.topics}}
         # Restricted to its recipients was what has a partial topic, and what none of the named recipients wanted.

@@ -18,9 +18,10 @@ from faregate.broker.journal import settled
 from faregate.broker.journal.disk import PRIVATE_FILE, RealDisk, sync_path
 from faregate.broker.journal.findings import Inspection, Progress
 from faregate.broker.journal.high_water import pack, read_high_water
-from faregate.broker.journal.layout import Layout, Meta, check_meta, find_json, write_json
+from faregate.broker.journal.layout import Layout, Meta, check_meta, find_json, raise_version, write_json
 from faregate.broker.journal.lock import WriterLock
 from faregate.broker.journal.scan import Damage, Scan, sound_mark, walk
+from faregate.broker.journal.sealing import range_of
 from faregate.broker.journal.segment import Memory, Segment, new_header
 from faregate.broker.journal.snapshot import Snapshot
 from faregate.broker.journal.verify import Inspector
@@ -40,6 +41,8 @@ def repair(root: Path, *, act: bool, progress: Progress | None = None) -> tuple[
         before = Inspector(layout, RealDisk(), progress, locked_here=True).run()
         if not act or not before.steps:
             return before, None
+        with contextlib.suppress(JournalCorrupt):  # what is written anew is of this version
+            raise_version(layout, RealDisk(), check_meta(layout, RealDisk()))
         for step in before.steps:
             name, *arguments = step.act
             _ACTS[name](layout, *arguments)
@@ -121,6 +124,7 @@ def _write_segment(layout: Layout, base: int, end: int, lost: list[tuple[int, in
     segment = Segment(new_header(base, scan.header.commit, scan.header.time, form), file)
     segment.start()
     commit, end_so_far = scan.header.commit, base
+    ranges: list[frames.BatchRange] = []
     for found in walk(data, None if header is None else header.segment_id, len(data)):
         if isinstance(found, Damage) or found[0].kind == frames.FOOTER or found[0].base < end_so_far:
             continue
@@ -128,9 +132,13 @@ def _write_segment(layout: Layout, base: int, end: int, lost: list[tuple[int, in
         if stop and frame.at_byte >= stop:
             break
         types = content.types() if frame.kind in frames.MESSAGES else {}
+        if form == frames.SEALED and frame.kind == frames.COLUMNS and frame.rows:
+            ranges.append(range_of(content.batch(), segment.at_byte))
         segment.copy(frame, frames.body_of(data, frame), types)
         commit, end_so_far = max(commit, frame.commit), max(end_so_far, frame.base + frame.rows)
     footer = segment.footer(max(end, end_so_far), commit)
+    if ranges:
+        footer.first_time, footer.ranges = scan.segment.first_time, ranges
     if old is not None:
         footer.batches = sorted({*footer.batches, *old.batches})
         footer.compacted = old.compacted

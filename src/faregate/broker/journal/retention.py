@@ -1,20 +1,20 @@
 """Retention: which segments go. It is apart from settlement: what still waits is kept, whatever its age."""
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from faregate.broker.journal import frame as frames
-from faregate.broker.journal.content import read_messages
 from faregate.broker.journal.disk import Disk
-from faregate.broker.journal.frame import Footer
+from faregate.broker.journal.frame import Footer, Frame
 from faregate.broker.journal.layout import Layout
 from faregate.broker.journal.reader import JournalReader
-from faregate.broker.journal.segment import Memory, Segment, new_header
-from faregate.columns import write_batch
+from faregate.broker.journal.sealing import ColumnsWriter, slices_of
+from faregate.broker.journal.segment import Memory
 
 log = logging.getLogger("faregate.journal")
 
@@ -78,24 +78,27 @@ def compact(
 ) -> int:
     """Rewrite a segment with only what still waits, and its dead letters; offsets stay. Returns its new size."""
     file = Memory()
-    segment = Segment(new_header(base, footer.last_commit, footer.first_time, frames.SEALED), file)
-    segment.start()
-    for frame, body in reader.segment_frames(base):
-        if frame.kind in frames.MESSAGES:
-            kept = _still_waiting(read_messages(frame, body).batch(), waiting)
-            if kept is None:
-                continue
-            first = kept.column("offset")[0].as_py()
-            frame = frame._replace(kind=frames.COLUMNS, rows=kept.num_rows, base=first)
-            body = write_batch(kept)
-        segment.copy(frame, body, {})
-    told: dict[str, Any] = {"messages": segment.messages, "bytes": segment.at_byte, "index": segment.index[:1]}
-    told |= {"types": {}, "ranges": []}
-    size = segment.end(msgspec.structs.replace(footer, **told, compacted=True))
+    path = layout.segment(base)
+    data = disk.view(path)
+    header = frames.read_segment_header(data)
+    assert header is not None, path  # its footer was read before
+    written = ColumnsWriter(header._replace(commit=footer.last_commit, time=footer.first_time), file, joins=True)
+    for _ in written.take(_kept(slices_of(data, header, path), waiting)):
+        pass
+    segment = written.segment
+    size = written.end(footer, messages=segment.messages, index=segment.index[:1], types={}, compacted=True)
     disk.replace(layout.segment(base), bytes(file.data))
     reader.forget(base)
     log.info("%s is compacted to the %d messages that still wait", layout.segment(base), segment.messages)
     return size
+
+
+def _kept(slices: Iterator[tuple[Frame, Any]], waiting: list[tuple[int, int]]) -> Iterator[tuple[Frame, Any]]:
+    """Of messages those that still wait; dead letters."""
+    for frame, content in slices:
+        kept = _still_waiting(content, waiting) if isinstance(content, pa.RecordBatch) else content
+        if kept is not None:
+            yield frame, kept
 
 
 def _still_waiting(batch: Any, waiting: list[tuple[int, int]]) -> Any:

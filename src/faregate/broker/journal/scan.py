@@ -32,18 +32,18 @@ class Damage(NamedTuple):
 
 def walk(data: Any, segment_id: int | None, limit: int) -> Iterator[tuple[Frame, Any] | Damage]:
     """The sound frames with what is in them, and the damage between them. Zeros at the end are neither."""
-    at_byte, commit = SEGMENT_BYTES, -1
+    at_byte, last = SEGMENT_BYTES, (-1, -1)
     while at_byte < limit:
         found = sound_frame(data, at_byte, segment_id, limit)
         if found is None:
-            found = _next_sound(data, at_byte, segment_id, limit, commit)
+            found = _next_sound(data, at_byte, segment_id, limit, last)
             if found is None:
                 if not _only_zeros(data, at_byte, limit):
                     yield Damage(at_byte, limit, True)
                 return
             yield Damage(at_byte, found[0].at_byte, False)
         frame = found[0]
-        segment_id, commit, at_byte = frame.segment_id, frame.commit, frame.end
+        segment_id, last, at_byte = frame.segment_id, (frame.commit, frame.base), frame.end
         yield found
 
 
@@ -81,10 +81,13 @@ def walk_batch(data: Any) -> Iterator[tuple[Frame, Any] | Damage]:
         at_byte, previous, parts, part = frame.end, frame.crc, frame.parts, part + 1
 
 
-def _next_sound(data: Any, start: int, segment_id: int | None, limit: int, commit: int) -> tuple[Frame, Any] | None:
+def _next_sound(
+    data: Any, start: int, segment_id: int | None, limit: int, last: tuple[int, int]
+) -> tuple[Frame, Any] | None:
+    """The first one behind `last`, by commit and first offset: a large commit is several frames once it is sealed."""
     for frame in frames.search(data, start, limit, segment_id):
         found = sound_frame(data, frame.at_byte, segment_id, limit)
-        if found is not None and (frame.commit > commit or frame.kind == frames.FOOTER):
+        if found is not None and ((frame.commit, frame.base) > last or frame.kind == frames.FOOTER):
             return found
     return None
 

@@ -138,7 +138,8 @@ def batch_frames(bodies: Iterable[tuple[int, Any, int]], parts: int) -> Iterator
             raise MessageTooLarge(
                 f"{rows} messages are over what a frame of the journal takes, {frames.LONGEST_BODY} bytes"
             )
+        version = frames.VERSION if kind == frames.ROWS else 1  # an older program may take them in
         header, padding, previous = frames.pack_frame(
-            body, kind=kind, previous=previous, rows=rows, part=part, parts=parts
+            body, kind=kind, previous=previous, rows=rows, part=part, parts=parts, version=version
         )
         yield header, body, padding

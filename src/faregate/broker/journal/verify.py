@@ -340,7 +340,9 @@ class Inspector:
             self._problem(path, 0, f"is another segment: by its header it starts at offset {header.base}")
             self._set_aside(path)
             return base, None
-        written_to = self._live and mark is not None and base == mark.segment
+        if header is not None and header.form == frames.SEALED:
+            confirmed = 0  # since the mark was taken it was rolled and sealed: its footer says where it ends
+        written_to = bool(confirmed) and self._live
         footer = None if header is None or written_to else frames.read_footer(data, header)
         limit = confirmed if written_to else len(data) - (TRAILER_BYTES if footer else 0)
         scan = Scan(base, data, header, limit)
