@@ -259,6 +259,32 @@ async def test_a_trial_that_is_cancelled_does_not_leave_it_half_open(monkeypatch
         assert bus.breaker.state == "closed"
 
 
+async def test_whoever_publishes_again_at_once_does_not_keep_the_others_from_running(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bus, clock = shop_bus(breaker=fg.Breaker(failures=1, seconds=2))
+    async with bus:
+        outage = Outage(bus, monkeypatch)
+        await fail(bus, 1)
+
+        async def comes_back() -> None:
+            await asyncio.sleep(0)
+            outage.is_down = False
+            clock.jump(2)
+
+        coming = asyncio.ensure_future(comes_back())
+        refused = 0
+        while True:
+            try:
+                await bus.publish(Asked(n=1), node="asking")
+                break
+            except fg.BreakerOpen:
+                refused += 1
+                assert refused < 1000, "nothing else ever runs"
+        await coming
+        assert refused and bus.breaker is not None and bus.breaker.state == "closed"
+
+
 async def test_what_nobody_takes_never_opens_it(monkeypatch: pytest.MonkeyPatch) -> None:
     bus, _ = shop_bus(breaker=fg.Breaker(failures=1))
     async with bus:

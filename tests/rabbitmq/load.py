@@ -119,8 +119,9 @@ class Load:
         while True:
             try:
                 return await bus.publish_many(steps, node=self._fleet.author)
-            except fg.BrokerUnavailable:
+            except fg.BrokerUnavailable as exc:
                 self.refused += 1
+                await asyncio.sleep(min(exc.retry_after, _LOOK_SECONDS))
             except fg.OutcomeUnknown as exc:
                 self.refused += 1
                 return [await self._confirmed_again(bus, publication) for publication in exc.publications]
@@ -129,5 +130,6 @@ class Load:
         while True:
             try:
                 return await bus.publish(publication)
-            except (fg.BrokerUnavailable, fg.OutcomeUnknown):
+            except (fg.BrokerUnavailable, fg.OutcomeUnknown) as exc:
                 self.refused += 1
+                await asyncio.sleep(_LOOK_SECONDS if isinstance(exc, fg.BreakerOpen) else 0)

@@ -207,7 +207,13 @@ class GuardedPublishing:
 
     async def publish(self, envelopes: Sequence[Envelope]) -> None:
         circuit = self._circuit
-        is_trial = not circuit.closed and (await circuit.turn() if self._waits else circuit.admit())
+        is_trial = False
+        if not circuit.closed:
+            try:
+                is_trial = await circuit.turn() if self._waits else circuit.admit()
+            except BreakerOpen:
+                await asyncio.sleep(0)  # or whoever publishes again at once would keep the event loop from the others
+                raise
         try:
             await self._transport.publish(envelopes)
         except BaseException as exc:  # a trial that is cancelled has ended, too
