@@ -85,7 +85,7 @@ from faregate.errors import (
 )
 from faregate.message import Command, Envelope, Event, command, event
 from faregate.node.key import Each
-from faregate.node.kill_switch import KillSwitch
+from faregate.node.kill_switch import KillSwitch, SwitchTripped
 from faregate.node.node import Node
 from faregate.node.outgoing import Options, Outgoing, Reply, publish, reply, send
 from faregate.node.policy import ByKey, Parallel, Redeliver, Requeue, Retry, Serial
@@ -170,6 +170,7 @@ __all__ = [
     "StoreUnavailable",
     "StreamNotFound",
     "SubscriptionCounts",
+    "SwitchTripped",
     "TransactionMisused",
     "Transient",
     "TryEnded",

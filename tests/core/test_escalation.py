@@ -341,12 +341,12 @@ async def test_outgoing_middlewares_see_what_it_sends(store: str | None) -> None
 
 def test_a_function_that_cannot_escalate_is_refused_where_it_is_declared() -> None:
     node = fg.Node("n")
-    with pytest.raises(fg.WrongSignature, match=r"takes one parameter, the fg\.DeadLetter"):
+    with pytest.raises(fg.WrongSignature, match=r"takes one parameter, an fg\.DeadLetter"):
 
         @node.escalates
         async def two(letter: fg.DeadLetter, ctx: fg.Context) -> None: ...
 
-    with pytest.raises(fg.WrongSignature, match=r"takes one parameter, the fg\.DeadLetter"):
+    with pytest.raises(fg.WrongSignature, match=r"takes one parameter, an fg\.DeadLetter"):
 
         @node.escalates
         async def wrong(placed: Placed) -> None: ...
@@ -354,3 +354,87 @@ def test_a_function_that_cannot_escalate_is_refused_where_it_is_declared() -> No
     node.escalates(raises)
     with pytest.raises(fg.HandlerConflict, match="escalates already"):
         node.escalates(raises_later)
+
+
+class Down(fg.Event):
+    handler: str
+    reason: str
+
+
+@pytest.mark.parametrize("store", [None, "memory:"])
+async def test_escalation_for_human_intervention_when_a_switch_trips(store: str | None) -> None:
+    shop, billing, support, clock = fg.Node("shop"), fg.Node("billing"), fg.Node("support"), FakeClock()
+    told: list[fg.SwitchTripped] = []
+    heard: list[tuple[str, str, str]] = []
+
+    @billing.on(Placed, source="shop")
+    async def bill(placed: Placed) -> None:
+        raise fg.Unavailable("the bank is closed", retry_after=100)
+
+    @billing.escalates
+    def tell(trip: fg.SwitchTripped) -> Any:
+        told.append(trip)
+        yield Down(handler=trip.handler, reason=trip.reason)
+
+    @support.on(Down, source="billing")
+    async def hear(down: Down, ctx: fg.Context) -> None:
+        heard.append((down.handler, down.reason, ctx.headers["faregate-escalates"]))
+
+    async with fg.Bus("memory:", nodes=[shop, billing, support], clock=clock, store=store, stall_seconds=None) as bus:
+        await bus.publish_many([Placed(name=str(number)) for number in range(3)], node="shop")
+        async with asyncio.timeout(LONG):
+            while not heard:
+                await clock.advance(0.1)
+                await asyncio.sleep(0.002)
+        assert bus.alarms["kill-switch"] == 1 and bus.outcomes()["dead"] == 0
+        assert bus.status()
+    [trip] = told
+    assert (trip.node, trip.type, trip.handler) == ("billing", "Placed", "bill")
+    assert "the bank is closed" in trip.reason
+    assert heard == [("bill", trip.reason, f"bill@{trip.since}")]
+
+
+async def test_a_function_for_trips_that_fails_is_an_alarm_and_the_switch_goes_on_asking() -> None:
+    shop, billing, clock = fg.Node("shop"), fg.Node("billing"), FakeClock()
+    is_down = True
+
+    @billing.on(Placed, source="shop")
+    async def bill(placed: Placed) -> None:
+        if is_down:
+            raise fg.Unavailable("the bank is closed")
+
+    @billing.escalates
+    async def tell(trip: fg.SwitchTripped) -> None:
+        raise RuntimeError("no pager")
+
+    async with fg.Bus("memory:", nodes=[shop, billing], clock=clock, stall_seconds=None) as bus:
+        await bus.publish(Placed(name="a"), node="shop")
+        async with asyncio.timeout(LONG):
+            while not bus.alarms["escalation"]:
+                await clock.advance(0.1)
+                await asyncio.sleep(0.002)
+        is_down = False
+        async with asyncio.timeout(LONG):
+            while bus.outcomes()["handled"] == 0:
+                await clock.advance(5)
+                await asyncio.sleep(0.002)
+    assert bus.alarms == {"kill-switch": 1, "escalation": 1}
+
+
+def test_a_node_may_escalate_both_and_each_once() -> None:
+    node = fg.Node("billing")
+
+    @node.escalates
+    async def tell(letter: fg.DeadLetter) -> None: ...
+
+    @node.escalates
+    async def tell_of_trips(trip: fg.SwitchTripped) -> None: ...
+
+    for function in (tell, tell_of_trips):
+        with pytest.raises(fg.HandlerConflict, match="already"):
+            node.escalates(function)
+
+    async def wrong(order: Placed) -> None: ...
+
+    with pytest.raises(fg.WrongSignature, match=r"fg\.DeadLetter or an fg\.SwitchTripped"):
+        node.escalates(wrong)

@@ -1,6 +1,7 @@
 """The switch itself, without a bus: when it trips, and which errors are the message's own."""
 
 import sqlite3
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,18 +11,32 @@ from faregate.core.kill_switch import Switch, Trip
 from faregate.testing import FakeClock
 
 
+def work_of(number: int) -> Any:
+    """What the switch needs of a message."""
+    publication = SimpleNamespace(publication_id=str(number))
+    return SimpleNamespace(
+        envelope=publication, delivery=publication, counted=False, goes_back=False, handler_failed=False, on_trial=False
+    )
+
+
 class Bank:
     """A switch, and what it is told."""
 
     def __init__(self, **policy: Any) -> None:
         self.clock = FakeClock()
-        self.successes = 0
+        self.successes = self.messages = 0
         self.switch = Switch(fg.KillSwitch(**policy), self.clock, lambda: self.successes)
         self.trips: list[Trip] = []
         self.switch.on_trip = self.trips.append
 
     def fail(self, times: int = 1, error: BaseException | None = None) -> bool:
-        return [self.switch.failed(error or OSError("down")) for _ in range(times)][-1]
+        """So many messages fail, each at its only try."""
+        return [self._fail(error or OSError("down")) for _ in range(times)][-1]
+
+    def _fail(self, error: BaseException) -> bool:
+        self.messages += 1
+        self.switch.note(work := work_of(self.messages), error)
+        return work.goes_back
 
     def succeed(self, times: int) -> None:
         self.successes += times
@@ -76,7 +91,7 @@ def test_failures_in_a_row_trip_it_however_long_they_take() -> None:
         assert not bank.fail()
     bank.clock.jump(600)
     assert bank.fail()
-    assert bank.switch.reason == "20 messages failed in a row; the last: OSError: down"
+    assert bank.switch.reason == "20 calls failed in a row; the last: OSError: down"
     bank.switch.close()
     assert not bank.fail(), "what was counted is forgotten"
 

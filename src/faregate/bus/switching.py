@@ -2,7 +2,7 @@
 
 Rules kept here:
 - When it trips nothing more begins, and what was fetched goes back to its place. Somebody is told: the alarm
-  `kill-switch`.
+  `kill-switch`, and the node's function that escalates trips.
 - A probe is asked again and again, one call at a time, until it says that all is well. One that raises, hangs or says
   False has not; the first of them is logged.
 - Without a probe exactly one message is consumed. If it succeeds, or fails for a reason of its own, all is well. If
@@ -19,10 +19,11 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from faregate.core.alarms import Alarms
+from faregate.core.escalation import Escalation
 from faregate.core.kill_switch import Switch, Trial, Trip
 from faregate.core.verdict import asked_seconds, first_line
 from faregate.errors import Unavailable
-from faregate.node.kill_switch import Probe
+from faregate.node.kill_switch import Probe, SwitchTripped
 from faregate.node.policy import Serial
 from faregate.node.subscription import Subscription
 from faregate.ports.clock import Clock
@@ -63,6 +64,7 @@ class Switching:
         clock: Clock,
         alarms: Alarms,
         store: Store | None,
+        escalation: Escalation,
     ) -> None:
         self.switch = switch
         switch.on_trip = self._tripped
@@ -73,6 +75,9 @@ class Switching:
         self._clock = clock
         self._alarms = alarms
         self._store = store
+        self._escalation = escalation
+        self._telling: set[asyncio.Task[None]] = set()
+        """Tasks that tell the node's own function of a trip."""
         self._serial = isinstance(subscription.order, Serial)
         self._task: asyncio.Task[None] | None = None
         self._former: set[asyncio.Task[None]] = set()
@@ -111,6 +116,7 @@ class Switching:
     async def ended(self) -> None:
         if self._former:
             await asyncio.wait(self._former)
+        await asyncio.gather(*self._telling, return_exceptions=True)
 
     def store_is_down(self, why: str) -> None:
         """Another subscription of the same store found it so."""
@@ -187,6 +193,10 @@ class Switching:
             f"{self._subscription} consumes no more: {trip.why}. What was fetched is back in its place, and no try is "
             f"used up. It goes on by itself once all is well; bus.resume({node!r}, {wire!r}) does not wait for that",
         )
+        tripped = SwitchTripped(node, wire, self._subscription.name, trip.why, self.switch.since or self._clock.time())
+        telling = asyncio.create_task(self._escalation.publish(tripped))
+        self._telling.add(telling)
+        telling.add_done_callback(self._telling.discard)
 
     async def _sleep(self, seconds: float) -> None:
         over = asyncio.Event()

@@ -65,7 +65,7 @@ class Worker:
         self._waiting = waiting
         self._lessor = lessor
         assert handling.switch is not None
-        self.switching = Switching(handling.switch, self.subscription, self, clock, alarms, store)
+        self.switching = Switching(handling.switch, self.subscription, self, clock, alarms, store, handling.escalation)
         self._entrance = Entrance(self.binding, self._take_admitted, self._tell_dead, lambda: self._is_shut)
         # A transport that lacks nothing hands out deliveries.
         self._on_delivery = cast(Callable[[Held], None], self._take)

@@ -30,7 +30,7 @@ class Alarm(NamedTuple):
     `dead-letter`: a message became one.
     `disagreement`: one id came with two bodies.
     `dispatch-stalled`: outgoing messages cannot be sent for a while.
-    `escalation`: the function of a node that learns of its dead letters failed.
+    `escalation`: the function of a node that learns of its dead letters, or of its kill switches, failed.
     `foreign-claim`: a token is claimed by a record that is not ours.
     `kill-switch`: a subscription consumes no more, because what it depends on is down.
     `left-behind`: a task or thread of a handler goes on after its try has ended; once for each handler.

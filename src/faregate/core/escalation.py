@@ -1,4 +1,5 @@
 """Escalation: a function of the node learns of each message that the node gives up, and may send messages about it.
+Another learns of its kill switches that trip.
 
 Rules kept here:
 - What it returns goes with the dead letter: into the outbox in the very commit, where there is a store; published right
@@ -7,6 +8,7 @@ Rules kept here:
   same ids, and arrives once.
 - Whatever it does, the dead letter is written: an error or a function that hangs is an alarm.
 - A dead letter of a message that such a function sent is not escalated again: nobody would come out of that.
+- A trip is no commit: what is sent about it is published at once, and an alarm tells if that fails.
 """
 
 import asyncio
@@ -21,6 +23,7 @@ from faregate.core.sender import ESCALATES, Sender
 from faregate.core.verdict import failure_of, first_line
 from faregate.errors import UninterpretedEffect
 from faregate.message import Envelope
+from faregate.node.kill_switch import SwitchTripped
 from faregate.node.node import Node
 from faregate.node.outgoing import Outgoing, as_outgoing
 from faregate.node.signature import Signature
@@ -33,11 +36,14 @@ _SECONDS = 10.0
 """How long a dead letter waits for the function."""
 
 
+Subject = DeadLetter | SwitchTripped
+
+
 class Escalation:
     """What a node does about the messages that it gives up; nothing, where it declares nothing."""
 
     def __init__(self, node: Node, sender: Sender, alarms: Alarms, pool: Executor) -> None:
-        self._function = node.escalation
+        self._functions = node.escalations
         self._node = node.name
         self._sender = sender
         self._alarms = alarms
@@ -47,19 +53,20 @@ class Escalation:
         """What goes into the outbox in the commit of this dead letter."""
         return [self._sender.outbox_row(each, None, FROM_OUTSIDE) for each in await self._messages(letter)]
 
-    async def publish(self, letter: DeadLetter) -> None:
-        """Without a store: publish what the function sends about this dead letter."""
-        envelopes = await self._messages(letter)
+    async def publish(self, subject: Subject) -> None:
+        """Without a store, or about a trip: publish what the function sends."""
+        envelopes = await self._messages(subject)
         try:
             if envelopes:
                 await self._sender.publish_escalation(envelopes)
         except Exception as exc:
-            self._fail(letter, f"cannot be sent: {first_line(exc)}")
+            self._fail(subject, f"cannot be sent: {first_line(exc)}")
 
-    async def _messages(self, letter: DeadLetter) -> list[Envelope]:
-        if self._function is None or ESCALATES in letter.envelope.headers:
+    async def _messages(self, subject: Subject) -> list[Envelope]:
+        function = self._functions.get(type(subject))
+        if function is None or (isinstance(subject, DeadLetter) and ESCALATES in subject.envelope.headers):
             return []
-        called = asyncio.ensure_future(self._call(self._function, letter))
+        called = asyncio.ensure_future(self._call(function, subject))
         try:
             done, _ = await asyncio.wait({called}, timeout=_SECONDS)
         finally:
@@ -70,41 +77,43 @@ class Escalation:
         else:
             outgoing = "cancelled the task that it runs in" if called.cancelled() else called.result()
         if isinstance(outgoing, str):
-            self._fail(letter, outgoing)
+            self._fail(subject, outgoing)
             return []
         try:
-            return self._sender.seal_escalation(outgoing, letter)
+            return self._sender.seal_escalation(outgoing, subject)
         except Exception as exc:
-            self._fail(letter, f"returned what cannot be sent: {first_line(exc)}")
+            self._fail(subject, f"returned what cannot be sent: {first_line(exc)}")
             return []
 
-    async def _call(self, function: Signature, letter: DeadLetter) -> list[Outgoing] | str:
+    async def _call(self, function: Signature, subject: Subject) -> list[Outgoing] | str:
         """What it sends; in words, what was wrong."""
         try:
             if function.in_thread:
                 context = contextvars.copy_context()
                 loop = asyncio.get_running_loop()
-                result = await loop.run_in_executor(self._pool, context.run, _collect, function, letter)
+                result = await loop.run_in_executor(self._pool, context.run, _collect, function, subject)
             elif function.shape == "async generator":
-                result = [each async for each in function.function(letter)]
+                result = [each async for each in function.function(subject)]
             else:
-                result = await function.function(letter)
+                result = await function.function(subject)
             return list(_outgoing(result))
         except BaseException as exc:
             failure = failure_of(exc)
             if failure is None:
                 raise
-            log.error("the function of node %s that escalates failed at %s", self._node, letter, exc_info=failure)
+            log.error("the function of node %s that escalates failed at %s", self._node, subject, exc_info=failure)
             return f"failed: {first_line(failure)}"
 
-    def _fail(self, letter: DeadLetter, what: str) -> None:
-        text = f"the function of node {self._node!r} that escalates {letter} {what}. The dead letter is kept"
-        self._alarms.sound("escalation", self._node, letter.message_id, text)
+    def _fail(self, subject: Subject, what: str) -> None:
+        kept = ". The dead letter is kept" if isinstance(subject, DeadLetter) else ""
+        message_id = subject.message_id if isinstance(subject, DeadLetter) else ""
+        text = f"the function of node {self._node!r} that escalates {subject} {what}{kept}"
+        self._alarms.sound("escalation", self._node, message_id, text)
 
 
-def _collect(function: Signature, letter: DeadLetter) -> Any:
+def _collect(function: Signature, subject: Subject) -> Any:
     """In a thread."""
-    result = function.function(letter)
+    result = function.function(subject)
     return list(result) if function.shape == "generator" else result
 
 

@@ -127,9 +127,9 @@ class Handling:
         self._recognition = None if store is None else Recognition(subscription, feed, store, clock, alarms)
         business_key = None if self._recognition is None else self._recognition.business_key
         self._one_by_one = self._recognition is not None and self._recognition.one_by_one
-        self._escalation = Escalation(node, sender, alarms, pool)
+        self.escalation = Escalation(node, sender, alarms, pool)
         self._last_resort = LastResort(
-            subscription, self._endings, feed, sender, store, business_key, self.redeliver, clock, self._escalation
+            subscription, self._endings, feed, sender, store, business_key, self.redeliver, clock, self.escalation
         )
         self._committing = Committing(node.name, feed, self._outlet, store, business_key, clock)
         notes = store is not None and not feed.keeps_outcomes and subscription.dedup == "ledger"
@@ -185,6 +185,8 @@ class Handling:
     def pause(self) -> None:
         """Let nothing more begin."""
         self.paused = True
+        if self.switch is not None:
+            self.switch.hurry()
         self._outlet.look_again()
 
     @property
@@ -204,17 +206,18 @@ class Handling:
     async def handle(self, deliveries: list[Delivery]) -> list[Delivery]:
         """See the deliveries to their end, but for those that it returns: they shall come again, each alone."""
         try:
+            if self.switch is not None and self.switch.doubt.witness is not None:
+                await self._wait_to_begin(deliveries, self.switch)
             if len(deliveries) > 1:
                 return await self._handle_many(deliveries)
             [delivery] = deliveries
             failing = self._failing.pop(delivery, None)
             if failing is None and not self._start(delivery):
                 return []
-            tries = 0
-            if failing is not None and failing.tries:
-                tries = failing.tries
-                await self._clock.sleep(failing.seconds)
+            tries = 0 if failing is None else failing.tries
             works = self._works(deliveries, tries)
+            if failing is not None and tries:
+                await self._wait_for_next_try(works[0], failing.seconds)
             if self._filter is not None:
                 works = await self._without_filtered(works, self._filter)
             return await self._see_through(works)
@@ -222,6 +225,9 @@ class Handling:
             for delivery in deliveries:
                 self._failing.pop(delivery, None)
             raise
+        finally:
+            if self.switch is not None and (witness := self.switch.doubt.witness) is not None and witness in deliveries:
+                self.switch.doubt.leave(witness)
 
     def is_retried(self, exc: BaseException) -> bool:
         """Whether a handler that has failed once, with this, is tried again here."""
@@ -281,7 +287,7 @@ class Handling:
         await self._last_resort.answer([work], reason, why)
         if self._store is None:  # or else when the letter comes into the store (`bus/housekeeping.py`)
             letter = dead_letter(self._node, work.message_id, work.delivery, reason, error, self._clock.time())
-            await self._escalation.publish(letter)
+            await self.escalation.publish(letter)
         await self._endings.run_after(work.delivery, ctx, "dead", why)
 
     # --- batches ---------------------------------------------------------------------------------------------
@@ -434,13 +440,13 @@ class Handling:
             if work.state != "failed":
                 continue
             has_tries_left = self._has_tries_left(work)
-            if self.switch is not None and self._goes_back(work, self.switch, has_tries_left):
+            if self.switch is not None and await self._goes_back(work, self.switch, has_tries_left):
                 await self._last_resort.send_back(work, self._trial_failed(work))
             elif not has_tries_left:
                 await self._out_of_tries(work)
             elif self._serial or unit.alone or work.on_trial:
                 if work.handler_failed:
-                    await self._clock.sleep(self._failed(work.tries, work.error).seconds)
+                    await self._wait_for_next_try(work, self._failed(work.tries, work.error).seconds)
                 await self._see_through([self._once_more(work)])
             else:
                 again.append(self._leave(work))
@@ -527,7 +533,9 @@ class Handling:
             ran += 1
             if not await run(unit, work):
                 failed += 1
-                unit.doubtful = self.switch is not None and failed >= _DOUBTFUL_FAILURES and 2 * failed >= ran
+                unit.doubtful = self.switch is not None and (
+                    self.switch.doubt.is_there or (failed >= _DOUBTFUL_FAILURES and 2 * failed >= ran)
+                )
                 if self._serial or unit.doubtful:
                     break
             if work.replies:
@@ -559,11 +567,23 @@ class Handling:
         done = sum(work.state == "done" for unit in self._units for work in unit.works)
         return self.outcomes["handled"] + self.outcomes["skipped"] + done
 
-    def _goes_back(self, work: Work, switch: Switch, has_tries_left: bool) -> bool:
+    async def _wait_to_begin(self, deliveries: list[Delivery], switch: Switch) -> None:
+        """There is doubt whether handlers can succeed at all: what has not failed yet waits for who finds out."""
+        if not any(self._failing.get(each, _UNTRIED).tries for each in deliveries):
+            await switch.doubt.wait()
+
+    async def _wait_for_next_try(self, work: Work, seconds: float) -> None:
+        if self.switch is None:
+            await self._clock.sleep(seconds)
+        else:
+            await self.switch.next_try(work, seconds)
+
+    async def _goes_back(self, work: Work, switch: Switch, has_tries_left: bool) -> bool:
         """Whether it failed with what the kill switch is open for."""
         assert work.error is not None
         if not has_tries_left:
             switch.note(work, work.error)
+            await switch.sure(work)
         return work.goes_back or switch.sends_back(work, work.error)
 
     def _trial_failed(self, work: Work) -> float | None:

@@ -8,8 +8,10 @@ Rules kept here:
   up by then, and the one that is due is not counted.
 - Messages are counted from the first failure in the window on. So an outage trips it after a sample, however many
   succeeded just before; and while nothing fails nothing is counted at all.
-- As many failures in a row as make a sample trip it, too, however long they took: patient retries, or few messages, are
-  no reason to go on for ever.
+- As many failed calls in a row as make a sample, of several messages, trip it, too, however long they took. Once
+  several have failed and none has succeeded only one of them is tried (`doubt.py`), so it takes few calls and nobody's
+  redeliveries.
+- A message on trial has its tries at the pace of probes.
 - It trips at once by `Unavailable`, which a handler raises who knows, and by `StoreUnavailable`.
 - A failure that is the message's own (`Permanent`, a mistake in the code, a constraint of the database) never counts.
 - A store that is away comes before any other reason: nothing can be tried without it.
@@ -17,11 +19,13 @@ Rules kept here:
 What a trip does to a subscription is up to whoever set `on_trip` (`bus/switching.py`). Spark has no switch.
 """
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from faregate.core.doubt import Doubt
 from faregate.core.verdict import asked_seconds, first_line
 from faregate.core.work import Work
 from faregate.errors import (
@@ -49,6 +53,8 @@ _MISTAKES = (
 _STATEMENTS = frozenset({"DataError", "IntegrityError", "NotSupportedError", "ProgrammingError"})
 """What drivers call errors of a statement (PEP 249); `OperationalError` and `InterfaceError` are the database's."""
 _SLICES = 10
+_SEVERAL = 5
+"""So many messages have to fail before it may be an outage; fewer, if the sample is smaller."""
 
 
 def is_local(exc: BaseException) -> bool:
@@ -92,12 +98,21 @@ class Switch:
         self._clock = clock
         self._successes = successes
         self._window: deque[Slice] = deque()
-        self._in_a_row = self._in_a_row_at = 0
-        """How many failed since the last success; how many had succeeded then."""
+        self.doubt = Doubt(min(policy.sample, _SEVERAL), clock, policy.timeout)
+        self._successes_then = 0
+        """How many had succeeded when the last call failed."""
+        self._hurry = asyncio.Event()
+        """The message on trial waits no longer for its next try."""
+        self._trial_waits = False
 
     @property
     def is_open(self) -> bool:
         return self.reason is not None
+
+    @property
+    def waiting(self) -> int:
+        """How many lanes wait for what others show, or for the next try of a trial."""
+        return self.doubt.waiting + self._trial_waits
 
     def blames(self, exc: BaseException | None) -> bool:
         """Whether other messages would fail with that, too, and it is none of this one's own."""
@@ -110,11 +125,51 @@ class Switch:
             return not is_local(exc)
         return isinstance(exc, counts) if isinstance(counts, type | tuple) else _ask(counts, exc)
 
+    def tried(self, work: Work, exc: BaseException) -> None:
+        """A try of a message failed."""
+        if self.is_open or self.policy.failures is None:
+            return
+        successes = self._successes()
+        if successes != self._successes_then:
+            self._successes_then = successes
+            self.doubt.over()
+        if self.blames(exc):
+            self.doubt.failed(work.envelope.publication_id)
+        elif self.doubt.witness is work.delivery:
+            self.doubt.over()
+
+    async def next_try(self, work: Work, seconds: float) -> None:
+        """Wait for the next try of a message that failed: so long, and until it is its turn."""
+        if work.on_trial:
+            self._hurry.clear()
+            self._trial_waits = True
+            timer = self._clock.call_later(max(seconds, self.policy.every), self._hurry.set)
+            try:
+                await self._hurry.wait()
+            finally:
+                timer.cancel()
+                self._trial_waits = False
+        else:
+            await self._clock.sleep(seconds)
+        await self.doubt.turn(work.delivery)
+
+    def hurry(self) -> None:
+        """Nothing more begins: nobody waits any longer for what others show."""
+        self.doubt.over()
+        self._hurry.set()
+
     def note(self, work: Work, exc: BaseException) -> None:
         """Its tries in memory are used up. Counted once, whoever says so."""
         if not work.counted:
             work.counted = True
+            if not work.handler_failed:
+                self.tried(work, exc)
             work.goes_back = self.failed(exc)
+
+    async def sure(self, work: Work) -> None:
+        """A message whose tries are used up waits until it is known whether it is the only one."""
+        if self.blames(work.error) and not work.goes_back:
+            await self.doubt.wait(work.delivery)
 
     def sends_back(self, work: Work, exc: BaseException) -> bool:
         """Whether a message that has tries left goes back instead, since others tripped the switch."""
@@ -135,9 +190,6 @@ class Switch:
 
     def _count(self, exc: BaseException, share: float) -> None:
         now, successes, window = self._clock.monotonic(), self._successes(), self._window
-        if successes != self._in_a_row_at:
-            self._in_a_row, self._in_a_row_at = 0, successes
-        self._in_a_row += 1
         while window and window[0].at <= now - self.policy.window:
             window.popleft()
         if not window or window[-1].at <= now - self.policy.window / _SLICES:
@@ -148,8 +200,8 @@ class Switch:
         if ended >= self.policy.sample and failures >= share * ended:
             within = f"within {self.policy.window:g} s; the last: {first_line(exc)}"
             self.trip(Trip(f"{failures} of {ended} messages failed {within}"))
-        elif self._in_a_row >= self.policy.sample:
-            self.trip(Trip(f"{self._in_a_row} messages failed in a row; the last: {first_line(exc)}"))
+        elif self.doubt.is_there and self.doubt.failures >= self.policy.sample:
+            self.trip(Trip(f"{self.doubt.failures} calls failed in a row; the last: {first_line(exc)}"))
 
     def trip(self, trip: Trip) -> None:
         if self.is_open and (self._by_store or not trip.store):
@@ -158,6 +210,7 @@ class Switch:
         self.reason, self._by_store = trip.why, trip.store
         if self.since is None:
             self.since = self._clock.time()
+        self.doubt.over()
         self.on_trip(trip)
 
     def close(self) -> None:
@@ -165,7 +218,7 @@ class Switch:
         self.reason = self.since = None
         self._by_store = False
         self._window.clear()
-        self._in_a_row = 0
+        self.hurry()
 
 
 class Trial:

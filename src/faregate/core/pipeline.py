@@ -156,21 +156,28 @@ def _core(
                     raise work.interrupt from error
                 elif error is None:
                     ctx._completed, ctx._try = True, None if own is ctx else own
+                    if attempt > 1 and switch is not None:
+                        switch.doubt.over()
                     return
                 else:
                     failure = failure_of(error)
                     if failure is None:
                         raise error
                     await work.failed(failure)
+                    if switch is not None:
+                        switch.tried(work, failure)
                     retry = failures.of(failure).retry
                     if attempt > retry.times or not is_retried(failure):
                         raise failure
                     if wrote or not work.may_wait:
                         work.error = failure
                         raise work.interrupted(FailedAmongOthers) from failure
-                    await clock.sleep(retry.wait(attempt))
-                    if switch is not None and switch.sends_back(work, failure):  # others have tripped it
-                        raise failure
+                    if switch is None:
+                        await clock.sleep(retry.wait(attempt))
+                    else:
+                        await switch.next_try(work, retry.wait(attempt))
+                        if switch.sends_back(work, failure):  # others have tripped it
+                            raise failure
                     attempt += 1
                 ctx._outputs = None if own is ctx else ctx._outputs
                 own = ctx._for_try()

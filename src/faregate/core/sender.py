@@ -19,6 +19,7 @@ from faregate.core.replies import FAILED, Replies
 from faregate.core.sealing import Keys, Sealer, no_answer
 from faregate.errors import ConfigurationError, DuplicateIdKey, Undecodable, Unroutable
 from faregate.message import Envelope, Kind
+from faregate.node.kill_switch import SwitchTripped
 from faregate.node.node import Node
 from faregate.node.outgoing import Outgoing
 from faregate.ports import faults
@@ -167,24 +168,25 @@ class Sender(Sealer):
         publication_id = ids.publication_ids(self._node, handler)(root, work.message_id, FAILED, 0)
         return self._replies.failure(work.envelope, work.message_id, publication_id, self._node, reason, exc)
 
-    def seal_escalation(self, outgoing: Sequence[Outgoing], letter: DeadLetter) -> list[Envelope]:
-        """What the node sends about a dead letter: the same each time, until the letter is replayed. No handler caused
-        it, so it has no causation id; an audit counts what handlers sent."""
-        cause, now = letter.envelope, self._clock.time()
-        derive = ids.publication_ids(self._node, ESCALATES + ":")  # no handler has a name like that
+    def seal_escalation(self, outgoing: Sequence[Outgoing], subject: DeadLetter | SwitchTripped) -> list[Envelope]:
+        """What the node sends about a dead letter, or a kill switch: the same each time, until the letter is replayed.
+        No handler caused it, so it has no causation id; an audit counts what handlers sent."""
+        if isinstance(subject, DeadLetter):
+            correlation_id, about = subject.correlation_id, subject.message_id
+            replay, marker = subject.envelope.replay, subject.envelope.marker
+        else:
+            correlation_id, about = "", f"{subject.handler}@{subject.since}"
+            replay = marker = 0
+        derive, now = ids.publication_ids(self._node, ESCALATES + ":"), self._clock.time()  # no handler is called so
         sealed: list[Envelope] = []
         for ordinal, out in enumerate(outgoing):
             if out.is_reply:
                 raise no_answer(out)
             if out.id_key is not None or out.idempotency_key is not None:
-                raise ConfigurationError(
-                    f"{out!r} is sent about a dead letter, whose id names it: give it no other key"
-                )
-            slot = f"{cause.replay}.{ordinal}"
-            publication_id = derive(letter.correlation_id, letter.message_id, out.message_type.wire, slot)
-            correlation_id = letter.correlation_id or publication_id
-            envelope = self._seal(out, publication_id, correlation_id, None, cause.marker + 1, now)
-            headers = {**envelope.headers, ESCALATES: letter.message_id}
+                raise ConfigurationError(f"{out!r} is sent about {subject}, whose id names it: give it no other key")
+            publication_id = derive(correlation_id, about, out.message_type.wire, f"{replay}.{ordinal}")
+            envelope = self._seal(out, publication_id, correlation_id or publication_id, None, marker + 1, now)
+            headers = {**envelope.headers, ESCALATES: about}
             sealed.append(msgspec.structs.replace(envelope, headers=headers))
         return sealed
 

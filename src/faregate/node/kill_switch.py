@@ -1,4 +1,5 @@
-"""What a subscription's kill switch goes by. What it does then: `core/kill_switch.py`, `bus/switching.py`."""
+"""What a subscription's kill switch goes by, and what is told of it. What it does then: `core/kill_switch.py`,
+`bus/switching.py`."""
 
 import inspect
 from collections.abc import Awaitable, Callable
@@ -18,10 +19,11 @@ class KillSwitch:
     """Stops consuming a type at a node while what its handler depends on is down.
 
     It trips when, of at least `sample` messages within `window` seconds, the share `failures` used up their tries in
-    memory; and at once by `fg.Unavailable`, `ctx.trip`, and a store that is away. With `failures=None` only these trip
-    it. `counts` says which errors are the dependency's: classes, or a function of the error; None: all but those that
-    are the message's own (see docs/recovery.md). Then `probe` is asked every `every` seconds, for at most `timeout`
-    seconds each, until it says that all is well. Without one a single message is tried.
+    memory; when `sample` calls in a row have failed, of five messages or more; and at once by `fg.Unavailable`,
+    `ctx.trip`, and a store that is away. With `failures=None` only these trip it. `counts` says which errors are the
+    dependency's: classes, or a function of the error; None: all but those that are the message's own (see
+    docs/recovery.md). Then `probe` is asked every `every` seconds, for at most `timeout` seconds each, until it says
+    that all is well. Without one a single message is tried.
     """
 
     failures: float | None = 0.5
@@ -46,6 +48,22 @@ class KillSwitch:
         _check_counts(self.counts)
         if self.probe is not None:
             _check_probe(self.probe)
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchTripped:
+    """A kill switch has tripped: a subscription consumes no more until all is well. What `@node.escalates` is told."""
+
+    node: str
+    type: str
+    """The message's type, by its wire name."""
+    handler: str
+    reason: str
+    since: float
+    """When, in seconds since the epoch."""
+
+    def __str__(self) -> str:
+        return f"the kill switch of {self.handler} at {self.node} ({self.type})"
 
 
 def _check_counts(counts: object) -> None:

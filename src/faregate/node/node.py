@@ -17,7 +17,7 @@ from faregate.errors import (
 from faregate.ids import SLOTS
 from faregate.message import Kind, MessageType, check_name, describe, known
 from faregate.node.key import Key, KeySource, read_key, type_key
-from faregate.node.kill_switch import DEFAULT_KILL_SWITCH, GivenSwitch, chosen_switch
+from faregate.node.kill_switch import DEFAULT_KILL_SWITCH, GivenSwitch, SwitchTripped, chosen_switch
 from faregate.node.outgoing import node_name
 from faregate.node.policy import (
     DEFAULT_REDELIVER,
@@ -69,7 +69,8 @@ class Node:
         self.middlewares: list[Signature] = []
         self.after_middlewares: list[Signature] = []
         self.outgoing_middlewares: list[Signature] = []
-        self.escalation: Signature | None = None
+        self.escalations: dict[type, Signature] = {}
+        """Who is told of dead letters (`DeadLetter`), and of kill switches that trip (`SwitchTripped`)."""
 
     def __repr__(self) -> str:
         return f"<node {self.name}: {len(self.subscriptions)} subscriptions>"
@@ -197,15 +198,17 @@ class Node:
         return function
 
     def escalates(self, function: F) -> F:
-        """Register the function that learns of each message that this node gives up: `async def tell(letter)`. What it
-        returns is sent with the commit of the dead letter."""
+        """Register the function that learns of each message that this node gives up, `async def tell(letter)`, or, by
+        the annotation `trip: fg.SwitchTripped`, of its kill switches that trip. What it returns is sent; about a dead
+        letter with the commit of that."""
         what = f"the function {_name_of(function)!r} that escalates for node {self.name!r}"
         signature = read_signature(function, what, 1, declaring_frame())
-        if signature.extra or signature.first not in (None, DeadLetter):
-            raise WrongSignature(f"{what} takes one parameter, the fg.DeadLetter")
-        if self.escalation is not None:
-            raise HandlerConflict(f"node {self.name!r} escalates already: one function each")
-        self.escalation = signature
+        told = signature.first or DeadLetter
+        if signature.extra or told not in (DeadLetter, SwitchTripped):
+            raise WrongSignature(f"{what} takes one parameter, an fg.DeadLetter or an fg.SwitchTripped")
+        if told in self.escalations:
+            raise HandlerConflict(f"node {self.name!r} escalates a {told.__name__} already: one function each")
+        self.escalations[told] = signature
         return function
 
     def use(self, middleware: F, *, after: bool = False) -> F:

@@ -201,7 +201,7 @@ class Bench:
         return self.broker.in_flight.count == waiting
 
     def _working(self) -> int:
-        return sum(worker.busy for worker in self.bus._workers) - self.clock.sleepers
+        return sum(worker.busy - worker.switch.waiting for worker in self.bus._workers) - self.clock.sleepers
 
     def _time_helps(self) -> bool:
         return (
