@@ -352,7 +352,7 @@ def test_a_function_that_cannot_escalate_is_refused_where_it_is_declared() -> No
         async def wrong(placed: Placed) -> None: ...
 
     node.escalates(raises)
-    with pytest.raises(fg.HandlerConflict, match="escalates already"):
+    with pytest.raises(fg.HandlerConflict, match="escalates a DeadLetter already"):
         node.escalates(raises_later)
 
 
