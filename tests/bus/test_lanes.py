@@ -247,6 +247,26 @@ async def test_busy_counts_what_runs() -> None:
     await lanes.close(LONG)
 
 
+async def test_free_lanes_begin_in_the_same_turn_of_the_event_loop_and_no_more_than_are_needed() -> None:
+    gate, lanes, handed = gated([None] * 20, size=30)
+    lanes.batch = 50
+    for delivery in handed[:10]:
+        lanes.submit(delivery)
+    await asyncio.sleep(0)
+    assert gate.started == list(range(10))
+    assert len(lanes._tasks) == 10
+    for position in range(10):
+        await gate.let(position)
+    for delivery in handed[10:]:
+        lanes.submit(delivery)
+    await asyncio.sleep(0)
+    assert sorted(gate.started) == list(range(20))
+    assert len(lanes._tasks) == 10, "those that were free have taken them"
+    for position in range(10, 20):
+        await gate.let(position)
+    await lanes.close(LONG)
+
+
 async def test_lanes_that_never_wait_let_the_event_loop_go_on() -> None:
     async def run(deliveries: list[Any]) -> list[Any]:
         (delivery,) = deliveries

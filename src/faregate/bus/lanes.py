@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 from itertools import islice, takewhile
+from typing import cast
 
 from faregate.core.lane_task import LaneTask
 from faregate.core.pace import BATCH_LIMIT
@@ -75,14 +76,19 @@ class Lanes:
                 behind.append(delivery)
                 return
             self._keys[key] = None
+        self._make_ready(delivery)
+
+    def _make_ready(self, delivery: Delivery) -> None:
         self._ready.append(delivery)
-        if self.batch == 1 or len(self._ready) % self.batch == 1:  # a lane takes those that follow, too
+        # Free lanes share what is ready: all begin in this turn of the loop. A full batch is for one of them.
+        if self.batch < BATCH_LIMIT or len(self._ready) % BATCH_LIMIT == 1:
             self._wake()
 
     def put_back(self, unbegun: Sequence[Delivery], ended: Sequence[Delivery] = ()) -> None:
         """Of a batch at work: deliveries that have not begun are ready again, before all others; some have ended."""
         gone = {*unbegun, *ended}
-        for taken in self.at_work.values():
+        own = self.at_work.get(cast("asyncio.Task[None]", asyncio.current_task()))
+        for taken in self.at_work.values() if own is None else (own,):  # of which lane it is, others do not know
             taken[:] = [delivery for delivery in taken if delivery not in gone]
         if self.closing:
             return
@@ -162,7 +168,8 @@ class Lanes:
         else:
             together = takewhile(lambda delivery: delivery not in alone, islice(ready, most))
             taken = [ready.popleft() for _ in list(together)]
-        if ready:
+        # This lane is not at work yet; those that are neither idle nor at work are about to take something themselves.
+        if len(ready) >= len(self._tasks) - len(self._idle) - self.busy:
             self._wake()
         return taken
 
