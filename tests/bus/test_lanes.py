@@ -285,6 +285,31 @@ async def test_lanes_that_never_wait_let_the_event_loop_go_on() -> None:
     await lanes.close(LONG)
 
 
+@pytest.mark.parametrize("full_batches", [None, 2])
+async def test_while_many_lanes_are_at_work_none_takes_all_that_is_ready(full_batches: int | None) -> None:
+    """However fast messages seem to be. Where transactions follow each other, large ones are better."""
+    gate, _, handed = gated([f"key-{number}" for number in range(120)])
+    taken: list[int] = []
+
+    async def run(deliveries: list[Any]) -> list[Any]:
+        taken.append(len(deliveries))
+        return await gate.run(deliveries)
+
+    lanes = Lanes(20, run, by_key=True, full_batches=full_batches)
+    for delivery in handed[:20]:
+        lanes.submit(delivery)
+    await rest()
+    assert taken == [1] * 20, "all lanes are at work"
+    lanes.batch = BATCH_LIMIT
+    for delivery in handed[20:]:
+        lanes.submit(delivery)
+    await gate.let(0)
+    assert taken[20:] == ([10] if full_batches is None else [100])
+    for position in range(120):
+        await gate.let(position)
+    await lanes.close(LONG)
+
+
 async def test_full_batches_that_would_wait_for_each_other_are_not_begun_and_those_behind_stay_full() -> None:
     started: list[list[Any]] = []
     ends: list[asyncio.Event] = []

@@ -3,8 +3,9 @@
 Rules kept here:
 - At most `size` deliveries, or batches of them, run at once. `batch` bounds what a lane takes at a time; it depends
   on how long messages take. A lane leaves their share to the other free lanes, unless messages are so fast that a full
-  batch takes no time. Where full batches follow each other anyway (`full_batches`), no more are begun: they would only
-  wait, and leave so little to fetch that the next ones are small.
+  batch takes no time. While many lanes are at work it leaves some to all of them, so that whoever ends finds something
+  ready, also where there are only so many keys. Where full batches follow each other anyway (`full_batches`), no more
+  are begun: they would only wait, and leave so little to fetch that the next ones are small.
 - A batch that is slower than expected puts back what it has not begun (`put_back`).
 - Of one key at most one message runs, in the order of submission. Keys do not wait for each other, and the next message
   of a key never waits while a lane is free. (Of messages with several keys: `several_keys.py`.)
@@ -32,6 +33,9 @@ Run = Callable[[list[Delivery]], Awaitable[list[Delivery]]]
 _CANCEL_SECONDS = 5.0
 _RUNS_PER_TURN = 64
 """After so many a lane lets the rest of the event loop run, as its handler may never wait."""
+_FEW_LANES = 8
+"""So many full batches are fetched at a time. Where more lanes are at work handlers wait, however fast they seem to be
+while the event loop is busy."""
 
 
 class Lanes:
@@ -157,9 +161,11 @@ class Lanes:
 
     def _take(self) -> list[Delivery]:
         ready, alone = self._ready, self._alone
-        most = self.batch
-        if most < BATCH_LIMIT:
-            most = min(most, -(-len(ready) // (self._size - self.busy)))
+        most, busy = self.batch, self.busy
+        if busy >= _FEW_LANES and self._full_batches == self._size:
+            most = min(most, -(-2 * len(ready) // self._size))
+        elif most < BATCH_LIMIT:
+            most = min(most, -(-len(ready) // (self._size - busy)))
         if not alone:
             taken = [ready.popleft() for _ in range(min(most, len(ready)))]
         elif ready[0] in alone:
@@ -179,12 +185,11 @@ class Lanes:
             key = delivery.key
             if key is None:
                 continue
-            behind = keys.get(key)
+            behind = keys.pop(key, None)
             if behind:
+                keys[key] = behind
                 self._ready.append(behind.popleft())
                 self._wake()
-            else:
-                keys.pop(key, None)
 
     def take_back(self, is_meant: Callable[[Delivery], bool] = lambda delivery: True) -> list[Delivery]:
         """What no lane has taken yet, of those that are meant: all of a key or none. The caller has it from now on."""

@@ -170,7 +170,7 @@ class Handling:
             put_back,
             self._committing,
             self._settling,
-            seconds=self._pace.batch_seconds,
+            seconds=self._pace.batch_seconds / 2,  # it is found slow after one to two of these
             serial=self._serial,
             stopped=lambda: self.stopped,
             leave=self._leave,
