@@ -247,6 +247,26 @@ async def test_busy_counts_what_runs() -> None:
     await lanes.close(LONG)
 
 
+async def test_free_lanes_begin_in_the_same_turn_of_the_event_loop_and_no_more_than_are_needed() -> None:
+    gate, lanes, handed = gated([None] * 20, size=30)
+    lanes.batch = 50
+    for delivery in handed[:10]:
+        lanes.submit(delivery)
+    await asyncio.sleep(0)
+    assert gate.started == list(range(10))
+    assert len(lanes._tasks) == 10
+    for position in range(10):
+        await gate.let(position)
+    for delivery in handed[10:]:
+        lanes.submit(delivery)
+    await asyncio.sleep(0)
+    assert sorted(gate.started) == list(range(20))
+    assert len(lanes._tasks) == 10, "those that were free have taken them"
+    for position in range(10, 20):
+        await gate.let(position)
+    await lanes.close(LONG)
+
+
 async def test_lanes_that_never_wait_let_the_event_loop_go_on() -> None:
     async def run(deliveries: list[Any]) -> list[Any]:
         (delivery,) = deliveries
@@ -262,6 +282,31 @@ async def test_lanes_that_never_wait_let_the_event_loop_go_on() -> None:
     assert 0 < len(ran) < 500, f"{len(ran)} ran in two turns"
     await rest(50)
     assert ran == list(range(1000))
+    await lanes.close(LONG)
+
+
+@pytest.mark.parametrize("full_batches", [None, 2])
+async def test_while_many_lanes_are_at_work_none_takes_all_that_is_ready(full_batches: int | None) -> None:
+    """However fast messages seem to be. Where transactions follow each other, large ones are better."""
+    gate, _, handed = gated([f"key-{number}" for number in range(120)])
+    taken: list[int] = []
+
+    async def run(deliveries: list[Any]) -> list[Any]:
+        taken.append(len(deliveries))
+        return await gate.run(deliveries)
+
+    lanes = Lanes(20, run, by_key=True, full_batches=full_batches)
+    for delivery in handed[:20]:
+        lanes.submit(delivery)
+    await rest()
+    assert taken == [1] * 20, "all lanes are at work"
+    lanes.batch = BATCH_LIMIT
+    for delivery in handed[20:]:
+        lanes.submit(delivery)
+    await gate.let(0)
+    assert taken[20:] == ([10] if full_batches is None else [100])
+    for position in range(120):
+        await gate.let(position)
     await lanes.close(LONG)
 
 

@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import faregate as fg
+from faregate.core import handling
+from faregate.core.pace import BATCH_LIMIT, Pace
 from faregate.testing.clock import rest
 from tests.core.rig import committed
 
@@ -177,6 +179,38 @@ async def test_a_busy_key_does_not_hold_the_others(prefetch: int | None) -> None
             await bus.idle()
 
     assert finished[5:] == [("busy", number) for number in range(200)]
+
+
+class Note(fg.Event):
+    number: int
+
+
+async def test_a_key_goes_on_when_its_message_has_ended_though_its_batch_has_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two messages are taken together. When enough is sent, what has ended is settled, and the rest follows."""
+    monkeypatch.setattr(handling, "_MOST_OUTPUTS", 1)
+    monkeypatch.setattr(Pace, "batch", BATCH_LIMIT)
+    overtaken, worker = asyncio.Event(), fg.Node("worker")
+
+    @worker.on(Step, source="feeder", key="key", order=fg.ByKey(lanes=3))
+    async def handle(step: Step) -> Note | None:
+        if step.key == "b":
+            await overtaken.wait()
+        elif step.number:
+            overtaken.set()
+        return Note(number=step.number) if step.key == "a" else None
+
+    async with fg.Bus("memory:", nodes=[worker, fg.Node("feeder")]) as bus:
+        await bus.pause("worker", Step)
+        steps = [Step(key="warm", number=0), *numbered([("a", 0, 0), ("b", 0, 0), ("a", 0, 0)])]
+        await bus.publish(steps[0], node="feeder")
+        await bus.resume("worker", Step)
+        await bus.idle()  # a lane learns only by working that batches may be full
+        await bus.pause("worker", Step)
+        await bus.publish_many(steps[1:], node="feeder")
+        await bus.resume("worker", Step)
+        await asyncio.wait_for(bus.idle(), LONG)
 
 
 async def test_a_key_alone_makes_the_order_by_key() -> None:

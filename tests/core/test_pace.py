@@ -56,3 +56,14 @@ def test_the_processor_time_of_several_batches_is_shared_by_them(clocks: Clocks)
         clocks.batch(alone, 0.001, used=0.001)
         clocks.batch(beside, 0.001, used=0.001, beside=5)
     assert beside.batch > 4 * alone.batch
+
+
+def test_of_batches_at_work_together_one_of_so_many_is_measured(clocks: Clocks) -> None:
+    subject, measured = Pace(0.05), 0
+    for _ in range(1000):
+        started = subject.start()
+        measured += started[1] is not None
+        clocks.now += 0.0015
+        subject.note(started, 1, 0.0, 100)
+    assert 10 <= measured <= 11
+    assert subject.batch == 33

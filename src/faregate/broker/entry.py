@@ -101,7 +101,10 @@ class EntryLine:
     def pop(self) -> Entry | None:
         """Take the first entry that still belongs here."""
         state, fresh, returned = self._state, self._fresh, self._returned
-        while fresh and (fresh[0].state != state or fresh[0].turn != self._fresh_turn):
+        while fresh:
+            first = fresh[0]
+            if first.state == state and first.turn == self._fresh_turn:
+                break
             fresh.popleft()
         if returned:
             while returned and (returned[0][2].state != state or returned[0][2].turn != returned[0][1]):

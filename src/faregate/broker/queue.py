@@ -562,10 +562,8 @@ class Queue:
             del self._holders[key]
             return
         following = behind.pop()
-        if not behind:
-            del self._behind[key]
         if following is None:
-            del self._holders[key]
+            del self._behind[key], self._holders[key]
         else:
             self._holders[key] = following
             if following.key.__class__ is not Keys or self._holds(following):

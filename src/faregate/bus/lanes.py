@@ -3,8 +3,9 @@
 Rules kept here:
 - At most `size` deliveries, or batches of them, run at once. `batch` bounds what a lane takes at a time; it depends
   on how long messages take. A lane leaves their share to the other free lanes, unless messages are so fast that a full
-  batch takes no time. Where full batches follow each other anyway (`full_batches`), no more are begun: they would only
-  wait, and leave so little to fetch that the next ones are small.
+  batch takes no time. While many lanes are at work it leaves some to all of them, so that whoever ends finds something
+  ready, also where there are only so many keys. Where full batches follow each other anyway (`full_batches`), no more
+  are begun: they would only wait, and leave so little to fetch that the next ones are small.
 - A batch that is slower than expected puts back what it has not begun (`put_back`).
 - Of one key at most one message runs, in the order of submission. Keys do not wait for each other, and the next message
   of a key never waits while a lane is free. (Of messages with several keys: `several_keys.py`.)
@@ -18,6 +19,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 from itertools import islice, takewhile
+from typing import cast
 
 from faregate.core.lane_task import LaneTask
 from faregate.core.pace import BATCH_LIMIT
@@ -31,6 +33,9 @@ Run = Callable[[list[Delivery]], Awaitable[list[Delivery]]]
 _CANCEL_SECONDS = 5.0
 _RUNS_PER_TURN = 64
 """After so many a lane lets the rest of the event loop run, as its handler may never wait."""
+_FEW_LANES = 8
+"""So many full batches are fetched at a time. Where more lanes are at work handlers wait, however fast they seem to be
+while the event loop is busy."""
 
 
 class Lanes:
@@ -75,14 +80,19 @@ class Lanes:
                 behind.append(delivery)
                 return
             self._keys[key] = None
+        self._make_ready(delivery)
+
+    def _make_ready(self, delivery: Delivery) -> None:
         self._ready.append(delivery)
-        if self.batch == 1 or len(self._ready) % self.batch == 1:  # a lane takes those that follow, too
+        # Free lanes share what is ready: all begin in this turn of the loop. A full batch is for one of them.
+        if self.batch < BATCH_LIMIT or len(self._ready) % BATCH_LIMIT == 1:
             self._wake()
 
     def put_back(self, unbegun: Sequence[Delivery], ended: Sequence[Delivery] = ()) -> None:
         """Of a batch at work: deliveries that have not begun are ready again, before all others; some have ended."""
         gone = {*unbegun, *ended}
-        for taken in self.at_work.values():
+        own = self.at_work.get(cast("asyncio.Task[None]", asyncio.current_task()))
+        for taken in self.at_work.values() if own is None else (own,):  # of which lane it is, others do not know
             taken[:] = [delivery for delivery in taken if delivery not in gone]
         if self.closing:
             return
@@ -151,9 +161,11 @@ class Lanes:
 
     def _take(self) -> list[Delivery]:
         ready, alone = self._ready, self._alone
-        most = self.batch
-        if most < BATCH_LIMIT:
-            most = min(most, -(-len(ready) // (self._size - self.busy)))
+        most, busy = self.batch, self.busy
+        if busy >= _FEW_LANES and self._full_batches == self._size:
+            most = min(most, -(-2 * len(ready) // self._size))
+        elif most < BATCH_LIMIT:
+            most = min(most, -(-len(ready) // (self._size - busy)))
         if not alone:
             taken = [ready.popleft() for _ in range(min(most, len(ready)))]
         elif ready[0] in alone:
@@ -162,7 +174,8 @@ class Lanes:
         else:
             together = takewhile(lambda delivery: delivery not in alone, islice(ready, most))
             taken = [ready.popleft() for _ in list(together)]
-        if ready:
+        # This lane is not at work yet; those that are neither idle nor at work are about to take something themselves.
+        if len(ready) >= len(self._tasks) - len(self._idle) - self.busy:
             self._wake()
         return taken
 
@@ -172,12 +185,11 @@ class Lanes:
             key = delivery.key
             if key is None:
                 continue
-            behind = keys.get(key)
+            behind = keys.pop(key, None)
             if behind:
+                keys[key] = behind
                 self._ready.append(behind.popleft())
                 self._wake()
-            else:
-                keys.pop(key, None)
 
     def take_back(self, is_meant: Callable[[Delivery], bool] = lambda delivery: True) -> list[Delivery]:
         """What no lane has taken yet, of those that are meant: all of a key or none. The caller has it from now on."""

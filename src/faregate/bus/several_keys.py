@@ -40,12 +40,6 @@ class SeveralKeysLanes(Lanes):
         else:
             self._make_ready(delivery)
 
-    def _make_ready(self, delivery: Delivery) -> None:
-        """As `Lanes.submit` does, which is too hot for a call more."""
-        self._ready.append(delivery)
-        if self.batch == 1 or len(self._ready) % self.batch == 1:
-            self._wake()
-
     def _next_of_keys(self, ended: Sequence[Delivery]) -> None:
         lines, waiting = self._lines, self._waiting
         for delivery in ended:

@@ -413,6 +413,7 @@ class Worker:
 
     def _put_back(self, unbegun: Sequence[Delivery], ended: Sequence[Delivery]) -> None:
         self._held.difference_update(ended)
+        self._look_at_trial(ended)
         self._lanes.put_back(unbegun, ended)
         self._turned.set()
 

@@ -170,7 +170,7 @@ class Handling:
             put_back,
             self._committing,
             self._settling,
-            seconds=self._pace.batch_seconds,
+            seconds=self._pace.batch_seconds / 2,  # it is found slow after one to two of these
             serial=self._serial,
             stopped=lambda: self.stopped,
             leave=self._leave,
@@ -421,9 +421,13 @@ class Handling:
                 self._units.discard(unit)
                 unit.works = ()  # no cycles: what is done goes at once, without the garbage collector
             await self._settling.settle_all(works)
-            works = [work for work in works if work.state in UNDECIDED]
-            if works:
-                works = await self._what_is_left(unit, works, again, spoiled=spoiled)
+            left = [work for work in works if work.state in UNDECIDED]
+            if left:
+                left = await self._what_is_left(unit, left, again, spoiled=spoiled)
+                if left and self._parting is not None:  # the keys of those that have ended do not wait for the rest
+                    stay = {*again, *(work.delivery for work in left)}
+                    self._parting.put_back((), [work.delivery for work in works if work.delivery not in stay])
+            works = left
         return again
 
     def _settle_in(self) -> Home:
