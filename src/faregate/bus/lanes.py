@@ -33,9 +33,9 @@ Run = Callable[[list[Delivery]], Awaitable[list[Delivery]]]
 _CANCEL_SECONDS = 5.0
 _RUNS_PER_TURN = 64
 """After so many a lane lets the rest of the event loop run, as its handler may never wait."""
-_FEW_LANES = 8
-"""So many full batches are fetched at a time. Where more lanes are at work handlers wait, however fast they seem to be
-while the event loop is busy."""
+_FEW_LANES = 10
+"""As many as there are unless somebody asks for more. Where more are at work handlers wait, however fast they seem to
+be while the event loop is busy."""
 
 
 class Lanes:
