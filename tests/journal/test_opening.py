@@ -100,15 +100,40 @@ def test_runs_taken_together_are_what_they_are_one_by_one(seed: int) -> None:
     assert found.position > expected[-1][0] + 1, "what follows would follow without a gap"
 
 
-@pytest.mark.parametrize("odd", [{"deliver_at": 5.0}, {"expires_at": 5e9}, {"type": "Other"}], ids=str)
-async def test_messages_of_other_topics_and_with_times_among_plain_ones_come_back(odd: dict[str, Any]) -> None:
-    """Plain ones are not read whole when a journal is opened; those are."""
+PLAIN = [f"{number}{letter}" for number in range(5) for letter in "ab" if f"{number}{letter}" != "2b"]
+
+
+async def publish_with_one_that_is_odd(it: Station, **odd: Any) -> None:
+    """Plain ones are not read whole when a journal is opened; that one is."""
+    for number in range(5):
+        await it.publish(noted(f"{number}a"), noted(f"{number}b", **odd if number == 2 else {}))
+    await it.kill()
+
+
+async def test_one_of_another_topic_among_plain_ones_is_not_taken_for_one_of_them() -> None:
     async with station() as it:
-        for number in range(5):
-            await it.publish(noted(f"{number}a"), noted(f"{number}b", **odd if number == 2 else {}))
-        await it.kill()
-        expected = [f"{number}{letter}" for number in range(5) for letter in "ab"]
-        assert await it.drain() == [name for name in expected if "type" not in odd or name != "2b"]
+        await publish_with_one_that_is_odd(it, type="Other")
+        assert it.broker.in_flight.count == len(PLAIN)
+        assert await it.drain() == PLAIN
+
+
+async def test_one_for_later_among_plain_ones_keeps_its_time() -> None:
+    async with station() as it:
+        await publish_with_one_that_is_odd(it, deliver_at=it.clock.time() + 50)
+        assert it.broker.in_flight.count == len(PLAIN), "it counts though it is for later"
+        assert await it.drain() == PLAIN
+        await it.clock.advance(51, it.settled)
+        assert await it.drain() == ["2b"]
+
+
+async def test_one_that_expires_among_plain_ones_expires_though_nobody_consumes() -> None:
+    async with station() as it:
+        await publish_with_one_that_is_odd(it, expires_at=it.clock.time() + 50)
+        queue = it.broker.queue(it.bindings[0].queue)
+        assert len(queue) == len(PLAIN) + 1
+        await it.clock.advance(51, it.settled)
+        assert len(queue) == len(PLAIN)
+        assert await it.drain() == PLAIN
 
 
 # --- the last publications --------------------------------------------------------------------------------
