@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress, repeat
 from pathlib import Path
 from time import monotonic
+from typing import TypeVar
 
 from faregate.broker.broker import Broker, unsent
 from faregate.broker.entry import Entry
@@ -20,7 +21,7 @@ from faregate.broker.journal.snapshot import QueueSnapshot, Returning, Snapshot
 from faregate.broker.journal.spool import Spooled
 from faregate.broker.queue import Queue
 from faregate.broker.topics import Route
-from faregate.errors import FaregateError, JournalFull, Unroutable, ViewTaken
+from faregate.errors import FaregateError, JournalFailed, JournalFull, Unroutable, ViewTaken
 from faregate.message import Envelope
 from faregate.ports.clock import Clock
 from faregate.ports.dead_letter import DeadLetter
@@ -30,6 +31,7 @@ from faregate.ports.queue import Binding, Outcome, dead_letter_queue
 
 log = logging.getLogger("faregate.broker")
 
+T = TypeVar("T")
 RESIDENT_BYTES = 64 * 1024 * 1024
 _ENVELOPE_BYTES = 700
 """What an envelope costs in memory beside its body, roughly."""
@@ -90,7 +92,7 @@ class DurableBroker(Broker):
         """Whether every queue of the journal is here; before that a snapshot would forget the others."""
         self._careful = _CAREFUL_STARTS
         """After an opening, starts are written at once: a message that kills the process must be counted."""
-        self.recent.restore(recovered.recent)
+        self.recent.restore(lambda: self._confirmed(recovered.recent))
 
     # --- queues -------------------------------------------------------------------------------------------
 
@@ -407,10 +409,17 @@ class DurableBroker(Broker):
 
     def load(self, offsets: list[int]) -> list[Envelope]:
         try:
-            return self._journal.reader.load(offsets)
+            return self._confirmed(lambda: self._journal.reader.load(offsets))
+        except JournalFailed:
+            return []
+
+    def _confirmed(self, read: Callable[[], T]) -> T:
+        """What was confirmed and cannot be read ends everything. Raises `JournalFailed`."""
+        try:
+            return read()
         except (FaregateError, OSError) as exc:
             self._journal.fail(exc)
-            return []
+            raise self._journal.failure or exc from exc
 
     def has_room(self) -> bool:
         return self._resident < self._resident_limit
@@ -427,10 +436,10 @@ class DurableBroker(Broker):
         """What waits now; a dead message waits until its dead letter is durable."""
         queues: dict[int, QueueSnapshot] = {}
         for name, number in self._numbers.items():
-            state = self._queues[name].state()
+            runs, returning = self._queues[name].state()
             undurable = [(offset, offset) for queue, offset in self._undurable if queue == number]
-            if state.runs or undurable:
-                queues[number] = QueueSnapshot(sorted([*state.runs, *undurable]), state.returning)
+            if runs or undurable:
+                queues[number] = QueueSnapshot.of(sorted([*runs, *undurable]), returning)
         return Snapshot(offset=self._enqueued, queues=queues)
 
     def keep(self) -> None:
@@ -448,6 +457,8 @@ class DurableBroker(Broker):
             segments = self._journal.segments
             await self._journal.snapshot(snapshot, point)
             if segments != self._retained_at:
+                if not self._journal.retains_all():
+                    self.recent.load()  # what it is read from may be gone afterwards
                 await self._journal.retain(snapshot)
                 self._journal.seal()
                 self._retained_at = segments

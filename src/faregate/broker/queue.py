@@ -27,7 +27,7 @@ from faregate.broker.consumer import QueueConsumer
 from faregate.broker.delivery import BrokerDelivery
 from faregate.broker.entry import ACQUIRED, ARCHIVED, AVAILABLE, SCHEDULED, WITHHELD, Entry, EntryLine
 from faregate.broker.in_flight import InFlight
-from faregate.broker.journal.snapshot import QueueSnapshot, Returning
+from faregate.broker.journal.snapshot import Returning
 from faregate.broker.recorder import Recorder
 from faregate.broker.schedule import Schedule, ScheduledCall
 from faregate.broker.selector import Selector
@@ -729,8 +729,8 @@ class Queue:
         """
         return iter(self._entries.values())
 
-    def state(self) -> QueueSnapshot:
-        """What waits here, in terms of the journal."""
+    def state(self) -> tuple[list[tuple[int, int]], list[Returning]]:
+        """What waits here, in terms of the journal: see `QueueSnapshot`."""
         pieces = [(entry.position, entry.offset, entry.offset, 1) for entry in self._entries.values()]
         pieces += self._backlog.runs()
         pieces.sort()
@@ -747,7 +747,7 @@ class Queue:
             for entry in self._entries.values()
             if entry.tries or entry.redeliveries or entry.redelivering or entry.behind
         ]
-        return QueueSnapshot(runs, returning)
+        return runs, returning
 
     def _due_time(self, entry: Entry) -> float | None:
         """When it comes back, by the wall clock, if it waits for redelivery."""

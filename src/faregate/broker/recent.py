@@ -3,6 +3,7 @@
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 from faregate.ids import PublicationKey, publication_key
 from faregate.message import Envelope
@@ -24,8 +25,7 @@ class RecentPublications:
         self.window = window
         self.duplicates = 0
         self.on_disagreement: Callable[[Envelope], None] | None = None
-        self._known: OrderedDict[PublicationKey, bytes | int | None] = OrderedDict()
-        """The oldest first. A plain dict would look for it past all that went before."""
+        self._load: Callable[[], Sequence[tuple[PublicationKey, bytes | None]]] = tuple
 
     def add(self, envelope: Envelope, partial: bool = False) -> bool:
         """Remember a publication; False when it is known already. `partial`: it goes to its named recipients only."""
@@ -47,8 +47,19 @@ class RecentPublications:
             self._disagree(envelope)
         return False
 
-    def restore(self, published: Sequence[tuple[PublicationKey, bytes | None]]) -> None:
-        """What was published before this process began, the oldest first."""
+    def restore(self, load: Callable[[], Sequence[tuple[PublicationKey, bytes | None]]]) -> None:
+        """`load` gives what was published before this process began, the oldest first. It is called when somebody
+        publishes, who gets what it raises."""
+        self._load = load
+
+    def load(self) -> None:
+        """Now, because it could not be had later."""
+        _ = self._known
+
+    @cached_property
+    def _known(self) -> OrderedDict[PublicationKey, bytes | int | None]:
+        """The oldest first. A plain dict would look for it past all that went before."""
+        published = self._load()
         known: OrderedDict[PublicationKey, bytes | int | None] = OrderedDict(published)
         if len(known) < len(published):  # the first of a key counts
             known = OrderedDict()
@@ -57,7 +68,8 @@ class RecentPublications:
         known.pop("", None)
         while len(known) > self.window:
             known.popitem(last=False)
-        self._known = known
+        self._load = tuple
+        return known
 
     def _disagree(self, envelope: Envelope) -> None:
         log.error(

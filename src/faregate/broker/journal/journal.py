@@ -28,7 +28,7 @@ from faregate.broker.journal.lock import WriterLock
 from faregate.broker.journal.log import MOST_BYTES, MOST_ROWS, SEGMENT_SIZE, Log, now_us
 from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.recovery import Recovered, recover
-from faregate.broker.journal.retention import Retention, apply_retention
+from faregate.broker.journal.retention import Retention, apply_retention, keeps_all
 from faregate.broker.journal.sealing import Sealer, remove_garbage
 from faregate.broker.journal.settled import Row
 from faregate.broker.journal.snapshot import Snapshot
@@ -87,6 +87,8 @@ class Journal:
             point = None if self._snapshot is None else self._snapshot.log
             self._log = Log(self.layout, self.disk, segment_size=segment_size, clock=clock, point=point)
             self.reader = JournalReader(self.layout.root, self.disk)
+            if point is not None and self._log.places:
+                self.reader.knows(point.segment_id, self._log.places)
             self.topology = self.reader.topology()
         except OSError as exc:
             self._release_lock()
@@ -381,10 +383,16 @@ class Journal:
 
         self.hand_in(Call(lambda: self.disk.remove(path), removed))
 
+    def retains_all(self) -> bool:
+        """Whether retention would remove nothing now."""
+        now = max(self._log.time, self._clock())
+        return keeps_all(self.layout, self.disk, JournalReader(self.layout.root, self.disk), self._retention, now)
+
     async def retain(self, snapshot: Snapshot) -> None:
         """Remove what retention no longer keeps, as far as the snapshot knows what waits."""
         reader = JournalReader(self.layout.root, self.disk)
-        runs = sorted(run for queue in snapshot.queues.values() for run in queue.runs)
+        bounds = [queue.bounds() for queue in snapshot.queues.values()]
+        runs = sorted(run for each in bounds for run in zip(each[0::2], each[1::2], strict=True))
         await self.call(lambda: self._in_thread_retain(reader, runs, snapshot.offset))
 
     def _in_thread_retain(self, reader: JournalReader, runs: list[tuple[int, int]], upto: int) -> None:

@@ -107,6 +107,8 @@ class Log:
         """Spooled batches that are in the log; they must not be appended again."""
         self.bases: list[int] = []
         """The first offsets of the segments there are."""
+        self.places: list[tuple[int, int]] = []
+        """First offset and byte of some frames of the hot segment, as its point has them."""
         self.truncated = 0
         """How many bytes of a torn tail opening took away."""
         self._recover()
@@ -342,6 +344,7 @@ class Log:
         segment = Segment(header, self._disk.open(path), len(data))
         if self._is_before(header, mark) and self._point is not None:
             self._point.restore(segment)
+            self.places = [*((first, at) for first, _, at in self._point.index), (self._point.offset, segment.at_byte)]
             self.next_offset, self.commit = self._point.offset, self._point.commit
             self.time = max(self.time, self._point.time)
         kept = self._scan(segment, data)

@@ -10,15 +10,15 @@ segment that it was taken of.
 import asyncio
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import pyarrow.compute as pc
 
 from faregate.broker.journal import frame as frames
-from faregate.broker.journal.content import READ_ERRORS, Messages, Rows, read_messages
+from faregate.broker.journal.content import READ_ERRORS, Messages, Outline, Rows, read_messages
 from faregate.broker.journal.disk import Disk, RealDisk
 from faregate.broker.journal.frame import SEGMENT_BYTES, Footer, SegmentHeader
 from faregate.broker.journal.high_water import HighWater, read_high_water
@@ -29,6 +29,7 @@ from faregate.message import Envelope, check_name
 from faregate.ports.log import ReaderOffset
 from faregate.ports.topology import Topology
 
+T = TypeVar("T")
 _POLL_SECONDS = 0.05
 _OPEN_SEGMENTS = 8
 _KEPT_COLUMNS, _KEPT_ROWS = 8, 2
@@ -107,7 +108,7 @@ class JournalReader:
                     continue
                 if frame.kind == frames.ROWS:  # all of one commit
                     return frame.base
-                times = self._decode(base, view, frame).times()
+                times = self._decode(base, view, frame, read_messages).times()
                 return next(offset for offset, moment in times if moment >= wanted)
         return mark.offset
 
@@ -124,7 +125,7 @@ class JournalReader:
         mark = self.high_water()
         stop = mark.offset if end is None else min(end, mark.offset)
         self._check_start(start, stop)
-        for messages in self._stored(start, stop, mark):
+        for messages in self._stored(start, stop, mark, read_messages):
             batch = messages.batch()
             if messages.first < start or messages.last >= stop:
                 offsets = batch.column("offset")
@@ -133,24 +134,28 @@ class JournalReader:
             for first in range(0, batch.num_rows, step):
                 yield batch.slice(first, step)
 
-    def stored(self, start: int) -> Iterator[Messages]:
-        """All that is stored from an offset on, also what retention kept only because it still waits."""
-        mark = self.high_water()
-        return self._stored(start, mark.offset, mark)
+    def stored(self, start: int, stop: int, read: Callable[[frames.Frame, Any], T]) -> Iterator[T]:
+        """All that is stored between two offsets, also what retention kept only because it still waits. `read` is one
+        of those in `content`."""
+        return self._stored(start, stop, self.high_water(), read)
 
-    def _stored(self, start: int, stop: int, mark: HighWater) -> Iterator[Messages]:
+    def knows(self, segment_id: int, places: list[tuple[int, int]]) -> None:
+        """First offset and byte of some frames of the segment that is written to, in order."""
+        self._places = {segment_id: places}
+
+    def _stored(self, start: int, stop: int, mark: HighWater, read: Callable[[frames.Frame, Any], T]) -> Iterator[T]:
         """The messages of frames in which there are some of these."""
         for base, view in self._segments(start, stop, mark):
             walk = _Walk()
             for frame in self._frames(base, view, mark, start, walk):
                 if frame.kind not in frames.MESSAGES or not frame.rows or frame.base >= stop:
                     continue
-                found = self._decode(base, view, frame)
-                if isinstance(found, Rows):
+                found = self._decode(base, view, frame, read)
+                if isinstance(found, Rows | Outline):
                     self._gather(base, view, mark, found, walk)
                 yield found
 
-    def _gather(self, base: int, view: SegmentView, mark: HighWater, rows: Rows, walk: "_Walk") -> None:
+    def _gather(self, base: int, view: SegmentView, mark: HighWater, rows: Rows | Outline, walk: "_Walk") -> None:
         """Read the frames of rows that follow together with this one. What is wrong with one is said by who comes to
         it."""
         limit = mark.at_byte if base == mark.segment and view.footer is None else len(view.data)
@@ -363,16 +368,16 @@ class JournalReader:
         key = (view.header.segment_id, frame.at_byte)
         found = self._read.get(key)
         if found is None:
-            found = self._decode(base, view, frame)
+            found = self._decode(base, view, frame, read_messages)
             if frame.rows > 1:
                 self._read[key] = found
             while len(self._read) > (_KEPT_ROWS if isinstance(found, Rows) else _KEPT_COLUMNS):
                 self._read.popitem(last=False)
         return found
 
-    def _decode(self, base: int, view: SegmentView, frame: frames.Frame) -> Messages:
+    def _decode(self, base: int, view: SegmentView, frame: frames.Frame, read: Callable[[frames.Frame, Any], T]) -> T:
         try:
-            return read_messages(frame, self._body(base, view, frame))
+            return read(frame, self._body(base, view, frame))
         except (*READ_ERRORS, ValueError) as exc:
             raise JournalCorrupt(
                 f"{self.layout.segment(base)} holds messages at byte {frame.at_byte} (offset {frame.base}) that cannot "

@@ -1,24 +1,24 @@
 """What each queue holds when a journal is opened: the snapshot, then what was appended and settled since; and which
 publications were the last.
 
-Each frame is read once for both. The common case, messages of one topic that all wait, costs the same for one and for
-ten thousand.
+Of messages only the topics and times are read. The common case, messages of one topic that all wait, costs the same
+for one and for ten thousand. The last publications are not read before somebody asks for them.
 """
 
 from __future__ import annotations
 
-import itertools
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, repeat
-from operator import add, sub
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from faregate.broker.journal import dead_letters, settled
-from faregate.broker.journal.content import Messages
+from faregate.broker.journal.content import Messages, Outline, read_keyed, read_outline
 from faregate.broker.journal.disk import Disk
 from faregate.broker.journal.layout import Layout, find_json
 from faregate.broker.journal.reader import JournalReader
@@ -31,6 +31,13 @@ from faregate.ports.topology import Reading, Topology
 
 _END = 1 << 62
 _MANY_RUNS = 4
+
+
+class Runs(NamedTuple):
+    """Stretches of offsets in order and apart: the first of each, and the last of each."""
+
+    starts: array[int]
+    lasts: array[int]
 
 
 class Stretch(NamedTuple):
@@ -84,15 +91,20 @@ class Found:
         self.pieces.append(Stretch(positions, offsets))
         self.position = positions.stop
 
-    def scattered(self, runs: list[tuple[int, int]]) -> None:
-        """Many short stretches [start, stop), with something done between each two."""
-        starts, stops = zip(*runs, strict=True)
-        offsets = array("q", chain.from_iterable(map(range, starts, stops)))
-        # Nothing here is done for one run after the other: there may be a million of them.
-        gaps = chain.from_iterable(map(repeat, itertools.count(1), map(sub, stops, starts)))
-        positions = array("q", map(add, itertools.count(self.position), gaps))
-        self.position += len(offsets) + len(runs) + 1
-        self.pieces.append(Stretch(positions, offsets))
+    def scattered(self, runs: Runs) -> None:
+        """Many short stretches, with something done between each two. Nothing here is done for one after the other:
+        there may be a million of them."""
+        starts, lasts = (_numbers(each) for each in runs)
+        # Where each run ends in the row of all entries, and of each entry which run it is in.
+        ends = pc.add(pc.cumulative_sum(pc.subtract(lasts, starts)), _numbers(range(1, len(starts) + 1)))
+        begins = pa.concat_arrays([_numbers([0]), ends])
+        count = ends[-1].as_py()
+        run = pc.list_parent_indices(pa.LargeListArray.from_arrays(begins, pa.nulls(count)))
+        into = pc.subtract(_numbers(range(count)), pc.take(begins, run))
+        offsets = pc.add(pc.take(starts, run), into)
+        positions = pc.add(_numbers(range(self.position + 1, self.position + 1 + count)), run)
+        self.position += count + len(starts) + 1
+        self.pieces.append(Stretch(_array(positions), _array(offsets)))
 
     def count(self) -> int:
         return len(self.dead_letters) + sum(len(piece.offsets) for piece in self.pieces)
@@ -103,12 +115,13 @@ class _Waiting:
 
     def __init__(self, kept: QueueSnapshot, offset: int, reading: Reading) -> None:
         """A queue that was handed over holds nothing from before; while its subscription reads the log, nothing."""
-        ends = [*((first, last + 1) for first, last in kept.runs), (offset, _END)]
+        bounds = kept.bounds()
         begin = _END if reading.view == "log" else reading.offset
-        runs = [(max(start, begin), end) for start, end in ends if end > begin] or [(_END, _END)]
-        self._starts = [start for start, _ in runs]
-        self._ends = [end for _, end in runs]
-        self.start = self._starts[0]
+        self._runs = Runs(bounds[0::2], bounds[1::2])
+        self._runs.starts.append(offset)
+        self._runs.lasts.append(_END)
+        self._runs = self.within(begin, _END)
+        self.start = self._runs.starts[0]
         self.ended: set[int] = set()
         self.past = {entry.offset: entry for entry in kept.returning}
         self._known: list[int] = []
@@ -117,14 +130,14 @@ class _Waiting:
         """Nothing more becomes known."""
         self._known = sorted([*self.past, *self.ended])
 
-    def within(self, first: int, stop: int) -> list[tuple[int, int]]:
-        """The parts of [first, stop) that lie in runs."""
-        low = bisect_right(self._ends, first)  # runs are in order, and apart
-        high = bisect_left(self._starts, stop)
-        found = list(zip(self._starts[low:high], self._ends[low:high], strict=True))
-        if found:
-            found[0] = (max(found[0][0], first), found[0][1])
-            found[-1] = (found[-1][0], min(found[-1][1], stop))
+    def within(self, first: int, last: int) -> Runs:
+        """The parts of these offsets that lie in runs."""
+        starts, lasts = self._runs
+        low, high = bisect_left(lasts, first), bisect_right(starts, last)
+        found = Runs(starts[low:high], lasts[low:high])
+        if found.starts:
+            found.starts[0] = max(found.starts[0], first)
+            found.lasts[-1] = min(found.lasts[-1], last)
         return found
 
     def untouched(self, first: int, stop: int) -> bool:
@@ -135,8 +148,8 @@ class _Waiting:
 class Recovered(NamedTuple):
     queues: dict[int, Found]
     """By queue number, what waits."""
-    recent: list[tuple[PublicationKey, bytes | None]]
-    """Key and body digest of the last messages, in their order."""
+    recent: Callable[[], list[tuple[PublicationKey, bytes | None]]]
+    """Reads key and body digest of the last messages, in their order. Raises `JournalCorrupt`, `OffsetGone`."""
 
 
 def recover(
@@ -158,26 +171,33 @@ def recover(
     for one in waiting.values():
         one.sort()
     found: dict[int, Found] = defaultdict(Found)
-    recent: list[tuple[PublicationKey, bytes | None]] = []
+    latest = reader.latest()
     if bases:
         start = max(bases[0], min((one.start for one in waiting.values()), default=_END))
-        seen_from = max(reader.earliest(), reader.latest() - window)
         topics = {-1: [], **{topic.number: topic.queues for topic in topology.topics}}
-        # Restricted to its recipients was what has a partial topic, and what none of the named recipients wanted.
-        restricted = {-1, *(topic.number for topic in topology.topics if topic.partial)}
-        for messages in reader.stored(min(start, seen_from)):
+        for messages in reader.stored(start, latest, read_outline):
             for number in messages.topic_numbers():
                 if number not in topics or any(queue not in waiting for queue in topics[number]):
                     raise JournalCorrupt(
                         f"{layout.topology} is missing or too old: messages from offset {messages.first} on "
                         f"went to topic {number}, which it does not know. Restore it from a backup"
                     )
-            if messages.last >= start:
-                _sort_out(messages, topics, waiting, found)
-            if messages.last >= seen_from:
-                recent += messages.publications(restricted)
+            _sort_out(messages, topics, waiting, found)
         _find_dead_letters(reader, topology, start, waiting, found)
-    return Recovered(found, recent[-window:] if window else [])
+    return Recovered(found, lambda: _last_publications(reader, topology, latest, window))
+
+
+def _last_publications(
+    reader: JournalReader, topology: Topology, latest: int, window: int
+) -> list[tuple[PublicationKey, bytes | None]]:
+    """Of the messages before that offset."""
+    # Restricted to its recipients was what has a partial topic, and what none of the named recipients wanted.
+    restricted = {-1, *(topic.number for topic in topology.topics if topic.partial)}
+    found: list[tuple[PublicationKey, bytes | None]] = []
+    if window:
+        for messages in reader.stored(max(reader.earliest(), latest - window), latest, read_keyed):
+            found += messages.publications(restricted)
+    return found[-window:]
 
 
 def _apply_side_logs(
@@ -202,7 +222,7 @@ def _apply_side_logs(
 
 
 def _sort_out(
-    messages: Messages, topics: dict[int, list[int]], waiting: dict[int, _Waiting], found: dict[int, Found]
+    messages: Messages | Outline, topics: dict[int, list[int]], waiting: dict[int, _Waiting], found: dict[int, Found]
 ) -> None:
     """Give messages to the queues that they wait in."""
     numbers = messages.topic_numbers()
@@ -213,18 +233,18 @@ def _sort_out(
         for queue in topics.get(numbers[0], ()):
             one, held = waiting[queue], found[queue]
             edge = first
-            runs = one.within(first, last + 1)
-            if len(runs) > _MANY_RUNS and one.untouched(first, last + 1):
+            runs = one.within(first, last)
+            if len(runs.starts) > _MANY_RUNS and one.untouched(first, last + 1):
                 held.scattered(runs)
                 continue
-            for start, stop in runs:
+            for start, end in zip(*runs, strict=True):
                 if start != edge:
                     held.gap()
-                edge = stop
-                if one.untouched(start, stop):
-                    held.plain(range(start, stop))
+                edge = end + 1
+                if one.untouched(start, edge):
+                    held.plain(range(start, edge))
                 else:
-                    _one_by_one(range(start, stop), one, held, ())
+                    _one_by_one(range(start, edge), one, held, ())
             if edge != last + 1:
                 held.gap()
         return
@@ -234,10 +254,22 @@ def _sort_out(
         own = array("q", [offset for offset, topic in pairs if topic in leading])
         for queue in queues:
             one, held = waiting[queue], found[queue]
-            for start, stop in one.within(own[0], own[-1] + 1):
+            for start, end in zip(*one.within(own[0], own[-1]), strict=True):
                 held.gap()
-                _one_by_one(own[bisect_left(own, start) : bisect_left(own, stop)], one, held, special)
+                _one_by_one(own[bisect_left(own, start) : bisect_right(own, end)], one, held, special)
             held.gap()
+
+
+def _numbers(values: Iterable[int]) -> Any:
+    """As Arrow has them. Its own way from Python's numbers would import pandas where that is installed."""
+    found = values if isinstance(values, array) else array("q", values)
+    return pa.Array.from_buffers(pa.int64(), len(found), [None, pa.py_buffer(found)])
+
+
+def _array(numbers: Any) -> array[int]:
+    found = array("q")
+    found.frombytes(memoryview(numbers.buffers()[1])[: 8 * len(numbers)])
+    return found
 
 
 def _by_topics(numbers: list[int], topics: dict[int, list[int]]) -> dict[frozenset[int], list[int]]:
@@ -286,5 +318,5 @@ def _find_dead_letters(
             if queue is None:
                 continue
             one = waiting[queue]
-            if one.within(offset, offset + 1) and offset not in one.ended:
+            if one.within(offset, offset).starts and offset not in one.ended:
                 found[queue].dead_letters.append((offset, record))

@@ -31,6 +31,19 @@ class Retention:
     seconds: float | None = WEEK
     bytes: int | None = None
 
+    def is_over(self, footer: Footer, total: int, now: int) -> bool:
+        """Whether a segment goes that is the oldest in a journal of so many bytes."""
+        old = self.seconds is not None and now - footer.last_time > self.seconds * 1_000_000
+        return old or (self.bytes is not None and total > self.bytes)
+
+
+def keeps_all(layout: Layout, disk: Disk, reader: JournalReader, retention: Retention, now: int) -> bool:
+    """Whether retention has nothing to remove, whoever reads and whatever waits."""
+    bases = layout.segment_bases(disk)
+    footer = reader.footer(bases[0]) if len(bases) > 1 else None
+    total = sum(disk.size(layout.segment(base)) for base in bases)
+    return footer is None or not retention.is_over(footer, total, now)
+
 
 def apply_retention(
     layout: Layout,
@@ -56,9 +69,7 @@ def apply_retention(
         footer = reader.footer(base)
         if footer is None or (upto is not None and footer.end > upto) or (slowest is not None and footer.end > slowest):
             break
-        old = retention.seconds is not None and now - footer.last_time > retention.seconds * 1_000_000
-        large = retention.bytes is not None and total > retention.bytes
-        if not old and not large:
+        if not retention.is_over(footer, total, now):
             break
         waiting = [run for run in runs if run[0] < footer.end and run[1] >= base]
         if not waiting and not kept:

@@ -1,10 +1,17 @@
 """What waited in each queue at some moment, so that opening reads only what came later."""
 
+import sys
+from array import array
+from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
 
 from faregate.broker.journal.log import LogPoint
+
+_LISTED = 1000
+"""More runs than that are packed: they are read, and written, at once."""
 
 
 class Returning(NamedTuple):
@@ -21,9 +28,29 @@ class Returning(NamedTuple):
 class QueueSnapshot(msgspec.Struct):
     """What a queue held, in terms of the journal: enough to fill it again."""
 
-    runs: list[tuple[int, int]]
-    """Stretches of offsets (first, last) within which everything of this queue waited."""
+    runs: list[tuple[int, int]] | bytes
+    """Stretches of offsets (first, last) within which everything of this queue waited; many of them as numbers of
+    64 bits, one behind the other, little-endian."""
     returning: list[Returning] = []
+
+    def __post_init__(self) -> None:
+        if isinstance(self.runs, bytes) and len(self.runs) % 16:
+            raise ValueError("its runs are cut off")
+
+    @classmethod
+    def of(cls, runs: Sequence[tuple[int, int]], returning: list[Returning]) -> "QueueSnapshot":
+        """With its runs packed where they are many."""
+        if len(runs) <= _LISTED:
+            return cls(list(runs), returning)
+        return cls(_swapped(array("q", chain.from_iterable(runs))).tobytes(), returning)
+
+    def bounds(self) -> "array[int]":
+        """The first and the last offset of each run in turn."""
+        if not isinstance(self.runs, bytes):
+            return array("q", chain.from_iterable(self.runs))
+        found = array("q")
+        found.frombytes(self.runs)
+        return _swapped(found)
 
 
 class Snapshot(msgspec.Struct):
@@ -37,3 +64,10 @@ class Snapshot(msgspec.Struct):
     """Where opening begins to read the hot segment; its offset is not below the snapshot's."""
     checksum: str = ""
     """CRC-32 of this file's content with an empty checksum, in hexadecimal."""
+
+
+def _swapped(numbers: "array[int]") -> "array[int]":
+    """Little-endian, or back from there."""
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers

@@ -178,8 +178,8 @@ class Inspector:
             wrong = f"speaks of offset {snapshot.offset}, and the log ends at {self._found.end}"
         for number, queue in snapshot.queues.items():
             self._queues.setdefault(number, (self._layout.snapshot, 0))
-            flat = [offset for run in queue.runs for offset in run]
-            if flat != sorted(flat) or (flat and flat[-1] >= snapshot.offset):
+            flat = queue.bounds()
+            if list(flat) != sorted(flat) or (flat and flat[-1] >= snapshot.offset):
                 wrong = f"has stretches of queue {number} that are not in order"
         for base, size in snapshot.settled.items():
             path = self._layout.settled_log(base)
@@ -191,7 +191,7 @@ class Inspector:
             self._set_aside(self._layout.snapshot, _NO_SNAPSHOT)
             return
         bases = self._layout.segment_bases(self._disk)
-        first = min((queue.runs[0][0] for queue in snapshot.queues.values() if queue.runs), default=_FARTHEST)
+        first = min((queue.bounds()[0] for queue in snapshot.queues.values() if queue.runs), default=_FARTHEST)
         if bases and first < bases[0] and not self._live:  # retention never takes what still waits
             what = "is missing, although messages in it waited when the snapshot was made"
             self._problem(self._layout.segment(first), None, what, (first, bases[0] - 1))
