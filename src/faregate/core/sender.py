@@ -236,7 +236,11 @@ class Sender(Sealer):
 
     def _publish_roots(self, envelopes: Sequence[Envelope]) -> Awaitable[None]:
         if self._is_bare and (self._circuit is None or self._circuit.closed):
-            return self._to_transport(envelopes)
+            try:
+                return self._to_transport(envelopes)
+            except Exception as exc:
+                self.failed(exc)
+                raise
         return self._publish_guarded(envelopes)
 
     def _publish_guarded(self, envelopes: Sequence[Envelope]) -> Awaitable[None]:
