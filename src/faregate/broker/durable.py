@@ -261,9 +261,7 @@ class DurableBroker(Broker):
                 self.in_flight.land()
             resolve(item.waiter, error)
 
-    def _put_into_queues(
-        self, envelopes: Sequence[Envelope], routes: Sequence[Route], offsets: Sequence[int]
-    ) -> None:
+    def _put_into_queues(self, envelopes: Sequence[Envelope], routes: Sequence[Route], offsets: Sequence[int]) -> None:
         first = routes[0]
         if len(offsets) == 1:
             for queue in first.queues:

@@ -110,8 +110,7 @@ class Sender(Sealer):
 
     async def publish_many(self, outgoing: Sequence[Outgoing]) -> list[str]:
         """Publish roots together: all or none."""
-        now = self._clock.time()
-        sealed = [self.seal_root(out, now) for out in outgoing]
+        sealed = self.seal_roots(outgoing, self._clock.time())
         if self._chain is None or not sealed:
             await self._publish_all(sealed)
         else:

@@ -142,7 +142,8 @@ class JournalTransport:
         self.broker.take_in_spool()
 
     def publish(self, envelopes: Sequence[Envelope]) -> Awaitable[None]:
-        self.begin()
+        if not self._begun:
+            self.begin()
         return self.broker.publish(envelopes)
 
     async def consume(
