@@ -21,6 +21,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from faregate.broker.journal import settled
+from faregate.broker.journal.bell import Bell
 from faregate.broker.journal.disk import Disk, File, RealDisk, is_full, size_of
 from faregate.broker.journal.items import Append, AppendDeadLetter, Call, Item, SnapshotPoint, resolve
 from faregate.broker.journal.layout import Layout, find_json, prepare, raise_version, write_json
@@ -110,6 +111,9 @@ class Journal:
         self._room: deque[asyncio.Future[None]] = deque()
         self._sealer = Sealer(self.layout, self.disk, self._call_and_wait)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._bell: Bell | None = None
+        self._results: deque[tuple[list[_Appended], list[_Other]]] = deque()
+        """What the commit thread has to tell."""
         self._thread: threading.Thread | None = None
         self._side_bytes = 0
         """Written to side logs since the journal was opened."""
@@ -148,6 +152,7 @@ class Journal:
     def start(self) -> None:
         """Start the commit thread; from now on the event loop is told what was committed."""
         self._loop = asyncio.get_running_loop()
+        self._bell = Bell(self._loop, self._tell_results)
         self._thread = threading.Thread(target=self._in_thread_run, name="faregate-journal", daemon=True)
         self._thread.start()
 
@@ -165,6 +170,9 @@ class Journal:
             self._items.put(None)
             await asyncio.to_thread(self._thread.join)
             self._thread = None
+            self._tell_results()
+            if self._bell is not None:
+                self._bell.close()
         self.release()
 
     def release(self) -> None:
@@ -415,7 +423,9 @@ class Journal:
                 appended = [([item], (), self.failure) for item in group if isinstance(item, Append)]
                 others = [(item, (), self.failure) for item in group if not isinstance(item, Append)]
             if appended or others or self.failure is not None:
-                self._tell(appended, others)
+                self._results.append((appended, others))
+                if self._bell is not None:
+                    self._bell.ring()
             if last:
                 return
 
@@ -518,14 +528,15 @@ class Journal:
             return exc
         return None
 
-    def _tell(self, appended: list[_Appended], others: list[_Other]) -> None:
-        assert self._loop is not None
+    def _tell_results(self) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._told, appended, others)
-        except RuntimeError:
-            log.debug("the event loop is closed; what was committed stays committed")
+            while self._results:
+                self._tell(*self._results.popleft())
+        finally:  # should telling one fail, the others learn it all the same
+            if self._results and self._loop is not None:
+                self._loop.call_soon(self._tell_results)
 
-    def _told(self, appended: list[_Appended], others: list[_Other]) -> None:
+    def _tell(self, appended: list[_Appended], others: list[_Other]) -> None:
         for items, offsets, error in appended:
             self._pending_bytes -= sum([item.size for item in items])
             if items[0].batch is not None:
