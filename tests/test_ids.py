@@ -60,6 +60,15 @@ def test_root_ids_do_not_repeat_even_within_one_millisecond() -> None:
     assert len(set(drawn)) == len(drawn)
 
 
+@pytest.mark.parametrize("count", [0, 1, 511, 1300])
+def test_many_roots_of_one_moment_are_as_good_as_those_made_one_by_one(count: int) -> None:
+    made = [*fg.ids.root_ids(count, 1_700_000_000_000), fg.ids.root_id(1_700_000_000_000)]
+    assert len(set(made)) == count + 1
+    assert {uuid.UUID(each).version for each in made} == {7}
+    assert {str(uuid.UUID(each)) for each in made} == set(made)
+    assert {uuid.UUID(each).int >> 80 for each in made} == {1_700_000_000_000}
+
+
 def test_a_derived_id_is_a_canonical_version_8_uuid_that_keeps_the_roots_time() -> None:
     text = derived()
     parsed = uuid.UUID(text)

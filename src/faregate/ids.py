@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from hashlib import sha256
+from itertools import islice
 from zlib import crc32
 
 from faregate.message import Envelope
@@ -71,17 +72,32 @@ def _forget_tails() -> None:
 os.register_at_fork(after_in_child=_forget_tails)  # or parent and child would make the same ids
 
 
+def _new_head(time_ms: int) -> str:
+    global _last_head
+    digits = f"{time_ms & 0xFFFFFFFFFFFF:012x}"
+    head = f"{digits[:8]}-{digits[8:]}-"
+    _last_head = (time_ms, head)
+    return head
+
+
 def root_id(time_ms: int | None = None) -> str:
     """A fresh UUIDv7 whose first 48 bits are the time."""
-    global _last_head
     if time_ms is None:
         time_ms = time.time_ns() // 1_000_000
     made_for, head = _last_head
     if made_for != time_ms:
-        digits = f"{time_ms & 0xFFFFFFFFFFFF:012x}"
-        head = f"{digits[:8]}-{digits[8:]}-"
-        _last_head = (time_ms, head)
+        head = _new_head(time_ms)
     return head + (next(_tails, None) or _first_of_more_tails())
+
+
+def root_ids(count: int, time_ms: int) -> list[str]:
+    """So many of them, of one moment."""
+    head = _new_head(time_ms)
+    tails = list(islice(_tails, count))
+    while len(tails) < count:
+        tails.append(_first_of_more_tails())
+        tails += islice(_tails, count - len(tails))
+    return [head + tail for tail in tails]
 
 
 def idempotent_id(node: str, type: str, key: str) -> str:

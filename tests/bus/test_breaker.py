@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from faregate.core.breaker import Circuit
 from faregate.message import Envelope
 from faregate.testing import FakeClock
 from faregate.testing.clock import rest
+from faregate.transports.journal import JournalTransport
 from faregate.transports.memory import MemoryTransport
 from tests.core.rig import INSERT, LONG, TABLE, Answered, Asked, Told, notes, numbers
 
@@ -318,6 +320,21 @@ async def test_with_outgoing_middlewares_each_failure_counts_once_even_one_that_
         assert bus.breaker.failures == 2
         await bus.publish(Asked(n=1))
         assert bus.breaker.state == "open"
+
+
+async def test_a_journal_that_refuses_when_it_is_called_opens_it_as_well(tmp_path: Path) -> None:
+    asking = fg.Node("asking")
+    async with fg.Bus(f"journal:{tmp_path}", nodes=[asking], breaker=fg.Breaker(failures=3)) as bus:
+        await bus.publish(Asked(n=0))
+        assert isinstance(bus.transport, JournalTransport)
+        bus.transport.journal.fail(OSError("the disk is gone"))
+        for n in range(3):
+            assert bus.breaker is not None
+            assert bus.breaker.failures == n
+            with pytest.raises(fg.JournalFailed):
+                await bus.publish(Asked(n=n))
+        with pytest.raises(fg.BreakerOpen):
+            await bus.publish(Asked(n=4))
 
 
 async def test_without_a_breaker_every_publish_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from faregate.broker.queue import Queue
 from faregate.broker.recent import DUPLICATE_WINDOW, RecentPublications
 from faregate.broker.schedule import Schedule
 from faregate.broker.selector import Selector
-from faregate.broker.topics import Route, Topics
+from faregate.broker.topics import NOWHERE, Route, Topics
 from faregate.errors import ConfigurationError, QueueNotFound, Unroutable
 from faregate.message import Envelope
 from faregate.plain import plain
@@ -21,17 +21,6 @@ from faregate.ports.clock import Clock
 from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.progress import Occupation
 from faregate.ports.queue import Binding, check_command, dead_letter_queue
-
-
-def _goes_with(envelope: Envelope, other: Envelope) -> bool:
-    """Whether an event goes wherever another one goes."""
-    return (
-        envelope.type == other.type
-        and envelope.source == other.source
-        and envelope.kind == other.kind == "event"
-        and not envelope.recipients
-        and envelope.attempt_id is None
-    )
 
 
 def unsent(node: str, envelope: Envelope, reason: str, error: str, at: float) -> DeadLetter:
@@ -143,14 +132,20 @@ class Broker:
         Raises `Unroutable` for a command without a way, and for a signal with a token whose recipient is gone.
         """
         routes: list[Route] = []
-        last: tuple[Envelope, Route] | None = None
+        last, route = None, NOWHERE
         for envelope in envelopes:
-            if last is not None and _goes_with(envelope, last[0]):  # as most of what is published together
-                route = last[1]
+            if (  # it goes where the last one went, as most of what is published together
+                last is not None
+                and envelope.type == last.type
+                and envelope.source == last.source
+                and envelope.kind == last.kind == "event"
+                and not envelope.recipients
+                and envelope.attempt_id is None
+            ):
                 force_setattr(envelope, "recipients", route.recipients)
             else:
                 route = self.route(envelope)
-                last = None if route.partial else (envelope, route)
+                last = None if route.partial else envelope
             routes.append(route)
         return routes
 

@@ -5,7 +5,7 @@ What a queue cannot hold in memory waits in the journal; see `Backlog`.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import compress, repeat
 from pathlib import Path
 from time import monotonic
@@ -72,6 +72,8 @@ class DurableBroker(Broker):
         journal.on_appended = self._appended
         self._numbers: dict[str, int] = {}
         self._topics: dict[int, int] = {-1: -1}
+        self._alone: dict[int, tuple[tuple[Route], tuple[int] | None]] = {}
+        """By number of the route: the route and its topic as a publication that goes alone has them."""
         recovered = journal.recover(self.recent.window)
         self._found = recovered.queues
         self._resident = 0
@@ -179,28 +181,35 @@ class DurableBroker(Broker):
             if record is None:
                 return -1
             number = self._topics[route.number] = record.number
+            self._alone[route.number] = (route,), (number,)
         return number
 
     # --- publications -------------------------------------------------------------------------------------
 
-    async def publish(self, envelopes: Sequence[Envelope]) -> None:
-        """Append all or none; returns when they are durable and in their queues.
+    def publish(self, envelopes: Sequence[Envelope]) -> Awaitable[None]:
+        """Append all or none; what it gives is done when they are durable and in their queues.
 
         A copy of something that is still on its way to the disk shares its fate: if that is refused, this one is
-        appended.
+        appended. One that is published alone, as most are, is handed in at once: thousands may wait, and whatever is
+        made for each is felt.
         """
+        if len(envelopes) != 1 or self._journal.is_behind:
+            return self._publish_all(envelopes)
+        [envelope] = envelopes
+        route = self.route(envelope)
+        if not self.recent.add(envelope, route.partial):
+            return self._publish_unless_known(envelope, route)
+        return self._commit(envelopes, *self._alone.get(route.number, ((route,), None)))
+
+    async def _publish_unless_known(self, envelope: Envelope, route: Route) -> None:
+        await self._journal.barrier()
+        if not self.recent.knows(envelope, route.partial):
+            await self.publish((envelope,))
+
+    async def _publish_all(self, envelopes: Sequence[Envelope]) -> None:
         while envelopes:
             if self._journal.is_behind:
                 await self._journal.wait_for_room()
-            if len(envelopes) == 1:  # as nearly always: no lists are made of it
-                route = self.route(envelopes[0])
-                if self.recent.add(envelopes[0], route.partial):
-                    await self._commit(envelopes, (route,))
-                    return
-                await self._journal.barrier()
-                if self.recent.knows(envelopes[0], route.partial):
-                    return
-                continue
             routes = self.routes(envelopes)
             add, knows = self.recent.add, self.recent.knows
             added = [add(envelope, route.partial) for envelope, route in zip(envelopes, routes, strict=True)]
@@ -217,11 +226,14 @@ class DurableBroker(Broker):
                 if not new and not knows(envelope, route.partial)
             ]
 
-    def _commit(self, envelopes: Sequence[Envelope], routes: Sequence[Route]) -> "asyncio.Future[None]":
+    def _commit(
+        self, envelopes: Sequence[Envelope], routes: Sequence[Route], topics: Sequence[int] | None = None
+    ) -> "asyncio.Future[None]":
         """Hand them in; the future is done when they are durable."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
-            self._journal.hand_in(Append(envelopes, routes, self._topics_of(envelopes, routes), waiter))
+            topics = topics or self._topics_of(envelopes, routes)
+            self._journal.hand_in(Append(envelopes, routes, topics, waiter))
         except FaregateError:
             self._forget(envelopes, routes)
             raise
@@ -234,29 +246,34 @@ class DurableBroker(Broker):
         except KeyError:
             return [self._topic(envelope, route) for envelope, route in zip(envelopes, routes, strict=True)]
 
-    def _appended(self, item: Append, offsets: Sequence[int], error: BaseException | None) -> None:
-        """The journal has committed a publication, or refused it."""
+    def _appended(self, items: Sequence[Append], offsets: Sequence[int], error: BaseException | None) -> None:
+        """The journal has committed publications, or refused them."""
         if error is None:
-            self._put_into_queues(item, offsets)
+            if len(items) == 1:
+                self._put_into_queues(items[0].envelopes, items[0].routes, offsets)
+            else:
+                envelopes = [envelope for item in items for envelope in item.envelopes]
+                self._put_into_queues(envelopes, [route for item in items for route in item.routes], offsets)
             self._enqueued = max(self._enqueued, offsets[-1] + 1)
             self._keep_by_amount()
-        else:
-            self._forget(item.envelopes, item.routes)
-        if item.batch is not None:
-            self.in_flight.land()
-        resolve(item.waiter, error)
+        for item in items:
+            if error is not None:
+                self._forget(item.envelopes, item.routes)
+            if item.batch is not None:
+                self.in_flight.land()
+            resolve(item.waiter, error)
 
-    def _put_into_queues(self, item: Append, offsets: Sequence[int]) -> None:
-        first = item.routes[0]
+    def _put_into_queues(self, envelopes: Sequence[Envelope], routes: Sequence[Route], offsets: Sequence[int]) -> None:
+        first = routes[0]
         if len(offsets) == 1:
             for queue in first.queues:
-                queue.enqueue(item.envelopes[0], None, offsets[0])
+                queue.enqueue(envelopes[0], None, offsets[0])
             return
-        if item.routes.count(first) == len(offsets):
+        if routes.count(first) == len(offsets):
             for queue in first.queues:
-                queue.enqueue_stored(item.envelopes, offsets)
+                queue.enqueue_stored(envelopes, offsets)
             return
-        for envelope, route, offset in zip(item.envelopes, item.routes, offsets, strict=True):
+        for envelope, route, offset in zip(envelopes, routes, offsets, strict=True):
             for queue in route.queues:
                 queue.enqueue(envelope, None, offset)
 

@@ -158,9 +158,8 @@ class Queue:
 
     def enqueue_stored(self, envelopes: Sequence[Envelope], offsets: Sequence[int]) -> None:
         """Add entries that are in the journal, at the end and in order."""
-        plain = self._expires is None and not any(
-            envelope.deliver_at is not None or envelope.expires_at is not None for envelope in envelopes
-        )
+        timed = [each for each in envelopes if each.deliver_at is not None or each.expires_at is not None]
+        plain = self._expires is None and not timed
         for index, envelope in enumerate(envelopes):
             if plain and self._backlog:
                 rest = offsets[index:]

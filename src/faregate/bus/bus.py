@@ -44,7 +44,7 @@ from faregate.errors import ConfigurationError, IdleTimeout, WrongEventLoop, che
 from faregate.message import Envelope, known
 from faregate.node.key import Key
 from faregate.node.node import Node
-from faregate.node.outgoing import Options, Outgoing, as_command, as_event
+from faregate.node.outgoing import Options, Outgoing, as_command, as_event, as_events
 from faregate.node.policy import check_count
 from faregate.node.sources import publishers, with_sources
 from faregate.node.subscription import Subscription
@@ -495,7 +495,7 @@ class Bus:
 
     async def publish_many(self, events: Iterable[Any], *, node: str | Node | None = None) -> list[str]:
         """Publish events, or `fg.publish(…)` and `fg.send(…)` with their options, together: all or none."""
-        outgoing = [as_event(event, {}) for event in events]
+        outgoing = as_events(events)
         return await self._sender(node, outgoing).publish_many(outgoing)
 
     async def send(

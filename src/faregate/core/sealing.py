@@ -1,6 +1,8 @@
 """Seals a message into its envelope: identity, encoding, digest. The same for the bus and for `fg.outbox`, so that a
 publication has the same id whichever way it takes."""
 
+from collections.abc import Sequence
+
 from faregate import ids
 from faregate.codec import BodyWriter
 from faregate.core.observer import TRACESTATE, TraceContext
@@ -21,8 +23,13 @@ class Sealer:
         self._writer = writer
         self._keys = keys
 
-    def seal_root(self, out: Outgoing, now: float) -> Envelope:
-        """The envelope of what no handler caused."""
+    def seal_roots(self, outs: Sequence[Outgoing], now: float) -> list[Envelope]:
+        """The envelopes of what no handler caused, of one moment."""
+        roots = ids.root_ids(len(outs), int(now * 1000))
+        return [self.seal_root(out, now, root) for out, root in zip(outs, roots, strict=True)]
+
+    def seal_root(self, out: Outgoing, now: float, root: str | None = None) -> Envelope:
+        """The envelope of what no handler caused. `root`: a fresh id, where there is one at hand."""
         if out.is_reply:
             raise no_answer(out)
         if out.id_key is not None:
@@ -30,10 +37,10 @@ class Sealer:
                 f"{out!r} has id_key={out.id_key!r}, which names one of a handler's outputs: outside of handlers "
                 "give idempotency_key="
             )
-        if out.idempotency_key is None:
-            root = ids.root_id(int(now * 1000))
-        else:
+        if out.idempotency_key is not None:
             root = ids.idempotent_id(self._node, out.message_type.wire, out.idempotency_key)
+        elif root is None:
+            root = ids.root_id(int(now * 1000))
         return self._seal(out, root, root, None, 0, now)
 
     def outbox_row(self, envelope: Envelope, cause: str | None, ordinal: int) -> OutboxRow:

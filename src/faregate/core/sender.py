@@ -111,8 +111,7 @@ class Sender(Sealer):
 
     async def publish_many(self, outgoing: Sequence[Outgoing]) -> list[str]:
         """Publish roots together: all or none."""
-        now = self._clock.time()
-        sealed = [self.seal_root(out, now) for out in outgoing]
+        sealed = self.seal_roots(outgoing, self._clock.time())
         if self._chain is None or not sealed:
             await self._publish_all(sealed)
         else:
@@ -238,7 +237,11 @@ class Sender(Sealer):
 
     def _publish_roots(self, envelopes: Sequence[Envelope]) -> Awaitable[None]:
         if self._is_bare and (self._circuit is None or self._circuit.closed):
-            return self._to_transport(envelopes)
+            try:
+                return self._to_transport(envelopes)
+            except Exception as exc:
+                self.failed(exc)
+                raise
         return self._publish_guarded(envelopes)
 
     def _publish_guarded(self, envelopes: Sequence[Envelope]) -> Awaitable[None]:

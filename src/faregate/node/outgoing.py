@@ -1,6 +1,6 @@
 """A message to be sent, and the options of its publication."""
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack
 
@@ -80,6 +80,22 @@ def as_event(event: Any, options: Options) -> Outgoing:
         return _as_it_is(event, options)
     message_type = describe(type(event), "event")
     return Outgoing(event, message_type, **_checked(options)) if options else Outgoing(event, message_type)
+
+
+def as_events(events: Iterable[Any]) -> list[Outgoing]:
+    """The same for many, whose options they have with them. A class is looked up once."""
+    types: dict[type, MessageType] = {}
+    made: list[Outgoing] = []
+    for event in events:
+        message_type = types.get(type(event))
+        if message_type is not None:
+            made.append(Outgoing(event, message_type))
+            continue
+        first = as_event(event, {})
+        if first is not event:
+            types[type(event)] = first.message_type
+        made.append(first)
+    return made
 
 
 def send(command: Any, *, to: "str | Node", **options: Unpack[Options]) -> Outgoing:

@@ -9,7 +9,7 @@ What only some transports can do is a `Capability`. A transport names its own in
 suite, and where it has methods a protocol here. The bus supplies what is missing (`bus/supplied.py`) or refuses.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -366,8 +366,9 @@ PROTOCOLS: Mapping[Capability, type] = {
 class Publishing(Protocol):
     """What takes messages. It is all that senders know of a transport."""
 
-    async def publish(self, envelopes: Sequence[Envelope]) -> None:
-        """Append all of them, in order, or none; returns once they are as safe as this transport makes them.
+    def publish(self, envelopes: Sequence[Envelope]) -> Awaitable[None]:
+        """Append all of them, in order, or none; done once they are as safe as this transport makes them. It is awaited
+        where it is called: it may begin, and raise, before that.
 
         Where `recipients` are given an envelope goes to these only; what is delivered names its node among them.
         Raises `Unroutable` for a command that no queue takes, or not every given recipient; an event that nobody wants

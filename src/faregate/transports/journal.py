@@ -8,7 +8,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -141,9 +141,9 @@ class JournalTransport:
         self._watch = asyncio.get_running_loop().call_later(_SPOOL_SECONDS, self._look_into_spool)
         self.broker.take_in_spool()
 
-    def publish(self, envelopes: Sequence[Envelope]) -> Coroutine[Any, Any, None]:
-        """The broker's own coroutine: thousands may wait at once, and each frame less is felt."""
-        self.begin()
+    def publish(self, envelopes: Sequence[Envelope]) -> Awaitable[None]:
+        if not self._begun:
+            self.begin()
         return self.broker.publish(envelopes)
 
     async def consume(

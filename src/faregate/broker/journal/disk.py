@@ -57,11 +57,10 @@ class RealFile:
         self._descriptor = descriptor
 
     def write(self, at_byte: int, buffers: Sequence[Any]) -> int:
-        views = [memoryview(buffer).cast("B") for buffer in buffers]
-        total = sum(view.nbytes for view in views)
-        written = os.pwritev(self._descriptor, views, at_byte)
+        total = sum([memoryview(buffer).nbytes for buffer in buffers])
+        written = os.pwritev(self._descriptor, buffers, at_byte)
         while written < total:
-            rest = b"".join(views)[written:]
+            rest = b"".join(buffers)[written:]
             count = os.pwrite(self._descriptor, rest, at_byte + written)
             if not count:
                 raise OSError(errno.EIO, "the disk took no more bytes")

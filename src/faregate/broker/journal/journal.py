@@ -21,6 +21,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from faregate.broker.journal import settled
+from faregate.broker.journal.bell import Bell
 from faregate.broker.journal.disk import Disk, File, RealDisk, is_full, size_of
 from faregate.broker.journal.items import Append, AppendDeadLetter, Call, Item, SnapshotPoint, resolve
 from faregate.broker.journal.layout import Layout, find_json, prepare, raise_version, write_json
@@ -46,8 +47,9 @@ from faregate.ports.topology import Topology
 
 log = logging.getLogger("faregate.journal")
 
-_Results = dict[Item, tuple[Sequence[int], BaseException | None]]
-_Told = tuple[Item, Sequence[int], BaseException | None]
+_Appended = tuple[Sequence[Append], Sequence[int], BaseException | None]
+"""Publications that were written together: the offsets of all their messages, one after another, or what went wrong."""
+_Other = tuple[AppendDeadLetter | Call, Sequence[int], BaseException | None]
 
 _OPEN_SIDE_LOGS = 16
 _SETTLE_SECONDS = 0.005
@@ -76,7 +78,7 @@ class Journal:
         self._retention = retention or Retention()
         self._on_failure = on_failure
         self._clock = clock
-        self.on_appended: Callable[[Append, Sequence[int], BaseException | None], None] = _unheard
+        self.on_appended: Callable[[Sequence[Append], Sequence[int], BaseException | None], None] = _unheard
         self._lock = self._take_lock() if disk is None else None
         try:
             self.meta = raise_version(self.layout, self.disk, prepare(self.layout, self.disk))
@@ -111,6 +113,9 @@ class Journal:
         self._room: deque[asyncio.Future[None]] = deque()
         self._sealer = Sealer(self.layout, self.disk, self._call_and_wait)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._bell: Bell | None = None
+        self._results: deque[tuple[list[_Appended], list[_Other]]] = deque()
+        """What the commit thread has to tell."""
         self._thread: threading.Thread | None = None
         self._side_bytes = 0
         """Written to side logs since the journal was opened."""
@@ -149,6 +154,7 @@ class Journal:
     def start(self) -> None:
         """Start the commit thread; from now on the event loop is told what was committed."""
         self._loop = asyncio.get_running_loop()
+        self._bell = Bell(self._loop, self._tell_results)
         self._thread = threading.Thread(target=self._in_thread_run, name="faregate-journal", daemon=True)
         self._thread.start()
 
@@ -166,6 +172,9 @@ class Journal:
             self._items.put(None)
             await asyncio.to_thread(self._thread.join)
             self._thread = None
+            self._tell_results()
+            if self._bell is not None:
+                self._bell.close()
         self.release()
 
     def release(self) -> None:
@@ -414,14 +423,17 @@ class Journal:
                 return
             group, last = self._in_thread_gather(first)
             try:
-                results = self._in_thread_commit(group)
+                appended, others = self._in_thread_commit(group)
             except Exception as exc:
                 # Whatever it was, what is on the disk is unknown now, and nobody may wait for ever.
                 log.exception("the commit thread of %s failed", self.layout.root)
                 self.failure = JournalFailed(f"committing to the journal in {self.layout.root} failed: {exc!r}")
-                results = [(item, (), self.failure) for item in group]
-            if results or self.failure is not None:
-                self._tell(results)
+                appended = [([item], (), self.failure) for item in group if isinstance(item, Append)]
+                others = [(item, (), self.failure) for item in group if not isinstance(item, Append)]
+            if appended or others or self.failure is not None:
+                self._results.append((appended, others))
+                if self._bell is not None:
+                    self._bell.ring()
             if last:
                 return
 
@@ -439,66 +451,81 @@ class Journal:
             size += sum([item.size for item in more])
         return group, False
 
-    def _in_thread_commit(self, group: list[Item]) -> list[_Told]:
-        """Write and sync a group; what to tell whom. A batch of the spool is a unit of its own."""
+    def _in_thread_commit(self, group: list[Item]) -> tuple[list[_Appended], list[_Other]]:
+        """Write and sync a group; what to tell whom, in the order of offsets, so that queues are filled in it.
+
+        Publishes are written together, and dead letters; a batch of the spool is a unit of its own.
+        """
         plain = [item for item in group if isinstance(item, Append) and item.batch is None]
-        spooled = [item for item in group if isinstance(item, Append) and item.batch is not None]
-        dead = [item for item in group if isinstance(item, AppendDeadLetter)]
-        written: list[Item] = [*plain, *spooled, *dead]
-        results: _Results = {}
-        """In the order of offsets, so that queues are filled in it."""
+        rest = [item for item in group if not isinstance(item, Append) or item.batch is not None]
+        spooled = [item for item in rest if isinstance(item, Append)]
+        dead = [item for item in rest if isinstance(item, AppendDeadLetter)]
+        appended: list[_Appended] = []
+        others: list[_Other] = []
         try:
-            try:
-                for unit in (plain, *([item] for item in spooled)):
-                    self._in_thread_append(unit, results)
-                if dead:
-                    offsets = self._log.append_dead_letters([item.letter for item in dead])
-                    results.update((item, ([offset], None)) for item, offset in zip(dead, offsets, strict=True))
-            except JournalFull as exc:  # what was written before counts once it is synced
-                results.update((item, ((), exc)) for item in written if item not in results)
-            if any(error is None for _, error in results.values()):
+            full = self._in_thread_append([plain, *([item] for item in spooled)], appended)
+            if dead:
+                others += self._in_thread_append_dead(dead, full)
+            if any(result[2] is None for result in (*appended, *others)):
                 self._log.sync()
         except JournalFailed as exc:
             self.failure = exc
-            results.update((item, ((), exc)) for item in written)
-        for item in spooled:
-            if item.batch is not None and results[item][1] is None:
+            appended = [([item], (), exc) for item in (*plain, *spooled)]
+            others = [(item, (), exc) for item in dead]
+        for items, _, error in appended if spooled else ():
+            if items[0].batch is not None and error is None:
                 # In the log, so the file may go later: the next look at the spool tries again, and tells.
                 with contextlib.suppress(OSError):
-                    self.disk.remove(item.batch)
+                    self.disk.remove(items[0].batch)
         self._flush_side_logs()
-        told: list[_Told] = [(item, *result) for item, result in results.items()]
         # Then whoever waits behind all of them.
-        for call in group:
+        for call in rest:
             if isinstance(call, Call):
                 error = self._in_thread_call(call)
                 if call.told_in_thread:
                     call.done((), error)
                 else:
-                    told.append((call, (), error))
-        return told
+                    others.append((call, (), error))
+        return appended, others
 
-    def _in_thread_append(self, items: Sequence[Append], results: _Results) -> None:
-        """Many publishes become one frame. If one of them spoils it, each has one of its own."""
-        if not items:
-            return
+    def _in_thread_append(self, units: list[list[Append]], appended: list[_Appended]) -> JournalFull | None:
+        """Each unit becomes a frame; if one publish spoils it, each has one of its own. When the disk is full the rest
+        is refused, and what was written before counts once it is synced."""
+        full: JournalFull | None = None
+        left = deque(units)
+        while left:
+            unit = left.popleft()
+            if not unit:
+                continue
+            try:
+                appended.append((unit, () if full else self._in_thread_append_unit(unit), full))
+            except JournalFull as exc:
+                full = exc
+                appended.append((unit, (), exc))
+            except (Unwritable, MessageTooLarge) as exc:
+                if len(unit) == 1:
+                    appended.append((unit, (), exc))
+                else:
+                    left.extendleft([item] for item in reversed(unit))
+        return full
+
+    def _in_thread_append_unit(self, items: list[Append]) -> Sequence[int]:
+        if len(items) == 1:
+            [item] = items
+            return self._log.append(
+                item.envelopes, item.topics, batch=None if item.batch is None else batch_id(item.batch)
+            )
         envelopes = [envelope for item in items for envelope in item.envelopes]
-        topics = [topic for item in items for topic in item.topics]
-        batch = items[0].batch
+        return self._log.append(envelopes, [topic for item in items for topic in item.topics])
+
+    def _in_thread_append_dead(self, items: list[AppendDeadLetter], full: JournalFull | None) -> list[_Other]:
         try:
-            offsets = self._log.append(envelopes, topics, batch=None if batch is None else batch_id(batch))
-        except (Unwritable, MessageTooLarge) as exc:
-            if len(items) == 1:
-                results[items[0]] = ((), exc)
-            else:
-                for item in items:
-                    self._in_thread_append([item], results)
-            return
-        start = 0
-        for item in items:
-            stop = start + len(item.envelopes)
-            results[item] = (offsets[start:stop], None)
-            start = stop
+            if full is None:
+                offsets = self._log.append_dead_letters([item.letter for item in items])
+                return [(item, (offset,), None) for item, offset in zip(items, offsets, strict=True)]
+        except JournalFull as exc:
+            full = exc
+        return [(item, (), full) for item in items]
 
     def _in_thread_call(self, item: Call) -> BaseException | None:
         if self.failure is not None:
@@ -509,22 +536,23 @@ class Journal:
             return exc
         return None
 
-    def _tell(self, results: list[_Told]) -> None:
-        assert self._loop is not None
+    def _tell_results(self) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._told, results)
-        except RuntimeError:
-            log.debug("the event loop is closed; what was committed stays committed")
+            while self._results:
+                self._tell(*self._results.popleft())
+        finally:  # should telling one fail, the others learn it all the same
+            if self._results and self._loop is not None:
+                self._loop.call_soon(self._tell_results)
 
-    def _told(self, results: list[_Told]) -> None:
-        for item, offsets, error in results:
-            self._pending_bytes -= item.size
-            if not isinstance(item, Append):
-                item.done(offsets, error)
-                continue
-            if item.batch is not None:
-                self.intake.returned(item.batch, error)
-            self.on_appended(item, offsets, error)
+    def _tell(self, appended: list[_Appended], others: list[_Other]) -> None:
+        for items, offsets, error in appended:
+            self._pending_bytes -= sum([item.size for item in items])
+            if items[0].batch is not None:
+                self.intake.returned(items[0].batch, error)
+            self.on_appended(items, offsets, error)
+        for other, offsets, error in others:
+            self._pending_bytes -= other.size
+            other.done(offsets, error)
         while self._room and (self._pending_bytes <= _MOST_PENDING_BYTES or self.failure is not None):
             room = self._room.popleft()
             if not room.done():
@@ -592,7 +620,7 @@ class Journal:
         return {base: settled.whole(size) for base, size in sizes.items() if size}
 
 
-def _unheard(item: Append, offsets: Sequence[int], error: BaseException | None) -> None:
+def _unheard(items: Sequence[Append], offsets: Sequence[int], error: BaseException | None) -> None:
     """Nobody has asked to be told."""
 
 

@@ -123,13 +123,14 @@ class Log:
         first = self.next_offset
         offsets = range(first, first + len(envelopes))
         moment = self._next_time()
-        bodies = [(write_rows(envelopes[a:b], topics[a:b]), envelopes[a:b]) for a, b in _pieces(envelopes)]
-        if any(len(body) > frames.LONGEST_BODY for body, _ in bodies):
+        pieces = [(envelopes[a:b], topics[a:b]) for a, b in _pieces(envelopes)]
+        bodies = [(write_rows(*piece), piece[0]) for piece in pieces]
+        if max([len(body) for body, _ in bodies]) > frames.LONGEST_BODY:
             raise MessageTooLarge(f"a message is over what a journal takes, {frames.LONGEST_BODY} bytes")
         mark = batch if batch is not None else (os.urandom(16) if len(bodies) > 1 else NO_BATCH)
         self._make_room(sum([FRAME_BYTES + frames.padded(len(body)) for body, _ in bodies]), moment)
         for part, (body, rows) in enumerate(bodies):
-            types = Counter([envelope.type for envelope in rows])
+            types = {rows[0].type: 1} if len(rows) == 1 else Counter([envelope.type for envelope in rows])
             marks: dict[str, Any] = {"batch": mark, "part": part, "parts": len(bodies)}
             self._write(body, types, kind=frames.ROWS, rows=len(rows), time=moment, **marks)
             self.next_offset += len(rows)
