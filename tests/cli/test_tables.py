@@ -106,7 +106,9 @@ def test_status(capsys: pytest.CaptureFixture[str], parted: bool) -> None:
     seen.hear(beat)
     console.print(seen.shown())
     headings = ["TAKES", "PER S", "HANDLED", "AGAIN", "DEAD", "BUSY", *(["PARTS"] if parted else [])]
-    check(capsys.readouterr().out, headings, "12,345.6", "12,345,678", "100", *(["23"] if parted else []))
+    cells = ["12,345.6", "12,345,678", "100", *(["23"] if parted else [])]
+    lines = check(capsys.readouterr().out, headings, *cells)
+    assert any(all(heading in line for heading in headings) for line in lines), lines
 
 
 def test_store_info(capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,16 +174,17 @@ AUDITED = (
 
 
 @pytest.mark.parametrize("names", [AUDITED, ("published", "handled", "in_flight", "missing", "double", "out_of_order")])
-def test_spark_audit(capsys: pytest.CaptureFixture[str], names: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("count", [1, BIG])
+def test_spark_audit(capsys: pytest.CaptureFixture[str], names: tuple[str, ...], count: int) -> None:
     pytest.importorskip("pyspark")
-    rows = [{"node": node, **dict.fromkeys(AUDITED, 0), **dict.fromkeys(names, BIG)} for node in (NODE, "billing")]
-    summary = {**dict.fromkeys(AUDITED, 0), **dict.fromkeys(names, BIG), "findings": 0, "from_offset": 0}
+    rows = [{"node": node, **dict.fromkeys(AUDITED, 0), **dict.fromkeys(names, count)} for node in (NODE, "billing")]
+    summary = {**dict.fromkeys(AUDITED, 0), **dict.fromkeys(names, count), "findings": 0, "from_offset": 0}
     found = SimpleNamespace(summary={**summary, "to_offset": BIG}, table=rows, notes=[], ok=True)
     jobs._show_audit(found, [])
     headings = ["RECIPIENT", *(name.replace("_", " ").upper() for name in names)]
     shown = capsys.readouterr().out
-    check(shown, headings, "12,345,678", "it holds")
-    assert shown.count("12,345,678") >= 2 * len(names)
+    check(shown, headings, "it holds")
+    assert shown.split().count(f"{count:,}") >= 2 * len(names)
 
 
 def test_spark_rates(capsys: pytest.CaptureFixture[str]) -> None:
