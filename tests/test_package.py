@@ -148,14 +148,14 @@ def alone(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 def locked() -> str:
     """The lines of the lock for what the wheel needs without any extra, and for what that needs."""
-    names, left = set(), ["faregate"]
+    names: set[str] = set()
+    left = [Requirement(each) for each in PROJECT["dependencies"]]
     while left:
-        for text in requires(left.pop()) or []:
-            needed = Requirement(text)
-            name = canonicalize_name(needed.name)
-            if name not in names and (needed.marker is None or needed.marker.evaluate({"extra": ""})):
-                names.add(name)
-                left.append(name)
+        needed = left.pop()
+        name = canonicalize_name(needed.name)
+        if name not in names and (needed.marker is None or needed.marker.evaluate({"extra": ""})):
+            names.add(name)
+            left += map(Requirement, requires(name) or [])
     found = {each[1]: each[0] for each in LOCKED.finditer((ROOT / "requirements/dev.lock").read_text())}
     return "".join(found[name] for name in sorted(names))
 
