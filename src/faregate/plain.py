@@ -14,6 +14,7 @@ LOGGERS = (
     "faregate.bus",
     "faregate.journal",
     "faregate.rabbitmq",
+    "faregate.run",
     "faregate.spark",
     "faregate.stores",
 )

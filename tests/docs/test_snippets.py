@@ -1,11 +1,14 @@
 """The Python snippets of README and docs run as they stand; those of one page share their names, in order."""
 
+import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from faregate import ids
+from tests.docs import first_screen
 from tests.presence import address
 
 ROOT = Path(__file__).parents[2]
@@ -41,9 +44,18 @@ def test_the_snippets_of_a_page_run(page: Path, request: pytest.FixtureRequest) 
         exec(compile(code, f"{page.name}, snippet {number}", "exec"), names)
 
 
-def test_the_readme_shows_a_whole_program(capsys: pytest.CaptureFixture[str]) -> None:
-    exec(compile(snippets(ROOT / "README.md")[0], "README.md", "exec"), {"__name__": "snippet"})
-    assert capsys.readouterr().out == "charging 40 for order 17, attempt 1\n"
+def test_the_first_screen_of_the_readme_runs_as_it_stands(tmp_path: Path) -> None:
+    lines = [line for line in first_screen.program().splitlines() if line.strip()]
+    assert len(lines) == 12
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    assert first_screen.follow(tmp_path, [sys.executable, "-m", "faregate"], environment) == ["17"]
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/demo.md"])
+def test_a_page_that_is_read_first_is_short_and_its_lines_too(name: str) -> None:
+    lines = (ROOT / name).read_text().splitlines()
+    assert len(lines) <= 150
+    assert [line for line in lines if len(line) > 120] == []
 
 
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)")

@@ -10,7 +10,8 @@ from typing import Any
 from rich.text import Text
 
 from faregate.bus.dead_letters import body_of
-from faregate.cli.output import console, counted, say
+from faregate.cli.output import counted, say
+from faregate.cli.table import Cell, Column, fits, room, show_table
 from faregate.errors import Undecodable
 from faregate.message import Envelope
 from faregate.plain import plain
@@ -18,8 +19,8 @@ from faregate.ports.dead_letter import DeadLetter
 from faregate.units import age, iso
 
 _STYLES = {"open": "red", "replayed": "yellow", "resolved": "green", "discarded": "dim"}
-_HEADINGS = ("ID", "TYPE", "NODE", "REASON", "STATUS", "LAST FAILED")
-_GAP = "  "
+_COLUMNS = [Column("ID", is_whole=True), *map(Column, ("TYPE", "NODE", "REASON", "STATUS", "LAST FAILED"))]
+_SHORT_ID = 13
 _TIMES = ("first_failed_at", "last_failed_at", "changed_at")
 _LISTED = (
     *("node", "type", "source", "reason", "status", "error", "publication_id", "correlation_id", "key", "queue"),
@@ -60,27 +61,32 @@ def show_list(letters: Sequence[DeadLetter], *, more: bool) -> None:
         say("no dead letters")
         return
     now = time.time()
-    facts = [(each.message_id, each.type, each.node, each.reason, each.status) for each in letters]
-    rows = [(*map(plain, some), age(each.last_failed_at, now)) for some, each in zip(facts, letters, strict=True)]
-    widths = [max(len(row[place]) for row in (_HEADINGS, *rows)) for place in range(len(_HEADINGS))]
-    _print(Text(_GAP.join(_HEADINGS[place].ljust(width) for place, width in enumerate(widths)).rstrip(), "bold"))
-    for letter, row in zip(letters, rows, strict=True):
-        line = Text()
-        for place, (cell, width) in enumerate(zip(row, widths, strict=True)):
-            line.append(cell.ljust(width) + _GAP, _STYLES[letter.status] if place == 4 else "")
-        line.rstrip()
-        _print(line)
-        _print(Text(f"    {plain(letter.error.partition(chr(10))[0])}", "dim"))
+    rows = _rows(letters, [each.message_id for each in letters], now)
+    if not fits(_COLUMNS, rows, room()):
+        rows = _rows(letters, _beginnings([each.message_id for each in letters]), now)
+    errors = [Text(plain(each.error.partition("\n")[0]), "dim") for each in letters]
+    show_table(_COLUMNS, rows, below=errors)
     counts = Counter(letter.status for letter in letters)
     say(f"{', '.join(f'{count:,} {status}' for status, count in counts.items())}{', and more' * more}")
 
 
-def _print(line: Text) -> None:
-    """One line each: cut on a terminal, whole in a pipe."""
-    if console.is_terminal:
-        console.print(line, no_wrap=True, overflow="ellipsis")
-    else:
-        say(line)
+def _rows(letters: Sequence[DeadLetter], ids: Sequence[str], now: float) -> list[list[Cell]]:
+    return [
+        [
+            *map(plain, (message_id, each.type, each.node, each.reason)),
+            Text(each.status, _STYLES[each.status]),
+            age(each.last_failed_at, now),
+        ]
+        for each, message_id in zip(letters, ids, strict=True)
+    ]
+
+
+def _beginnings(ids: Sequence[str]) -> list[str]:
+    """As much of each id as tells it from the others; the commands take that for the whole id."""
+    length, different = _SHORT_ID, len(set(ids))
+    while len({each[:length] for each in ids}) < different:
+        length += 1
+    return [each[:length] for each in ids]
 
 
 def show_letter(letter: DeadLetter) -> None:

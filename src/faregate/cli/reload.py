@@ -1,5 +1,6 @@
 """`faregate run --reload`: runs the bus in a child process and starts it again when a Python file changes."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -8,6 +9,8 @@ from pathlib import Path
 
 from faregate.cli.output import errors
 
+RELOAD = "FAREGATE_RELOAD"
+"""The variable that asks for it: not handed on, or the child would watch, too."""
 _POLL_SECONDS = 0.4
 _SKIPPED = {".venv", "venv", "node_modules", "__pycache__", ".git"}
 
@@ -54,7 +57,9 @@ def _interrupt(*_: object) -> None:
 
 def _start(arguments: list[str]) -> subprocess.Popen[bytes]:
     # A session of its own: Ctrl-C reaches this process, which then tells the child to drain.
-    return subprocess.Popen([sys.executable, "-m", "faregate", "run", *arguments], start_new_session=True)
+    environment = {name: value for name, value in os.environ.items() if name != RELOAD}
+    command = [sys.executable, "-m", "faregate", "run", *arguments]
+    return subprocess.Popen(command, start_new_session=True, env=environment)
 
 
 def _stop(child: subprocess.Popen[bytes]) -> int:

@@ -1,4 +1,7 @@
-"""`faregate run`: run a bus until it is told to stop."""
+"""`faregate run`: run a bus until it is told to stop.
+
+Every option, and the bus, can come from the environment, as containers are set up: `FAREGATE_` and the option's name.
+"""
 
 import asyncio
 import gc
@@ -6,65 +9,59 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from faregate.bus.bus import Bus
-from faregate.cli.load import BusName, load_bus
+from faregate.cli.load import load_bus
+from faregate.cli.logs import Format, Level, Log, to_people
 from faregate.cli.loop import run_async
-from faregate.cli.output import errors, print_json
-from faregate.cli.reload import run_reloading
-from faregate.errors import ConfigurationError
-from faregate.observe import LogContext
+from faregate.cli.output import print_json
+from faregate.cli.reload import RELOAD, run_reloading
+from faregate.errors import ConfigurationError, FaregateError
 from faregate.observe import serve as endpoints_of
 
-Level = Literal["debug", "info", "warning", "error"]
 _HTTP_HELP = "Serve /metrics (Prometheus), /live and /ready there; on loopback unless a host is given."
-_ABOUT = "[%(node)s %(lane)s message %(message_id)s correlation %(correlation_id)s key %(key)s] "
 
 
 def run(
-    target: BusName,
-    reload: Annotated[bool, typer.Option("--reload", help="Start again when a Python file changes.")] = False,
-    log_level: Annotated[Level, typer.Option(help="How much to log.")] = "info",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the counts at the end as JSON.")] = False,
-    http: Annotated[str | None, typer.Option("--http", help=_HTTP_HELP, metavar="[HOST:]PORT")] = None,
+    target: Annotated[
+        str, typer.Argument(help="The bus, as module:attribute.", metavar="MODULE:BUS", envvar="FAREGATE_BUS")
+    ],
+    reload: Annotated[
+        bool, typer.Option("--reload", help="Start again when a Python file changes.", envvar=RELOAD)
+    ] = False,
+    log_level: Annotated[Level, typer.Option(help="How much to log.", envvar="FAREGATE_LOG_LEVEL")] = "info",
+    log_format: Annotated[
+        Format, typer.Option(help="Lines for people, or a JSON object a line.", envvar="FAREGATE_LOG_FORMAT")
+    ] = "text",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the counts at the end as JSON.", envvar="FAREGATE_JSON")
+    ] = False,
+    http: Annotated[
+        str | None, typer.Option("--http", help=_HTTP_HELP, metavar="[HOST:]PORT", envvar="FAREGATE_HTTP")
+    ] = None,
 ) -> None:
     """Run the nodes of a bus. Ctrl-C drains: what runs may finish; a second Ctrl-C stops at once.
 
     What a handler logs names its node, message, key and lane.
     """
-    listen = None if http is None else parse_listen(http)
-    _log(log_level)
-    if reload:
-        more = [*(["--json"] if as_json else []), *(["--http", http] if http is not None else [])]
-        raise typer.Exit(run_reloading([target, "--log-level", log_level, *more]))
-    bus = load_bus(target)
-    # What is loaded by now stays: the garbage collector need not look at it.
-    gc.collect()
-    gc.freeze()
-    run_async(_serve_to_the_end(bus, as_json, listen))
-
-
-def _log(level: Level) -> None:
-    handler = logging.StreamHandler()
-    handler.addFilter(LogContext())
-    handler.setFormatter(_Formatter())
-    logging.basicConfig(level=level.upper(), handlers=[handler])
-
-
-class _Formatter(logging.Formatter):
-    """Names the message that a line is about, where there is one."""
-
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)-7s %(name)s %(message)s", "%H:%M:%S")
-        self._named = logging.Formatter(f"%(asctime)s %(levelname)-7s %(name)s {_ABOUT}%(message)s", "%H:%M:%S")
-
-    def format(self, record: logging.LogRecord) -> str:
-        named = getattr(record, "message_id", "-") != "-"
-        return self._named.format(record) if named else super().format(record)
+    log = Log(log_level, log_format)
+    try:
+        listen = None if http is None else parse_listen(http)
+        if reload:
+            more = [*(["--json"] if as_json else []), *(["--http", http] if http is not None else [])]
+            raise typer.Exit(run_reloading([target, "--log-level", log_level, "--log-format", log_format, *more]))
+        bus = load_bus(target)
+        # What is loaded by now stays: the garbage collector need not look at it.
+        gc.collect()
+        gc.freeze()
+        run_async(_serve_to_the_end(bus, as_json, listen, log.tell))
+    except FaregateError as exc:
+        raise typer.Exit(log.fail(exc, as_json=as_json)) from exc
 
 
 def parse_listen(text: str) -> tuple[str, int]:
@@ -75,12 +72,14 @@ def parse_listen(text: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 
 
-async def _serve_to_the_end(bus: Bus, as_json: bool, listen: tuple[str, int] | None) -> None:
+async def _serve_to_the_end(
+    bus: Bus, as_json: bool, listen: tuple[str, int] | None, tell: Callable[[str], None] = to_people
+) -> None:
     async with AsyncExitStack() as stack:
         if listen is not None:
             endpoints = await stack.enter_async_context(endpoints_of(bus, host=listen[0], port=listen[1]))
-            errors.print(f"/metrics, /live and /ready are at http://{endpoints.place}", markup=False)
-        await serve(bus)
+            tell(f"/metrics, /live and /ready are at http://{endpoints.place}")
+        await serve(bus, tell)
     if as_json:
         print_json({"outcomes": bus.outcomes(), "subscriptions": [count._asdict() for count in bus.counts()]})
     if bus.left_behind:  # closing the event loop would wait for these handlers
@@ -90,7 +89,7 @@ async def _serve_to_the_end(bus: Bus, as_json: bool, listen: tuple[str, int] | N
         os._exit(0)
 
 
-async def serve(bus: Bus) -> None:
+async def serve(bus: Bus, tell: Callable[[str], None] = to_people) -> None:
     """Run until SIGINT or SIGTERM, then drain; a second signal ends the waiting. Nothing settled is lost.
 
     Raises what the transport failed with.
@@ -101,10 +100,10 @@ async def serve(bus: Bus) -> None:
     def on_signal() -> None:
         if asked.is_set():
             insisted.set()
-            errors.print("stopping at once; unfinished messages go back to their queues")
+            tell("stopping at once; unfinished messages go back to their queues")
         else:
             asked.set()
-            errors.print("draining; press Ctrl-C again to stop at once")
+            tell("draining; press Ctrl-C again to stop at once")
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
@@ -112,7 +111,7 @@ async def serve(bus: Bus) -> None:
         bus.allow_control()
         await bus.start()
         subscriptions = bus.counts()
-        errors.print(f"{len(subscriptions)} subscriptions of {len(bus.nodes)} nodes run on {bus.url}; Ctrl-C drains")
+        tell(f"{len(subscriptions)} subscriptions of {len(bus.nodes)} nodes run on {bus.url}; Ctrl-C drains")
         failing = asyncio.create_task(bus.failed())
         waiting = {asyncio.create_task(asked.wait()), failing}
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

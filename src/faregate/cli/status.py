@@ -10,12 +10,12 @@ import msgspec
 import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from faregate.cli.loop import run_async
 from faregate.cli.output import AsJson, console, counted, errors, print_json
 from faregate.cli.running import Here, OnBroker, Target, listen_on, locate
+from faregate.cli.table import Column, numbers, room, table
 from faregate.errors import FaregateError
 from faregate.plain import plain
 from faregate.ports.presence import HEARTBEAT_SECONDS, Consumed, Heartbeat
@@ -166,26 +166,25 @@ def _instances(found: list[tuple[float, Heartbeat]], now: float) -> Iterator[Ren
         taking = "" if beat.consumes else ", takes nothing"
         yield Text.assemble(f"  {plain(beat.instance)}  ", state, taking)
         if beat.consumes:
-            yield _table(beat.consumes)
+            yield from _table(beat.consumes)
         for each in beat.consumes:
             if each.paused:
                 why = f": {each.why}" if each.why else ""
                 yield Text(plain(f"    {_takes(each)} is paused{why}"), "yellow")
 
 
-def _table(consumes: list[Consumed]) -> Table:
+def _table(consumes: list[Consumed]) -> Iterator[Text]:
     parts = [_parts_of(each) for each in consumes]
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    table.add_column("    TAKES", overflow="fold")
-    for name in ("PER S", "HANDLED", "AGAIN", "DEAD", "BUSY"):
-        table.add_column(name, justify="right", no_wrap=True)
-    if any(parts):
-        table.add_column("PARTS", overflow="fold")
+    columns = [Column("TAKES"), *numbers("PER S", "HANDLED", "AGAIN", "DEAD", "BUSY")]
+    rows = []
     for each, part in zip(consumes, parts, strict=True):
-        numbers = (each.handled, each.redelivered, each.dead, each.busy)
-        row = (f"{each.per_second:,.1f}", *(f"{number:,}" for number in numbers), *([part] if any(parts) else []))
-        table.add_row(Text(f"    {_takes(each)}"), *map(Text, row))  # a str would be read as markup
-    return table
+        counts = (each.handled, each.redelivered, each.dead, each.busy)
+        rows.append([_takes(each), f"{each.per_second:,.1f}", *(f"{count:,}" for count in counts), part])
+    if any(parts):
+        columns.append(Column("PARTS"))
+    else:
+        rows = [row[:-1] for row in rows]
+    return table(columns, rows, room(), indent="    ", style="dim")
 
 
 def _remarks(beats: list[Heartbeat]) -> Iterator[Text]:

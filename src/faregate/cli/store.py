@@ -4,10 +4,10 @@ import time
 from typing import Any
 
 import typer
-from rich.table import Table
 
 from faregate.cli.loop import run_async
-from faregate.cli.output import AsJson, answer, console, say
+from faregate.cli.output import AsJson, answer, say
+from faregate.cli.table import Column, numbers, show_table
 from faregate.cli.targets import StoreUrl, check_lasting, opened
 from faregate.plain import plain
 from faregate.ports.clock import SystemClock
@@ -73,12 +73,8 @@ def _show(found: StoreInfo) -> None:
     is_newer = found.version > found.known
     known = f"this Faregate knows versions up to {found.known}" if is_newer else f"known here: {found.known}"
     say(f"{found.url}: schema version {found.version} ({known})")
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("TABLE")
-    table.add_column("ROWS", justify="right")
-    for name, count in found.tables.items():
-        table.add_row(plain(name), f"{count:,}")
-    console.print(table)
+    rows = [(plain(name), f"{count:,}") for name, count in found.tables.items()]
+    show_table([Column("TABLE"), *numbers("ROWS")], rows)
     for node, floor in found.floors.items():
         say(f"the ledger of {plain(node)} remembers from {iso(floor)} on ({age(floor, now)})")
     if found.oldest is not None:

@@ -3,11 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
 from faregate.charts import Series, lines, page, table
-from faregate.cli.output import console, counted, say
+from faregate.cli.output import counted, say
+from faregate.cli.table import Column, numbers, show_table
 from faregate.errors import ConfigurationError
 from faregate.plain import plain
 
@@ -16,14 +14,9 @@ _HEAD = ("", "count", "per s", "p50", "p90", "p99", "p99.9", "max")
 
 
 def show(result: Result) -> None:
-    drawn = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for number, name in enumerate(_HEAD):
-        drawn.add_column(name, justify="right" if number else "left", no_wrap=number > 0, overflow="fold")
-    for row in _rows(result):
-        drawn.add_row(*(Text(cell) for cell in row))
     say(f"{result['message']}: {result['where']}, {_stores(result)}", "bold")
     say(f"{_load(result)}; {result['seconds']:.1f} s measured after {result['warm_up']:g} s of warm-up", "dim")
-    console.print(drawn)
+    show_table([Column(_HEAD[0]), *numbers(*_HEAD[1:])], _rows(result), style="dim")
     for line in _remarks(result):
         say(plain(line), "yellow")
 

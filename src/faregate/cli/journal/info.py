@@ -5,7 +5,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -20,6 +19,7 @@ from faregate.broker.journal.recovery import Found, Single, recover
 from faregate.broker.journal.segment import Memory, Segment
 from faregate.broker.journal.spool import waiting
 from faregate.cli.output import console, counted, say
+from faregate.cli.table import Cell, Column, numbers, show_table
 from faregate.errors import JournalCorrupt, OffsetGone
 from faregate.plain import plain
 from faregate.units import bytes_text, iso
@@ -185,12 +185,7 @@ def _offsets(told: dict[str, Any]) -> str:
     return f"{told['earliest']:,} to {told['latest'] - 1:,}"
 
 
-def _show_table(headings: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
-    if not rows:
-        return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
-    console.print(table)
+def _show_table(headings: tuple[str, ...], rows: list[tuple[Cell, ...]]) -> None:
+    if rows:
+        say("")
+        show_table([Column(headings[0]), *numbers(*headings[1:])], rows)

@@ -13,6 +13,7 @@ from rich.text import Text
 from faregate.broker.journal.export import of_types
 from faregate.broker.journal.reader import JournalReader
 from faregate.cli.output import console, print_json, say
+from faregate.cli.table import room
 from faregate.plain import plain
 from faregate.units import iso
 
@@ -99,20 +100,22 @@ def print_line(line: Line, *, as_json: bool) -> None:
         f"  {plain(line['source'])}",
         f" to {plain(line['destination'])}" if line["destination"] else "",
         (f"  key {plain(line['key'])}" if line["key"] is not None else "", "green"),
-        (f"  {plain(line['publication_id'])}", "dim"),
     )
-    room = max(20, console.width - 4) if console.is_terminal else _PIPED_PREVIEW
-    preview = _preview(line, room)
-    if console.is_terminal:
-        say(head)
-        say(f"    {preview}", "dim")
-    else:
-        say(head + Text(f"  {preview}"))
+    publication = Text(plain(line["publication_id"]), "dim")
+    width = room()
+    if width is None:
+        say(head + Text("  ") + publication + Text(f"  {_preview(line, _PIPED_PREVIEW)}"))
+        return
+    whole = head + Text("  ") + publication
+    if whole.cell_len > width:
+        whole = Text("\n").join([*head.wrap(console, width, overflow="fold"), Text("    ") + publication])
+    say(whole)
+    say(f"    {_preview(line, max(20, width - 4))}", "dim")
 
 
-def _preview(line: Line, room: int) -> str:
+def _preview(line: Line, most: int) -> str:
     if line["payload"] is None:
         kind = " ".join(filter(None, (line["content_encoding"], line["content_type"] or "bytes")))
         return f"<{line['payload_bytes']:,} bytes of {kind}>"
-    text = plain(line["payload"][: room + 1])
-    return text if len(text) <= room and not line["payload_cut"] else text[: room - 1] + "…"
+    text = plain(line["payload"][: most + 1])
+    return text if len(text) <= most and not line["payload_cut"] else text[: most - 1] + "…"

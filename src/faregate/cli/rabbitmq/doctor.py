@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
 from rich.text import Text
 
 from faregate.bus.bus import Bus
-from faregate.cli.output import console, counted, say
+from faregate.cli.output import counted, say
+from faregate.cli.table import Cell, Column, numbers, show_table
 from faregate.plain import plain
 from faregate.ports.queue import Binding
 from faregate.ports.store import MIGRATION, REPARTITION, Lease
@@ -143,16 +143,7 @@ def as_json(url: str, parts: Sequence[Part], removed: Sequence[str]) -> dict[str
 def show(url: str, parts: Sequence[Part], removed: Sequence[str]) -> None:
     for part in parts:
         say(plain(part.title), "bold")
-        table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-        table.add_column("  QUEUE", overflow="fold")
-        for name in ("WAITING", "CONSUMERS"):
-            table.add_column(name, justify="right")
-        table.add_column("HELD BY" if part.leases else "", overflow="fold")
-        table.add_column("")
-        for each in part.queues:
-            numbers = (f"{each.waiting:,}", f"{each.consumers:,}") if each.exists else ("-", "-")
-            table.add_row(f"  {plain(each.name)}", *numbers, plain(_holder(part, each.name) or ""), _state(each))
-        console.print(table)
+        _show_queues(part)
     for name in removed:
         say(f"removed {plain(name)}", "green")
     findings = [finding for part in parts for finding in part.findings]
@@ -166,6 +157,18 @@ def show(url: str, parts: Sequence[Part], removed: Sequence[str]) -> None:
         for finding in findings:
             if finding.mend == mend:
                 say(Text.assemble("    ", (plain(finding.queue), "yellow"), f": {plain(finding.what)}"))
+
+
+def _show_queues(part: Part) -> None:
+    columns = [Column("QUEUE"), *numbers("WAITING", "CONSUMERS"), Column("STATE")]
+    rows: list[list[Cell]] = []
+    for each in part.queues:
+        counts = (f"{each.waiting:,}", f"{each.consumers:,}") if each.exists else ("-", "-")
+        holder = [plain(_holder(part, each.name) or "")] if part.leases else []
+        rows.append([plain(each.name), *counts, _state(each), *holder])
+    if part.leases:
+        columns.append(Column("HELD BY"))
+    show_table(columns, rows, indent="  ", style="dim")
 
 
 def _state(each: "SeenQueue") -> Text:

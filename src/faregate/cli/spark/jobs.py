@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.text import Text
 
 from faregate.cli.journal.progress import plain_errors, progress
 from faregate.cli.output import AsJson, answer, console, counted, fail, print_json, say
 from faregate.cli.spark.session import LOCAL, Master, import_spark, session, watched
+from faregate.cli.table import Column, numbers, room, show_table
 from faregate.errors import ConfigurationError, FaregateError
 from faregate.plain import plain
 from faregate.ports.schemes import hide_password
@@ -67,7 +68,7 @@ def audit(
 ) -> None:
     """Check that every recipient of every message handled it once, in order, or that it is known where it is.
 
-    Leaves with status 0 when it holds, 1 when it does not, and 2 when it could not be audited.
+    Exits with status 0 when it holds, 1 when it does not, and 2 when it could not be audited.
     """
     with _not_audited(as_json):
         stores = stores_of(store)
@@ -114,14 +115,12 @@ def _show_audit(found: Any, listed: list[dict[str, Any]]) -> None:
 
     # A column of zeros is left out, unless it answers the question.
     names = [name for name in found.summary if name in found.table[0] and (name in _ALWAYS or found.summary[name])]
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("RECIPIENT", no_wrap=True)
-    for name in names:
-        table.add_column(name.replace("_", " ").upper(), justify="right")
+    columns = [Column("RECIPIENT"), *numbers(*(name.replace("_", " ").upper() for name in names))]
+    rows = []
     for row in found.table:
-        wrong = any(row[name] for name in WRONG)
-        table.add_row(plain(row["node"]), *(f"{row[name]:,}" for name in names), style="red" if wrong else None)
-    console.print(table)
+        style = "red" if any(row[name] for name in WRONG) else ""
+        rows.append([Text(cell, style) for cell in (plain(row["node"]), *(f"{row[name]:,}" for name in names))])
+    show_table(columns, rows)
     summary = found.summary
     for note in found.notes:
         say(f"note: {note}")
@@ -193,11 +192,7 @@ def _iso(moment: datetime) -> str:
 
 def _show_rates(rows: list[dict[str, Any]], seconds: float) -> None:
     first, last = rows[0]["from"], rows[-1]["from"]
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("NODE", "TYPE", "OVER TIME"):
-        table.add_column(name, no_wrap=True)
-    for name in ("ENDED", "PEAK/S", "DEAD", "AGAIN", "P50", "P95", "P99"):
-        table.add_column(name, justify="right", no_wrap=True)
+    lines, rows_of = [], []
     for node, kind in sorted({(row["node"], row["type"]) for row in rows}):
         own = [row for row in rows if (row["node"], row["type"]) == (node, kind)]
         by_time = {round((row["from"] - first).total_seconds() / seconds): row["per_second"] for row in own}
@@ -206,19 +201,23 @@ def _show_rates(rows: list[dict[str, Any]], seconds: float) -> None:
             max((row[name] for row in own if row[name] is not None), default=None) for name in ("p50", "p95", "p99")
         ]
         span = round((last - first).total_seconds() / seconds) + 1
-        table.add_row(
-            plain(node),
-            plain(kind),
-            sparkline([by_time.get(place, 0.0) for place in range(span)]),
-            f"{ended:,}",
-            f"{max(by_time.values()):,.1f}",
-            f"{dead:,}",
-            f"{back:,}",
-            *("–" if value is None else seconds_text(value) for value in worst),
+        lines.append(Text(sparkline([by_time.get(place, 0.0) for place in range(span)], (room() or 80) - 4), "cyan"))
+        rows_of.append(
+            [
+                plain(node),
+                plain(kind),
+                f"{ended:,}",
+                f"{max(by_time.values()):,.1f}",
+                f"{dead:,}",
+                f"{back:,}",
+                *("–" if value is None else seconds_text(value) for value in worst),
+            ]
         )
-    console.print(table)
+    counts = numbers("ENDED", "PEAK/S", "DEAD", "AGAIN", "P50", "P95", "P99")
+    show_table([Column("NODE"), Column("TYPE"), *counts], rows_of, below=lines)
     span = f"{first:%Y-%m-%d %H:%M:%S} to {rows[-1]['to']:%Y-%m-%d %H:%M:%S} UTC"
-    say(f"{span}; AGAIN: deliveries that went back; P50 to P99: of the worst window")
+    say(f"{span}, as the bars below each row")
+    say("AGAIN: deliveries that went back; P50 to P99: of the worst window")
 
 
 def sparkline(values: list[float], width: int = 24) -> str:
@@ -295,13 +294,8 @@ def replay(
     if as_json:
         print_json({**found.counts, "name": found.name, "done": yes, "types": kinds})
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in ("TYPE", "PUBLISHED BY"):
-        table.add_column(head)
-    table.add_column("MESSAGES", justify="right")
-    for row in kinds:
-        table.add_row(plain(row["type"]), plain(row["source"]), f"{row['count']:,}")
-    console.print(table)
+    listed = [(plain(row["type"]), plain(row["source"]), f"{row['count']:,}") for row in kinds]
+    show_table([Column("TYPE"), Column("PUBLISHED BY"), *numbers("MESSAGES")], listed)
     counts = found.counts
     what = f"{counted(counts['messages'], 'message')} from offset {counts['from_offset']:,} on, {identity} identity"
     if yes:
