@@ -92,11 +92,13 @@ find_python() {
     return 1
 }
 
+# A lock names everything, so pip resolves nothing: it would look for `psycopg[binary]`, which dbos wants, beyond the
+# version that is locked without its extra, and refuse the newer one that it finds for having no hash.
 install_lock() {
     local lock=$ROOT/requirements/$1.lock
     with_progress "requirements/$1.lock into .venv" "$(grep -c '^[a-z0-9]' "$lock")" "$VENV/install.log" \
         "$VENV/bin/python" -u -m pip install --disable-pip-version-check --no-input --progress-bar off \
-        --require-hashes --no-build-isolation --requirement "$lock" ||
+        --require-hashes --no-deps --no-build-isolation --requirement "$lock" ||
         die "the packages of requirements/$1.lock could not be installed; pip says why above, and in .venv/install.log."
 }
 
