@@ -45,7 +45,7 @@ class Resources:
         self.start_hooks = [] if only_outgoing else node.start_hooks
         self.stop_hooks = [] if only_outgoing else node.stop_hooks
         self._held: dict[type, Held] = {}
-        users = node.outgoing_middlewares if only_outgoing else _users(node)
+        users = node.outgoing_middlewares if only_outgoing else node.users
         for cls in self._ordered(users):
             if node.providers[cls].scope == "bus":
                 self._held[cls] = Held(node.providers[cls].what)
@@ -140,19 +140,6 @@ class Resources:
             for cls in user.resources:
                 need(cls, ())
         return order
-
-
-def _users(node: Node) -> list[Signature]:
-    """All functions of a node that may ask for resources."""
-    return [
-        *(subscription.handler for subscription in node.subscriptions.values()),
-        *node.middlewares,
-        *node.after_middlewares,
-        *node.outgoing_middlewares,
-        *node.interpreters.values(),
-        *node.start_hooks,
-        *node.stop_hooks,
-    ]
 
 
 def generate(provider: Provider, pool: Executor) -> Generate:

@@ -236,6 +236,19 @@ class Node:
         self.escalation = signature
         return function
 
+    @property
+    def users(self) -> list[Signature]:
+        """The functions of this node that may take resources; providers, which may too, are not among them."""
+        return [
+            *(subscription.handler for subscription in self.subscriptions.values()),
+            *self.middlewares,
+            *self.after_middlewares,
+            *self.outgoing_middlewares,
+            *self.interpreters.values(),
+            *self.start_hooks,
+            *self.stop_hooks,
+        ]
+
     def use(self, middleware: F, *, after: bool = False) -> F:
         """Add `async def mw(ctx, call_next)` around the core, or after it, in order of declaration."""
         signature = self._middleware(middleware, declaring_frame(), "middleware")
