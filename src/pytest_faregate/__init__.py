@@ -29,7 +29,7 @@ def faregate_store() -> str:
 
 @pytest.fixture
 def faregate_bench(faregate_store: str) -> Callable[..., AbstractAsyncContextManager[Bench]]:
-    """`async with faregate_bench(node) as bench:` is `fg.testing.bench` on the store of the fixture `faregate_store`."""
+    """`async with faregate_bench(node) as bench:` is `fg.testing.bench` on the store that `faregate_store` names."""
     from faregate.testing import bench
 
     return partial(bench, store=faregate_store)
