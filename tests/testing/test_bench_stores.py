@@ -1,7 +1,7 @@
 """A bench on every store: rows can be read, time is made, and nothing is left behind."""
 
 import asyncio
-import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ async def test_tokens_are_in_the_same_store(url: str) -> None:
 
 
 async def test_a_query_on_a_store_that_a_handler_holds_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["faregate.testing.bench"], "_QUERY_SECONDS", 0.01)
+    monkeypatch.setattr(import_module("faregate.testing.bench"), "_QUERY_SECONDS", 0.01)
     billing, holding, go_on = fg.Node("billing", schema="create table t(x int)"), asyncio.Event(), asyncio.Event()
 
     @billing.on(OrderPlaced, source="shop")
