@@ -80,8 +80,11 @@ def _caller(signature: Signature, places: Places, pool: Executor) -> Call:
     elif extra == (Context,):
         bound = lambda ctx, first: function(first, ctx)  # noqa: E731
     elif len(extra) == 1:
-        get = _getter(extra[0], places)
-        bound = lambda ctx, first: function(first, get(ctx))  # noqa: E731
+        place = places[extra[0]]
+        if isinstance(place, Held):
+            bound = lambda ctx, first: function(first, place.value)  # noqa: E731
+        else:
+            bound = lambda ctx, first: function(first, ctx._resources[place])  # noqa: E731
     else:
         rest = fill(signature, places)
         bound = lambda ctx, first: function(first, *rest(ctx))  # noqa: E731

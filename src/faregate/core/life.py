@@ -91,8 +91,9 @@ class Life:
         try:
             await self._asked.wait()
         except asyncio.CancelledError:
-            log.error("the task that holds the resources of the bus was cancelled while the bus ran")
-            self._lost.set()
+            if not self._asked.is_set():  # else the start was cancelled when it was nearly over
+                log.error("the task that holds the resources of the bus was cancelled while the bus ran")
+                self._lost.set()
         for each in reversed(self._resources):
             for hook in reversed(each.stop_hooks):
                 await _end(_named(each, hook, "stops"), partial(_call, each, hook))
