@@ -283,7 +283,7 @@ async def test_functions_that_a_node_starts_and_stops_with_run_in_order() -> Non
 async def test_what_fails_or_hangs_at_the_end_is_logged_and_keeps_nothing_else(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(life, "_SECONDS", 0.01)
+    monkeypatch.setattr(life, "_SECONDS", 1.0)
     log: list[str] = []
     billing = living_node(log)
 

@@ -91,7 +91,6 @@ async def test_tokens_are_in_the_same_store(url: str) -> None:
 
 
 async def test_a_query_on_a_store_that_a_handler_holds_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("faregate.testing.bench"), "_QUERY_SECONDS", 0.01)
     billing, holding, go_on = fg.Node("billing", schema="create table t(x int)"), asyncio.Event(), asyncio.Event()
 
     @billing.on(OrderPlaced, source="shop")
@@ -103,8 +102,10 @@ async def test_a_query_on_a_store_that_a_handler_holds_says_so(monkeypatch: pyte
     async with fg.testing.bench(billing) as bench:
         await bench.publish(OrderPlaced(order_id="1"))
         await holding.wait()
-        with pytest.raises(fg.testing.BenchStuck, match="in the middle of its transaction"):
-            await bench.fetchall(billing, "select * from t")
+        with monkeypatch.context() as patch:
+            patch.setattr(import_module("faregate.testing.bench"), "_QUERY_SECONDS", 0.01)
+            with pytest.raises(fg.testing.BenchStuck, match="in the middle of its transaction"):
+                await bench.fetchall(billing, "select * from t")
         go_on.set()
         await bench.settle()
         assert await bench.fetchone(billing, "select count(*) from t") == (1,)
