@@ -299,6 +299,10 @@ class HandlerFailed(FaregateError):
     """A handler of a node without a store failed in a way that a run on Spark cannot go on from."""
 
 
+class ResourceFailed(FaregateError):
+    """What a node makes, or runs, when its bus starts failed; or it was lost while the bus ran."""
+
+
 class JournalFailed(FaregateError):
     """The disk did not do what it was told. Nothing more is confirmed; what was confirmed before is safe."""
 

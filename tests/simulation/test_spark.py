@@ -1,7 +1,7 @@
 """Node `a` on Spark: what Spark may do to a batch, its tasks and its driver, scenario by scenario.
 
 Left out, with the reason: handlers without a store. Their tasks have no port but files under names of their own, and
-the driver's commit of those is one rename; tests/spark goes through every moment of it (docs/testing.md).
+the driver's commit of those is one rename; tests/spark goes through every moment of it (docs/testing-internals.md).
 """
 
 from dataclasses import replace

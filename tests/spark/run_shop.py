@@ -142,6 +142,29 @@ def look_at(order: OrderPlaced) -> object:
     return Seen(order_id=order.order_id, number=order.number)
 
 
+class Tally:
+    count = 0
+
+
+tallying = fg.Node("tallying")
+
+
+@tallying.provides(scope="bus")
+def make_tally() -> Tally:
+    return Tally()
+
+
+@tallying.on_start
+async def begin_at_hundred(tally: Tally) -> None:
+    tally.count = 100
+
+
+@tallying.on(OrderPlaced, source="shop", key="order_id", order=fg.Serial())
+async def tally_up(order: OrderPlaced, tally: Tally) -> object:
+    tally.count += 1
+    return Seen(order_id=order.order_id, number=tally.count)
+
+
 asking = fg.Node("asking")
 
 

@@ -32,10 +32,12 @@ from faregate.core.context import Ending
 from faregate.core.escalation import Escalation
 from faregate.core.feed import QueueFeed
 from faregate.core.handling import Handling
+from faregate.core.life import Life
 from faregate.core.node_store import NodeStore
 from faregate.core.observer import Observer, Observers, check_observers, unwatch, watch
 from faregate.core.recipients import topic_for
 from faregate.core.replies import Replies
+from faregate.core.resources import Resources
 from faregate.core.sealing import Keys
 from faregate.core.sender import Sender, message_classes
 from faregate.core.threads import HandlerThreads
@@ -164,6 +166,8 @@ class Bus:
         writer = BodyWriter(find_codec(codec), limit=limit, compress_above=compress_above, digests=digests)
         self.content_type = writer.content_type
         """What this bus writes."""
+        self._resources = {node.name: Resources(node, self._pool, self._alarms) for node in self.nodes.values()}
+        self._life = Life(list(self._resources.values()))
         keys, classes = shared_keys(self.nodes.values()), message_classes(self.nodes.values())
         replies = Replies(self._transport, self._circuit)
         self._requests = Requests(self._transport, self.url, self.clock, replies, classes, limit)
@@ -179,6 +183,7 @@ class Bus:
                 replies,
                 self.observers,
                 self._circuit,
+                self._resources[node.name],
             )
             for node in self.nodes.values()
         }
@@ -262,6 +267,7 @@ class Bus:
             body_limit=limit,
             kill_switch=subscription.kill_switch,
             observers=self.observers,
+            resources=self._resources[node.name],
         )
         prefetch = subscription.prefetch or max(_PREFETCH, 2 * subscription.order.lanes)
         waiting = self._stores.waiting(node.name) if is_supplied else None
@@ -321,13 +327,15 @@ class Bus:
         self._allows_control = True
 
     async def start(self) -> None:
-        """Open the transport, declare every subscription, then begin to consume."""
+        """Open the transport, declare every subscription, make what lives as long as the bus, then begin to consume.
+        Raises, beside errors of transport and stores, `ResourceFailed`."""
         if self._state != "new":
             raise ConfigurationError(f"this bus is {self._state}; make a new one to start again")
         self._loop, self._thread = asyncio.get_running_loop(), get_ident()
         self._alarms.loop = self._loop
         await self._open()
         try:
+            await self._life.start()
             await self._stores.start()
             if isinstance(self._transport, SpoolTransport):
                 self._transport.begin()
@@ -382,14 +390,24 @@ class Bus:
             raise
 
     async def _close(self, deadline: float = 0) -> None:
-        await self._stores.stop(deadline)
+        try:
+            await self._stores.stop(deadline)
+        finally:  # what is sent until then may go through middlewares that use resources
+            await self._life.stop()
         await self._transport.close()
         await self._stores.close()
 
     async def failed(self) -> Exception:
-        """Return, with the reason, once the transport cannot go on; otherwise never."""
+        """Return, with the reason, once the transport cannot go on, or resources of the bus are lost; otherwise
+        never."""
         self._check_running()
-        return await self._transport.failed()
+        waiting = [asyncio.ensure_future(each) for each in (self._transport.failed(), self._life.lost())]
+        try:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+        finally:
+            for each in waiting:
+                each.cancel()
 
     async def stop(self, deadline: float | None = None) -> None:
         """Stop fetching, let running handlers finish within the deadline, give the rest back, close.

@@ -89,6 +89,21 @@ async def _serve_to_the_end(
         os._exit(0)
 
 
+async def _interrupted(starting: "asyncio.Task[None]", asked: asyncio.Event) -> bool:
+    """Wait for the start; whether it was given up because somebody asked for that. Raises what it failed with."""
+    asking = asyncio.create_task(asked.wait())
+    await asyncio.wait({starting, asking}, return_when=asyncio.FIRST_COMPLETED)
+    asking.cancel()
+    if starting.done():
+        starting.result()
+        return False
+    starting.cancel()
+    await asyncio.wait({starting})
+    if not starting.cancelled():
+        starting.result()
+    return starting.cancelled()
+
+
 async def serve(bus: Bus, tell: Callable[[str], None] = to_people) -> None:
     """Run until SIGINT or SIGTERM, then drain; a second signal ends the waiting. Nothing settled is lost.
 
@@ -109,7 +124,9 @@ async def serve(bus: Bus, tell: Callable[[str], None] = to_people) -> None:
         loop.add_signal_handler(number, on_signal)
     try:
         bus.allow_control()
-        await bus.start()
+        starting = asyncio.create_task(bus.start())
+        if await _interrupted(starting, asked):
+            return
         subscriptions = bus.counts()
         tell(f"{len(subscriptions)} subscriptions of {len(bus.nodes)} nodes run on {bus.url}; Ctrl-C drains")
         failing = asyncio.create_task(bus.failed())

@@ -17,6 +17,7 @@ AlarmKind = Literal[
     "foreign-claim",
     "kill-switch",
     "left-behind",
+    "slow-resource",
     "stalled",
     "unreadable-batch",
     "unroutable",
@@ -34,6 +35,7 @@ class Alarm(NamedTuple):
     `foreign-claim`: a token is claimed by a record that is not ours.
     `kill-switch`: a subscription consumes no more, because what it depends on is down.
     `left-behind`: a task or thread of a handler goes on after its try has ended; once for each handler.
+    `slow-resource`: to make a resource for each message takes longer than what it is made for.
     `stalled`: a lane, a dispatcher, a pump or the intake has work and makes no progress.
     `unreadable-batch`: what another process left in the spool cannot be taken in.
     `unroutable`: an output that nobody takes.

@@ -8,10 +8,10 @@ import logging
 from faregate.core.alarms import Alarms
 from faregate.core.context import Context, Ending
 from faregate.core.pipeline import compile_after
+from faregate.core.resources import Resources
 from faregate.core.verdict import Verdict, failure_of, first_line
 from faregate.core.work import Work
 from faregate.ids import message_id_of
-from faregate.node.node import Node
 from faregate.node.subscription import Subscription
 from faregate.ports import faults
 from faregate.ports.queue import Delivery
@@ -22,12 +22,12 @@ OUTCOMES: tuple[Ending, ...] = ("handled", "skipped", "filtered", "duplicate", "
 
 
 class Endings:
-    def __init__(self, subscription: Subscription, node: Node, alarms: Alarms) -> None:
+    def __init__(self, subscription: Subscription, resources: Resources, alarms: Alarms) -> None:
         self.outcomes: dict[Ending, int] = dict.fromkeys(OUTCOMES, 0)
         self._subscription = subscription
-        self._node = node.name
+        self._node = resources.node.name
         self._alarms = alarms
-        self._after = compile_after(node)
+        self._after = compile_after(resources)
 
     @property
     def has_after(self) -> bool:

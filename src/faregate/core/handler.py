@@ -12,15 +12,31 @@ from typing import Any
 
 from faregate.core.context import Context
 from faregate.core.work import let_go
-from faregate.errors import UninterpretedEffect
+from faregate.errors import ConfigurationError, UninterpretedEffect
 from faregate.node.outgoing import NOTHING_TO_AWAIT, as_outgoing
 from faregate.node.signature import Signature
 
 Call = Callable[[Context, Any], Any]
 """(context, first argument) -> an awaitable of the result"""
 Collect = Callable[[Context, Any], Awaitable[None]]
-Places = Mapping[type, int]
-"""Where in `ctx._resources` each provided type stands."""
+
+
+class Held:
+    """Where a resource of the bus is while the bus runs; pipelines are compiled before that."""
+
+    __slots__ = ("_what", "value")
+    value: Any
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __getattr__(self, name: str) -> Any:
+        """Asked only where it has no value."""
+        raise ConfigurationError(f"{self._what} makes it when the bus starts, and the bus does not run: start it")
+
+
+Places = Mapping[type, int | Held]
+"""Where in `ctx._resources` each type that a message is provided with stands, and where those of the bus are."""
 
 
 def compile_call(handler: Signature, collect: Collect, places: Places, pool: Executor) -> Call:
@@ -38,8 +54,17 @@ def compile_call(handler: Signature, collect: Collect, places: Places, pool: Exe
 
 def fill(signature: Signature, places: Places) -> Callable[[Context], list[Any]]:
     """What to pass for the parameters behind the fixed ones."""
-    slots = [None if slot is Context else places[slot] for slot in signature.extra]
-    return lambda ctx: [ctx if slot is None else ctx._resources[slot] for slot in slots]
+    getters = [_getter(slot, places) for slot in signature.extra]
+    return lambda ctx: [get(ctx) for get in getters]
+
+
+def _getter(cls: type, places: Places) -> Callable[[Context], Any]:
+    if cls is Context:
+        return lambda ctx: ctx
+    place = places[cls]
+    if isinstance(place, Held):
+        return lambda ctx: place.value
+    return lambda ctx: ctx._resources[place]
 
 
 def _caller(signature: Signature, places: Places, pool: Executor) -> Call:
@@ -56,7 +81,10 @@ def _caller(signature: Signature, places: Places, pool: Executor) -> Call:
         bound = lambda ctx, first: function(first, ctx)  # noqa: E731
     elif len(extra) == 1:
         place = places[extra[0]]
-        bound = lambda ctx, first: function(first, ctx._resources[place])  # noqa: E731
+        if isinstance(place, Held):
+            bound = lambda ctx, first: function(first, place.value)  # noqa: E731
+        else:
+            bound = lambda ctx, first: function(first, ctx._resources[place])  # noqa: E731
     else:
         rest = fill(signature, places)
         bound = lambda ctx, first: function(first, *rest(ctx))  # noqa: E731

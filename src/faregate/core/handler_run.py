@@ -8,7 +8,6 @@ Rules kept here:
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Executor
 
 from faregate.core.context import Context
 from faregate.core.forks import end_if_forked
@@ -16,12 +15,12 @@ from faregate.core.kill_switch import Switch
 from faregate.core.lane_task import meet_cancellation
 from faregate.core.observer import Observers
 from faregate.core.outgoing_middlewares import compile_outgoing
-from faregate.core.pipeline import compile_pipeline, detach, left_running, resource_places, sends_in_scope
+from faregate.core.pipeline import compile_pipeline, detach, left_running, sends_in_scope
+from faregate.core.resources import Resources
 from faregate.core.sender import Sender
 from faregate.core.unit import TRANSACTION_LOST, TransactionEnded, UnitOfWork
 from faregate.core.verdict import failure_of
 from faregate.core.work import AlreadyHandled, FailedAmongOthers, NeedsSolitude, NeedsTransaction, Spoiled, Work
-from faregate.node.node import Node
 from faregate.node.subscription import Subscription
 from faregate.ports import faults
 from faregate.ports.clock import Clock
@@ -31,12 +30,11 @@ class HandlerRun:
     def __init__(
         self,
         subscription: Subscription,
-        node: Node,
+        resources: Resources,
         sender: Sender,
         *,
         has_store: bool,
         clock: Clock,
-        pool: Executor,
         switch: Switch | None = None,
         observers: Observers = (),
     ) -> None:
@@ -44,11 +42,11 @@ class HandlerRun:
         self._switch = switch
         self._sender = sender
         self._has_store = has_store
-        self._outgoing = compile_outgoing(node, resource_places(subscription, node))
-        self._sends_in_scope = sends_in_scope(node)
+        self._outgoing = compile_outgoing(resources.node, resources.of_message(subscription))
+        self._sends_in_scope = sends_in_scope(resources.node)
         """Whether the pipeline has sent what the handler sends."""
         self._pipeline: Callable[[Context], Awaitable[None]] = compile_pipeline(
-            subscription, node, clock, pool, self._send_outputs, switch, observers
+            subscription, resources, clock, self._send_outputs, switch, observers
         )
         self.opens_first = False
         """Whether the handlers of this subscription want the transaction before they start."""

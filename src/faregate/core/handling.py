@@ -43,6 +43,7 @@ from faregate.core.parting import Parting, PutBack
 from faregate.core.pipeline import is_retried
 from faregate.core.reading import Reader
 from faregate.core.recognition import Recognition
+from faregate.core.resources import Resources
 from faregate.core.sender import Sender
 from faregate.core.settling import Settling
 from faregate.core.states import UNDECIDED
@@ -96,6 +97,7 @@ class Handling:
         body_limit: int,
         kill_switch: KillSwitch | None = None,
         observers: Observers = (),
+        resources: Resources | None = None,
     ) -> None:
         """`kill_switch`: where consuming can be stopped, and what is not handled has a place to go back to."""
         self.subscription = subscription
@@ -109,17 +111,17 @@ class Handling:
         self._node = node.name
         self._clock = clock
         self._reader = Reader(subscription, alarms, body_limit)
-        self._endings = Endings(subscription, node, alarms)
+        resources = resources or Resources(node, pool, alarms)
+        self._endings = Endings(subscription, resources, alarms)
         self.outcomes = self._endings.outcomes
         self._expires = subscription.expires is not None
         self._outlet: Outlet = PublishAtOnce(sender) if store is None else store.outbox
         self._runner = HandlerRun(
             subscription,
-            node,
+            resources,
             sender,
             has_store=store is not None,
             clock=clock,
-            pool=pool,
             switch=self.switch,
             observers=observers,
         )

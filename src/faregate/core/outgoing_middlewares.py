@@ -20,9 +20,10 @@ from typing import Any
 from msgspec.structs import force_setattr
 
 from faregate.core.context import Context
-from faregate.core.handler import Places, fill
+from faregate.core.handler import Held, Places, fill
 from faregate.core.observer import Step
-from faregate.core.pipeline import needed, provide
+from faregate.core.pipeline import provide
+from faregate.core.resources import Resources
 from faregate.errors import ConfigurationError
 from faregate.message import REPLY_TO, Envelope, Kind
 from faregate.node.node import Node
@@ -105,14 +106,15 @@ def _call(
     return function(out, following, *resources(out))
 
 
-def compile_own_scope(node: Node) -> Chain | None:
+def compile_own_scope(resources: Resources) -> Chain | None:
     """The same for what is sent outside of handlers: resources are opened for it, and released when it is sent."""
-    classes = needed(node.outgoing_middlewares, node)
-    places = {cls: place for place, cls in enumerate(classes)}
+    node = resources.node
+    places = resources.places(node.outgoing_middlewares)
+    classes = [cls for cls, place in places.items() if not isinstance(place, Held)]
     inner = compile_outgoing(node, places)
     if inner is None or not classes:
         return inner
-    unfit = next((cls for cls in classes if Context in node.providers[cls].extra), None)
+    unfit = next((cls for cls in classes if node.providers[cls].signature.takes_context), None)
 
     async def chain(out: OutgoingContext, last: Last) -> None:
         if unfit is not None:
@@ -123,7 +125,7 @@ def compile_own_scope(node: Node) -> Chain | None:
             )
         step: Step = lambda ctx, again=None: inner(out, last)  # noqa: E731
         for cls in reversed(classes):
-            step = provide(cls, node.providers[cls], step, places)
+            step = provide(cls, resources, step, places)
         await step(out)
 
     return chain

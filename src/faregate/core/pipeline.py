@@ -9,18 +9,20 @@ for the tries, and nothing is looked up.
 A step takes the context twice so that a middleware may write `await call_next()` or `await call_next(ctx)`.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from concurrent.futures import Executor
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from time import perf_counter
 from types import MethodType
 from typing import Any
 
 from faregate.core.context import Context
-from faregate.core.handler import Call, Collect, Places, compile_call, compile_collect, fill
+from faregate.core.handler import Call, Collect, Held, Places, compile_call, compile_collect, fill
 from faregate.core.kill_switch import Switch
 from faregate.core.observer import Observers, Step
+from faregate.core.resource_cost import Cost
+from faregate.core.resources import Resources
 from faregate.core.verdict import asked_seconds, failure_of
 from faregate.core.work import FailedAmongOthers, NeedsTransaction
-from faregate.errors import ConfigurationError, Permanent, PipelineMisused, RetryAfter, Unavailable, WrongSignature
+from faregate.errors import ConfigurationError, Permanent, PipelineMisused, RetryAfter, Unavailable
 from faregate.node.node import Node
 from faregate.node.rules import FailurePolicies
 from faregate.node.signature import Signature
@@ -36,17 +38,10 @@ def is_retried(exc: BaseException) -> bool:
     return not isinstance(exc, _NOT_RETRIED) and asked_seconds(exc) is None
 
 
-def resource_places(subscription: Subscription, node: Node) -> dict[type, int]:
-    """What one message of the subscription is provided with, in the order in which it is made."""
-    users = [subscription.handler, *node.middlewares, *node.outgoing_middlewares, *node.interpreters.values()]
-    return {cls: place for place, cls in enumerate(needed(users, node))}
-
-
 def compile_pipeline(
     subscription: Subscription,
-    node: Node,
+    resources: Resources,
     clock: Clock,
-    pool: Executor,
     send: Callable[[Context], Awaitable[None]],
     switch: Switch | None = None,
     observers: Observers = (),
@@ -56,19 +51,20 @@ def compile_pipeline(
     `send` is called at its end, within the resources, if they are needed for that. `switch`: while that is open,
     nothing is tried again. Observers are around all of it, and around each try.
     """
-    places = resource_places(subscription, node)
+    node, pool, places = resources.node, resources.pool, resources.of_message(subscription)
+    made = [cls for cls, place in places.items() if not isinstance(place, Held)]
     collect = compile_collect(node.interpreters, places, pool)
     call = compile_call(subscription.handler, collect, places, pool)
     for observer in reversed(observers):
         call = observer.around_try(subscription, call)
-    shared = bool(places or node.middlewares or node.outgoing_middlewares)
+    shared = bool(made or node.middlewares or node.outgoing_middlewares)
     step = _core(call, collect, subscription.failures, clock, switch, shared=shared)
     for middleware in reversed(node.middlewares):
         step = _around(middleware, step, places)
     if sends_in_scope(node):
         step = _then(step, send)
-    for cls in reversed(places):
-        step = provide(cls, node.providers[cls], step, places)
+    for cls in reversed(made):
+        step = provide(cls, resources, step, places, resources.cost(cls))
     for observer in reversed(observers):
         step = observer.around_handling(subscription, step)
     return step
@@ -88,18 +84,13 @@ def _then(step: Step, send: Callable[[Context], Awaitable[None]]) -> Step:
     return run
 
 
-def compile_after(node: Node) -> Step | None:
-    """The `after` middlewares, or None when there are none."""
-    if not node.after_middlewares:
-        return None
-    step: Step = _end
-    for middleware in reversed(node.after_middlewares):
-        if middleware.resources:
-            raise WrongSignature(
-                f"a middleware of node {node.name!r} that runs after the core takes (ctx, call_next) only: "
-                "the message's resources are released by then"
-            )
-        step = _around(middleware, step, {})
+def compile_after(resources: Resources) -> Step | None:
+    """The `after` middlewares, or None when there are none. Their message's resources are released by then."""
+    step: Step | None = None
+    for middleware in reversed(resources.node.after_middlewares):
+        what = f"a middleware of node {resources.node.name!r} that runs after the core, when the message is done,"
+        resources.check_outlives(middleware, what)
+        step = _around(middleware, step or _end, resources.held)
     return step
 
 
@@ -209,39 +200,15 @@ def _around(middleware: Signature, following: Step, places: Places) -> Step:
     return lambda ctx, again=None: function(ctx, MethodType(following, ctx), *rest(ctx))
 
 
-def needed(users: Sequence[Signature], node: Node) -> list[type]:
-    """The resources that the pipeline uses, each behind the ones it is made from."""
-    order: list[type] = []
-
-    def need(cls: type, path: tuple[type, ...]) -> None:
-        if cls in order:
-            return
-        if cls in path:
-            names = " -> ".join(step.__name__ for step in (*path, cls))
-            raise ConfigurationError(f"node {node.name!r} provides resources that need each other: {names}")
-        provider = node.providers.get(cls)
-        if provider is None:
-            raise WrongSignature(
-                f"node {node.name!r} asks for a {cls.__name__} in a parameter but provides none: "
-                f"add an async generator with @{node.name}.provides that yields it"
-            )
-        for other in provider.resources:
-            need(other, (*path, cls))
-        order.append(cls)
-
-    for user in users:
-        for cls in user.resources:
-            need(cls, ())
-    return order
-
-
-def provide(cls: type, provider: Signature, following: Step, places: Places) -> Step:
-    function = provider.function
-    rest = fill(provider, places) if provider.extra else None
+def provide(cls: type, resources: Resources, following: Step, places: Places, cost: Cost | None = None) -> Step:
+    """Make a resource around what uses it. `cost` is told how long either took."""
+    generate, rest = resources.generate(cls), resources.filled(cls, places)
 
     async def provide(ctx: Context, again: Context | None = None) -> None:
-        generator = function() if rest is None else function(*rest(ctx))
+        began = perf_counter()
+        generator = generate() if rest is None else generate(*rest(ctx))
         ctx._resources += (await anext(generator),)
+        made = perf_counter()
         try:
             await following(ctx)
             if ctx._trying is not None:
@@ -250,6 +217,8 @@ def provide(cls: type, provider: Signature, following: Step, places: Places) -> 
             detach(ctx)
             await _throw(generator, exc)
             raise
+        if cost is not None:
+            cost.note(made - began, perf_counter() - made)
         try:
             await anext(generator)
         except StopAsyncIteration:

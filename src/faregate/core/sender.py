@@ -16,6 +16,7 @@ from faregate.core.context import Context
 from faregate.core.observer import Observers, Publish, confirmed, observed, passed_on
 from faregate.core.outgoing_middlewares import Chain, Last, OutgoingContext, compile_own_scope, send_together
 from faregate.core.replies import FAILED, Replies
+from faregate.core.resources import Resources
 from faregate.core.sealing import Keys, Sealer, no_answer
 from faregate.errors import ConfigurationError, DuplicateIdKey, Undecodable, Unroutable
 from faregate.message import Envelope, Kind
@@ -51,6 +52,7 @@ class Sender(Sealer):
         replies: Replies | None = None,
         observers: Observers = (),
         circuit: Circuit | None = None,
+        resources: Resources | None = None,
     ) -> None:
         super().__init__(node.name, writer, keys)
         self._transport = transport
@@ -59,7 +61,7 @@ class Sender(Sealer):
         self._guarded: Publishing = transport if circuit is None else GuardedPublishing(transport, circuit)
         self._clock = clock
         self._alarms = alarms
-        self._chain = compile_own_scope(node)
+        self._chain = compile_own_scope(resources or Resources(node))
         """The outgoing middlewares, for what is sent outside of handlers."""
         self._classes = classes or {}
         self._replies = replies or Replies(transport)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, overload
 
 from faregate.codec import BodyReader
 from faregate.core.context import Context
@@ -31,8 +31,9 @@ from faregate.node.policy import (
     Serial,
     check_count,
 )
+from faregate.node.provider import Provider, Scope, provided_type, read_hook, read_provider
 from faregate.node.rules import FailurePolicies, When, read_policies
-from faregate.node.signature import Signature, check_handler, declaring_frame, read_signature, yielded_type
+from faregate.node.signature import Signature, check_handler, declaring_frame, read_signature
 from faregate.node.subscription import ClaimMode, DedupMode, Subscription
 from faregate.node.where import Filter
 from faregate.ports.dead_letter import DeadLetter
@@ -65,7 +66,9 @@ class Node:
         """By wire name."""
         self.subscriptions: dict[tuple[str, str | None], Subscription] = {}
         self.interpreters: dict[type, Signature] = {}
-        self.providers: dict[type, Signature] = {}
+        self.providers: dict[type, Provider] = {}
+        self.start_hooks: list[Signature] = []
+        self.stop_hooks: list[Signature] = []
         self.middlewares: list[Signature] = []
         self.after_middlewares: list[Signature] = []
         self.outgoing_middlewares: list[Signature] = []
@@ -187,14 +190,39 @@ class Node:
 
         return declare
 
-    def provides(self, function: F) -> F:
-        """Register an async generator that gives a resource to the handlers and middlewares of one message."""
-        what = f"the provider {_name_of(function)!r} of node {self.name!r}"
-        signature = read_signature(function, what, 0, declaring_frame())
-        cls = yielded_type(signature, what)
-        if cls in self.providers:
-            raise HandlerConflict(f"node {self.name!r} provides {cls.__name__} already: one provider each")
-        self.providers[cls] = signature
+    @overload
+    def provides(self, function: F) -> F: ...
+    @overload
+    def provides(self, *, scope: Scope) -> Callable[[F], F]: ...
+    def provides(self, function: F | None = None, *, scope: Scope = "message") -> F | Callable[[F], F]:
+        """Register a function that makes a resource, by the class that it is annotated with: a generator, whose code
+        behind the `yield` releases it, or a function that returns it; async or not. `scope` is how long it lives: one
+        "message", or the "bus", which makes it when it starts."""
+        frame = declaring_frame()
+
+        def declare(function: F) -> F:
+            what = f"the provider {_name_of(function)!r} of node {self.name!r}"
+            provider = read_provider(function, what, scope, frame)
+            cls = provided_type(provider)
+            if cls in self.providers:
+                raise HandlerConflict(f"node {self.name!r} provides {cls.__name__} already: one provider each")
+            self.providers[cls] = provider
+            return function
+
+        return declare if function is None else declare(function)
+
+    def on_start(self, function: F) -> F:
+        """Register a function that runs when the bus starts: its resources of the bus are there, which it may take, and
+        nothing is consumed yet. If it raises, the bus does not start."""
+        what = f"the function {_name_of(function)!r} that node {self.name!r} starts with"
+        self.start_hooks.append(read_hook(function, what, declaring_frame()))
+        return function
+
+    def on_stop(self, function: F) -> F:
+        """Register a function that runs when the bus stops: no handler runs any more, and the resources of the bus are
+        still there, which it may take. If it raises, that is logged."""
+        what = f"the function {_name_of(function)!r} that node {self.name!r} stops with"
+        self.stop_hooks.append(read_hook(function, what, declaring_frame()))
         return function
 
     def escalates(self, function: F) -> F:
@@ -210,6 +238,19 @@ class Node:
             raise HandlerConflict(f"node {self.name!r} escalates a {told.__name__} already: one function each")
         self.escalations[told] = signature
         return function
+
+    @property
+    def users(self) -> list[Signature]:
+        """The functions of this node that may take resources; providers, which may too, are not among them."""
+        return [
+            *(subscription.handler for subscription in self.subscriptions.values()),
+            *self.middlewares,
+            *self.after_middlewares,
+            *self.outgoing_middlewares,
+            *self.interpreters.values(),
+            *self.start_hooks,
+            *self.stop_hooks,
+        ]
 
     def use(self, middleware: F, *, after: bool = False) -> F:
         """Add `async def mw(ctx, call_next)` around the core, or after it, in order of declaration."""

@@ -33,6 +33,10 @@ class Signature:
         return self.shape in ("function", "generator")
 
     @property
+    def takes_context(self) -> bool:
+        return Context in self.extra
+
+    @property
     def resources(self) -> tuple[type, ...]:
         return tuple(slot for slot in self.extra if slot is not Context)
 
@@ -93,18 +97,6 @@ def replied_types(signature: Signature) -> list[type]:
     """The classes that a handler is annotated to answer with: `fg.Reply[CardCharged]`."""
     replies = [part for part in _flatten(signature.returns) if get_origin(part) is Reply]
     return [part for reply in replies for part in _flatten(get_args(reply)[0]) if isinstance(part, type)]
-
-
-def yielded_type(signature: Signature, what: str) -> type:
-    """The T of a provider's AsyncIterator[T] or AsyncGenerator[T, None]."""
-    arguments = get_args(signature.returns)
-    if signature.shape != "async generator" or not arguments or not isinstance(arguments[0], type):
-        raise WrongSignature(
-            f"{what} must be an async generator annotated with what it yields: "
-            "async def session() -> AsyncIterator[Session]: … yield session …"
-        )
-    provided: type = arguments[0]
-    return provided
 
 
 def declaring_frame() -> FrameType | None:

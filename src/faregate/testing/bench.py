@@ -5,11 +5,11 @@ Redelivery, delay, expiry and dead letters are the broker's own, not imitations;
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, TypeVar, Unpack, cast, overload
 
 from faregate.broker import Broker
 from faregate.bus.bus import Bus
@@ -23,13 +23,21 @@ from faregate.node.sources import open_events, publishers
 from faregate.ports.clock import Clock
 from faregate.ports.dead_letter import DeadLetter, DeadStatus
 from faregate.ports.queue import dead_letter_queue
-from faregate.ports.store import DeadFilter
+from faregate.ports.schemes import open_store, open_token_store
+from faregate.ports.store import DeadFilter, Store
+from faregate.ports.tokens import TokenStore
 from faregate.testing.clock import FakeClock
+from faregate.testing.counted import Calls, Counted, CountedStore
+from faregate.testing.replaced import with_resources
+from faregate.testing.store_subjects import postgres_schema
 from faregate.transports.memory import MemoryTransport
 
 T = TypeVar("T")
 
 _BODY_LIMIT = 1 << 30
+_STORE_SECONDS = 1.0
+"""For so long a real store may take to do one thing, while nothing else happens."""
+_QUERY_SECONDS = 30.0
 
 
 class BenchStuck(FaregateError):
@@ -69,14 +77,21 @@ class RecordingTransport(MemoryTransport):
 class Bench:
     """Made by `bench(…)`. `bus` and `clock` are there to be used directly, too."""
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
+    def __init__(
+        self, nodes: Sequence[Node], store: str = "memory:", provide: Mapping[type, Any] | None = None
+    ) -> None:
         self.clock = FakeClock()
-        self._nodes = list(nodes)
+        self._nodes = nodes = with_resources(nodes, provide)
+        self._calls = Calls()
+        """Of a real store; in memory nothing takes time."""
+        self._letters: list[DeadLetter] | None = None if is_memory(store) else []
+        """The dead letters of a real store, as they were when the bench last came to rest."""
         self._transport = RecordingTransport(self.clock)
         self.bus = Bus(
             self._transport,
             nodes=[*nodes, *_stand_ins(nodes)],
-            store="memory:",
+            store=store if is_memory(store) else self._counted(open_store(store, self.clock)),
+            tokens=self._token_store(store),
             clock=self.clock,
             drain_seconds=0,
             stall_seconds=None,  # time is made here, and the bench tells itself when nothing moves
@@ -172,9 +187,10 @@ class Bench:
                 before = self.bus._stores.activity
                 await self.bus._stores.idle()
                 if self.bus._stores.activity == before:
+                    await self._look_at_letters()
                     return
                 continue
-            if self._working() > 0:
+            if self._working() > 0 or self._calls.count:
                 # A handler waits for something real: a thread, a socket, an event of the test.
                 if time.monotonic() > until:
                     raise BenchStuck(f"a handler still runs after {timeout} s: {self._where()}")
@@ -190,6 +206,7 @@ class Bench:
     async def advance(self, seconds: float) -> None:
         """Move the clock and let everything run that became due."""
         await self.clock.advance(seconds, self._rest)
+        await self._look_at_letters()
 
     def _at_rest(self) -> bool:
         if any(worker.busy for worker in self.bus._workers) or self.bus._stores.busy:
@@ -221,14 +238,19 @@ class Bench:
         return ", ".join(counts) or "no queue holds anything"
 
     async def _rest(self) -> None:
-        """Go round the event loop until nothing changes any more and no thread works for a handler."""
-        unchanged = 0
+        """Go round the event loop until nothing changes any more, no thread works for a handler, and no real store has
+        something to do. For that it waits a while only: what waits there may wait for a transaction that is open."""
+        unchanged, since = 0, time.monotonic()
         before: object = None
         while unchanged < 10:
-            await asyncio.sleep(0.0005 if self._threads else 0)
-            state = (self._fingerprint(), self._threads)
-            unchanged = unchanged + 1 if state == before and not self._threads else 0
-            before = state
+            await asyncio.sleep(0.0005 if self._threads or self._calls.count else 0)
+            state = (self._fingerprint(), self._threads, self._calls.count)
+            if state != before:
+                before, unchanged, since = state, 0, time.monotonic()
+            elif self._threads or (self._calls.count and time.monotonic() - since < _STORE_SECONDS):
+                unchanged = 0
+            else:
+                unchanged += 1
 
     def _fingerprint(self) -> tuple[object, ...]:
         queues = [(queue.activity, len(queue)) for queue in self.broker.queues()]
@@ -261,6 +283,16 @@ class Bench:
     def _thread_done(self, _: Future[Any]) -> None:
         self._threads -= 1
 
+    def _counted(self, store: Store) -> Store:
+        return cast(Store, CountedStore(store, self._calls))
+
+    def _token_store(self, store: str) -> TokenStore | None:
+        """Where tokens are, if a subscription wants them and the bus does not see to it."""
+        every = [subscription for node in self._nodes for subscription in node.subscriptions.values()]
+        if is_memory(store) or all(subscription.dedup != "tokens" for subscription in every):
+            return None
+        return cast(TokenStore, Counted(open_token_store(store, self.clock), self._calls))
+
     # --- looking at what happened -------------------------------------------------------------------------
 
     @overload
@@ -290,9 +322,46 @@ class Bench:
         return sorted([*found, *self.dead(node, status="open")], key=lambda record: record.at)
 
     def dead(self, node: str | None = None, *, status: DeadStatus | None = None) -> list[DeadLetter]:
-        """The dead letters in the nodes' store, oldest first."""
-        (store,) = self.bus._stores.stores
-        return _at_once(store.dead(DeadFilter(node=node, status=status)))
+        """The dead letters in the nodes' store, oldest first; not awaited. Those of a real store are as they were when
+        `settle`, `advance` or `request` returned."""
+        if self._letters is None:
+            (store,) = self.bus._stores.stores
+            return _at_once(store.dead(DeadFilter(node=node, status=status)))
+        return [each for each in self._letters if node in (None, each.node) and status in (None, each.status)]
+
+    async def _look_at_letters(self) -> None:
+        if self._letters is not None:
+            (store,) = self.bus._stores.stores
+            self._letters = await store.dead(DeadFilter())
+
+    async def fetchall(self, node: str | Node, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """The rows of a query on the node's store, as `ctx.db.fetchall`: what is committed. Raises `BenchStuck` when a
+        handler that does not go on holds the store."""
+        return cast(list[tuple[Any, ...]], await self._run("fetchall", node, sql, parameters))
+
+    async def fetchone(self, node: str | Node, sql: str, parameters: Sequence[Any] = ()) -> tuple[Any, ...] | None:
+        """The first of these rows, or None."""
+        return cast(tuple[Any, ...] | None, await self._run("fetchone", node, sql, parameters))
+
+    async def execute(self, node: str | Node, sql: str, parameters: Sequence[Any] = ()) -> int:
+        """Run a statement on the node's store, and commit it: rows that handlers are to find. How many it changed."""
+        return cast(int, await self._run("execute", node, sql, parameters))
+
+    async def _run(self, method: str, node: str | Node, sql: str, parameters: Sequence[Any]) -> Any:
+        name = node if isinstance(node, str) else node.name
+        store = self.bus.store_of(name)
+        if store is None:
+            raise ConfigurationError(
+                f"there is no node {name!r} on this bench; its nodes are: {', '.join(self.bus.nodes)}"
+            )
+        try:
+            async with asyncio.timeout(_QUERY_SECONDS), store.transaction() as transaction:
+                return await getattr(transaction, method)(sql, parameters)
+        except TimeoutError:
+            raise BenchStuck(
+                f"the store of {name!r} does not answer within {_QUERY_SECONDS:g} s: a handler may wait in the middle "
+                "of its transaction"
+            ) from None
 
     def outcomes(self) -> dict[str, int]:
         """How many messages were handled, skipped, filtered, redelivered, dead."""
@@ -319,11 +388,32 @@ def _at_once(coroutine: Coroutine[Any, Any, T]) -> T:
     raise BenchStuck("the memory store waits for something")
 
 
+def is_memory(store: str) -> bool:
+    return store.partition(":")[0] == "memory"
+
+
 @asynccontextmanager
-async def bench(*nodes: Node) -> AsyncIterator[Bench]:
-    """Run nodes on a fake clock; other nodes that they name exist as far as they must."""
+async def bench(
+    *nodes: Node, store: str = "memory:", provide: Mapping[type, Any] | None = None
+) -> AsyncIterator[Bench]:
+    """Run nodes on a fake clock; other nodes that they name exist as far as they must.
+
+    `store` is the URL of the database that they all use: "memory:"; "sqlite:PATH", which is left there;
+    "postgresql://…", where they get a schema of their own that is dropped at the end. `provide` replaces resources, by
+    class: with an instance, or with a function or generator that makes one.
+    """
     if not nodes:
         raise ConfigurationError("bench(…) takes the nodes to test")
-    made = Bench(nodes)
-    async with made.bus:
+    if not isinstance(store, str):
+        raise ConfigurationError(f"store= of a bench is a URL, such as 'sqlite:PATH'; got {store!r}")
+    if asyncio._get_running_loop() is None:
+        raise ConfigurationError(
+            "a bench runs on asyncio, and no event loop of it runs here: with the pytest plugin of anyio, let the "
+            "fixture anyio_backend return 'asyncio'"
+        )
+    async with AsyncExitStack() as stack:
+        if store.partition(":")[0] in ("postgres", "postgresql"):
+            store = await stack.enter_async_context(postgres_schema(store))
+        made = Bench(nodes, store, provide)
+        await stack.enter_async_context(made.bus)
         yield made

@@ -115,6 +115,7 @@ class Driver:
             self._body_limit,
             self._observers,
         )
+        await self._spooler.open()
         await self._spooler.send()
         await self._spooler.take_in()
         return going_on
@@ -207,5 +208,7 @@ class Driver:
         self._loop.close()
 
     async def _close(self) -> None:
+        if self._spooler is not None:
+            await self._spooler.close()
         await self._tokens.close()
         await self._store.close()

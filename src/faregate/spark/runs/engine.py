@@ -1,4 +1,5 @@
-"""The engine in a Python worker process: one event loop and one open store, kept from task to task.
+"""The engine in a Python worker process: one event loop, one open store and the resources of the node that live as long
+as a bus, kept from task to task.
 
     work rows of a partition -> deliveries -> lanes (of one key one at a time, in order) -> units of work -> counts
 
@@ -23,7 +24,9 @@ from faregate.bus.several_keys import lanes_of
 from faregate.codec import BodyWriter, find_codec
 from faregate.core.alarms import Alarms
 from faregate.core.handling import Handling
+from faregate.core.life import Life
 from faregate.core.node_store import NodeStore
+from faregate.core.resources import Resources
 from faregate.core.sender import Sender
 from faregate.core.threads import HandlerThreads
 from faregate.ids import message_id_of
@@ -61,6 +64,7 @@ class SubscriptionRun:
             pool=engine.pool,
             body_limit=engine.spec.body_limit,
             observers=observers_of(engine.spec),
+            resources=engine.resources,
         )
         self.blocked: dict[str, tuple[int, float]] = {}
         """By key ("" of a serial subscription): the position of a parked message that others wait behind, and when it
@@ -95,7 +99,10 @@ class Engine:
         alarms = Alarms()
         self.shared = NodeStore(self.store, OutboxOnly(), alarms, self._tokens)
         writer = BodyWriter(find_codec(spec.codec), limit=spec.body_limit)
-        self.sender = Sender(self.node, NoTransport(), writer, self.clock, shared_keys([self.node]), alarms)
+        self.resources = Resources(self.node, self.pool, alarms)
+        self._life = Life([self.resources])
+        keys = shared_keys([self.node])
+        self.sender = Sender(self.node, NoTransport(), writer, self.clock, keys, alarms, resources=self.resources)
         self._places = Places(spec)
         self.runs = [SubscriptionRun(self, self._places, each) for each in range(len(self._places.subscriptions))]
         self._counts: Counter[str] = Counter()
@@ -108,8 +115,10 @@ class Engine:
         await self.store.open()
         if self._tokens is not None:
             await self._tokens.open()
+        await self._life.start()
 
     async def close(self) -> None:
+        await self._life.stop()
         if self._tokens is not None:
             await self._tokens.close()
         await self.store.close()

@@ -20,8 +20,10 @@ from faregate.bus.dispatcher import Around, Dispatcher
 from faregate.codec import BodyWriter, find_codec
 from faregate.core.alarms import Alarms
 from faregate.core.dead_letter import unsent
+from faregate.core.life import Life
 from faregate.core.observer import Observers, confirmed, observed
 from faregate.core.recipients import RecipientLists
+from faregate.core.resources import Resources
 from faregate.core.sender import Sender, message_classes
 from faregate.errors import Unroutable
 from faregate.message import Envelope
@@ -63,11 +65,21 @@ class OutboxSpooler:
         self._alarms = Alarms()
         self._recipient_lists = lists
         """Where some recipients may want tokens."""
+        resources = Resources(node, alarms=self._alarms, only_outgoing=True)
+        self._life = Life([resources])
         self._around: dict[str, Around] = {}
         if node.outgoing_middlewares:
             writer = BodyWriter(find_codec("json"), limit=limit)  # nothing is written: it was, when it was recorded
-            sender = Sender(node, NoTransport(), writer, clock, {}, self._alarms, message_classes([node]))
+            classes = message_classes([node])
+            sender = Sender(node, NoTransport(), writer, clock, {}, self._alarms, classes, resources=resources)
             self._around[node.name] = sender.publish_recorded
+
+    async def open(self) -> None:
+        """Make what its outgoing middlewares take and lives as long as a bus: here, as long as the run."""
+        await self._life.start()
+
+    async def close(self) -> None:
+        await self._life.stop()
 
     async def send(self) -> int:
         """Send everything that is committed; how many messages."""

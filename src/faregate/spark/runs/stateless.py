@@ -30,6 +30,8 @@ from faregate.core.feed import QueueFeed
 from faregate.core.handler import compile_collect
 from faregate.core.handling import Handling
 from faregate.core.lane_task import LaneTask
+from faregate.core.life import Life
+from faregate.core.resources import Resources
 from faregate.core.sender import Sender
 from faregate.core.threads import HandlerThreads
 from faregate.core.verdict import Verdict, judge
@@ -99,7 +101,10 @@ class Task:
         writer = BodyWriter(codec, limit=spec.body_limit)
         alarms = Alarms()
         observers = observers_of(spec)
-        self._sender = Sender(node, self._captured, writer, self.clock, keys, alarms)
+        resources = Resources(node, pool, alarms)
+        self.life = Life([resources])
+        """Of what lives as long as a bus: here, as long as the task."""
+        self._sender = Sender(node, self._captured, writer, self.clock, keys, alarms, resources=resources)
         self._handlings: list[Handling] = []
         self._plain: list[Plain | None] = []
         for each in self.places.subscriptions:
@@ -115,6 +120,7 @@ class Task:
                     pool=pool,
                     body_limit=spec.body_limit,
                     observers=observers,
+                    resources=resources,
                 )
             )
             plain = not observers and not at_hand.wanted and is_plain(each, node)  # that way nobody is told
@@ -277,8 +283,12 @@ def _staging(
         try:
             with HandlerThreads() as pool:
                 task = Task(spec, pool)
-                made = pieces(task, runner(loop), batches)
-                staged = open_staging(place).stage(origin, number, attempt_of(context), made)
+                loop.run_until_complete(task.life.start())
+                try:
+                    made = pieces(task, runner(loop), batches)
+                    staged = open_staging(place).stage(origin, number, attempt_of(context), made)
+                finally:
+                    loop.run_until_complete(task.life.stop())
         finally:
             loop.close()
         values = [*(task.counts[name] for name in COUNTED), msgspec.json.encode(staged)]

@@ -3,18 +3,16 @@
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from itertools import count
+from secrets import token_hex
 from urllib.parse import quote
 
 import psycopg
-
-_numbers = count(1)
 
 
 @asynccontextmanager
 async def empty_schema(url: str) -> AsyncIterator[str]:
     """The URL of the schema; it is dropped afterwards."""
-    name = f"faregate_test_{os.getpid()}_{next(_numbers)}"
+    name = f"faregate_test_{os.getpid()}_{token_hex(4)}"  # process ids of several machines are alike
     options = quote(f"-csearch_path={name}")
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         await connection.execute(f"create schema {name}")
