@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
 
 from faregate.core.database import BlockingDatabase, Database
 from faregate.core.handler_database import HandlerDatabase
+from faregate.core.session import open_session
 from faregate.errors import ConfigurationError, TryEnded, Unavailable, WrongEventLoop
 from faregate.message import REPLY_TO, Envelope
 from faregate.node.outgoing import NOTHING_TO_AWAIT, NothingToAwait, Options, Outgoing, as_command, as_event, reply
 from faregate.plain import plain
 from faregate.ports.keys import keys_of
+from faregate.ports.store import OpenSession
 
 if TYPE_CHECKING:
     from faregate.core.observer import TraceContext
+    from faregate.core.unit import Home
     from faregate.core.work import Work
     from faregate.node.node import Node
 
@@ -58,6 +61,8 @@ class Context:
         """Whether the try that it was made for is over."""
         self._database: Database | None = None
         """Made when it is asked for, and gone when this ends: each refers to the other."""
+        self._session: OpenSession | None = None
+        """Likewise."""
         self._resources: tuple[Any, ...] = ()
         """What the node provides to this message, in the order in which the pipeline was compiled."""
 
@@ -182,25 +187,57 @@ class Context:
 
         What is written commits together with the ledger and the outgoing messages, or not at all.
         """
+        home = self._home("db")
+        if self._is_blocking("db", home):
+            return BlockingDatabase(self, self._work)
+        if self._database is None:
+            self._database = Database(self, self._work)
+        return self._database
+
+    @property
+    def session(self) -> Any:
+        """SQLAlchemy inside the unit of work: an `AsyncSession` in `async def`, a `Session` in `def`. Needs the extra
+        `faregate[sqlalchemy]`.
+
+        What is pending when the handler returns is flushed, and commits together with the ledger and the outgoing
+        messages, or not at all. It ends with the try.
+        """
+        home = self._home("session")
+        blocking = self._is_blocking("session", home)
+        if self._session is None:
+            assert home.store is not None
+            self._session = open_session(self, self._work, home.store, home.thread)
+        return self._session.blocking if blocking else self._session.awaited
+
+    def _home(self, what: str) -> Home:
+        """Of the unit of work, which has a store."""
         if self._ended:
             self._refuse()
-        work, unit = self._work, self._work.unit
+        unit = self._work.unit
         if unit is None or unit.home.store is None:
             raise ConfigurationError(
-                f"node {work.node!r} has no store, so there is no ctx.db: give the bus one, "
+                f"node {self._work.node!r} has no store, so there is no ctx.{what}: give the bus one, "
                 "fg.Bus(…, store='sqlite:./shop.db')"
             )
-        # Which of the two depends on who asks: another thread, and that has no running event loop.
-        if get_ident() != unit.home.thread:
-            if asyncio._get_running_loop() is None:
-                return BlockingDatabase(self, work)
-            raise WrongEventLoop(
-                f"ctx.db of {self} was used on another event loop than the bus runs on: in a thread call it plainly, "
-                "without a loop of its own, or hand it over with asyncio.run_coroutine_threadsafe"
-            )
-        if self._database is None:
-            self._database = Database(self, work)
-        return self._database
+        return unit.home
+
+    def _is_blocking(self, what: str, home: Home) -> bool:
+        """That depends on who asks: another thread, and that has no running event loop."""
+        if get_ident() == home.thread:
+            return False
+        if asyncio._get_running_loop() is None:
+            return True
+        raise WrongEventLoop(
+            f"ctx.{what} of {self} was used on another event loop than the bus runs on: in a thread call it plainly, "
+            "without a loop of its own, or hand it over with asyncio.run_coroutine_threadsafe"
+        )
+
+    def _end(self) -> None:
+        """The try that it was made for is over."""
+        self._ended, self._database = True, None
+        session, self._session = self._session, None
+        if session is not None:
+            session.end()
 
     def publish(self, event: Any, **options: Unpack[Options]) -> NothingToAwait:
         """Record an event to be published when the handler has succeeded."""

@@ -79,6 +79,8 @@ class HandlerRun:
                 ctx._attempt, ctx._resources, ctx._outputs = tried, (), None
                 ctx._completed, ctx._try = False, None
                 await work.enter(ctx)
+            if ctx._session is not None:  # a middleware's
+                await ctx._session.flush()
             if unit.cancelling():
                 work.handler_failed = True
                 await meet_cancellation()
@@ -126,7 +128,7 @@ class HandlerRun:
             self._note(work, failure)
             await self._undo(unit, work, failure)
         finally:
-            ctx._ended, ctx._database = True, None
+            ctx._end()
             unit.current = None
         return work.state != "failed"
 

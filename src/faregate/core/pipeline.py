@@ -141,12 +141,14 @@ def _core(
                     result = await call(own, own.message)
                     if result is not None:
                         await collect(own, result)
+                    if own._session is not None:
+                        await own._session.flush()
                     if work.wrote:
                         await work.send_writes(own)
                 except BaseException as exc:
                     error = exc
                 finally:
-                    own._ended, own._database = True, None
+                    own._end()
                 if ctx._detached:
                     own._refuse()
                 if work.interrupt is NeedsTransaction:
