@@ -19,6 +19,9 @@ from faregate.ports.keys import keys_of
 from faregate.ports.store import OpenSession
 
 if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
+    from sqlalchemy.orm import Session
+
     from faregate.core.observer import TraceContext
     from faregate.core.unit import Home
     from faregate.core.work import Work
@@ -274,3 +277,26 @@ class Context:
             f"{work.envelope.type} {work.message_id} at {work.node} "
             f"(from {work.envelope.source}, correlation {self.correlation_id}{key})"
         )
+
+
+class AsyncContext(Context):
+    """`ctx` of an `async def` function, in its annotation: a type checker then knows what `ctx.db` and `ctx.session`
+    give. The object is a `Context`."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def db(self) -> Database: ...
+        @property
+        def session(self) -> AsyncSession: ...
+
+
+class BlockingContext(Context):
+    """The same for a `def` function."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def db(self) -> BlockingDatabase: ...
+        @property
+        def session(self) -> Session: ...

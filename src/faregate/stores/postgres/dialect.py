@@ -1,6 +1,6 @@
 """SQLAlchemy's dialect for `ctx.session` on PostgreSQL."""
 
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy.dialects.postgresql.base import PGDialect
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
@@ -13,9 +13,11 @@ class PostgresUnitDialect(UnitDialect, PGDialect_psycopg):
 
     def get_isolation_level(self, dbapi_connection: Any) -> Any:
         """Asked by a statement: psycopg's own way looks at its connection, too."""
-        return PGDialect.get_isolation_level(self, dbapi_connection)
+        return cast(Any, PGDialect).get_isolation_level(self, dbapi_connection)
 
 
 def unit_dialect() -> UnitDialect:
     # To have HSTORE loaded natively, the driver would be asked for its type on a connection of its own.
-    return PostgresUnitDialect(dbapi=PostgresUnitDialect.import_dbapi(), use_native_hstore=False)
+    dialect: Any = PostgresUnitDialect
+    made: UnitDialect = dialect(dbapi=dialect.import_dbapi(), use_native_hstore=False)
+    return made

@@ -48,7 +48,7 @@ class UnitConnection(PoolProxiedConnection):
         if not self.ended:  # SQLAlchemy tidies up; the unit of work has done so
             self.run("nest", sql, ())
 
-    def cursor(self, *args: Any, **kwargs: Any) -> "UnitCursor":
+    def cursor(self, *args: Any, **kwargs: Any) -> Any:
         return UnitCursor(self)
 
     def commit(self) -> None:
@@ -60,11 +60,11 @@ class UnitConnection(PoolProxiedConnection):
     # --- as the pool's ---
 
     @property
-    def dbapi_connection(self) -> Any:
+    def dbapi_connection(self) -> Any:  # type: ignore[override]
         return self
 
     @property
-    def driver_connection(self) -> NoReturn:
+    def driver_connection(self) -> NoReturn:  # type: ignore[override]
         raise TransactionMisused(
             "the driver's connection is the unit of work's; ctx.db.raw gives it to a handler, which then has its "
             "transaction for itself"

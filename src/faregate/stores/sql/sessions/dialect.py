@@ -13,9 +13,6 @@ class UnitDialect(DefaultDialect):
     supports_statement_cache = True
     supports_server_side_cursors = False
 
-    def on_connect(self) -> None:
-        """The connection is there already, and others use it."""
-
     def set_isolation_level(self, dbapi_connection: Any, level: Any) -> NoReturn:
         raise TransactionMisused("the isolation level is that of the unit of work; a handler cannot change it")
 

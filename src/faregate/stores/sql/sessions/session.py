@@ -11,7 +11,7 @@ Rules kept here:
 
 from typing import Any, NoReturn, cast
 
-import greenlet  # noqa: F401  (SQLAlchemy looks for it only when something is awaited)
+import greenlet  # type: ignore[import-untyped]  # noqa: F401  (SQLAlchemy looks for it only when it awaits)
 from sqlalchemy.engine import URL, Connection, Engine
 from sqlalchemy.engine.base import OptionEngine
 from sqlalchemy.exc import IllegalStateChangeError
