@@ -112,3 +112,6 @@ class UnitCursor:
 
     def close(self) -> None:
         self._rows.clear()
+
+    async def _async_soft_close(self) -> None:
+        """SQLAlchemy's for drivers that are awaited: let go of the database, and keep the rows."""
