@@ -189,7 +189,7 @@ async def test_a_session_cannot_end_the_transaction(store_url: str, kind: str, h
     assert written == answers == [0, 2]
     assert outcomes["dead"] == 1
     assert letter.error.startswith("TransactionMisused"), letter.error
-    assert set(attempts) == {1}  # the same again cannot help
+    assert max(attempts) <= 2  # the same again cannot help; only a batch without savepoints runs once more
 
 
 async def test_a_block_of_begin_is_a_commit(store_url: str, kind: str) -> None:
