@@ -33,6 +33,9 @@ before; `lost`: its lock had expired, so the message is someone else's now."""
 
 
 class Context:
+    """The message at hand, and what its handler may do within the unit of work. Annotate `ctx` with it, or with
+    `AsyncContext` or `BlockingContext`, which tell a type checker which kind of function it is for."""
+
     # One is made for every message, and mostly one for its try. What each of them needs is set, which makes it cheap to
     # read; the rest are defaults of the class.
     error: BaseException | None = None
@@ -97,6 +100,7 @@ class Context:
 
     @property
     def node(self) -> str:
+        """The name of the node that handles it."""
         return self._work.node
 
     @property
@@ -106,6 +110,7 @@ class Context:
 
     @property
     def publication_id(self) -> str:
+        """What identifies the publication, at all its recipients."""
         return self._work.envelope.publication_id
 
     @property
@@ -126,10 +131,12 @@ class Context:
 
     @property
     def type(self) -> str:
+        """The wire name of its class."""
         return self._work.envelope.type
 
     @property
     def source(self) -> str:
+        """The name of the node that published or sent it."""
         return self._work.envelope.source
 
     @property
@@ -145,6 +152,7 @@ class Context:
 
     @property
     def headers(self) -> Mapping[str, str]:
+        """What it was published with, and what middlewares added."""
         headers = self._work.envelope.headers
         if REPLY_TO in headers:  # who copies them must not ask in another's name
             headers = {name: value for name, value in headers.items() if name != REPLY_TO}
@@ -157,6 +165,7 @@ class Context:
 
     @property
     def envelope(self) -> Envelope:
+        """The message as it travels, with everything that is known about it."""
         return self._work.envelope
 
     # --- how often ----------------------------------------------------------------------------------------

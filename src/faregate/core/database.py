@@ -84,6 +84,7 @@ class Database:
         return self._work.unit_for(self._ctx).run(self._work, self._ctx, "fetchone", sql, parameters)
 
     def fetchall(self, sql: str, parameters: Sequence[Any] = ()) -> Coroutine[Any, Any, list[Row]]:
+        """All rows, as a list of tuples."""
         return self._work.unit_for(self._ctx).run(self._work, self._ctx, "fetchall", sql, parameters)
 
     def write(self, sql: str, parameters: Sequence[Any] = ()) -> None:
@@ -121,15 +122,19 @@ class BlockingDatabase:
         return wait_for(self._ctx, self._work, start, *args)
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> int:
+        """Run a statement; how many rows it changed."""
         return self._wait(self._database.execute, sql, parameters)
 
     def executemany(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
+        """Run a statement once for each row of parameters; how many rows it changed in all."""
         return self._wait(self._database.executemany, sql, rows)
 
     def fetchone(self, sql: str, parameters: Sequence[Any] = ()) -> Row | None:
+        """The first row of the result, or None."""
         return self._wait(self._database.fetchone, sql, parameters)
 
     def fetchall(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        """All rows, as a list of tuples."""
         return self._wait(self._database.fetchall, sql, parameters)
 
     def write(self, sql: str, parameters: Sequence[Any] = ()) -> None:
