@@ -17,7 +17,9 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, obje
 
 import faregate as fg
 from faregate.core.session import open_session
-from faregate.errors import TransactionMisused
+from faregate.errors import StoreConflict, TransactionMisused
+from faregate.stores.postgres.transaction import PostgresTransaction
+from faregate.stores.sqlite.transaction import SqliteTransaction
 from faregate.testing.clock import rest
 from tests.core.rig import LONG, Answered, Asked, committed, dead_numbers, notes, numbers
 
@@ -371,6 +373,35 @@ async def test_a_session_and_ctx_db_see_each_other(store_url: str, kind: str) ->
 
     written, *_ = await run(store_url, plain if kind == "def" else awaited, count=2)
     assert written == [0, 1, 100, 101]
+
+
+async def test_a_conflict_at_a_statement_of_the_session_is_that_of_the_store_and_tried_again(
+    store_url: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conflicts, seen = [1], []
+    for transaction in (SqliteTransaction, PostgresTransaction):
+        plain = transaction.ask
+
+        async def ask(self: Any, sql: str, parameters: Any, plain: Any = plain) -> Any:
+            if conflicts and sql.lower().startswith("insert into notes"):
+                conflicts.pop()
+                raise StoreConflict("somebody else was faster")
+            return await plain(self, sql, parameters)
+
+        monkeypatch.setattr(transaction, "ask", ask)
+
+    def work(asked: Asked, ctx: fg.Context, session: Session) -> Answered:
+        session.add(Note(n=asked.n))
+        try:
+            session.flush()
+        except Exception as exc:
+            seen.append(type(exc))
+            raise
+        return Answered(n=asked.n)
+
+    written, answers, outcomes, _ = await run(store_url, handler(kind, work), count=3)
+    assert written == answers == [0, 1, 2]
+    assert (outcomes["handled"], outcomes["dead"], seen) == (6, 0, [StoreConflict])
 
 
 class Colour(enum.Enum):

@@ -14,7 +14,7 @@ import pytest
 import faregate as fg
 
 ROOT = Path(__file__).parents[2]
-MISTAKES = '''
+MISTAKES = """
 from collections.abc import AsyncIterator, Awaitable, Callable
 import faregate as fg
 
@@ -86,8 +86,8 @@ async def right(paid: Paid) -> Paid:
 
 async def call() -> None:
     placed: Placed = await right(Paid(order_id="1"))  # wrong
-'''
-UNTYPED = '''
+"""
+UNTYPED = """
 import faregate as fg
 
 class Placed(fg.Event):
@@ -106,7 +106,7 @@ def plain(placed):
 @node.use
 async def around(ctx, call_next):
     await call_next()
-'''
+"""
 
 
 def mypy(file: Path, *options: str) -> list[int]:
