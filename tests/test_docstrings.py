@@ -42,9 +42,9 @@ def methods(cls: type) -> Iterator[tuple[str, Any]]:
 def lacking(module: ModuleType) -> Iterator[str]:
     for name in public_names(module):
         value = getattr(module, name)
-        if isinstance(value, ModuleType) or inspect.isclass(value) or inspect.isroutine(value):
-            if not own_docstring(value):
-                yield name
+        speaks = isinstance(value, ModuleType) or inspect.isclass(value) or inspect.isroutine(value)
+        if speaks and not own_docstring(value):
+            yield name
         if inspect.isclass(value):
             # What overrides a method that says what it does, does that.
             yield from (f"{name}.{each}" for each, function in methods(value) if not _documented(value, each, function))

@@ -6,7 +6,6 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from faregate.errors import StoreConflict, TransactionMisused
 from faregate.stores.postgres.transaction import PostgresTransaction
 from faregate.stores.sqlite.transaction import SqliteTransaction
 from faregate.testing.clock import rest
-from tests.core.rig import LONG, Answered, Asked, committed, dead_numbers, notes, numbers
+from tests.core.rig import LONG, Answered, Asked, notes, numbers
 
 SCHEMA = "create table if not exists notes(n integer primary key, text varchar(200))"
 
@@ -484,31 +483,69 @@ def test_a_store_of_another_kind_has_no_session() -> None:
     class Work:
         node = "answering"
 
-    with pytest.raises(fg.ConfigurationError, match="has no ctx.session: use ctx.db"):
+    with pytest.raises(fg.ConfigurationError, match=r"has no ctx\.session: use ctx\.db"):
         open_session(None, Work(), Store(), 0)  # type: ignore[arg-type]
 
 
-async def test_a_provider_may_use_the_session(tmp_path: Path) -> None:
-    class Repository:
-        def __init__(self, session: AsyncSession) -> None:
-            self.session = session
+class Repository:
+    def __init__(self, session: AsyncSession) -> None:
+        self.session = session
 
-    asking, node = fg.Node("asking"), fg.Node("answering", schema=SCHEMA)
 
-    @node.provides
-    async def repository(ctx: fg.AsyncContext) -> AsyncIterator[Repository]:
-        yield Repository(ctx.session)
+@pytest.mark.parametrize("raw", [False, True])
+async def test_a_session_of_a_provider_is_new_for_each_try(either_way: str, raw: bool) -> None:
+    attempts: set[tuple[int, int]] = set()
 
-    @node.on(Asked, source="asking", retry=fg.Retry(1, delay=0.001), redeliver=None)
-    async def handle(asked: Asked, repository: Repository) -> None:
+    def prepare(node: fg.Node) -> None:
+        @node.provides
+        async def repository(ctx: fg.AsyncContext) -> AsyncIterator[Repository]:
+            yield Repository(ctx.session)
+
+    async def handle(asked: Asked, ctx: fg.AsyncContext, repository: Repository) -> Answered:
+        attempts.add((asked.n, ctx.attempt))
         repository.session.add(Note(n=asked.n))
+        if asked.n % 2:
+            await repository.session.flush()
+        if raw:
+            assert ctx.db.raw is not None
+        if ctx.attempt == 1 and asked.n in (1, 2):
+            raise RuntimeError("the first try fails")
+        if asked.n == 4:
+            repository.session.add(Note(n=4))
+            ctx.session.add(Note(n=400))
+        return Answered(n=asked.n)
 
-    async with fg.Bus("memory:", nodes=[asking, node], store=f"sqlite:{tmp_path}/a.db") as bus:
-        await bus.publish_many(numbers(3), node="asking")
-        await bus.idle(timeout=LONG)
-        assert await notes(bus) == [0, 1, 2]
-        assert await dead_numbers(bus) == []
-        assert await committed(bus, "select count(*) from faregate_ledger") == [(3,)]
+    written, answers, outcomes, [letter] = await run(either_way, handle, prepare=prepare)
+    assert written == answers == [0, 1, 2, 3, 5]
+    assert outcomes["dead"] == 1
+    assert letter.error.startswith("IntegrityError") or "FlushError" in letter.error
+    assert {(1, 2), (2, 2), (4, 2), (4, 3)} <= attempts
+
+
+async def test_a_middleware_that_runs_the_handler_again_has_a_new_session(store_url: str) -> None:
+    refused: list[BaseException] = []
+
+    def prepare(node: fg.Node) -> None:
+        @node.use
+        async def twice(ctx: fg.AsyncContext, call_next: Any) -> None:
+            first = ctx.session
+            first.add(Note(n=100 + ctx.message.n))
+            await first.flush()
+            await call_next()
+            await call_next()
+            try:
+                await first.execute(sa.insert(Note).values(n=200))
+            except fg.TryEnded as exc:
+                refused.append(exc)
+            assert await ctx.session.get(Note, ctx.message.n) is not None
+            ctx.session.add(Note(n=300 + ctx.message.n))
+
+    def handle(asked: Asked, ctx: fg.BlockingContext) -> Answered:
+        ctx.session.add(Note(n=asked.n))
+        return Answered(n=asked.n)
+
+    written, answers, *_ = await run(store_url, handle, count=1, prepare=prepare)
+    assert (written, answers, len(refused)) == ([0, 300], [0], 1)
 
 
 def test_the_refusal_says_what_to_do() -> None:

@@ -247,6 +247,14 @@ class Context:
     def _end(self) -> None:
         """The try that it was made for is over."""
         self._ended, self._database = True, None
+        self._end_session()
+
+    async def _flush(self) -> None:
+        if self._session is not None:
+            await self._session.flush()
+
+    def _end_session(self) -> None:
+        """What it holds was undone, or commits without it."""
         session, self._session = self._session, None
         if session is not None:
             session.end()

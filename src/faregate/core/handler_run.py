@@ -78,9 +78,9 @@ class HandlerRun:
                 await work.undo()
                 ctx._attempt, ctx._resources, ctx._outputs = tried, (), None
                 ctx._completed, ctx._try = False, None
+                ctx._end_session()
                 await work.enter(ctx)
-            if ctx._session is not None:  # a middleware's
-                await ctx._session.flush()
+            await ctx._flush()  # behind the handler
             if unit.cancelling():
                 work.handler_failed = True
                 await meet_cancellation()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Coroutine
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from faregate.core.database import wait_for
 from faregate.errors import ConfigurationError
@@ -32,6 +32,9 @@ class TryStatements:
 
     def start(self, method: Asked, sql: str, parameters: Any) -> Coroutine[Any, Any, Any]:
         return self._work.unit_for(self._ctx).run(self._work, self._ctx, method, sql, parameters)
+
+    def refuse(self) -> NoReturn:
+        self._ctx._refuse()
 
     def wait(self, method: Asked, sql: str, parameters: Any) -> Any:
         return wait_for(self._ctx, self._work, self.start, method, sql, parameters)

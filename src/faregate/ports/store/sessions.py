@@ -6,7 +6,7 @@ statement is handed to the unit of work, which runs it in its turn on the transa
 """
 
 from collections.abc import Coroutine, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol, runtime_checkable
 
 Asked = Literal["ask", "ask_many", "nest"]
 """The method of a `SessionTransaction` that a session wants called."""
@@ -41,6 +41,9 @@ class Statements(Protocol):
     def on_loop(self) -> bool:
         """Whether the caller is on the event loop of the unit of work."""
 
+    def refuse(self) -> NoReturn:
+        """The session has ended: raises `TryEnded`."""
+
     def start(self, method: Asked, sql: str, parameters: Any) -> Coroutine[Any, Any, Any]:
         """On the event loop: to be awaited."""
 
@@ -63,7 +66,7 @@ class OpenSession(Protocol):
         """Write what is pending. Raises `TransactionMisused` when the session believes something undone that is not."""
 
     def end(self) -> None:
-        """Forget all objects; without I/O. Statements are the unit of work's to refuse from here on."""
+        """Forget all objects; without I/O. Further statements are refused."""
 
 
 @runtime_checkable

@@ -21,7 +21,7 @@ from faregate.ports.store import Answer, Asked, Statements
 
 def not_yours(what: str) -> NoReturn:
     raise TransactionMisused(
-        f"a handler must not {what} ctx.session: what it writes, the ledger row and the outgoing messages are committed "
+        f"a handler must not {what} ctx.session: its writes, the ledger row and the outgoing messages are committed "
         "together, by Faregate, when the handler has succeeded. Raise an exception to have all of it rolled back, or "
         "put what may fail into ctx.session.begin_nested(), which rolls back that part alone"
     )
@@ -40,6 +40,8 @@ class UnitConnection(PoolProxiedConnection):
         self.ended = False
 
     def run(self, method: Asked, sql: str, parameters: Any) -> Any:
+        if self.ended:
+            self.statements.refuse()
         if self.statements.on_loop:
             return await_only(self.statements.start(method, sql, parameters))
         return self.statements.wait(method, sql, parameters)

@@ -4,8 +4,8 @@ Rules kept here:
 - The engine, its dialect and its cache of compiled statements are made once. A session costs a few objects, and a
   handler that does not ask for one pays nothing.
 - What depends on the database's version is asked at the first statement, within the unit of work.
-- There is one session behind `Session` and `AsyncSession`, so a `def` handler and an `async def` interpreter of the same
-  message see the same objects.
+- There is one session behind `Session` and `AsyncSession`, so a `def` handler and an `async def` interpreter of the
+  same message see the same objects.
 - A session ends with its try, without a word to the database.
 """
 
