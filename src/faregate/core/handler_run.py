@@ -80,7 +80,8 @@ class HandlerRun:
                 ctx._completed, ctx._try = False, None
                 ctx._end_session()
                 await work.enter(ctx)
-            await ctx._flush()  # behind the handler
+            if ctx._session is not None:  # for what came behind the handler
+                await ctx._flush()
             if unit.cancelling():
                 work.handler_failed = True
                 await meet_cancellation()
