@@ -94,6 +94,13 @@ def test_without_the_library_of_the_driver_of_postgresql(tmp_path: Path) -> None
         assert "needs a driver that can be loaded (no library found): pip install 'faregate[postgres]'" in told
 
 
+@pytest.mark.parametrize("missing", ["sqlalchemy", "greenlet"])
+def test_without_sqlalchemy(tmp_path: Path, missing: str) -> None:
+    code = "from faregate.stores.sqlite import MemoryStore; MemoryStore().session(None)"
+    [told] = ask(tmp_path, [code], [], missing=missing)
+    assert told == f"ctx.session needs {missing}, which is not installed: pip install 'faregate[sqlalchemy]'"
+
+
 def test_without_the_driver_of_streams(tmp_path: Path) -> None:
     open_it = "from faregate.ports.schemes import open_log; open_log('rabbitmq-stream://u:secret@host/?stream=orders')"
     [told] = ask(tmp_path, [open_it], [], missing="rstream")

@@ -16,7 +16,7 @@ from faregate.bus.requests import RequestCounts
 from faregate.codec import Codec, register_codec
 from faregate.core.alarms import Alarm
 from faregate.core.breaker import Breaker, BreakerStatus
-from faregate.core.context import Context
+from faregate.core.context import AsyncContext, BlockingContext, Context
 from faregate.core.handler_database import HandlerDatabase
 from faregate.errors import (
     BareCommand,
@@ -99,10 +99,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Alarm",
+    "AsyncContext",
     "AsyncOutbox",
     "BareCommand",
     "BatchDiffers",
     "BelowFloor",
+    "BlockingContext",
     "Breaker",
     "BreakerOpen",
     "BreakerStatus",

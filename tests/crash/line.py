@@ -3,14 +3,18 @@
     shop --Ordered--> first --Passed--> second --Arrived--> first --Closed--> nobody
                             `--Tell---> second
 
-Every handler keeps the message id in a table without a unique constraint, so that a second run is seen. Every sixth
-Passed fails once in memory, every sixth needs a redelivery, and some become dead letters: each after it has written and
-sent something, none of which may stay. Ids are deterministic, so `expected` knows every one of them beforehand.
+Every handler keeps the message id in a table without a unique constraint, so that a second run is seen; two of them
+through SQLAlchemy, where it is pending until the handler has returned. Every sixth Passed fails once in memory, every
+sixth needs a redelivery, and some become dead letters: each after it has written and sent something, none of which may
+stay. Ids are deterministic, so `expected` knows every one of them beforehand.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
+
+import sqlalchemy as sa
+from sqlalchemy.orm import registry
 
 import faregate as fg
 
@@ -38,6 +42,18 @@ class Arrived(fg.Event):
 
 class Closed(fg.Event):
     number: int
+
+
+def mapped(node: str) -> type:
+    """SQLAlchemy's view of a node's table. What it calls the primary key is none to the database."""
+    columns = [sa.Column("message_id", sa.Text, primary_key=True), sa.Column("number", sa.Integer)]
+    table = sa.Table(f"{node}_effects", sa.MetaData(), *columns, sa.Column("type", sa.Text))
+    cls = type(f"EffectIn{node.title()}", (), {})
+    registry().map_imperatively(cls, table)
+    return cls
+
+
+effect_in_first, effect_in_second = mapped("first"), mapped("second")
 
 
 def is_bad(number: int) -> bool:
@@ -81,12 +97,12 @@ def nodes(dedup: Literal["ledger", "tokens"]) -> list[fg.Node]:
             raise OSError("its first delivery fails")
 
     @second.on(Tell, dedup=dedup)
-    async def listen(tell: Tell, ctx: fg.Context) -> None:
-        await note(ctx, tell.number)
+    def listen(tell: Tell, ctx: fg.BlockingContext) -> None:
+        ctx.session.add(effect_in_second(message_id=ctx.message_id, number=tell.number, type=ctx.type))
 
     @first.on(Arrived, source="second", dedup=dedup)
-    async def finish(arrived: Arrived, ctx: fg.Context) -> None:
-        await note(ctx, arrived.number)
+    async def finish(arrived: Arrived, ctx: fg.AsyncContext) -> None:
+        ctx.session.add(effect_in_first(message_id=ctx.message_id, number=arrived.number, type=ctx.type))
         ctx.publish(Closed(number=arrived.number))
 
     return [shop, first, second]

@@ -675,6 +675,7 @@ class Bus:
             await worker.pause(seconds)
 
     async def resume(self, node: str | Node | None = None, message: type | str | None = None) -> None:
+        """Consume again what `pause` stopped."""
         for worker in self._find(node, message):
             worker.resume()
 
@@ -826,6 +827,7 @@ class Bus:
 
     @property
     def transport(self) -> QueueTransport:
+        """What carries its messages."""
         return self._transport
 
     @property

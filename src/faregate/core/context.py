@@ -10,14 +10,20 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
 
 from faregate.core.database import BlockingDatabase, Database
 from faregate.core.handler_database import HandlerDatabase
+from faregate.core.session import open_session
 from faregate.errors import ConfigurationError, TryEnded, Unavailable, WrongEventLoop
 from faregate.message import REPLY_TO, Envelope
 from faregate.node.outgoing import NOTHING_TO_AWAIT, NothingToAwait, Options, Outgoing, as_command, as_event, reply
 from faregate.plain import plain
 from faregate.ports.keys import keys_of
+from faregate.ports.store import OpenSession
 
 if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
+    from sqlalchemy.orm import Session
+
     from faregate.core.observer import TraceContext
+    from faregate.core.unit import Home
     from faregate.core.work import Work
     from faregate.node.node import Node
 
@@ -27,6 +33,9 @@ before; `lost`: its lock had expired, so the message is someone else's now."""
 
 
 class Context:
+    """The message at hand, and what its handler may do within the unit of work. Annotate `ctx` with it, or with
+    `AsyncContext` or `BlockingContext`, which tell a type checker which kind of function it is for."""
+
     # One is made for every message, and mostly one for its try. What each of them needs is set, which makes it cheap to
     # read; the rest are defaults of the class.
     error: BaseException | None = None
@@ -58,6 +67,8 @@ class Context:
         """Whether the try that it was made for is over."""
         self._database: Database | None = None
         """Made when it is asked for, and gone when this ends: each refers to the other."""
+        self._session: OpenSession | None = None
+        """Likewise."""
         self._resources: tuple[Any, ...] = ()
         """What the node provides to this message, in the order in which the pipeline was compiled."""
 
@@ -89,6 +100,7 @@ class Context:
 
     @property
     def node(self) -> str:
+        """The name of the node that handles it."""
         return self._work.node
 
     @property
@@ -98,6 +110,7 @@ class Context:
 
     @property
     def publication_id(self) -> str:
+        """What identifies the publication, at all its recipients."""
         return self._work.envelope.publication_id
 
     @property
@@ -118,10 +131,12 @@ class Context:
 
     @property
     def type(self) -> str:
+        """The wire name of its class."""
         return self._work.envelope.type
 
     @property
     def source(self) -> str:
+        """The name of the node that published or sent it."""
         return self._work.envelope.source
 
     @property
@@ -137,6 +152,7 @@ class Context:
 
     @property
     def headers(self) -> Mapping[str, str]:
+        """What it was published with, and what middlewares added."""
         headers = self._work.envelope.headers
         if REPLY_TO in headers:  # who copies them must not ask in another's name
             headers = {name: value for name, value in headers.items() if name != REPLY_TO}
@@ -149,6 +165,7 @@ class Context:
 
     @property
     def envelope(self) -> Envelope:
+        """The message as it travels, with everything that is known about it."""
         return self._work.envelope
 
     # --- how often ----------------------------------------------------------------------------------------
@@ -182,25 +199,65 @@ class Context:
 
         What is written commits together with the ledger and the outgoing messages, or not at all.
         """
+        home = self._home("db")
+        if self._is_blocking("db", home):
+            return BlockingDatabase(self, self._work)
+        if self._database is None:
+            self._database = Database(self, self._work)
+        return self._database
+
+    @property
+    def session(self) -> Any:
+        """SQLAlchemy inside the unit of work: an `AsyncSession` in `async def`, a `Session` in `def`. Needs the extra
+        `faregate[sqlalchemy]`.
+
+        What is pending when the handler returns is flushed, and commits together with the ledger and the outgoing
+        messages, or not at all. It ends with the try.
+        """
+        home = self._home("session")
+        blocking = self._is_blocking("session", home)
+        if self._session is None:
+            assert home.store is not None
+            self._session = open_session(self, self._work, home.store, home.thread)
+        return self._session.blocking if blocking else self._session.awaited
+
+    def _home(self, what: str) -> Home:
+        """Of the unit of work, which has a store."""
         if self._ended:
             self._refuse()
-        work, unit = self._work, self._work.unit
+        unit = self._work.unit
         if unit is None or unit.home.store is None:
             raise ConfigurationError(
-                f"node {work.node!r} has no store, so there is no ctx.db: give the bus one, "
+                f"node {self._work.node!r} has no store, so there is no ctx.{what}: give the bus one, "
                 "fg.Bus(…, store='sqlite:./shop.db')"
             )
-        # Which of the two depends on who asks: another thread, and that has no running event loop.
-        if get_ident() != unit.home.thread:
-            if asyncio._get_running_loop() is None:
-                return BlockingDatabase(self, work)
-            raise WrongEventLoop(
-                f"ctx.db of {self} was used on another event loop than the bus runs on: in a thread call it plainly, "
-                "without a loop of its own, or hand it over with asyncio.run_coroutine_threadsafe"
-            )
-        if self._database is None:
-            self._database = Database(self, work)
-        return self._database
+        return unit.home
+
+    def _is_blocking(self, what: str, home: Home) -> bool:
+        """That depends on who asks: another thread, and that has no running event loop."""
+        if get_ident() == home.thread:
+            return False
+        if asyncio._get_running_loop() is None:
+            return True
+        raise WrongEventLoop(
+            f"ctx.{what} of {self} was used on another event loop than the bus runs on: in a thread call it plainly, "
+            "without a loop of its own, or hand it over with asyncio.run_coroutine_threadsafe"
+        )
+
+    def _end(self) -> None:
+        """The try that it was made for is over."""
+        self._ended, self._database = True, None
+        self._end_session()
+
+    async def _flush(self) -> None:
+        if self._session is not None:
+            await self._session.flush()
+
+    def _end_session(self) -> None:
+        """What it holds was undone, or commits without it."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.end()
 
     def publish(self, event: Any, **options: Unpack[Options]) -> NothingToAwait:
         """Record an event to be published when the handler has succeeded."""
@@ -237,3 +294,26 @@ class Context:
             f"{work.envelope.type} {work.message_id} at {work.node} "
             f"(from {work.envelope.source}, correlation {self.correlation_id}{key})"
         )
+
+
+class AsyncContext(Context):
+    """`ctx` of an `async def` function, in its annotation: a type checker then knows what `ctx.db` and `ctx.session`
+    give. The object is a `Context`."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def db(self) -> Database: ...
+        @property
+        def session(self) -> AsyncSession: ...
+
+
+class BlockingContext(Context):
+    """The same for a `def` function."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def db(self) -> BlockingDatabase: ...
+        @property
+        def session(self) -> Session: ...

@@ -51,6 +51,15 @@ def _copy(parameter: Any) -> Any:
     return bytes(parameter) if isinstance(parameter, memoryview) else deepcopy(parameter)
 
 
+def wait_for(ctx: Context, work: Work, start: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+    """In a thread: have the event loop run it, and wait."""
+    unit = work.unit
+    if ctx._ended or unit is None:
+        ctx._refuse()
+    end_if_forked(unit.home.generation)  # a forked child has no running loop, and looks like a thread
+    return asyncio.run_coroutine_threadsafe(start(*args), unit.home.loop).result()
+
+
 class Database:
     """For `async def` handlers. `?` stands for a parameter on every store, `??` for a question mark."""
 
@@ -75,6 +84,7 @@ class Database:
         return self._work.unit_for(self._ctx).run(self._work, self._ctx, "fetchone", sql, parameters)
 
     def fetchall(self, sql: str, parameters: Sequence[Any] = ()) -> Coroutine[Any, Any, list[Row]]:
+        """All rows, as a list of tuples."""
         return self._work.unit_for(self._ctx).run(self._work, self._ctx, "fetchall", sql, parameters)
 
     def write(self, sql: str, parameters: Sequence[Any] = ()) -> None:
@@ -109,22 +119,22 @@ class BlockingDatabase:
         self._database = Database(ctx, work)
 
     def _wait(self, start: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-        unit = self._work.unit
-        if self._ctx._ended or unit is None:
-            self._ctx._refuse()
-        end_if_forked(unit.home.generation)  # a forked child has no running loop, and looks like a thread
-        return asyncio.run_coroutine_threadsafe(start(*args), unit.home.loop).result()
+        return wait_for(self._ctx, self._work, start, *args)
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> int:
+        """Run a statement; how many rows it changed."""
         return self._wait(self._database.execute, sql, parameters)
 
     def executemany(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
+        """Run a statement once for each row of parameters; how many rows it changed in all."""
         return self._wait(self._database.executemany, sql, rows)
 
     def fetchone(self, sql: str, parameters: Sequence[Any] = ()) -> Row | None:
+        """The first row of the result, or None."""
         return self._wait(self._database.fetchone, sql, parameters)
 
     def fetchall(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        """All rows, as a list of tuples."""
         return self._wait(self._database.fetchall, sql, parameters)
 
     def write(self, sql: str, parameters: Sequence[Any] = ()) -> None:

@@ -76,7 +76,10 @@ class HandlerRun:
                 await work.undo()
                 ctx._attempt, ctx._resources, ctx._outputs = tried, (), None
                 ctx._completed, ctx._try = False, None
+                ctx._end_session()
                 await work.enter(ctx)
+            if ctx._session is not None:  # for what came behind the handler
+                await ctx._flush()
             if unit.cancelling():
                 work.handler_failed = True
                 await meet_cancellation()
@@ -124,7 +127,7 @@ class HandlerRun:
             self._note(work, failure)
             await self._undo(unit, work, failure)
         finally:
-            ctx._ended, ctx._database = True, None
+            ctx._end()
             unit.current = None
         return work.state != "failed"
 

@@ -110,6 +110,7 @@ def _core(
         wrote = work.entered or bool(work.writes)
         if ctx._completed:  # an earlier run of the handler, which no longer counts
             await work.undo()
+            ctx._end_session()
             ctx._completed, ctx._try = False, None
         if ctx._trying is not None:
             raise PipelineMisused(
@@ -132,15 +133,18 @@ def _core(
                     result = await call(own, own.message)
                     if result is not None:
                         await collect(own, result)
+                    if own._session is not None or ctx._session is not None:
+                        await own._flush()
+                        await ctx._flush()  # that of middlewares and resources: the handler may have used it
                     if work.wrote:
                         await work.send_writes(own)
                 except BaseException as exc:
                     error = exc
                 finally:
-                    own._ended, own._database = True, None
+                    own._end()
                 if ctx._detached:
                     own._refuse()
-                if work.interrupt is NeedsTransaction:
+                if work.interrupt is NeedsTransaction and ctx._session is None:
                     work.interrupt, work.opens_first = None, True
                     await work.undo()
                 elif work.interrupt is not None:
@@ -160,7 +164,8 @@ def _core(
                     retry = failures.of(failure).retry
                     if attempt > retry.times or not is_retried(failure):
                         raise failure
-                    if wrote or not work.may_wait:
+                    # A session of theirs believes in what is undone now.
+                    if wrote or ctx._session is not None or not work.may_wait:
                         work.error = failure
                         raise work.interrupted(FailedAmongOthers) from failure
                     if switch is None:

@@ -308,7 +308,8 @@ class UnitOfWork:
             raise TransactionMisused(
                 f"a statement of {work.ctx} failed and the handler went on: PostgreSQL then refuses all further work "
                 "of the transaction. Use `on conflict do nothing`, or put the statement that may fail into "
-                "`async with ctx.db.raw.transaction():`, which rolls back that part alone"
+                "`async with ctx.db.raw.transaction():`, with SQLAlchemy into `ctx.session.begin_nested()`, which "
+                "rolls back that part alone"
             )
         if self._savepoints:
             await transaction.release_savepoint()

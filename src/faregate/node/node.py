@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar, cast, overload
+from typing import Any, Concatenate, TypeVar, cast, overload
 
 from faregate.codec import BodyReader
 from faregate.core.context import Context
@@ -16,6 +16,7 @@ from faregate.errors import (
 )
 from faregate.ids import SLOTS
 from faregate.message import Kind, MessageType, check_name, describe, known
+from faregate.node.declaring import Declares, Escalation, F, Middleware, P, R
 from faregate.node.key import Key, KeySource, read_key, type_key
 from faregate.node.kill_switch import DEFAULT_KILL_SWITCH, GivenSwitch, SwitchTripped, chosen_switch
 from faregate.node.outgoing import node_name
@@ -38,7 +39,7 @@ from faregate.node.subscription import ClaimMode, DedupMode, Subscription
 from faregate.node.where import Filter
 from faregate.ports.dead_letter import DeadLetter
 
-F = TypeVar("F", bound=Callable[..., Any])
+M = TypeVar("M")
 _PARTITIONS = 8
 
 
@@ -80,7 +81,7 @@ class Node:
 
     def on(
         self,
-        cls: type,
+        cls: type[M],
         *,
         source: "str | Node | None" = None,
         key: KeySource | None = None,
@@ -98,7 +99,7 @@ class Node:
         partitions: int | None = None,
         kill_switch: GivenSwitch = None,
         name: str | None = None,
-    ) -> Callable[[F], F]:
+    ) -> Declares[M]:
         """Subscribe a handler: to an event from the node `source`, or to a command sent here. `source` may be left out
         for a declared event that one node of the bus is known to publish.
 
@@ -120,7 +121,7 @@ class Node:
         here = f"node {self.name!r}, {message_type.wire}"
         by = None if key is None else read_key(key, message_type, "key")
         if by is None and isinstance(order, ByKey):
-            by = type_key(cls)
+            by = type_key(message_type.cls)
         business_key = None if identity is None else read_key(identity, message_type, "identity")
         chosen = _check_order(order, by, here)
         parts = _check_partitions(partitions, chosen, by, cls, here)
@@ -139,7 +140,7 @@ class Node:
         switch = chosen_switch(kill_switch, self.kill_switch, here)
         frame = declaring_frame()
 
-        def declare(function: F) -> F:
+        def declare(function: Callable[Concatenate[M, P], R], /) -> Callable[Concatenate[Any, P], R]:
             what = f"the handler {_name_of(function)!r} of node {self.name!r}"
             handler = read_signature(function, what, 1, frame)
             check_handler(handler, cls, what)
@@ -173,7 +174,7 @@ class Node:
 
         return declare
 
-    def interprets(self, cls: type) -> Callable[[F], F]:
+    def interprets(self, cls: type[M]) -> Declares[M]:
         """Register the function that executes an effect of this class: `async def write(effect, ctx)`."""
         if not isinstance(cls, type) or known(cls) is not None:
             raise ConfigurationError(
@@ -181,7 +182,7 @@ class Node:
             )
         frame = declaring_frame()
 
-        def declare(function: F) -> F:
+        def declare(function: Callable[Concatenate[M, P], R], /) -> Callable[Concatenate[Any, P], R]:
             if cls in self.interpreters:
                 raise HandlerConflict(f"node {self.name!r} interprets {cls.__name__} already: one function each")
             what = f"the interpreter {_name_of(function)!r} of node {self.name!r}"
@@ -225,7 +226,7 @@ class Node:
         self.stop_hooks.append(read_hook(function, what, declaring_frame()))
         return function
 
-    def escalates(self, function: F) -> F:
+    def escalates(self, function: Escalation) -> Escalation:
         """Register the function that learns of each message that this node gives up, `async def tell(letter)`, or, by
         the annotation `trip: fg.SwitchTripped`, of its kill switches that trip. What it returns is sent; about a dead
         letter with the commit of that."""
@@ -252,13 +253,13 @@ class Node:
             *self.stop_hooks,
         ]
 
-    def use(self, middleware: F, *, after: bool = False) -> F:
+    def use(self, middleware: Middleware, *, after: bool = False) -> Middleware:
         """Add `async def mw(ctx, call_next)` around the core, or after it, in order of declaration."""
         signature = self._middleware(middleware, declaring_frame(), "middleware")
         (self.after_middlewares if after else self.middlewares).append(signature)
         return middleware
 
-    def use_outgoing(self, middleware: F) -> F:
+    def use_outgoing(self, middleware: Middleware) -> Middleware:
         """Add `async def mw(out, call_next)` around everything this node publishes or sends; it may take resources."""
         signature = self._middleware(middleware, declaring_frame(), "outgoing middleware")
         if Context in signature.extra:

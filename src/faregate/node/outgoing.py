@@ -55,6 +55,7 @@ class Outgoing(msgspec.Struct, gc=False, eq=False, frozen=True):
 
     @property
     def kind(self) -> Kind:
+        """Whether it is an event or a command."""
         return self.message_type.kind
 
     def __repr__(self) -> str:

@@ -84,6 +84,7 @@ class Serial:
 
     @property
     def lanes(self) -> int:
+        """How many messages are handled at the same time."""
         return 1
 
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from faregate.core.context import Context
+from faregate.core.context import AsyncContext, BlockingContext, Context
 from faregate.errors import WrongSignature
 from faregate.message import known
 from faregate.node.outgoing import Reply, bare_command
 
+_CONTEXTS = (Context, AsyncContext, BlockingContext)
 Shape = Literal["coroutine", "async generator", "function", "generator"]
 
 
@@ -58,7 +59,8 @@ def read_signature(function: object, what: str, fixed: int, locals_of: FrameType
         if len(names) <= fixed:
             continue
         annotation = hints.get(parameter.name)
-        if annotation is Context or (annotation is None and parameter.name == "ctx"):
+        if annotation in _CONTEXTS or (annotation is None and parameter.name == "ctx"):
+            _check_context(annotation, _shape(function), what)
             extra.append(Context)
         elif isinstance(annotation, type) and annotation is not Any:
             extra.append(annotation)
@@ -71,6 +73,17 @@ def read_signature(function: object, what: str, fixed: int, locals_of: FrameType
         raise WrongSignature(f"{what} takes {len(names)} parameters and must take at least {fixed}")
     first = hints.get(names[0]) if names else None
     return Signature(function, _shape(function), tuple(extra), first, hints.get("return"))
+
+
+def _check_context(annotation: Any, shape: Shape, what: str) -> None:
+    """What a type checker was told about `ctx` must be so."""
+    blocking = shape in ("function", "generator")
+    if annotation is (AsyncContext if blocking else BlockingContext):
+        kind, right = ("def", "BlockingContext") if blocking else ("async def", "AsyncContext")
+        raise WrongSignature(
+            f"{what} is a {kind!r} function and its ctx an fg.{annotation.__name__}: annotate it with fg.{right}, or "
+            "with fg.Context"
+        )
 
 
 def check_handler(signature: Signature, cls: type, what: str) -> None:

@@ -67,6 +67,8 @@ def serve(bus: Bus, *, host: str = "127.0.0.1", port: int = PORT) -> Endpoints:
 
 
 class Endpoints:
+    """Made by `serve`: answers while its block lasts."""
+
     def __init__(self, bus: Bus, host: str, port: int) -> None:
         self._bus = bus
         self.host = host

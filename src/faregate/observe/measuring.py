@@ -55,6 +55,7 @@ class Measuring(Observer):
 
     @property
     def tries(self) -> list[Tries]:
+        """How long the tries of each subscription took."""
         return list(self._tries.values())
 
     def around_try(self, subscription: Subscription, call: Call) -> Call:

@@ -103,6 +103,7 @@ class Bench:
 
     @property
     def broker(self) -> Broker:
+        """The embedded broker that it runs on."""
         return self._transport.broker
 
     # --- putting messages in ------------------------------------------------------------------------------

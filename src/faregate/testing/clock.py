@@ -18,6 +18,8 @@ class FakeTimer:
 
 
 class FakeClock:
+    """A clock that a test moves; timers are called on the way."""
+
     def __init__(self) -> None:
         self._elapsed = 0.0
         self._wall = START
@@ -27,18 +29,22 @@ class FakeClock:
         """How many are in `sleep`."""
 
     def time(self) -> float:
+        """Seconds since the epoch, as the test has it."""
         return self._wall + self._elapsed
 
     def monotonic(self) -> float:
+        """Seconds that have passed."""
         return self._elapsed
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> FakeTimer:
+        """Have it called once so many seconds have passed."""
         timer = FakeTimer(self._elapsed + max(0.0, seconds), callback)
         self._order += 1
         heappush(self._timers, (timer.when, self._order, timer))
         return timer
 
     async def sleep(self, seconds: float) -> None:
+        """Return once so many seconds have passed."""
         if seconds <= 0:
             await asyncio.sleep(0)
             return

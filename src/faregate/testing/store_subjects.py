@@ -100,12 +100,14 @@ def memory_token_subject(store: Callable[..., TokenStore] = MemoryTokenStore) ->
 
 
 def sqlite_token_subject(path: Path) -> Any:
+    """A SQLite file as a token store under test: an async context manager of a `TokenSubject`."""
     clock = FakeClock()
     return _tested_tokens(lambda: SqliteTokenStore(str(path), clock=clock))
 
 
 @asynccontextmanager
 async def postgres_token_subject(url: str) -> AsyncIterator[TokenSubject]:
+    """A schema of its own in this database as a token store under test."""
     from faregate.stores.postgres import PostgresTokenStore
 
     clock = SystemClock()

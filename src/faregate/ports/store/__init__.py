@@ -25,6 +25,7 @@ from faregate.ports.store.ledger import Known, LedgerOutcome, LedgerRow, LedgerS
 from faregate.ports.store.outbox import FROM_OUTSIDE, Insertion, OutboxRow, OutboxStore, OutboxTransaction
 from faregate.ports.store.parked import BEHIND, BUCKETS, NEXT, Parked, ParkedTransaction
 from faregate.ports.store.reading import COLUMNS, Part, Readable, StoreInfo, StoreReader, Table
+from faregate.ports.store.sessions import Answer, Asked, OpenSession, SessionStore, SessionTransaction, Statements
 from faregate.ports.store.tokens import ClaimRecord, ClaimState, ClaimStore, TokenTransaction
 from faregate.ports.store.transaction import DatabaseTransaction, TransactionBlock
 
@@ -36,6 +37,8 @@ __all__ = [
     "MIGRATION",
     "NEXT",
     "REPARTITION",
+    "Answer",
+    "Asked",
     "ClaimRecord",
     "ClaimState",
     "DeadFilter",
@@ -47,11 +50,15 @@ __all__ = [
     "Lease",
     "LedgerOutcome",
     "LedgerRow",
+    "OpenSession",
     "OutboxRow",
     "Parked",
     "Part",
     "Readable",
     "Sent",
+    "SessionStore",
+    "SessionTransaction",
+    "Statements",
     "Store",
     "StoreInfo",
     "StoreReader",

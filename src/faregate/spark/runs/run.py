@@ -130,6 +130,7 @@ class Run:
     # --- life ------------------------------------------------------------------------------------------------
 
     def start(self, stream: DataFrame, checkpoint: str, trigger: dict[str, Any]) -> None:
+        """Begin; `fg.spark.run` has done so."""
         spark, ends = stream.sparkSession, "availableNow" in trigger
         if ends:
             self.handle_parked(spark)

@@ -52,6 +52,8 @@ class Statement(NamedTuple):
     """Takes the first column of its answer."""
 
 
+Given = Sequence[Any] | Mapping[str, Any] | None
+"""Parameters as the driver takes them."""
 Command = tuple[Statement | None, bytes, Any, Any]
 """A statement with its name, parameters and their formats; or, without one, a name to prepare, its text and types."""
 
@@ -67,16 +69,25 @@ def ours(sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> Statement:
 
 
 def theirs(driver: abc.Transformer, sql: str, rows: Sequence[Sequence[Any]]) -> Statement:
-    """A statement of the user: the driver adapts its parameters; a text without any is sent as it is. Its errors are
-    raised here, before it joins the statements that wait: these must not be lost with it."""
+    """A statement of the user: a text without any parameters is sent as it is."""
+    return driven(driver, sql, rows if rows[0] else [None] * len(rows))
+
+
+def driven(driver: abc.Transformer, sql: str, given: Sequence[Given]) -> Statement:
+    """A statement as the driver takes it, which adapts the parameters: `%s` with sequences, `%(name)s` with mappings,
+    and with None a text that is sent as it is. Its errors are raised here, before it joins the statements that wait:
+    these must not be lost with it."""
     if _COPIES(sql):
         raise psycopg.NotSupportedError("COPY does not go together with other statements: use ctx.db.raw for it")
-    if not rows[0]:
-        return Statement(sql.encode(), [Row()] * len(rows))
+    if given[0] is None:
+        return Statement(sql.encode(), [Row()] * len(given))
     text, names = numbered(sql)
+    rows = [[each[name] for name in names] if isinstance(each, Mapping) else each or () for each in given]
     wrong = next((row for row in rows if len(row) != len(names)), None)
     if wrong is not None:
         raise psycopg.ProgrammingError(f"the statement has {len(names)} parameters, and {len(wrong)} were given")
+    if not names:
+        return Statement(text, [Row()] * len(rows))
     formats = [PyFormat.AUTO] * len(names)
     return Statement(text, [Row(driver.dump_sequence(row, formats), driver.types, driver.formats) for row in rows])
 
@@ -93,7 +104,7 @@ def numbered(sql: str) -> tuple[bytes, list[str]]:
             names.append(found[1] or "")
         return f"${len(names) if found[0] == '%s' else names.index(found[1]) + 1}"
 
-    return re.sub(r"%(?:\((\w+)\))?s|%%", number, sql).encode(), names
+    return re.sub(r"%(?:\(([^)]+)\))?s|%%", number, sql).encode(), names
 
 
 def array(values: list[Any]) -> str:
@@ -143,6 +154,12 @@ def rows_of(connection: ReadyConnection, answer: PGresult) -> list[tuple[Any, ..
     driver = Transformer(connection)
     driver.set_pgresult(answer)
     return driver.load_rows(0, answer.ntuples, tuple)
+
+
+def columns_of(connection: ReadyConnection, answer: PGresult) -> list[tuple[Any, ...]] | None:
+    """How a cursor of the driver describes it, as far as names and types; None for an answer without rows."""
+    names = [(answer.fname(place) or b"").decode(connection.info.encoding) for place in range(answer.nfields)]
+    return [(name, answer.ftype(place)) + (None,) * 5 for place, name in enumerate(names)] or None
 
 
 def _is_several(statement: Statement) -> bool:

@@ -7,7 +7,7 @@ statement, and so a commit of its own. See `server.py` for connections, `transac
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 
@@ -24,6 +24,9 @@ from faregate.stores.sql.columns import outbox_row
 from faregate.stores.sql.records import SqlStore
 from faregate.stores.sql.statements import check_statement
 
+if TYPE_CHECKING:
+    from faregate.stores.sql.sessions import UnitDialect
+
 
 class PostgresStore(PostgresServer, SqlStore):
     dear_savepoints, one_writer = True, False
@@ -35,6 +38,12 @@ class PostgresStore(PostgresServer, SqlStore):
 
     def transaction(self) -> PostgresTransaction:
         return PostgresTransaction(self)
+
+    @staticmethod
+    def _unit_dialect() -> "UnitDialect":
+        from faregate.stores.postgres.dialect import unit_dialect
+
+        return unit_dialect()
 
     async def apply_schema(self, sql: str) -> None:
         check_statement(sql)

@@ -23,15 +23,15 @@ from psycopg.pq.abc import PGresult
 
 from faregate.errors import StoreConflict, TransactionMisused
 from faregate.ports.cancellation import finish
-from faregate.ports.store import BUCKETS, LedgerRow, OutboxRow, Parked, Sent, TransactionBlock
+from faregate.ports.store import BUCKETS, Answer, LedgerRow, OutboxRow, Parked, Sent, TransactionBlock
 from faregate.ports.tokens import Token
 from faregate.stores.postgres.faults import is_lost, raise_translated
-from faregate.stores.postgres.pipeline import Statement, exchange, ours, rows_of, take_back, theirs
+from faregate.stores.postgres.pipeline import Statement, columns_of, driven, exchange, ours, rows_of, take_back, theirs
 from faregate.stores.postgres.rows import QUERIES, PostgresRecords, token_columns
 from faregate.stores.postgres.server import Connection, PostgresServer
 from faregate.stores.sql.columns import are_plain, attempts_text, pack
 from faregate.stores.sql.records import ENDED, SqlTransaction
-from faregate.stores.sql.statements import to_percent
+from faregate.stores.sql.statements import check_statement, to_percent
 
 _IDLE, _FAILED = TransactionStatus.IDLE, TransactionStatus.INERROR
 _BEGIN, _COMMIT, _ROLLBACK = ours("begin"), ours("commit"), ours("rollback")
@@ -182,9 +182,12 @@ class PostgresTransaction(PostgresRecords, SqlTransaction, TransactionBlock):
         self._waiting.append(ours(QUERIES[name], values))
 
     def _theirs(self, sql: str, rows: Sequence[Sequence[Any]]) -> Statement:
+        return theirs(self._adapter(), sql, rows)
+
+    def _adapter(self) -> abc.Transformer:
         if self._driver is None:
             self._driver = Transformer(self._live())
-        return theirs(self._driver, sql, rows)
+        return self._driver
 
     def _given(self, sql: str, parameters: Sequence[Any]) -> Statement:
         """A statement of the user."""
@@ -246,6 +249,25 @@ class PostgresTransaction(PostgresRecords, SqlTransaction, TransactionBlock):
             raise_translated(exc, self._server.url, connection)
         connection.lent = True
         return connection
+
+    # --- the statements of a session ---
+
+    async def ask(self, sql: str, parameters: Any) -> Answer:
+        [answer] = await self._exchange(self._driven(sql, [parameters]))
+        connection = self._live()
+        rows, rowcount = rows_of(connection, answer), answer.command_tuples
+        return Answer(rows, columns_of(connection, answer), -1 if rowcount is None else rowcount)
+
+    async def ask_many(self, sql: str, rows: Sequence[Any]) -> Answer:
+        answers = await self._exchange(self._driven(sql, rows))
+        return Answer([], None, sum(answer.command_tuples or 0 for answer in answers))
+
+    def _driven(self, sql: str, rows: Sequence[Any]) -> Statement:
+        check_statement(sql)
+        return driven(self._adapter(), sql, rows)
+
+    async def nest(self, sql: str, parameters: Any) -> None:
+        await self._exchange(ours(sql))
 
     # --- ledger ---
 

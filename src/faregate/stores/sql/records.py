@@ -7,11 +7,22 @@ way on one database (a batch of ledger rows, of outgoing messages) is the backen
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from faregate.errors import LeaseLost
 from faregate.ports.dead_letter import DeadLetter, DeadStatus
-from faregate.ports.store import NEXT, ClaimRecord, DeadFilter, Generation, Lease, OutboxRow, Parked
+from faregate.ports.extras import needs_extra
+from faregate.ports.store import (
+    NEXT,
+    ClaimRecord,
+    DeadFilter,
+    Generation,
+    Lease,
+    OpenSession,
+    OutboxRow,
+    Parked,
+    Statements,
+)
 from faregate.ports.tokens import Claim, Mode, Token
 from faregate.stores.sql.columns import (
     attempts_text,
@@ -23,6 +34,9 @@ from faregate.stores.sql.columns import (
     pack,
     unpack,
 )
+
+if TYPE_CHECKING:
+    from faregate.stores.sql.sessions import Sessions, UnitDialect
 
 _NO_LIMIT = (1 << 63) - 1
 ENDED = (
@@ -173,6 +187,21 @@ class SqlTransaction(SqlRecords):
 
 class SqlStore(SqlRecords):
     """Reads see what is committed; each change is a commit of its own."""
+
+    _sessions: "Sessions | None" = None
+
+    @staticmethod
+    def _unit_dialect() -> "UnitDialect":
+        """SQLAlchemy's dialect for this database."""
+        raise NotImplementedError
+
+    def session(self, statements: Statements) -> OpenSession:
+        if self._sessions is None:
+            with needs_extra("sqlalchemy", "ctx.session"):
+                from faregate.stores.sql.sessions import Sessions
+
+                self._sessions = Sessions(self._unit_dialect())
+        return self._sessions.open(statements)
 
     async def _answer(self, name: str, parameters: Any) -> list[Any]:
         """The rows of a statement that changes something."""

@@ -9,7 +9,7 @@ its own. See `database.py` for connections, locks and threads.
 import json
 import sqlite3
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from faregate.errors import ConfigurationError
 from faregate.ports.store import OutboxRow
@@ -22,6 +22,9 @@ from faregate.stores.sqlite.file import InMemory, SqliteFile
 from faregate.stores.sqlite.reading import SqliteReader
 from faregate.stores.sqlite.rows import QUERIES
 from faregate.stores.sqlite.transaction import SqliteTransaction
+
+if TYPE_CHECKING:
+    from faregate.stores.sql.sessions import UnitDialect
 
 _YOUNG_ROWS = 10_000
 """After how many young rows the search for old ones ends."""
@@ -43,6 +46,12 @@ class SqliteStore(SqliteFile, SqlStore):
 
     def transaction(self) -> SqliteTransaction:
         return SqliteTransaction(self._database, self._clock)
+
+    @staticmethod
+    def _unit_dialect() -> "UnitDialect":
+        from faregate.stores.sqlite.dialect import unit_dialect
+
+        return unit_dialect()
 
     async def apply_schema(self, sql: str) -> None:
         check_statement(sql)

@@ -8,18 +8,18 @@ Rules kept here:
 """
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
 from typing import Any
 
 from faregate.errors import TransactionMisused
 from faregate.ports.clock import Clock
-from faregate.ports.store import LedgerRow, OutboxRow, Parked, Sent, TransactionBlock
+from faregate.ports.store import Answer, LedgerRow, OutboxRow, Parked, Sent, TransactionBlock
 from faregate.ports.tokens import Token
 from faregate.stores.sql.columns import are_plain, attempts_text, id_bytes, id_text, pack
 from faregate.stores.sql.records import ENDED, SqlTransaction
-from faregate.stores.sql.statements import to_question
+from faregate.stores.sql.statements import check_statement, to_question
 from faregate.stores.sqlite.database import SqliteDatabase
 from faregate.stores.sqlite.faults import raise_translated
 from faregate.stores.sqlite.insertion import insertion
@@ -185,6 +185,25 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
     @property
     def raw(self) -> sqlite3.Connection:
         return self._live()
+
+    # --- the statements of a session ---
+
+    async def ask(self, sql: str, parameters: Any) -> Answer:
+        return self._answer(self._live().execute, sql, () if parameters is None else parameters)
+
+    async def ask_many(self, sql: str, rows: Sequence[Any]) -> Answer:
+        return self._answer(self._live().executemany, sql, rows)
+
+    def _answer(self, run: Callable[[str, Any], sqlite3.Cursor], sql: str, parameters: Any) -> Answer:
+        check_statement(sql)
+        try:
+            cursor = run(sql, parameters)
+            return Answer(cursor.fetchall(), cursor.description, cursor.rowcount, cursor.lastrowid)
+        except sqlite3.Error as exc:
+            raise_translated(exc, self._database.url)
+
+    async def nest(self, sql: str, parameters: Any) -> None:
+        self._run(sql, parameters)
 
     # --- ledger ---
 
