@@ -17,13 +17,21 @@ from faregate.ports.store import OutboxRow, Transaction
 class Recorded:
     """What one transaction did to the outbox; it counts after the commit."""
 
-    __slots__ = ("removed", "rows", "seqs")
+    __slots__ = ("later", "removed", "rows", "seqs")
 
-    def __init__(self, rows: Sequence[OutboxRow] = (), seqs: Sequence[int] = (), removed: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        rows: Sequence[OutboxRow] = (),
+        seqs: Sequence[int] = (),
+        removed: Sequence[int] = (),
+        later: Sequence[OutboxRow] = (),
+    ) -> None:
         self.rows = rows
         self.seqs = seqs
         """Of the rows; filled by the commit at the latest."""
         self.removed = removed
+        self.later = later
+        """What is scheduled, beside the rows."""
 
 
 class Outlet:
