@@ -44,7 +44,7 @@ from faregate.errors import ConfigurationError, IdleTimeout, WrongEventLoop, che
 from faregate.message import Envelope, known
 from faregate.node.key import Key
 from faregate.node.node import Node
-from faregate.node.outgoing import Options, Outgoing, as_command, as_event
+from faregate.node.outgoing import Options, Outgoing, as_command, as_event, check_scheduled
 from faregate.node.policy import check_count
 from faregate.node.sources import publishers, with_sources
 from faregate.node.subscription import Subscription
@@ -518,6 +518,30 @@ class Bus:
         if self._circuit is not None and self._circuit.failures:
             sender.sent()
         return publication_id
+
+    async def cancel(
+        self, publication_id: str | None = None, *, key: str | None = None, node: str | Node | None = None
+    ) -> bool:
+        """Cancel a message that was scheduled with `delay=` or `at=`, by its publication id or by its key (its
+        `idempotency_key`, or the `id_key` that a handler gave it); whether it was still waiting. Then it is never
+        delivered. `node` is who scheduled it; without it, the nodes of the bus are asked until one has it.
+
+        Raises `ConfigurationError` for a node without a store on a transport that cannot take anything back.
+        """
+        which = check_scheduled(publication_id, key)
+        self._check_running()
+        if node is not None:
+            return await self._named_sender(node, ()).cancel(*which)
+        unable: ConfigurationError | None = None
+        for sender in self._senders.values():
+            try:
+                if await sender.cancel(*which):
+                    return True
+            except ConfigurationError as exc:
+                unable = exc
+        if unable is not None:
+            raise unable
+        return False
 
     @overload
     async def request(

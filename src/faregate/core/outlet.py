@@ -35,6 +35,9 @@ class Recorded:
 
 
 class Outlet:
+    schedules = True
+    """Whether what is due later can be taken back until then."""
+
     async def record(self, transaction: Transaction | None, node: str, works: Sequence[Work]) -> Recorded | None:
         """Take what the handlers of these sent: with the transaction, or at once where there is none."""
         raise NotImplementedError

@@ -24,7 +24,7 @@ from faregate.node.outgoing import Outgoing
 from faregate.ports import faults
 from faregate.ports.clock import Clock
 from faregate.ports.dead_letter import DeadLetter
-from faregate.ports.queue import DeadLettering, Publishing
+from faregate.ports.queue import Cancelling, DeadLettering, Publishing
 from faregate.ports.store import is_later
 
 if TYPE_CHECKING:
@@ -139,6 +139,22 @@ class Sender(Sealer):
     async def _schedule(self, envelopes: Sequence[Envelope]) -> None:
         assert self._store is not None
         await self._store.publish([self.outbox_row(envelope, None, place) for place, envelope in enumerate(envelopes)])
+
+    async def cancel(self, publication_id: str | None, key: str | None) -> bool:
+        """Cancel what this node has scheduled, in its store or at the transport; whether it was still waiting. Raises
+        `ConfigurationError` where neither can."""
+        if self._store is not None:
+            which = (publication_id, key)
+            if await self._store.commit(lambda transaction: transaction.cancel_scheduled(self._node, which)):
+                return True
+        if isinstance(self._transport, Cancelling):
+            return await self._transport.cancel(self._node, publication_id, key)
+        if self._store is None:
+            raise ConfigurationError(
+                f"node {self._node!r} cannot cancel: this transport cannot take back what is scheduled on it (it lacks "
+                '"cancel"). Give the node a store, where scheduled messages wait then: fg.Bus(…, store="postgresql://…")'
+            )
+        return False
 
     def seal_outputs(self, ctx: Context, handler: str, contexts: list[OutgoingContext] | None = None) -> list[Envelope]:
         """What a handler sends, in its envelopes: the same for every run of it on the same message. What it answers is
