@@ -48,5 +48,8 @@ class ScheduledStore(Protocol):
     async def next_due(self, nodes: Sequence[str] | None = None) -> float | None:
         """When the first of what waits is due, of these nodes or of all; None: nothing waits."""
 
+    async def scheduled(self, limit: int, nodes: Sequence[str] | None = None) -> list[OutboxRow]:
+        """What waits, in the order of its time; of these nodes, or of all."""
+
     async def count_scheduled(self, nodes: Sequence[str] | None = None) -> int:
         """How many wait."""

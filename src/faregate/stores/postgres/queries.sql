@@ -113,6 +113,12 @@ select due_at from faregate_scheduled
 where not cancelled and (%(nodes)s::text is null or node in (select json_array_elements_text(%(nodes)s::json)))
 order by due_at limit 1;
 
+-- name: scheduled
+-- What waits, in the order of its time.
+select node, message_id::text, ordinal, destination, key, envelope from faregate_scheduled
+where not cancelled and (%(nodes)s::text is null or node in (select json_array_elements_text(%(nodes)s::json)))
+order by due_at, seq limit %(limit)s;
+
 -- name: count_scheduled
 -- How much waits.
 select count(*) from faregate_scheduled

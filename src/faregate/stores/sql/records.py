@@ -283,6 +283,10 @@ class SqlStore(SqlRecords):
         rows = await self._read("next_due", {"nodes": nodes_text(nodes)})
         return rows[0][0] if rows else None
 
+    async def scheduled(self, limit: int, nodes: Sequence[str] | None = None) -> list[OutboxRow]:
+        found = await self._read("scheduled", {"limit": limit, "nodes": nodes_text(nodes)})
+        return [outbox_row((0, *row, None, None), self.id_out) for row in found]
+
     async def count_scheduled(self, nodes: Sequence[str] | None = None) -> int:
         [(count,)] = await self._read("count_scheduled", {"nodes": nodes_text(nodes)})
         return int(count)

@@ -109,6 +109,12 @@ select due_at from faregate_scheduled
 where cancelled = 0 and (:nodes is null or node in (select value from json_each(:nodes)))
 order by due_at limit 1;
 
+-- name: scheduled
+-- What waits, in the order of its time.
+select node, message_id, ordinal, destination, key, envelope from faregate_scheduled
+where cancelled = 0 and (:nodes is null or node in (select value from json_each(:nodes)))
+order by due_at, seq limit :limit;
+
 -- name: count_scheduled
 -- How much waits.
 select count(*) from faregate_scheduled

@@ -22,6 +22,7 @@ async def scheduled_messages_leave_when_they_are_due_in_the_order_of_their_times
         await tx.schedule([])
     assert await store.next_due() == 10 and await store.next_due(["shipping"]) == 20
     assert await store.count_scheduled() == 4 and await store.count_scheduled(["shipping"]) == 1
+    assert await store.scheduled(3) == [rows[1], rows[2], rows[3]] and await store.scheduled(9, ["stock"]) == []
     async with aborted(store) as tx:
         assert len(await tx.take_due(100, 10)) == 4
     async with store.transaction() as tx:
