@@ -22,6 +22,9 @@ def known_nodes() -> str:
     return QUERIES["known_nodes"]
 
 
+_MISSING = {f"no such table: faregate_{name}" for name in ("outbox", "scheduled", "nodes")}
+
+
 def lacks_tables(exc: BaseException) -> bool:
     """Whether the statement failed because no bus has set the database up. SQLite has no code for that, only words."""
-    return isinstance(exc, sqlite3.OperationalError) and str(exc) == "no such table: faregate_outbox"
+    return isinstance(exc, sqlite3.OperationalError) and str(exc) in _MISSING
