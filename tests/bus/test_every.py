@@ -91,16 +91,17 @@ async def test_ticks_that_were_missed_while_nobody_ran(tmp_path: Path, missed: A
             await bus.idle(timeout=10)
             if hour:
                 assert seen == [], "the first start makes up for nothing"
-                clock.jump(50 * 60)
+                clock.jump(47 * 60)
                 await seen.reach(1)
                 await bus.idle(timeout=10)
                 assert seen == hours(1)
-        clock.jump(hour * HOUR)
+        clock.jump(hour * HOUR + 300)
     assert seen == hours(1) + made
 
 
 async def test_two_processes_make_each_tick_once(tmp_path: Path) -> None:
-    """Both on one store, as instances on a broker: whoever comes second finds the tick made."""
+    """Both on one store, as instances on a broker: whoever comes second finds the tick made. Both send it, as each has a
+    broker of its own here, and both may begin on it; one commits."""
     seen, clock = Ticks(), FakeClock()
     store = f"sqlite:{tmp_path}/s.db"
     one = fg.Bus("memory:", nodes=[cleaner(seen)], store=store, clock=clock)
@@ -111,7 +112,7 @@ async def test_two_processes_make_each_tick_once(tmp_path: Path) -> None:
             await seen.reach(hour + 1)
             await one.idle(timeout=10)
             await two.idle(timeout=10)
-    assert sorted(seen) == hours(1, 2, 3)
+    assert sorted(set(seen)) == hours(1, 2, 3)
     assert one.outcomes()["handled"] + two.outcomes()["handled"] == 3
 
 
