@@ -85,6 +85,7 @@ from faregate.errors import (
     WrongSignature,
 )
 from faregate.message import Command, Envelope, Event, command, event
+from faregate.node.every import Tick
 from faregate.node.key import Each
 from faregate.node.kill_switch import KillSwitch, SwitchTripped
 from faregate.node.node import Node
@@ -175,6 +176,7 @@ __all__ = [
     "StreamNotFound",
     "SubscriptionCounts",
     "SwitchTripped",
+    "Tick",
     "TransactionMisused",
     "Transient",
     "TryEnded",

@@ -58,6 +58,8 @@ class OutboxSpooler:
     ) -> None:
         self._store = store
         self._nodes = [node.name]
+        self._noted = False
+        """Whether the store knows that this node is run."""
         self._subscribed, self._log = open_subscribed(path), open_appendable(path)
         """Kept: a log that is opened anew reads all its notes."""
         self._clock = clock
@@ -84,6 +86,10 @@ class OutboxSpooler:
     async def send(self) -> int:
         """Send everything that is committed; how many messages."""
         sent = 0
+        if not self._noted:
+            self._noted = True
+            await self._store.note_nodes(self._nodes, self._clock.time())
+        await self._take_due()
         while rows := await self._store.undispatched(_AT_ONCE, self._nodes):
             sent += len(rows)
             if self._recipient_lists is not None or (self._around and any(row.ordinal == FROM_OUTSIDE for row in rows)):
@@ -91,6 +97,13 @@ class OutboxSpooler:
                 break
             await self._send_rows([without_attempts(row) for row in rows])
         return sent
+
+    async def _take_due(self) -> None:
+        """What `fg.outbox` scheduled, and what is due by now, goes out with the rest."""
+        now = self._clock.time()
+        while (due := await self._store.next_due(self._nodes)) is not None and due <= now:
+            async with self._store.transaction() as transaction:
+                await transaction.send(await transaction.take_due(now, _AT_ONCE, self._nodes))
 
     async def _dispatch(self) -> None:
         """Recipients may want tokens, or outgoing middlewares want to see what `fg.outbox` recorded: the bus' own
