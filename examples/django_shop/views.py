@@ -1,4 +1,4 @@
-"""The requests: `orders` writes a row and publishes in one transaction; `newsletter` has nothing to write, and publishes.
+"""The requests: `orders` writes a row and publishes in one transaction; `newsletter` has nothing to write.
 
 `fg.outbox` takes the driver's connection, which Django has open inside of `transaction.atomic()`.
 """
@@ -21,7 +21,8 @@ def publish(event: Any, key: str) -> str:
     if not connection.in_atomic_block:
         raise RuntimeError("publish within transaction.atomic(): else the event is committed by itself")
     connection.ensure_connection()
-    return fg.outbox(connection.connection, node="shop").publish(event, idempotency_key=key)
+    outbox: fg.Outbox = fg.outbox(connection.connection, node="shop")
+    return outbox.publish(event, idempotency_key=key)
 
 
 def orders(request: HttpRequest) -> JsonResponse:

@@ -52,4 +52,4 @@ def _decisions() -> str:
     for file in sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md")):
         title = file.read_text().partition("\n")[0].lstrip("# ")
         rows.append(f"- [{title}]({file.name})\n")
-    return f"# Decisions\n\nWhat was decided, why, and what follows from it, in the order in which it was.\n\n{''.join(rows)}"
+    return f"# Decisions\n\nWhat was decided, why, and what follows from it, oldest first.\n\n{''.join(rows)}"

@@ -51,7 +51,7 @@ def _page(title: str, module: ModuleType, names: Iterable[str], of: str | None =
 
 
 def _command_line() -> str:
-    text = "# Command line\n\nA failure that Faregate foresees is one sentence on standard error, and the exit status 1.\n\n"
+    text = "# Command line\n\nA failure that was foreseen is one sentence on standard error, and the exit status 1.\n\n"
     return text + "".join(_helps(typer.main.get_command(app), ()))
 
 
