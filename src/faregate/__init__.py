@@ -84,6 +84,7 @@ from faregate.errors import (
     WrongSignature,
 )
 from faregate.message import Command, Envelope, Event, command, event
+from faregate.node.every import Tick
 from faregate.node.key import Each
 from faregate.node.kill_switch import KillSwitch
 from faregate.node.node import Node
@@ -170,6 +171,7 @@ __all__ = [
     "StoreUnavailable",
     "StreamNotFound",
     "SubscriptionCounts",
+    "Tick",
     "TransactionMisused",
     "Transient",
     "TryEnded",

@@ -62,6 +62,67 @@ class OnTheReader(SqliteTransaction):
             await self._database.write(lambda c: [c.execute(*each) for each in self.later])
 
 
+# --- scheduled messages ---
+
+
+@breaks("scheduled_messages_leave_when_they_are_due_in_the_order_of_their_times")
+class TakesWhatIsNotDue(Faulty):
+    class tx(SqliteTransaction):
+        async def take_due(self, now: float, *given: Any, **more: Any) -> list[OutboxRow]:
+            return await super().take_due(now + 1, *given, **more)
+
+
+@breaks("scheduled_messages_leave_when_they_are_due_in_the_order_of_their_times")
+class TakesWhatIsDueInAnyOrder(Faulty):
+    class tx(SqliteTransaction):
+        async def take_due(self, *given: Any, **more: Any) -> list[OutboxRow]:
+            return (await super().take_due(*given, **more))[::-1]
+
+
+@breaks("some_publications_count_as_due_and_some_do_not")
+class GoesByTheTimeAlone(Faulty):
+    class tx(SqliteTransaction):
+        async def take_due(self, *given: Any, also: Sequence[str] = (), but: Sequence[str] = ()) -> list[OutboxRow]:
+            return await super().take_due(*given)
+
+
+@breaks("what_is_cancelled_is_never_due")
+class OnlyCountsWhatIsCancelled(Faulty):
+    class tx(SqliteTransaction):
+        async def cancel_scheduled(self, node: str, which: tuple[str | None, str | None]) -> int:
+            found = await super().cancel_scheduled(node, which)
+            await self.execute("update faregate_scheduled set cancelled = 0 where name is not null")
+            return found
+
+
+@breaks("what_is_cancelled_is_never_due")
+class CancelsForEveryNode(Faulty):
+    class tx(SqliteTransaction):
+        async def cancel_scheduled(self, node: str, which: tuple[str | None, str | None]) -> int:
+            return await super().cancel_scheduled("billing", which)
+
+
+@breaks("a_publication_is_scheduled_once_and_stays_cancelled")
+class SchedulesACancelledOneAgain(Faulty):
+    class tx(SqliteTransaction):
+        async def schedule(self, rows: Sequence[OutboxRow]) -> None:
+            await self.execute("delete from faregate_scheduled where cancelled = 1")
+            await super().schedule(rows)
+
+
+@breaks("the_nodes_of_a_store_are_known")
+class KnowsTheLastNodesAlone(Faulty):
+    async def note_nodes(self, nodes: Sequence[str], at: float) -> None:
+        await self._write(lambda connection: connection.execute("delete from faregate_nodes"))
+        await super().note_nodes(nodes, at)
+
+
+@breaks("what_is_not_sent_is_counted_by_node")
+class CountsWhatIsDispatched(Faulty):
+    async def keep_dispatched(self, seqs: Sequence[int], at: float) -> None:
+        """Forgets it."""
+
+
 # --- transactions ---
 
 

@@ -685,6 +685,53 @@ class TakesEveryKeyForStrict(Faulty):
 # --- time and giving up -----------------------------------------------------------------------------------
 
 
+@breaks("what_is_cancelled_is_never_delivered", "an_event_is_cancelled_for_all_its_recipients")
+class OnlySaysThatItIsCancelled(Faulty):
+    async def cancel(self, source: str, publication_id: str | None, key: str | None) -> bool:
+        cancelled = self.__dict__.setdefault("cancelled", set())
+        is_new = publication_id not in cancelled and publication_id != "no-such-id" and key is None
+        cancelled.add(publication_id)
+        return is_new or await super().cancel(source, None, key)
+
+
+@breaks("an_event_is_cancelled_for_all_its_recipients")
+class CancelsInOneQueueAlone(Faulty):
+    async def cancel(self, source: str, publication_id: str | None, key: str | None) -> bool:
+        for queue in self.broker.queues() if key is None else ():
+            if queue.cancel(lambda each: each.publication_id == publication_id):
+                return True
+        return key is not None and await super().cancel(source, None, key)
+
+
+@breaks("cancelling_twice_or_too_late_is_no_error_and_says_so")
+class AlwaysSaysThatItWasWaiting(Faulty):
+    async def cancel(self, source: str, publication_id: str | None, key: str | None) -> bool:
+        found = await super().cancel(source, publication_id, key)
+        return found or publication_id is not None
+
+
+@breaks("a_key_cancels_what_its_own_node_has_scheduled_with_it")
+class CancelsForAnybody(Faulty):
+    async def cancel(self, source: str, publication_id: str | None, key: str | None) -> bool:
+        return await super().cancel("author", publication_id, key)
+
+
+@breaks("a_key_cancels_what_its_own_node_has_scheduled_with_it")
+class KnowsNoKeys(Faulty):
+    async def cancel(self, source: str, publication_id: str | None, key: str | None) -> bool:
+        return await super().cancel(source, publication_id, None)
+
+
+@breaks("what_waits_for_another_try_is_not_cancelled")
+class CancelsAnotherTry(Faulty):
+    class delivery(Wrapped):
+        async def redeliver(self, delay: float, *, counted: bool = True, behind: bool = False) -> None:
+            envelope = self._inner.envelope
+            await self._inner.settle("handled")
+            later = msgspec.structs.replace(envelope, deliver_at=self._transport.clock.time() + delay, replay=1)
+            await MemoryTransport.publish(self._transport, [later])
+
+
 @breaks("a_scheduled_message_waits_for_its_time")
 class DeliversScheduledMessagesAtOnce(Faulty):
     def sent(self, envelope: Envelope) -> Envelope:

@@ -167,7 +167,7 @@ class SimTogether(SimDelivery):
 class SimTransport:
     """The broker as one process sees it."""
 
-    capabilities = EVERY_CAPABILITY - {"partitions", "reply"}
+    capabilities = EVERY_CAPABILITY - {"cancel", "partitions", "reply"}
     on_disagreement: Callable[[Envelope], None] | None = None
 
     def __init__(self, broker: SimBroker, scheduler: Scheduler, modes: tuple[str, ...]) -> None:

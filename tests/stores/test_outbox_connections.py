@@ -30,6 +30,18 @@ async def rows(url: str) -> list[OutboxRow]:
         await store.close()
 
 
+async def scheduled(url: str) -> list[OutboxRow]:
+    store = open_store(url, SystemClock())
+    await store.open()
+    try:
+        async with store.transaction() as transaction:
+            found = await transaction.take_due(float("inf"), 10)
+            await transaction.roll_back()
+            return found
+    finally:
+        await store.close()
+
+
 @pytest.fixture
 async def sqlite_url(tmp_path: Path) -> str:
     url = f"sqlite:{tmp_path}/store.db"
@@ -56,7 +68,7 @@ async def put_async(connection: Any) -> list[str]:
 
 
 async def check(url: str, published: list[str]) -> None:
-    placed, charge = await rows(url)
+    [placed], [charge] = await rows(url), await scheduled(url)
     assert published == [placed.envelope.publication_id, charge.envelope.publication_id]
     assert published[0] == fg.ids.idempotent_id("shop", "Placed", "k")
     assert (placed.node, placed.destination, placed.envelope.headers) == ("shop", "shop.Placed", {"a": "b"})

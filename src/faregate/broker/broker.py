@@ -21,6 +21,7 @@ from faregate.ports.clock import Clock
 from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.progress import Occupation
 from faregate.ports.queue import Binding, check_command, dead_letter_queue
+from faregate.ports.store import SCHEDULE_KEY
 
 
 def _goes_with(envelope: Envelope, other: Envelope) -> bool:
@@ -136,6 +137,17 @@ class Broker:
             if add(envelope, route.partial):
                 for queue in route.queues:
                     queue.enqueue(envelope)
+
+    def cancel(self, source: str, publication_id: str | None, key: str | None) -> int:
+        """Take back what is scheduled; in how many queues it was."""
+
+        def wanted(envelope: Envelope) -> bool:
+            if envelope.source != source:
+                return False
+            named = key is not None and envelope.headers.get(SCHEDULE_KEY) == key
+            return named or envelope.publication_id == publication_id
+
+        return sum(queue.cancel(wanted) for queue in self._queues.values())
 
     def routes(self, envelopes: Sequence[Envelope]) -> list[Route]:
         """Where each publication goes; fills in its recipients.

@@ -323,6 +323,17 @@ class DurableBroker(Broker):
                 self._write_letter(record, None, waiter)
                 await waiter
 
+    async def cancel_durably(self, source: str, publication_id: str | None, key: str | None) -> bool:
+        """Returns when it is in a snapshot: a settlement alone may be lost with the machine, and then it would be
+        delivered."""
+        await self._journal.barrier()  # what is on its way into a queue is there then
+        if not self.cancel(source, publication_id, key):
+            return False
+        snapshot, point = self.snapshot(), self._journal.snapshot_point()
+        self._journal.settle_now([])
+        await self._journal.snapshot(snapshot, point)
+        return True
+
     # --- dead letters -------------------------------------------------------------------------------------
 
     def dead_letter(self, record: DeadLetter) -> None:

@@ -513,6 +513,21 @@ class Queue:
         self._redelivering += 1
         entry.wake = self._schedule.after(delay, self._due_at_end if behind else self._due, entry)
 
+    def cancel(self, wanted: Callable[[Envelope], bool]) -> int:
+        """Take back what waits for a first delivery later; how many entries. They count as skipped. It looks at all
+        that is in memory, and what is scheduled always is."""
+        found = [
+            entry
+            for entry in self._entries.values()
+            if entry.state == SCHEDULED and not entry.redelivering and wanted(entry.envelope)
+        ]
+        if found and self._recorder is not None:
+            self._recorder.ended(self, found, ["skipped"] * len(found))
+        for entry in found:
+            self.settled["skipped"] += 1
+            self._archive(entry)
+        return len(found)
+
     def _archive(self, entry: Entry) -> None:
         """One that nobody holds is done."""
         counted = entry.in_flight

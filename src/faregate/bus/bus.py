@@ -19,11 +19,13 @@ from faregate.bus.control_place import ControlPlace, bus_place, journal_place
 from faregate.bus.dead_letter_retention import RetainDead
 from faregate.bus.dead_letters import DeadLetters
 from faregate.bus.heart import Heart
+from faregate.bus.mistakes import Mistakes
 from faregate.bus.node_stores import Given, NodeStores
 from faregate.bus.requests import REQUEST_SECONDS, RequestCounts, Requests, check_reply, check_timeout
 from faregate.bus.stalls import StallDetector
 from faregate.bus.status import Reporter
 from faregate.bus.supplied import SuppliedFeed, check_capabilities, is_leased
+from faregate.bus.ticker import Ticker, check_schedules
 from faregate.bus.worker import Lessor, Worker
 from faregate.codec import BodyWriter, Codec, find_codec
 from faregate.core.alarms import Alarm, Alarms
@@ -44,7 +46,7 @@ from faregate.errors import ConfigurationError, IdleTimeout, WrongEventLoop, che
 from faregate.message import Envelope, known
 from faregate.node.key import Key
 from faregate.node.node import Node
-from faregate.node.outgoing import Options, Outgoing, as_command, as_event
+from faregate.node.outgoing import Options, Outgoing, as_command, as_event, check_scheduled
 from faregate.node.policy import check_count
 from faregate.node.sources import publishers, with_sources
 from faregate.node.subscription import Subscription
@@ -215,6 +217,15 @@ class Bus:
         for worker in self._workers:
             worker.switching.on_store_down = partial(self._store_down, self._stores.of(worker.subscription.node))
         self._stalls = self._stall_detector(stall_seconds)
+        self._tickers = {name: self._ticker(node) for name, node in self.nodes.items() if node.schedules}
+        self._mistakes = Mistakes(
+            list(self.nodes),
+            [worker.subscription for worker in self._workers],
+            self._transport,
+            self._stores.stores,
+            self.clock,
+            self._alarms,
+        )
         self._reporter = Reporter(
             instance=self.instance,
             url=self.url,
@@ -225,6 +236,8 @@ class Bus:
             alarms=self._alarms,
             state=lambda: self._state,
             breaker=lambda: None if self.breaker is None else self.breaker.state,
+            schedules={name: ticker.status for name, ticker in self._tickers.items()},
+            notices=lambda: self._mistakes.notices,
         )
         announcing = self._transport if isinstance(self._transport, Announcing) else None
         self._heart = Heart(self._reporter, announcing, self.clock)
@@ -276,6 +289,11 @@ class Bus:
             waiting=waiting,
             lessor=Lessor(shared.store, self.instance) if leased and shared is not None else None,
         )
+
+    def _ticker(self, node: Node) -> Ticker:
+        shared = self._stores.of(node.name)
+        check_schedules(node, self._transport, self.url, shared is not None)
+        return Ticker(node, self._senders[node.name], shared, self.clock)
 
     def _make_circuit(self, breaker: Breaker | None) -> Circuit | None:
         if breaker is not None and not isinstance(breaker, Breaker):
@@ -334,12 +352,17 @@ class Bus:
             for worker in self._workers:
                 await worker.start()
             self._stores.hand_in()
+            for ticker in self._tickers.values():
+                await ticker.start()
             self._reporter.start()
             self._open_control()
         except BaseException:
+            for ticker in self._tickers.values():
+                await ticker.stop()
             await self._close()
             raise
         self._state = "running"
+        self._mistakes.start()
         if self._stalls is not None:
             self._stalls.start()
         if self._control is not None or isinstance(self._transport, Announcing):
@@ -402,6 +425,9 @@ class Bus:
         if self._state != "stopping":
             return
         limit = self._drain_seconds if deadline is None else deadline
+        for ticker in self._tickers.values():
+            await ticker.stop()
+        await self._mistakes.stop()
         await self._stores.hand_in_no_more()
         left = await asyncio.gather(*(worker.stop(limit) for worker in self._workers))
         self.left_behind = max(self.left_behind, sum(left))
@@ -518,6 +544,30 @@ class Bus:
         if self._circuit is not None and self._circuit.failures:
             sender.sent()
         return publication_id
+
+    async def cancel(
+        self, publication_id: str | None = None, *, key: str | None = None, node: str | Node | None = None
+    ) -> bool:
+        """Cancel a message that was scheduled with `delay=` or `at=`, by its publication id or by its key (its
+        `idempotency_key`, or the `id_key` that a handler gave it); whether it was still waiting. Then it is never
+        delivered. `node` is who scheduled it; without it, the nodes of the bus are asked until one has it.
+
+        Raises `ConfigurationError` for a node without a store on a transport that cannot take anything back.
+        """
+        which = check_scheduled(publication_id, key)
+        self._check_running()
+        if node is not None:
+            return await self._named_sender(node, ()).cancel(*which)
+        unable: ConfigurationError | None = None
+        for sender in self._senders.values():
+            try:
+                if await sender.cancel(*which):
+                    return True
+            except ConfigurationError as exc:
+                unable = exc
+        if unable is not None:
+            raise unable
+        return False
 
     @overload
     async def request(

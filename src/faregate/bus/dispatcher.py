@@ -11,6 +11,8 @@ Rules kept here:
   since sending may need the store).
 - A row is removed in the commit of the next unit of work on the same store, if there is one soon.
 - Rows of other processes (`fg.outbox`, `faregate dead replay`) are looked for when there is nothing else to do.
+- What is due later waits in the table of scheduled messages (docs/decisions/0050) until its time has come by the wall
+  clock. Whoever finds it due moves it into the outbox, in one commit, and sends it as if it had committed it just then.
 - Where several processes send from one outbox (`outbox_place.py`), each sends what it committed. What another committed
   is left to it for a moment; then one process sends that, whoever is the lowest. Nobody sends a row with a key while an
   older one of the same destination and key is there, whoever committed it.
@@ -18,6 +20,7 @@ Rules kept here:
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -37,11 +40,11 @@ from faregate.core.verdict import failure_of, first_line
 from faregate.errors import CommitUnknown, Permanent, StoreConflict, StoreUnavailable, Unroutable
 from faregate.message import Envelope
 from faregate.ports import faults
-from faregate.ports.clock import Clock
+from faregate.ports.clock import Clock, Timer
 from faregate.ports.presence import OutboxStatus
 from faregate.ports.progress import Occupation
 from faregate.ports.queue import Publishing
-from faregate.ports.store import FROM_OUTSIDE, OutboxRow, Store, Transaction
+from faregate.ports.store import FROM_OUTSIDE, OutboxRow, Store, Transaction, is_later
 
 log = logging.getLogger("faregate.bus")
 
@@ -54,6 +57,12 @@ _OTHERS_SECONDS = 2.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 30.0
 _ALARM_AFTER = 10.0
 _DOUBT_SECONDS = 600.0
+_LONGEST_SLEEP = 60.0
+"""A wall clock that was set forward is noticed within that time."""
+_MOST_DELAYS = 10_000
+"""Of so many scheduled messages the delays are measured by the monotonic clock; of more by the wall clock."""
+_ROUNDING = 1e-6
+"""Times that differ by less are the same: a difference of wall times is no more exact."""
 _STORE_ERRORS = (StoreUnavailable, StoreConflict, CommitUnknown)
 
 
@@ -112,6 +121,12 @@ class Dispatcher(OutboxOutlet):
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
+        self._delays: dict[str, tuple[float, float]] = {}
+        """Of publications that this process scheduled after a delay: when they are due, by the monotonic clock and by
+        the wall clock."""
+        self._look_at = math.inf
+        """When to look at what is scheduled, by the monotonic clock."""
+        self._timer: Timer | None = None
         self.activity = 0
         """Grows with everything that happens here."""
 
@@ -120,10 +135,17 @@ class Dispatcher(OutboxOutlet):
     async def record_rows(self, transaction: Transaction, rows: Sequence[OutboxRow]) -> Recorded:
         """Put rows into the outbox within a transaction, and take out what was sent since."""
         removed, self._sent = list(self._sent), {}
-        recorded = Recorded(rows, removed=removed)
+        later = [row for row in rows if row.envelope.deliver_at is not None]
+        if later:  # some of it may be due by now
+            now = self._clock.time()
+            later = [row for row in later if is_later(row.envelope, now)]
+            rows = [row for row in rows if not is_later(row.envelope, now)]
+        recorded = Recorded(rows, removed=removed, later=later)
         try:
             if rows:
                 recorded.seqs = await transaction.send(rows)
+            if later:
+                await transaction.schedule(later)
             if removed:
                 await transaction.dispatched(removed)
         except BaseException:
@@ -135,6 +157,8 @@ class Dispatcher(OutboxOutlet):
         self._held.difference_update(recorded.removed)
         self.activity += 1
         self.take_up([OutboxRow(seq, *row[1:]) for row, seq in zip(recorded.rows, recorded.seqs, strict=True)])
+        if recorded.later:
+            self._wait_for([row.envelope for row in recorded.later])
 
     def rolled_back(self, recorded: Recorded) -> None:
         self._sent.update(dict.fromkeys(recorded.removed))
@@ -181,6 +205,66 @@ class Dispatcher(OutboxOutlet):
     def look_again(self) -> None:
         self._changed.set()
 
+    # --- scheduled messages ----------------------------------------------------------------------------------
+
+    def _wait_for(self, envelopes: Sequence[Envelope]) -> None:
+        """These were scheduled."""
+        wall, now = self._clock.time(), self._clock.monotonic()
+        for envelope in envelopes:
+            due = envelope.deliver_at or 0.0
+            if envelope.delay is not None and len(self._delays) < _MOST_DELAYS:
+                self._delays[envelope.publication_id] = now + due - wall, due
+            self._look_in(due - wall)
+
+    def _look_in(self, seconds: float) -> None:
+        """Look at what is scheduled after so many seconds, if not before."""
+        now = self._clock.monotonic()
+        at = now + min(max(0.0, seconds), _LONGEST_SLEEP)
+        if at < self._look_at:
+            self._look_at = at
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._clock.call_later(at - now, self._wake.set)
+
+    async def _take_due(self) -> int:
+        """Move what is due into the outbox, and see when the next is; how many rows."""
+        self._look_at, taken = math.inf, 0
+        while True:
+            rows, is_all = await self._take_some()
+            taken += rows
+            if is_all:
+                return taken
+
+    async def _take_some(self) -> tuple[int, bool]:
+        """How many rows were due, and whether nothing more is. A delay of this process is over when the monotonic clock
+        says so; everything else is due by the wall clock."""
+        wall, now = self._clock.time() + _ROUNDING, self._clock.monotonic() + _ROUNDING
+        over = {name for name, (at, _) in self._delays.items() if at <= now}
+        also = [name for name in over if self._delays[name][1] > wall]
+        but = [name for name, (_, due) in self._delays.items() if due <= wall and name not in over]
+        due, rows = await self._store.next_due(self._nodes), 0
+        if also or (due is not None and due <= wall):
+            recorded = Recorded()
+            try:
+                async with self._store.transaction() as transaction:
+                    found = await transaction.take_due(wall, _BATCH, self._nodes, also=also, but=but)
+                    recorded = await self.record_rows(transaction, [_due_by(row, wall - _ROUNDING) for row in found])
+            except BaseException:
+                self.rolled_back(recorded)
+                raise
+            if faults.hook is not None:
+                await faults.hook("dispatch.after-due")
+            self.committed(recorded)
+            rows = len(found)
+            due = await self._store.next_due(self._nodes)
+        for name in over:
+            self._delays.pop(name, None)
+        if self._delays:
+            self._look_in(min(self._delays.values())[0] - now)
+        if due is not None and due > wall:
+            self._look_in(due - wall)
+        return rows, not rows or due is None or due > wall
+
     # --- life ------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -202,6 +286,8 @@ class Dispatcher(OutboxOutlet):
                 await asyncio.wait_for(self._emptied(), deadline)
             except TimeoutError:
                 log.warning("%d outgoing messages stay in the outbox of %s", len(self._queue), self._store.url)
+        if self._timer is not None:
+            self._timer.cancel()
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._task = None
@@ -256,7 +342,9 @@ class Dispatcher(OutboxOutlet):
             try:
                 await self._send_queue()
                 self._wake.clear()
-                if not self._queue:
+                if self._clock.monotonic() + _ROUNDING >= self._look_at:
+                    await self._take_due()
+                elif not self._queue:
                     await self._rest()
             except faults.Crash:
                 self._forget()
@@ -295,17 +383,18 @@ class Dispatcher(OutboxOutlet):
 
     async def look(self) -> int:
         """Take up rows of the table that are not known here; returns how many."""
+        taken = await self._take_due()
         known = self._held.copy()  # a row that is removed while we read may still be among those we read
         rows = await self._store.undispatched(_BATCH + len(known), self._nodes)
         found = [row for row in rows if row.seq not in known and row.seq not in self._held]
         if self._place is None or self._place.is_alone:
             self.take_up(found)
-            return len(found)
+            return taken + len(found)
         found = self._left_by_others(found, self._place.is_lowest)
         if found:  # they go in where they belong
             self.take_up(found)
             self._queue = deque(sorted(self._queue, key=lambda row: row.seq))
-        return len(found)
+        return taken + len(found)
 
     def _left_by_others(self, rows: list[OutboxRow], is_lowest: bool) -> list[OutboxRow]:
         """Those that nobody else sends: from outside, and those that are there for so long that their process died.
@@ -321,6 +410,8 @@ class Dispatcher(OutboxOutlet):
 
     async def _send_queue(self) -> None:
         while self._queue:
+            if self._task is not None and self._clock.monotonic() + _ROUNDING >= self._look_at:
+                await self._take_due()
             rows = self._next_batch()
             if self._place is None or self._place.is_alone:
                 await self._send(rows)
@@ -553,3 +644,10 @@ class Dispatcher(OutboxOutlet):
             self.rolled_back(recorded)
             raise
         self.committed(recorded)
+
+
+def _due_by(row: OutboxRow, now: float) -> OutboxRow:
+    """The row as it is sent: nobody waits for the rest of a microsecond."""
+    if not is_later(row.envelope, now):
+        return row
+    return row._replace(envelope=msgspec.structs.replace(row.envelope, deliver_at=now))

@@ -144,6 +144,9 @@ class NodeStores:
         try:
             for store in self.stores:
                 await store.open()
+            for store in self.stores:
+                owners = [name for name, shared in self._of.items() if shared.store is store]
+                await store.note_nodes(owners, self._clock.time())
             if self._tokens is not None:
                 await self._tokens.open()
             for name, shared in self._of.items():

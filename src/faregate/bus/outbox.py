@@ -13,11 +13,12 @@ Rules kept here:
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Coroutine, Sequence
 from time import time
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, Unpack, overload
 
 from faregate.bus.bus import MAX_MESSAGE_BYTES
+from faregate.bus.mistakes import did_you_mean
 from faregate.codec import BodyWriter, Codec, find_codec
 from faregate.core.observer import Observer, Observers, check_observers
 from faregate.core.sealing import Sealer
@@ -133,11 +134,15 @@ class _OutboxWriter(ABC, Generic[R]):
     @abstractmethod
     def _put(self, out: Outgoing, node: str | Node | None) -> R: ...
 
-    def _insertion(self, out: Outgoing, node: str | Node | None, scheme: str) -> tuple[str, str, tuple[Any, ...]]:
-        """The publication's id, the statement, its parameters."""
+    def _name(self, node: str | Node | None) -> str:
         name = self._node if node is None else node_name(node)
         if name is None:
             raise ConfigurationError("say which node publishes: fg.outbox(connection, node='shop')")
+        return name
+
+    def _insertion(self, out: Outgoing, node: str | Node | None, scheme: str) -> tuple[str, str, tuple[Any, ...]]:
+        """The publication's id, the statement, its parameters."""
+        name = self._name(node)
         sealer = Sealer(name, self._writer, {})
         envelope = sealer.seal_root(out, time())
         for observer in self._observers:
@@ -153,8 +158,10 @@ class Outbox(_OutboxWriter[str]):
         connection = self._connection.connection() if self._kind.has_session else self._connection
         scheme = self._kind.scheme or _scheme(connection)
         publication_id, sql, values = self._insertion(out, node, scheme)
+        execute = _execute(connection, self._kind)
         try:
-            _execute(connection, self._kind)(sql, values)
+            if not execute(sql, values).rowcount:
+                _check_known(self._name(node), execute(open_insertion(scheme).known_nodes()).fetchall())
         except Exception as exc:
             _raise_if_no_store(exc, scheme)
             raise
@@ -168,8 +175,11 @@ class AsyncOutbox(_OutboxWriter[Coroutine[Any, Any, str]]):
         connection = await self._connection.connection() if self._kind.has_session else self._connection
         scheme = self._kind.scheme or _scheme(connection)
         publication_id, sql, values = self._insertion(out, node, scheme)
+        execute = _execute(connection, self._kind)
         try:
-            await _execute(connection, self._kind)(sql, values)
+            if not (await execute(sql, values)).rowcount:
+                found = (await execute(open_insertion(scheme).known_nodes())).fetchall()
+                _check_known(self._name(node), found if isinstance(found, list) else await found)
         except Exception as exc:
             _raise_if_no_store(exc, scheme)
             raise
@@ -201,11 +211,22 @@ def _scheme(connection: Any) -> str:
     return scheme
 
 
+def _check_known(name: str, rows: Sequence[Sequence[Any]]) -> None:
+    """Nothing was inserted. That is right for what is scheduled already."""
+    known = [row[0] for row in rows]
+    if name not in known:
+        raise ConfigurationError(
+            f"no bus has run node {name!r} on this store, so nobody would send what it publishes; its nodes are: "
+            f"{', '.join(known)}{did_you_mean(name, known)}. Start a bus that runs the node there, or name it to the "
+            "store with `faregate store init module:bus`"
+        )
+
+
 def _raise_if_no_store(exc: Exception, scheme: str) -> None:
     """Raise `ConfigurationError` for a database without our tables."""
     if open_insertion(scheme).lacks_tables(getattr(exc, "orig", None) or exc):
         url = "sqlite:PATH" if scheme == "sqlite" else "postgresql://…"
         raise ConfigurationError(
-            "this database is not a store of Faregate yet: start a bus that has it as a store= once, or run "
-            f"`faregate store migrate {url}`"
+            "this database is not a store of Faregate yet, or one of an older version: run "
+            f"`faregate store init module:bus`, or `faregate store init {url}`, or start a bus that has it as a store="
         ) from exc

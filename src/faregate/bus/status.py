@@ -10,7 +10,7 @@ from faregate.bus.dispatcher import Dispatcher
 from faregate.bus.worker import Worker
 from faregate.core.alarms import Alarms
 from faregate.ports.clock import Clock
-from faregate.ports.presence import BusStatus, Consumed, Heartbeat, State
+from faregate.ports.presence import BusStatus, Consumed, Heartbeat, ScheduleStatus, State
 from faregate.version import __version__
 
 
@@ -26,6 +26,9 @@ class Reporter:
     alarms: Alarms
     state: Callable[[], State]
     breaker: Callable[[], str | None] = lambda: None
+    schedules: Mapping[str, Callable[[], list[ScheduleStatus]]] = field(default_factory=dict)
+    """By node."""
+    notices: Callable[[], Mapping[str, list[str]]] = dict
     since: float = 0.0
     """When the bus started."""
     _handled: dict[Worker, int] = field(default_factory=dict)
@@ -63,6 +66,7 @@ class Reporter:
         consumed: dict[str, list[Consumed]] = {node: [] for node in self.nodes}
         for worker in self.workers:
             consumed[worker.subscription.node].append(self._consumed(worker))
+        notices = self.notices()
         at, alarms, state, breaker = self.clock.time(), dict(self.alarms.counts), self.state(), self.breaker()
         return [
             Heartbeat(
@@ -77,6 +81,8 @@ class Reporter:
                 state=state,
                 outbox=self.outboxes[node].status() if node in self.outboxes else None,
                 breaker=breaker,
+                schedules=self.schedules[node]() if node in self.schedules else [],
+                notices=notices.get(node, []),
             )
             for node, consumes in consumed.items()
         ]

@@ -19,7 +19,7 @@ from faregate.cli.running import Here, OnBroker, Target, listen_on, locate
 from faregate.errors import FaregateError
 from faregate.plain import plain
 from faregate.ports.presence import HEARTBEAT_SECONDS, Consumed, Heartbeat
-from faregate.units import age
+from faregate.units import age, iso
 
 _LISTEN_SECONDS = 1.2 * HEARTBEAT_SECONDS
 _SILENT_SECONDS = 3 * HEARTBEAT_SECONDS
@@ -167,6 +167,11 @@ def _instances(found: list[tuple[float, Heartbeat]], now: float) -> Iterator[Ren
         yield Text.assemble(f"  {plain(beat.instance)}  ", state, taking)
         if beat.consumes:
             yield _table(beat.consumes)
+        for schedule in beat.schedules:
+            zone = "" if schedule.zone == "UTC" else f" {schedule.zone}"
+            following = "never again" if schedule.next is None else f"next {iso(schedule.next)}"
+            last = "" if schedule.last is None else f", last {iso(schedule.last)}"
+            yield Text(plain(f"    {schedule.name}: {schedule.when}{zone}, {following}{last}"))
         for each in beat.consumes:
             if each.paused:
                 why = f": {each.why}" if each.why else ""
@@ -201,6 +206,8 @@ def _remarks(beats: list[Heartbeat]) -> Iterator[Text]:
                 wait = counted(outbox.waiting, "message waits", "messages wait")
                 told = f"{wait} in the outbox {outbox.store}, the oldest for {outbox.oldest_seconds or 0:,.1f} s"
                 yield Text(plain(f"{instance}: {told}"), "yellow")
+        for notice in dict.fromkeys(notice for beat in its for notice in beat.notices):
+            yield Text(plain(f"{instance}: {notice}"), "bold yellow")
         if its[0].breaker not in (None, "closed"):
             yield Text(plain(f"{instance}: the breaker on sending is {its[0].breaker}"), "red")
         if its[0].alarms:

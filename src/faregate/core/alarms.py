@@ -17,7 +17,9 @@ AlarmKind = Literal[
     "foreign-claim",
     "kill-switch",
     "left-behind",
+    "nobody-sends",
     "stalled",
+    "unknown-source",
     "unreadable-batch",
     "unroutable",
 ]
@@ -34,7 +36,9 @@ class Alarm(NamedTuple):
     `foreign-claim`: a token is claimed by a record that is not ours.
     `kill-switch`: a subscription consumes no more, because what it depends on is down.
     `left-behind`: a task or thread of a handler goes on after its try has ended; once for each handler.
+    `nobody-sends`: outgoing messages of a node that nobody runs lie in the outbox of a store.
     `stalled`: a lane, a dispatcher, a pump or the intake has work and makes no progress.
+    `unknown-source`: a subscription waits for events of a node that nobody is known to run.
     `unreadable-batch`: what another process left in the spool cannot be taken in.
     `unroutable`: an output that nobody takes.
     """

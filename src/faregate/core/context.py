@@ -12,7 +12,17 @@ from faregate.core.database import BlockingDatabase, Database
 from faregate.core.handler_database import HandlerDatabase
 from faregate.errors import ConfigurationError, TryEnded, Unavailable, WrongEventLoop
 from faregate.message import REPLY_TO, Envelope
-from faregate.node.outgoing import NOTHING_TO_AWAIT, NothingToAwait, Options, Outgoing, as_command, as_event, reply
+from faregate.core.work import NeedsSolitude
+from faregate.node.outgoing import (
+    NOTHING_TO_AWAIT,
+    NothingToAwait,
+    Options,
+    Outgoing,
+    as_command,
+    as_event,
+    check_scheduled,
+    reply,
+)
 from faregate.plain import plain
 from faregate.ports.keys import keys_of
 
@@ -216,6 +226,34 @@ class Context:
         """Record the answer to whoever asked, as `fg.reply` does."""
         self._send(reply(message, headers=headers))
         return NOTHING_TO_AWAIT
+
+    def cancel(self, publication_id: str | None = None, *, key: str | None = None) -> Any:
+        """Cancel a message that this node has scheduled with `delay=` or `at=`, by its publication id or by its key
+        (its `idempotency_key` or `id_key`); whether it was still waiting. Awaited in `async def`, called plainly in
+        `def`, as `ctx.db`.
+
+        It is part of the unit of work: what a failed try cancelled goes on waiting.
+        """
+        which = check_scheduled(publication_id, key)
+        if self._ended:
+            self._refuse()
+        unit = self._work.unit_for(self)
+        if get_ident() == unit.home.thread:
+            return self._cancel(which)
+        return asyncio.run_coroutine_threadsafe(self._cancel(which), unit.home.loop).result()
+
+    async def _cancel(self, which: tuple[str | None, str | None]) -> bool:
+        work, unit = self._work, self._work.unit_for(self)
+        if unit.home.cancel is None:
+            raise ConfigurationError(
+                f"the handler of {self} runs on Spark, which sends what is due later at once, so that nothing can be "
+                "cancelled: run this subscription on a bus, or look in the handler of the message whether it still counts"
+            )
+        if unit.home.store is None:
+            return await unit.home.cancel(*which)
+        if not unit.alone and any(each.deliver_at is not None for other in unit.works for each in other.sent):
+            raise work.interrupted(NeedsSolitude)  # what others of the batch schedule is not in the table yet
+        return bool(await unit.run(work, self, "cancel_scheduled", work.node, which))
 
     def trip(self, why: str, *, seconds: float = 10.0) -> NoReturn:
         """Trip the kill switch of this subscription: what the handler depends on is down. The message goes back and has

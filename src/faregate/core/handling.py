@@ -107,6 +107,7 @@ class Handling:
         """A message of a serial subscription waits for a later try; what was fetched behind it has to go back."""
         self._serial = isinstance(subscription.order, Serial)
         self._node = node.name
+        self._sender = sender
         self._clock = clock
         self._reader = Reader(subscription, alarms, body_limit)
         self._endings = Endings(subscription, node, alarms)
@@ -423,7 +424,8 @@ class Handling:
     def _settle_in(self) -> Home:
         store = None if self._store is None else self._store.store
         enter = None if self._recognition is None else self._recognition.mark
-        self._home = Home(store, enter, self._reader.left_behind)
+        cancel = self._sender.cancel if self._outlet.schedules else None
+        self._home = Home(store, enter, self._reader.left_behind, cancel)
         return self._home
 
     async def _what_is_left(

@@ -17,16 +17,27 @@ from faregate.ports.store import OutboxRow, Transaction
 class Recorded:
     """What one transaction did to the outbox; it counts after the commit."""
 
-    __slots__ = ("removed", "rows", "seqs")
+    __slots__ = ("later", "removed", "rows", "seqs")
 
-    def __init__(self, rows: Sequence[OutboxRow] = (), seqs: Sequence[int] = (), removed: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        rows: Sequence[OutboxRow] = (),
+        seqs: Sequence[int] = (),
+        removed: Sequence[int] = (),
+        later: Sequence[OutboxRow] = (),
+    ) -> None:
         self.rows = rows
         self.seqs = seqs
         """Of the rows; filled by the commit at the latest."""
         self.removed = removed
+        self.later = later
+        """What is scheduled, beside the rows."""
 
 
 class Outlet:
+    schedules = True
+    """Whether what is due later can be taken back until then."""
+
     async def record(self, transaction: Transaction | None, node: str, works: Sequence[Work]) -> Recorded | None:
         """Take what the handlers of these sent: with the transaction, or at once where there is none."""
         raise NotImplementedError

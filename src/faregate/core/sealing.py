@@ -8,7 +8,7 @@ from faregate.errors import ConfigurationError
 from faregate.message import Envelope, Kind
 from faregate.node.key import Key, type_key
 from faregate.node.outgoing import Outgoing
-from faregate.ports.store import OutboxRow
+from faregate.ports.store import SCHEDULE_KEY, OutboxRow
 
 Keys = dict[tuple[Kind, str | None, str], Key]
 """(kind, source or destination, type) -> the key that all its subscriptions on this bus order by. It counts for types
@@ -64,6 +64,8 @@ class Sealer:
         if trace is not None and trace.tracestate:
             headers = {**headers, TRACESTATE: trace.tracestate}
         deliver_at = out.at if out.delay is None else now + out.delay
+        if deliver_at is not None and (named := out.id_key or out.idempotency_key) is not None:
+            headers = {**headers, SCHEDULE_KEY: named}
         # In the order of the fields: names would make this four times as slow, and it runs for every message.
         return Envelope(
             publication_id,

@@ -24,7 +24,8 @@ from faregate.node.outgoing import Outgoing
 from faregate.ports import faults
 from faregate.ports.clock import Clock
 from faregate.ports.dead_letter import DeadLetter
-from faregate.ports.queue import DeadLettering, Publishing
+from faregate.ports.queue import Cancelling, DeadLettering, Publishing
+from faregate.ports.store import is_later
 
 if TYPE_CHECKING:
     from faregate.core.node_store import NodeStore
@@ -72,6 +73,7 @@ class Sender(Sealer):
         self._hand_over_roots = observed(observers, self._publish_roots)
         self._hand_over_guarded = observed(observers, self._publish_guarded)
         self._hand_over_outputs = observed(observers, self._to_guarded)
+        self._hand_over_later = observed(observers, self._schedule)
 
     def use_store(self, store: NodeStore | None, recipient_lists: RecipientLists | None) -> None:
         """Where this node keeps what must not be lost, and who wants tokens."""
@@ -86,9 +88,12 @@ class Sender(Sealer):
         `through` is what takes the envelope instead of the transport's own publish.
         """
         envelope = self.seal_root(outgoing, self._clock.time())
-        through = (
-            self._hand_over_roots if through is None else observed(self._observers, confirmed(self._observers, through))
-        )
+        if through is not None:
+            through = observed(self._observers, confirmed(self._observers, through))
+        elif envelope.deliver_at is None or not self._schedules([envelope]):
+            through = self._hand_over_roots
+        else:
+            through = self._hand_over_later
         if self._chain is None:
             return envelope.publication_id, _hand_over((envelope,), through)
         out = OutgoingContext(envelope, outgoing.message, None)
@@ -122,8 +127,34 @@ class Sender(Sealer):
 
     async def _publish_all(self, envelopes: list[Envelope]) -> Mapping[str, Exception]:
         if envelopes:
-            await _hand_over(envelopes, self._hand_over_guarded)
+            later = self._schedules(envelopes)
+            await _hand_over(envelopes, self._hand_over_later if later else self._hand_over_guarded)
         return {}
+
+    def _schedules(self, envelopes: Sequence[Envelope]) -> bool:
+        """Whether some of these wait in the store until they are due: then all go that way, to be taken together."""
+        now = self._clock.time()
+        return self._store is not None and any(is_later(envelope, now) for envelope in envelopes)
+
+    async def _schedule(self, envelopes: Sequence[Envelope]) -> None:
+        assert self._store is not None
+        await self._store.publish([self.outbox_row(envelope, None, place) for place, envelope in enumerate(envelopes)])
+
+    async def cancel(self, publication_id: str | None, key: str | None) -> bool:
+        """Cancel what this node has scheduled, in its store or at the transport; whether it was still waiting. Raises
+        `ConfigurationError` where neither can."""
+        if self._store is not None:
+            which = (publication_id, key)
+            if await self._store.commit(lambda transaction: transaction.cancel_scheduled(self._node, which)):
+                return True
+        if isinstance(self._transport, Cancelling):
+            return await self._transport.cancel(self._node, publication_id, key)
+        if self._store is None:
+            raise ConfigurationError(
+                f"node {self._node!r} cannot cancel: this transport cannot take back what is scheduled on it (it lacks "
+                '"cancel"). Give the node a store, where scheduled messages wait then: fg.Bus(…, store="postgresql://…")'
+            )
+        return False
 
     def seal_outputs(self, ctx: Context, handler: str, contexts: list[OutgoingContext] | None = None) -> list[Envelope]:
         """What a handler sends, in its envelopes: the same for every run of it on the same message. What it answers is
@@ -254,7 +285,7 @@ class Sender(Sealer):
                 f"node {self._node!r} publishes to a node that deduplicates by tokens, and has no store to send from: "
                 "give it one, fg.Bus(…, store=…)"
             )
-        await self._store.publish([self.outbox_row(envelope, None, place) for place, envelope in enumerate(envelopes)])
+        await self._schedule(envelopes)
 
     def _publish_to_guarded(self, envelopes: Sequence[Envelope]) -> Awaitable[None]:
         return self._guarded.publish(envelopes)

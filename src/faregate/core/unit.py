@@ -52,6 +52,9 @@ Enter = Callable[[Transaction, Sequence[Work]], Awaitable[None]]
 """First in every transaction: leaves the marks of its messages, and finds those that are duplicates by now."""
 
 
+Cancel = Callable[[str | None, str | None], Awaitable[bool]]
+
+
 class TransactionEnded(TransactionMisused):
     """A handler ended the transaction behind our back."""
 
@@ -65,11 +68,15 @@ class TransactionEnded(TransactionMisused):
 class Home:
     """What all units of work of one handling have in common. Made on the event loop that they run on."""
 
-    __slots__ = ("enter", "generation", "left_behind", "loop", "store", "thread")
+    __slots__ = ("cancel", "enter", "generation", "left_behind", "loop", "store", "thread")
 
-    def __init__(self, store: Store | None, enter: Enter | None, left_behind: Callable[[Context], None]) -> None:
-        """`left_behind` is told when the context of a try is used after its end."""
+    def __init__(
+        self, store: Store | None, enter: Enter | None, left_behind: Callable[[Context], None], cancel: Cancel | None
+    ) -> None:
+        """`left_behind` is told when the context of a try is used after its end. `cancel` takes back what is scheduled,
+        outside of any transaction; None: this engine schedules nothing that could be taken back."""
         self.store = store
+        self.cancel = cancel
         self.enter = enter
         self.left_behind = left_behind
         self.loop, self.thread = asyncio.get_running_loop(), get_ident()

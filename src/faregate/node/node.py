@@ -16,6 +16,7 @@ from faregate.errors import (
 )
 from faregate.ids import SLOTS
 from faregate.message import Kind, MessageType, check_name, describe, known
+from faregate.node.every import Missed, Schedule, check_missed, read_times, tick_class
 from faregate.node.key import Key, KeySource, read_key, type_key
 from faregate.node.kill_switch import DEFAULT_KILL_SWITCH, GivenSwitch, chosen_switch
 from faregate.node.outgoing import node_name
@@ -64,6 +65,8 @@ class Node:
         self.publishes = {found.wire: found for found in map(_declared_event, publishes)}
         """By wire name."""
         self.subscriptions: dict[tuple[str, str | None], Subscription] = {}
+        self.schedules: dict[str, Schedule] = {}
+        """By name."""
         self.interpreters: dict[type, Signature] = {}
         self.providers: dict[type, Signature] = {}
         self.middlewares: list[Signature] = []
@@ -165,6 +168,50 @@ class Node:
                 where=filter_,
                 kill_switch=switch,
             )
+            return function
+
+        return declare
+
+    def every(
+        self,
+        when: str | float | timedelta,
+        *,
+        tz: str = "UTC",
+        missed: Missed = "last",
+        name: str | None = None,
+        retry: Retry | None = DEFAULT_RETRY,
+        redeliver: Redeliver | None = DEFAULT_REDELIVER,
+        rules: Sequence[When] = (),
+        expires: float | timedelta | None = None,
+        kill_switch: GivenSwitch = None,
+    ) -> Callable[[F], F]:
+        """Call a function again and again: by a cron expression of five fields, "0 3 * * *", in the time zone `tz`, or
+        every so many seconds. Each tick is called once, however many processes run the node.
+
+        The function is a handler like any other; its message is an `fg.Tick`. `missed` says what becomes of ticks that
+        were due while no process ran: "skip" leaves out those that are more than a minute late, "last" makes up for the
+        latest, "all" for each of the latest 100. `name` is the function's name unless it is given: under another name
+        it is another schedule. The other options are those of `on`.
+        """
+        what = f"a schedule of node {self.name!r}"
+        times, text, zone = read_times(when, tz, what)
+        policy = check_missed(missed, what)
+
+        def declare(function: F) -> F:
+            chosen = check_name(name or _name_of(function), f"{what}: its name (set name=)")
+            if chosen in self.schedules:
+                raise HandlerConflict(f"node {self.name!r} has a schedule {chosen!r} already: give one of them a name=")
+            cls = tick_class(chosen, self.name)
+            self.on(
+                cls,
+                name=chosen,
+                retry=retry,
+                redeliver=redeliver,
+                rules=rules,
+                expires=expires,
+                kill_switch=kill_switch,
+            )(function)
+            self.schedules[chosen] = Schedule(chosen, text, zone, policy, times, cls)
             return function
 
         return declare

@@ -172,6 +172,15 @@ def _seconds(at: float | datetime) -> float:
     return at.timestamp()
 
 
+def check_scheduled(publication_id: object, key: object) -> tuple[str | None, str | None]:
+    """What is cancelled: one of the two."""
+    if (publication_id is None) == (key is None):
+        raise ConfigurationError("say what to cancel: a publication id, or key='the key that it was scheduled with'")
+    if publication_id is not None:
+        return _text(publication_id, "the publication id"), None
+    return None, _text(key, "key")
+
+
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "id_key": lambda value: _text(value, "id_key"),
     "idempotency_key": lambda value: _text(value, "idempotency_key"),

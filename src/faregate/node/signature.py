@@ -108,8 +108,12 @@ def yielded_type(signature: Signature, what: str) -> type:
 
 
 def declaring_frame() -> FrameType | None:
-    """The frame that called the caller."""
-    return sys._getframe(2)
+    """The frame that called the caller, outside of the module in which that is."""
+    frame: FrameType | None = sys._getframe(1)
+    here = None if frame is None else frame.f_code.co_filename
+    while frame is not None and frame.f_code.co_filename == here:
+        frame = frame.f_back
+    return frame
 
 
 def _hints(function: Any, frame: FrameType | None) -> dict[str, Any]:

@@ -48,6 +48,18 @@ class OutboxStatus(msgspec.Struct, frozen=True):
     """For how long the first of them has waited; None: nothing waits."""
 
 
+class ScheduleStatus(msgspec.Struct, frozen=True):
+    """A recurring function of a node."""
+
+    name: str
+    when: str
+    zone: str
+    next: float | None
+    """When it is due next, in seconds since the epoch; None: never again."""
+    last: float | None = None
+    """The last tick that this instance has seen to; None: none yet."""
+
+
 class Heartbeat(msgspec.Struct, frozen=True):
     """One node at one instance."""
 
@@ -67,6 +79,9 @@ class Heartbeat(msgspec.Struct, frozen=True):
     """Of its store, which other nodes may share; None: it has none."""
     breaker: str | None = None
     """The state of what guards sending; None: nothing does."""
+    schedules: list[ScheduleStatus] = []
+    notices: list[str] = []
+    """What looks like a mistake, in words, while it lasts."""
 
 
 class BusStatus(msgspec.Struct, frozen=True):
@@ -104,6 +119,15 @@ class Announcing(Protocol):
 
     async def announce(self, heartbeats: Sequence[Heartbeat]) -> None:
         """Waits at most for a few seconds. Raises `FaregateError`."""
+
+
+@runtime_checkable
+class Overhearing(Protocol):
+    """Optional: a transport that brings the heartbeats of all instances to a bus, too."""
+
+    async def overhear(self, heard: Callable[[Heartbeat], None]) -> None:
+        """Hand on heartbeats, until it is cancelled. Raises `FaregateError` when the connection is lost, or the broker
+        refuses it."""
 
 
 @runtime_checkable

@@ -26,11 +26,12 @@ itself, so nothing goes to the dead-letter queue. duplicate: it was handled befo
 
 
 Capability = Literal[
-    "browse", "count", "dead letters", "delay", "expire", "lock", "order", "partitions", "place", "recipients",
-    "recognise", "reply", "select",
+    "browse", "cancel", "count", "dead letters", "delay", "expire", "lock", "order", "partitions", "place",
+    "recipients", "recognise", "reply", "select",
 ]  # fmt: skip
 """
 - browse: dead letters can be looked at without taking them (`Browsing`).
+- cancel: what waits for its `deliver_at` can be taken back (`Cancelling`).
 - count: it knows what waits and what is out (`Counting`).
 - dead letters: a queue of them for each node (`DeadLettering`, `Delivery.dead_letter`). What was started
   `Binding.max_deliveries` times and comes back goes there by itself, and so does what expires.
@@ -279,6 +280,14 @@ class Browsing(Protocol):
 
 
 @runtime_checkable
+class Cancelling(Protocol):
+    async def cancel(self, source: str, publication_id: str | None, key: str | None) -> bool:
+        """Take back what this node has scheduled and what is not due yet, by its id, or by the key in its headers
+        (`SCHEDULE_KEY`); whether there was any. Returns once that is as safe as what `publish` confirms: it is never
+        delivered then. Publishing it again may be taken for a repetition."""
+
+
+@runtime_checkable
 class Counting(Protocol):
     async def idle(self) -> None:
         """Return once no bound queue holds anything but messages scheduled for later; an unbound one may."""
@@ -353,6 +362,7 @@ class Replying(Protocol):
 
 PROTOCOLS: Mapping[Capability, type] = {
     "browse": Browsing,
+    "cancel": Cancelling,
     "count": Counting,
     "dead letters": DeadLettering,
     "partitions": Partitioned,

@@ -66,6 +66,9 @@ class RecordingTransport(MemoryTransport):
         return True
 
 
+_MOST_SCHEDULED = 1_000_000
+
+
 class Bench:
     """Made by `bench(…)`. `bus` and `clock` are there to be used directly, too."""
 
@@ -136,6 +139,12 @@ class Bench:
             return await asking
         finally:
             asking.cancel()
+
+    async def cancel(
+        self, publication_id: str | None = None, *, key: str | None = None, node: str | Node | None = None
+    ) -> bool:
+        """Cancel what is scheduled, as `bus.cancel`."""
+        return await self.bus.cancel(publication_id, key=key, node=node)
 
     async def deliver(self, envelope: Envelope) -> None:
         """Put an envelope on the bus as it is; if it has no way of its own, into the first subscription's queue."""
@@ -268,7 +277,8 @@ class Bench:
     @overload
     def sent(self, cls: type[T]) -> list[T]: ...
     def sent(self, cls: type | None = None) -> list[Any]:
-        """The messages that handlers published or sent, in order; of one class, or all."""
+        """The messages that handlers published or sent, in order; of one class, or all. What is due later comes last,
+        and what was cancelled is not among them."""
         found = []
         for envelope in self.envelopes(cls):
             reader = BodyReader(cls or self._classes[envelope.type], limit=_BODY_LIMIT)
@@ -276,10 +286,12 @@ class Bench:
         return found
 
     def envelopes(self, cls: type | None = None) -> list[Envelope]:
-        """The envelopes of what handlers published or sent, in order."""
+        """The envelopes of what handlers published or sent, in order; what is due later comes last."""
         declared = known(cls) if cls is not None else None
         wire = declared.wire if declared else getattr(cls, "__name__", None)
-        recorded = self._transport.recorded.values()
+        (store,) = self.bus._stores.stores
+        later = [row.envelope for row in _at_once(store.scheduled(_MOST_SCHEDULED)) if row.message_id is not None]
+        recorded = [*self._transport.recorded.values(), *later]
         return [envelope for envelope in recorded if wire is None or envelope.type == wire]
 
     def poisoned(self, node: str | None = None) -> list[DeadLetter]:

@@ -181,6 +181,10 @@ class JournalTransport:
     async def reply(self, envelopes: Sequence[Envelope]) -> int:
         return self.broker.reply(envelopes)
 
+    async def cancel(self, source: str, publication_id: str | None, key: str | None) -> bool:
+        self.begin()
+        return await self.broker.cancel_durably(source, publication_id, key)
+
     async def waiting(self, queue: str) -> int:
         return len(self.broker.queue(queue))
 

@@ -80,6 +80,9 @@ class MemoryTransport:
     async def reply(self, envelopes: Sequence[Envelope]) -> int:
         return self.broker.reply(envelopes)
 
+    async def cancel(self, source: str, publication_id: str | None, key: str | None) -> bool:
+        return self.broker.cancel(source, publication_id, key) > 0
+
     async def waiting(self, queue: str) -> int:
         return len(self.broker.queue(queue))
 

@@ -25,6 +25,7 @@ from faregate.ports.store.ledger import Known, LedgerOutcome, LedgerRow, LedgerS
 from faregate.ports.store.outbox import FROM_OUTSIDE, Insertion, OutboxRow, OutboxStore, OutboxTransaction
 from faregate.ports.store.parked import BEHIND, BUCKETS, NEXT, Parked, ParkedTransaction
 from faregate.ports.store.reading import COLUMNS, Part, Readable, StoreInfo, StoreReader, Table
+from faregate.ports.store.scheduled import SCHEDULE_KEY, ScheduledStore, ScheduledTransaction, is_later
 from faregate.ports.store.tokens import ClaimRecord, ClaimState, ClaimStore, TokenTransaction
 from faregate.ports.store.transaction import DatabaseTransaction, TransactionBlock
 
@@ -36,6 +37,7 @@ __all__ = [
     "MIGRATION",
     "NEXT",
     "REPARTITION",
+    "SCHEDULE_KEY",
     "ClaimRecord",
     "ClaimState",
     "DeadFilter",
@@ -58,6 +60,7 @@ __all__ = [
     "Table",
     "Transaction",
     "TransactionBlock",
+    "is_later",
 ]
 
 
@@ -65,6 +68,7 @@ class Transaction(
     DatabaseTransaction,
     LedgerTransaction,
     OutboxTransaction,
+    ScheduledTransaction,
     DeadLetterTransaction,
     ParkedTransaction,
     LeaseTransaction,
@@ -74,7 +78,7 @@ class Transaction(
     """One transaction on one connection. Made by `Store.transaction`; nothing happens before `begin`."""
 
 
-class Store(LedgerStore, OutboxStore, DeadLetterStore, LeaseStore, ClaimStore, Protocol):
+class Store(LedgerStore, OutboxStore, ScheduledStore, DeadLetterStore, LeaseStore, ClaimStore, Protocol):
     dear_savepoints: bool
     """Whether a savepoint costs a round trip: then batches do without."""
     one_writer: bool

@@ -52,6 +52,15 @@ class OutboxStore(Protocol):
     async def undispatched(self, limit: int, nodes: Sequence[str] | None = None) -> list[OutboxRow]:
         """Outbox rows that are not dispatched, by `seq`; of these nodes, or of all."""
 
+    async def unsent(self) -> dict[str, tuple[int, int]]:
+        """By node: how many of its rows are not dispatched, and the `seq` of the first."""
+
+    async def note_nodes(self, nodes: Sequence[str], at: float) -> None:
+        """A bus runs these nodes on this store, from this time on."""
+
+    async def known_nodes(self) -> list[str]:
+        """The nodes that a bus has ever run on this store."""
+
     async def keyed_before(self, seq: int, nodes: Sequence[str] | None = None) -> list[tuple[int, str, str]]:
         """Of the rows below `seq` that have a key and are not dispatched: `seq`, destination and key, by `seq`."""
 
@@ -71,7 +80,11 @@ class Insertion(Protocol):
     `fg.outbox` can use has it as `insertion`."""
 
     def insertion(self, row: OutboxRow) -> tuple[str, tuple[Any, ...]]:
-        """The statement and its parameters, for the backend's own driver."""
+        """The statement and its parameters, for the backend's own driver. It changes no row where its node is none that
+        a bus has run on this store, and where it is scheduled already."""
+
+    def known_nodes(self) -> str:
+        """The query that gives the nodes that a bus has run on this store."""
 
     def lacks_tables(self, exc: BaseException) -> bool:
         """Whether the driver refused the statement because our tables are not in that database."""

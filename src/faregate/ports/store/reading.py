@@ -18,7 +18,7 @@ import msgspec
 from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.store.outbox import OutboxRow
 
-Table = Literal["ledger", "dead", "dead_states", "parked", "outbox", "waiting", "unroutable"]
+Table = Literal["ledger", "dead", "dead_states", "parked", "outbox", "scheduled", "waiting", "unroutable"]
 COLUMNS: dict[Table, tuple[str, ...]] = {
     "ledger": (
         *("node", "message_id", "key", "position", "handled_at", "outcome"),
@@ -28,12 +28,14 @@ COLUMNS: dict[Table, tuple[str, ...]] = {
     "dead_states": ("node", "message_id", "last_failed_at", "status"),
     "parked": ("node", "message_id", "due_at", "tries", "key", "position"),
     "outbox": ("seq", "node", "message_id", "ordinal", "destination", "key", "dispatched_at"),
+    "scheduled": ("node", "envelope"),
     "waiting": ("node", "envelope"),
     "unroutable": ("node", "envelope"),
 }
 """What rows of each have, in this order. `written` grows with the order of the commits, by no clock; it and what comes
-behind it may be null where nobody kept it. `outbox` is in the order of `seq`. `waiting`: what handlers sent and what is
-not dispatched; `unroutable`: what left the outbox for the dead letters. An envelope is packed."""
+behind it may be null where nobody kept it. `outbox` is in the order of `seq`. `scheduled`: what handlers sent and what
+is due later, or was cancelled; `waiting`: what they sent and what is not dispatched; `unroutable`: what left the outbox
+for the dead letters. An envelope is packed."""
 
 
 class Part(NamedTuple):

@@ -1,6 +1,6 @@
 """What handlers sent, and whether it arrived: the publications that each message caused.
 
-    outbox -> (spool) -> log          or, when nobody takes it, a dead letter of the sender
+    (scheduled) -> outbox -> (spool) -> log          or, when nobody takes it, a dead letter of the sender
 
 Rules kept here:
 - They are looked for in that direction, so that one that moves meanwhile is found at least once; where it is found
@@ -81,7 +81,9 @@ def _replayed(headers: Any) -> Any:
 
 
 def _in_stores(databases: Sequence[JobStore]) -> Iterator[Envelope]:
-    """What waits in an outbox, and, read behind it, what left it for the dead letters."""
+    """What is due later or was cancelled, what waits in an outbox, and, read behind it, what left it for the dead
+    letters."""
     for database in databases:
+        yield from (_unpack(packed) for _, packed in database.rows("scheduled"))
         yield from (_unpack(packed) for _, packed in database.rows("waiting"))
         yield from (_unpack(packed) for _, packed in database.rows("unroutable"))

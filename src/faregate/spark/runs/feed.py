@@ -24,7 +24,10 @@ from faregate.spark.runs.delivery import LogDelivery
 
 
 class OutboxOnly(OutboxOutlet):
-    """Records outgoing messages; the driver sends them after the batch, and finds them in the table."""
+    """Records outgoing messages; the driver sends them after the batch, and finds them in the table. That goes for what
+    is due later, too: nobody would be there to send it then, so its recipients keep it."""
+
+    schedules = False
 
     async def record_rows(self, transaction: Transaction, rows: Sequence[OutboxRow]) -> Recorded:
         if rows:

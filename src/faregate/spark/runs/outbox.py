@@ -72,6 +72,7 @@ class OutboxSpooler:
     async def send(self) -> int:
         """Send everything that is committed; how many messages."""
         sent = 0
+        await self._take_due()
         while rows := await self._store.undispatched(_AT_ONCE, self._nodes):
             sent += len(rows)
             if self._recipient_lists is not None or (self._around and any(row.ordinal == FROM_OUTSIDE for row in rows)):
@@ -79,6 +80,13 @@ class OutboxSpooler:
                 break
             await self._send_rows([without_attempts(row) for row in rows])
         return sent
+
+    async def _take_due(self) -> None:
+        """What `fg.outbox` scheduled, and what is due by now, goes out with the rest."""
+        now = self._clock.time()
+        while (due := await self._store.next_due(self._nodes)) is not None and due <= now:
+            async with self._store.transaction() as transaction:
+                await transaction.send(await transaction.take_due(now, _AT_ONCE, self._nodes))
 
     async def _dispatch(self) -> None:
         """Recipients may want tokens, or outgoing middlewares want to see what `fg.outbox` recorded: the bus' own

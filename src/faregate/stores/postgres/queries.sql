@@ -73,6 +73,57 @@ where seq < %(seq)s::bigint and key is not null and dispatched_at is null
     and (%(nodes)s::text is null or node in (select json_array_elements_text(%(nodes)s::json)))
 order by seq;
 
+-- name: send_from_outside
+-- Insert an outbox row, unless its node is none that a bus has run here.
+insert into faregate_outbox (node, ordinal, destination, key, envelope)
+select %s::text, %s::int, %s::text, %s::text, %s::bytea
+where exists (select from faregate_nodes where node = %s) or not exists (select from faregate_nodes);
+
+-- name: schedule_from_outside
+-- The same for what is due later, unless it waits or was cancelled.
+insert into faregate_scheduled (node, publication_id, name, due_at, ordinal, destination, key, envelope)
+select %s::text, %s::text, %s::text, %s::float8, %s::int, %s::text, %s::text, %s::bytea
+where exists (select from faregate_nodes where node = %s) or not exists (select from faregate_nodes)
+on conflict do nothing;
+
+-- name: cancel_scheduled
+-- Cancel what waits, by its id or by its name.
+update faregate_scheduled set cancelled = true
+where node = %s and not cancelled and (publication_id = %s or name = %s);
+
+-- name: take_due
+-- Remove what is due, but for what another transaction is about to take. The order of the answer means nothing.
+delete from faregate_scheduled where seq = any(array(
+    select seq from faregate_scheduled
+    where not cancelled and due_at <= %(now)s
+        and (%(nodes)s::text is null or node in (select json_array_elements_text(%(nodes)s::json)))
+        and publication_id not in (select json_array_elements_text(%(but)s::json))
+    order by due_at, seq limit %(limit)s for update skip locked
+))
+returning due_at, seq, node, message_id::text, ordinal, destination, key, envelope;
+
+-- name: take_scheduled
+-- Remove one publication that waits.
+delete from faregate_scheduled where not cancelled and publication_id = %s
+returning due_at, seq, node, message_id::text, ordinal, destination, key, envelope;
+
+-- name: next_due
+-- When the first of what waits is due.
+select due_at from faregate_scheduled
+where not cancelled and (%(nodes)s::text is null or node in (select json_array_elements_text(%(nodes)s::json)))
+order by due_at limit 1;
+
+-- name: scheduled
+-- What waits, in the order of its time.
+select node, message_id::text, ordinal, destination, key, envelope from faregate_scheduled
+where not cancelled and (%(nodes)s::text is null or node in (select json_array_elements_text(%(nodes)s::json)))
+order by due_at, seq limit %(limit)s;
+
+-- name: count_scheduled
+-- How much waits.
+select count(*) from faregate_scheduled
+where not cancelled and (%(nodes)s::text is null or node in (select json_array_elements_text(%(nodes)s::json)));
+
 -- name: keep_dispatched
 -- Outbox rows that are dispatched, and stay.
 update faregate_outbox set dispatched_at = %s where seq = any(%s::bigint[]) and dispatched_at is null;
@@ -149,6 +200,8 @@ with gone as (
     delete from faregate_identities where ctid = any(array(
         select ctid from faregate_identities where node = %(node)s and claimed_at < %(before)s limit %(limit)s
     )) returning 1
+), cancelled_gone as (
+    delete from faregate_scheduled where node = %(node)s and cancelled and due_at < %(before)s
 ), raised as (
     insert into faregate_floor (node, floor)
     select %(node)s, %(before)s where exists (select from gone) or exists (select from keys_gone)

@@ -35,6 +35,24 @@ create table faregate_outbox (
     dispatched_at double precision
 );
 
+-- Outgoing messages that are due later: they leave for the outbox, or are cancelled. What was cancelled stays for a while.
+create table faregate_scheduled (
+    seq bigint generated always as identity primary key,
+    node text not null,
+    publication_id text not null,
+    name text,
+    due_at double precision not null,
+    cancelled boolean not null default false,
+    message_id uuid,
+    ordinal integer not null,
+    destination text not null,
+    key text,
+    envelope bytea not null,
+    unique (publication_id, node)
+);
+create index faregate_scheduled_by_time on faregate_scheduled (due_at) where not cancelled;
+create index faregate_scheduled_by_name on faregate_scheduled (node, name) where name is not null;
+
 -- Business keys that a handler has seen.
 create table faregate_identities (
     node text not null,
@@ -151,6 +169,12 @@ create table faregate_generations (
     generation integer not null,
     partitions integer not null,
     primary key (node, queue)
+);
+
+-- The nodes that a bus has run on this database, and when it last started.
+create table faregate_nodes (
+    node text primary key,
+    started_at double precision not null
 );
 
 -- Which migrations this database has seen.

@@ -39,6 +39,24 @@ from faregate_outbox where node = ? and message_id = ? and dispatched_at is null
 select seq, node, message_id, ordinal, destination, key, envelope, registered, chosen, not_after, version, dispatched_at
 from faregate_outbox where dispatched_at is not null order by seq limit ?;
 
+-- name: schedule
+-- Keep an outgoing message until it is due, unless it waits or was cancelled.
+insert into faregate_scheduled (node, publication_id, name, due_at, message_id, ordinal, destination, key, envelope)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict do nothing;
+
+-- name: known_nodes
+-- The nodes that a bus has run on this database.
+select node from faregate_nodes order by node;
+
+-- name: note_node
+-- A bus runs this node.
+insert into faregate_nodes (node, started_at) values (?, ?)
+on conflict (node) do update set started_at = excluded.started_at;
+
+-- name: unsent
+-- What is not dispatched: how many rows each node has, and the first of them.
+select node, count(*), min(seq) from faregate_outbox where dispatched_at is null group by node;
+
 -- name: choose_attempts
 -- Set the chosen attempts of the version that was read.
 update faregate_outbox set chosen = ?, version = version + 1 where seq = ? and version = ?;
@@ -210,3 +228,7 @@ select seq, node, message_id, ordinal, destination, key, dispatched_at from fare
 -- name: read_waiting
 -- What handlers sent and what is not dispatched.
 select node, envelope from faregate_outbox where dispatched_at is null and message_id is not null;
+
+-- name: read_scheduled
+-- What handlers sent and what is not due, or was cancelled.
+select node, envelope from faregate_scheduled where message_id is not null;

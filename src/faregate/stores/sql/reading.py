@@ -11,6 +11,8 @@ ROWS = 10_000
 """How many come at a time."""
 _COUNTED_SINCE = 2
 """The version of the schema whose ledger keeps what handlers sent."""
+_SCHEDULED_SINCE = 5
+"""The version of the schema that has scheduled messages."""
 
 Values = Sequence[Any] | Mapping[str, Any]
 
@@ -49,6 +51,8 @@ class SqlReader:
         return info
 
     def parts(self, table: Table) -> list[Part]:
+        if table == "scheduled" and self.version() < _SCHEDULED_SINCE:
+            return []
         counted = table != "ledger" or self.version() >= _COUNTED_SINCE
         return self._cut(Part(table, f"read_{table}" if counted else "read_uncounted_ledger"))
 

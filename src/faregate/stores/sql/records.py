@@ -6,12 +6,22 @@ way on one database (a batch of ledger rows, of outgoing messages) is the backen
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from faregate.errors import LeaseLost
 from faregate.ports.dead_letter import DeadLetter, DeadStatus
-from faregate.ports.store import NEXT, ClaimRecord, DeadFilter, Generation, Lease, OutboxRow, Parked
+from faregate.ports.store import (
+    NEXT,
+    SCHEDULE_KEY,
+    ClaimRecord,
+    DeadFilter,
+    Generation,
+    Lease,
+    OutboxRow,
+    Parked,
+)
 from faregate.ports.tokens import Claim, Mode, Token
 from faregate.stores.sql.columns import (
     attempts_text,
@@ -61,10 +71,45 @@ class SqlRecords:
         return rows[0][0] if rows else None
 
 
+def scheduled_values(row: OutboxRow, id_in: Callable[[str], Any]) -> tuple[Any, ...]:
+    """The columns of an outgoing message that is due later."""
+    envelope = row.envelope
+    cause = None if row.message_id is None else id_in(row.message_id)
+    own = (row.node, envelope.publication_id, envelope.headers.get(SCHEDULE_KEY), envelope.deliver_at)
+    return (*own, cause, row.ordinal, row.destination, row.key, pack(envelope))
+
+
+def nodes_text(nodes: Sequence[str] | None) -> str | None:
+    return None if nodes is None else json.dumps(list(nodes))
+
+
 class SqlTransaction(SqlRecords):
     async def _change_many(self, name: str, rows: Sequence[Sequence[Any]]) -> int:
         """A statement once for each row; how many rows it changed in all."""
         raise NotImplementedError
+
+    # --- scheduled messages ---
+
+    async def schedule(self, rows: Sequence[OutboxRow]) -> None:
+        await self._change_many("schedule", [scheduled_values(row, self.id_in) for row in rows])
+
+    async def take_due(
+        self,
+        now: float,
+        limit: int,
+        nodes: Sequence[str] | None = None,
+        *,
+        also: Sequence[str] = (),
+        but: Sequence[str] = (),
+    ) -> list[OutboxRow]:
+        values = {"now": now, "limit": limit, "nodes": nodes_text(nodes), "but": json.dumps(list(but))}
+        found = await self._read("take_due", values)
+        for publication_id in also:
+            found += await self._read("take_scheduled", (publication_id,))
+        return [outbox_row((0, *row[2:], None, None), self.id_out) for row in sorted(found, key=itemgetter(0, 1))]
+
+    async def cancel_scheduled(self, node: str, which: tuple[str | None, str | None]) -> int:
+        return await self._change("cancel_scheduled", (node, *which))
 
     # --- business keys ---
 
@@ -220,11 +265,34 @@ class SqlStore(SqlRecords):
         values["message_id"] = None if which.message_id is None else self.id_in(which.message_id)
         return [dead_letter(row, self.id_out) for row in await self._read("dead", {**values, "limit": limit})]
 
+    # --- nodes ---
+
+    async def note_nodes(self, nodes: Sequence[str], at: float) -> None:
+        for node in nodes:
+            await self._change("note_node", (node, at))
+
+    async def known_nodes(self) -> list[str]:
+        return [node for (node,) in await self._read("known_nodes")]
+
     # --- outbox ---
 
+    async def unsent(self) -> dict[str, tuple[int, int]]:
+        return {node: (count, first) for node, count, first in await self._read("unsent")}
+
+    async def next_due(self, nodes: Sequence[str] | None = None) -> float | None:
+        rows = await self._read("next_due", {"nodes": nodes_text(nodes)})
+        return rows[0][0] if rows else None
+
+    async def scheduled(self, limit: int, nodes: Sequence[str] | None = None) -> list[OutboxRow]:
+        found = await self._read("scheduled", {"limit": limit, "nodes": nodes_text(nodes)})
+        return [outbox_row((0, *row, None, None), self.id_out) for row in found]
+
+    async def count_scheduled(self, nodes: Sequence[str] | None = None) -> int:
+        [(count,)] = await self._read("count_scheduled", {"nodes": nodes_text(nodes)})
+        return int(count)
+
     async def keyed_before(self, seq: int, nodes: Sequence[str] | None = None) -> list[tuple[int, str, str]]:
-        given = None if nodes is None else json.dumps(list(nodes))
-        return [tuple(row) for row in await self._read("keyed_before", {"seq": seq, "nodes": given})]
+        return [tuple(row) for row in await self._read("keyed_before", {"seq": seq, "nodes": nodes_text(nodes)})]
 
     async def outbox_row(self, seq: int) -> OutboxRow | None:
         rows = await self._read("outbox_row", (seq,))

@@ -3,19 +3,28 @@
 import sqlite3
 from typing import Any
 
-from faregate.ports.store import OutboxRow
-from faregate.stores.sql.columns import attempts_text, id_bytes, pack
+from faregate.ports.store import SCHEDULE_KEY, OutboxRow, is_later
+from faregate.stores.sql.columns import pack
 from faregate.stores.sqlite.rows import QUERIES
 
 
 def insertion(row: OutboxRow) -> tuple[str, tuple[Any, ...]]:
     """The statement and its parameters."""
-    _, node, message_id, ordinal, destination, key, envelope, registered, chosen, *others = row
-    cause = None if message_id is None else id_bytes(message_id)
-    attempts = (attempts_text(registered), attempts_text(chosen))
-    return QUERIES["send_attempts"], (node, cause, ordinal, destination, key, pack(envelope), *attempts, *others)
+    envelope = row.envelope
+    sent = (row.ordinal, row.destination, row.key, pack(envelope), row.node)
+    if not is_later(envelope, envelope.sent_at):
+        return QUERIES["send_from_outside"], (row.node, *sent)
+    named = (row.node, envelope.publication_id, envelope.headers.get(SCHEDULE_KEY), envelope.deliver_at)
+    return QUERIES["schedule_from_outside"], (*named, *sent)
+
+
+def known_nodes() -> str:
+    return QUERIES["known_nodes"]
+
+
+_MISSING = {f"no such table: faregate_{name}" for name in ("outbox", "scheduled", "nodes")}
 
 
 def lacks_tables(exc: BaseException) -> bool:
     """Whether the statement failed because no bus has set the database up. SQLite has no code for that, only words."""
-    return isinstance(exc, sqlite3.OperationalError) and str(exc) == "no such table: faregate_outbox"
+    return isinstance(exc, sqlite3.OperationalError) and str(exc) in _MISSING

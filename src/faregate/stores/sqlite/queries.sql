@@ -70,6 +70,60 @@ where seq < :seq and key is not null and dispatched_at is null
     and (:nodes is null or node in (select value from json_each(:nodes)))
 order by seq;
 
+-- name: send_from_outside
+-- Insert an outbox row, unless its node is none that a bus has run here.
+insert into faregate_outbox (node, ordinal, destination, key, envelope)
+select ?, ?, ?, ?, ?
+where exists (select 1 from faregate_nodes where node = ?) or not exists (select 1 from faregate_nodes);
+
+-- name: schedule_from_outside
+-- The same for what is due later, unless it waits or was cancelled.
+insert into faregate_scheduled (node, publication_id, name, due_at, ordinal, destination, key, envelope)
+select ?, ?, ?, ?, ?, ?, ?, ?
+where exists (select 1 from faregate_nodes where node = ?) or not exists (select 1 from faregate_nodes)
+on conflict do nothing;
+
+-- name: cancel_scheduled
+-- Cancel what waits, by its id or by its name.
+update faregate_scheduled set cancelled = 1
+where node = ? and cancelled = 0 and (publication_id = ? or name = ?);
+
+-- name: take_due
+-- Remove what is due. The order of the answer means nothing.
+delete from faregate_scheduled where seq in (
+    select seq from faregate_scheduled
+    where cancelled = 0 and due_at <= :now and (:nodes is null or node in (select value from json_each(:nodes)))
+        and publication_id not in (select value from json_each(:but))
+    order by due_at, seq limit :limit
+)
+returning due_at, seq, node, message_id, ordinal, destination, key, envelope;
+
+-- name: take_scheduled
+-- Remove one publication that waits.
+delete from faregate_scheduled where cancelled = 0 and publication_id = ?
+returning due_at, seq, node, message_id, ordinal, destination, key, envelope;
+
+-- name: next_due
+-- When the first of what waits is due.
+select due_at from faregate_scheduled
+where cancelled = 0 and (:nodes is null or node in (select value from json_each(:nodes)))
+order by due_at limit 1;
+
+-- name: scheduled
+-- What waits, in the order of its time.
+select node, message_id, ordinal, destination, key, envelope from faregate_scheduled
+where cancelled = 0 and (:nodes is null or node in (select value from json_each(:nodes)))
+order by due_at, seq limit :limit;
+
+-- name: count_scheduled
+-- How much waits.
+select count(*) from faregate_scheduled
+where cancelled = 0 and (:nodes is null or node in (select value from json_each(:nodes)));
+
+-- name: evict_cancelled
+-- Forget what was cancelled, and would have been due long ago.
+delete from faregate_scheduled where node = ? and cancelled = 1 and due_at < ?;
+
 -- name: keep_dispatched
 -- An outbox row that is dispatched, and stays.
 update faregate_outbox set dispatched_at = ? where seq = ? and dispatched_at is null;

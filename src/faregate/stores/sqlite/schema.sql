@@ -33,6 +33,24 @@ create table faregate_outbox (
     dispatched_at real
 );
 
+-- Outgoing messages that are due later: they leave for the outbox, or are cancelled. What was cancelled stays for a while.
+create table faregate_scheduled (
+    seq integer primary key autoincrement,
+    node text not null,
+    publication_id text not null,
+    name text,
+    due_at real not null,
+    cancelled integer not null default 0,
+    message_id blob,
+    ordinal integer not null,
+    destination text not null,
+    key text,
+    envelope blob not null,
+    unique (publication_id, node)
+);
+create index faregate_scheduled_by_time on faregate_scheduled (due_at) where cancelled = 0;
+create index faregate_scheduled_by_name on faregate_scheduled (node, name) where name is not null;
+
 -- Business keys that a handler has seen.
 create table faregate_identities (
     node text not null,
@@ -149,6 +167,12 @@ create table faregate_generations (
     generation integer not null,
     partitions integer not null,
     primary key (node, queue)
+) without rowid;
+
+-- The nodes that a bus has run on this database, and when it last started.
+create table faregate_nodes (
+    node text primary key,
+    started_at real not null
 ) without rowid;
 
 -- Which migrations this database has seen.

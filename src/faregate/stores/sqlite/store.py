@@ -77,6 +77,7 @@ class SqliteStore(SqliteFile, SqlStore):
                 return connection.execute(QUERIES[evict], values).rowcount
 
             gone, keys_gone = remove("young_row", "evict"), remove("young_business_key", "evict_business_keys")
+            connection.execute(QUERIES["evict_cancelled"], (node, before))
             if gone or keys_gone:
                 connection.execute(QUERIES["raise_floor"], (node, before))
             return gone

@@ -22,7 +22,6 @@ from faregate.stores.sql.records import ENDED, SqlTransaction
 from faregate.stores.sql.statements import to_question
 from faregate.stores.sqlite.database import SqliteDatabase
 from faregate.stores.sqlite.faults import raise_translated
-from faregate.stores.sqlite.insertion import insertion
 from faregate.stores.sqlite.rows import (
     ANY_DEAD,
     QUERIES,
@@ -253,7 +252,7 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
                 ],
             )
         else:
-            self._run_many(QUERIES["send_attempts"], [insertion(row)[1] for row in rows])
+            self._run_many(QUERIES["send_attempts"], [_attempt_values(row) for row in rows])
         # Nobody else writes meanwhile, so the numbers lie together.
         last: int = self._fetch(_LAST_ROWID)[0][0]
         return list(range(last - len(rows) + 1, last + 1))
@@ -313,3 +312,10 @@ class SqliteTransaction(SqliteRecords, SqlTransaction, TransactionBlock):
         rows = await self._read_among("parked_ids", (node,), message_ids, ids=True)
         rows += await self._read_among("parked_keys", (node,), keys, ids=False)
         return list({row[0]: self._parked(row) for row in rows}.values())
+
+
+def _attempt_values(row: OutboxRow) -> tuple[Any, ...]:
+    _, node, message_id, ordinal, destination, key, envelope, registered, chosen, *others = row
+    cause = None if message_id is None else id_bytes(message_id)
+    attempts = (attempts_text(registered), attempts_text(chosen))
+    return (node, cause, ordinal, destination, key, pack(envelope), *attempts, *others)

@@ -15,14 +15,24 @@ from pathlib import Path
 from faregate.ports.queue import Capability, QueueTransport
 from faregate.testing.cases import run_case
 from faregate.testing.clock import FakeClock, rest
-from faregate.testing.queue_suite import consumers, core, dead_letters, delay, order, partitions, recognise, replies
+from faregate.testing.queue_suite import (
+    cancel,
+    consumers,
+    core,
+    dead_letters,
+    delay,
+    order,
+    partitions,
+    recognise,
+    replies,
+)
 from faregate.testing.queue_suite.cases import NEEDS, QUEUE_CASES, MakeSubject, QueueSubject
 from faregate.transports.journal import JournalTransport
 from faregate.transports.memory import MemoryTransport
 
 __all__ = ["QUEUE_CASES", "QueueSubject", "journal_subject", "memory_subject", "queue_cases", "run_queue_case"]
 
-PARTS = (core, recognise, delay, order, partitions, dead_letters, consumers, replies)
+PARTS = (core, recognise, delay, cancel, order, partitions, dead_letters, consumers, replies)
 
 
 def queue_cases(capabilities: Collection[Capability]) -> list[str]:

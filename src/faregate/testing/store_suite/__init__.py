@@ -10,13 +10,23 @@ store with a `reader()` keeps `READER_CASES` as well. The cases are grouped as t
 
 from faregate.testing.cases import run_case
 from faregate.testing.store_subjects import MakeStore
-from faregate.testing.store_suite import dead_letters, leases, ledger, outbox, parked, reading, tokens, transaction
+from faregate.testing.store_suite import (
+    dead_letters,
+    leases,
+    ledger,
+    outbox,
+    parked,
+    reading,
+    scheduled,
+    tokens,
+    transaction,
+)
 from faregate.testing.store_suite.reading import READER_CASES
 from faregate.testing.store_suite.rows import STORE_CASES
 
 __all__ = ["READER_CASES", "STORE_CASES", "run_store_case"]
 
-PARTS = (transaction, ledger, outbox, dead_letters, parked, leases, tokens, reading)
+PARTS = (transaction, ledger, outbox, scheduled, dead_letters, parked, leases, tokens, reading)
 
 
 async def run_store_case(name: str, make: MakeStore) -> None:

@@ -56,6 +56,11 @@ async def listen(
             await _hand_on(channel, arrived, _read, heard)
 
 
+async def overhear(channel: BatchChannel, heard: Callable[[Heartbeat], None]) -> None:
+    """Hand on what comes, for as long as the channel is there."""
+    await _hand_on(channel, await _subscribe(channel, _MOST_WAITING, ["*"]), _read, heard)
+
+
 async def heed(channel: BatchChannel, nodes: Sequence[str], asked: Callable[[Instruction], None]) -> None:
     """Hand on what is asked of these nodes, for as long as the channel is there."""
     arrived = await _subscribe(channel, _MOST_ASKED, [f"{_ASKED}.{node}" for node in nodes], _ASKED_SECONDS)

@@ -31,7 +31,7 @@ from faregate.transports.rabbitmq.frames import Arrived
 from faregate.transports.rabbitmq.link import LOST, Link, said_by
 from faregate.transports.rabbitmq.log_view import ask_for_mark, declare_stream, lead_no_more, lead_to_stream, note
 from faregate.transports.rabbitmq.names import EXCHANGE, TO, dead_queue, queue_at, reply_queue, routing_key
-from faregate.transports.rabbitmq.presence import announce, heed
+from faregate.transports.rabbitmq.presence import announce, heed, overhear
 from faregate.transports.rabbitmq.publisher import Publisher
 from faregate.transports.rabbitmq.replies import ReplyQueue, send_replies
 from faregate.transports.rabbitmq.topology import (
@@ -292,6 +292,9 @@ class RabbitmqQueue:
 
     async def heed(self, nodes: Sequence[str], asked: Callable[[Instruction], None]) -> None:
         await self.on_channel(lambda channel: heed(channel, nodes, asked))
+
+    async def overhear(self, heard: Callable[[Heartbeat], None]) -> None:
+        await self.on_channel(lambda channel: overhear(channel, heard))
 
     # --- consuming -------------------------------------------------------------------------------------------
 

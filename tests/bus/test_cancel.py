@@ -1,0 +1,229 @@
+"""Cancelling scheduled messages: by id and by key, from outside and from handlers, on every transport, exactly once."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import faregate as fg
+from faregate.testing import FakeClock
+
+
+class Placed(fg.Event):
+    order: str
+
+
+class Paid(fg.Event):
+    order: str
+
+
+class PaymentDue(fg.Command):
+    order: str
+
+
+def saga(overdue: list[str], cancelled: list[bool]) -> fg.Node:
+    node = fg.Node("orders")
+
+    @node.on(Placed, source="shop")
+    async def start(placed: Placed) -> fg.Outgoing:
+        return fg.send(PaymentDue(order=placed.order), to="orders", delay=60, id_key=f"due-{placed.order}")
+
+    @node.on(Paid, source="shop")
+    async def finish(paid: Paid, ctx: fg.Context) -> None:
+        cancelled.append(await ctx.cancel(key=f"due-{paid.order}"))
+
+    @node.on(PaymentDue)
+    async def remind(due: PaymentDue) -> None:
+        overdue.append(due.order)
+
+    return node
+
+
+async def test_a_saga_cancels_the_timeout_that_it_scheduled_earlier() -> None:
+    overdue: list[str] = []
+    cancelled: list[bool] = []
+    async with fg.testing.bench(saga(overdue, cancelled)) as bench:
+        await bench.publish(Placed(order="17"))
+        await bench.publish(Placed(order="18"))
+        await bench.settle()
+        assert bench.sent(PaymentDue) == [PaymentDue(order="17"), PaymentDue(order="18")]
+        await bench.publish(Paid(order="17"))
+        await bench.settle()
+        assert bench.sent(PaymentDue) == [PaymentDue(order="18")]
+        await bench.advance(61)
+        await bench.publish(Paid(order="18"))
+        await bench.settle()
+    assert (overdue, cancelled) == (["18"], [True, False])
+
+
+async def test_a_message_is_cancelled_by_the_id_that_publish_returned_and_by_its_key() -> None:
+    overdue: list[str] = []
+    async with fg.testing.bench(saga(overdue, [])) as bench:
+        first = await bench.send(PaymentDue(order="1"), delay=10)
+        await bench.send(PaymentDue(order="2"), delay=10, idempotency_key="two")
+        await bench.send(PaymentDue(order="3"), at=bench.clock.time() + 10)
+        assert await bench.cancel(first) and not await bench.cancel(first)
+        assert await bench.cancel(key="two", node="orders")
+        await bench.send(PaymentDue(order="2"), delay=10, idempotency_key="two")  # a repetition of what was cancelled
+        await bench.advance(11)
+        assert overdue == ["3"]
+        assert not await bench.cancel(key="no such key")
+
+
+async def test_what_a_failed_try_cancelled_goes_on_waiting() -> None:
+    node, seen = fg.Node("orders"), []
+
+    @node.on(Paid, source="shop", retry=None, redeliver=None)
+    async def finish(paid: Paid, ctx: fg.Context) -> None:
+        seen.append(await ctx.cancel(key="due"))
+        raise fg.Permanent("after cancelling")
+
+    @node.on(PaymentDue)
+    async def remind(due: PaymentDue) -> None:
+        seen.append(due.order)
+
+    async with fg.testing.bench(node) as bench:
+        await bench.send(PaymentDue(order="1"), delay=10, idempotency_key="due")
+        await bench.publish(Paid(order="1"))
+        await bench.settle()
+        await bench.advance(11)
+        assert seen == [True, "1"] and len(bench.dead()) == 1
+
+
+async def test_a_handler_cancels_what_another_message_of_its_batch_scheduled() -> None:
+    """Each one puts off the timeout of the one before it, as a search box does."""
+    node, due = fg.Node("orders"), []
+
+    @node.on(Placed, source="shop", order=fg.Serial())
+    async def start(placed: Placed, ctx: fg.Context) -> None:
+        number = int(placed.order)
+        if number:
+            assert await ctx.cancel(key=f"due-{number - 1}")
+        ctx.send(PaymentDue(order=placed.order), to="orders", delay=60, id_key=f"due-{number}")
+
+    @node.on(PaymentDue)
+    async def remind(late: PaymentDue) -> None:
+        due.append(late.order)
+
+    async with fg.testing.bench(node) as bench:
+        await bench.bus.publish_many([Placed(order=f"{number}") for number in range(30)], node="shop")
+        await bench.settle()
+        assert not bench.dead()
+        await bench.advance(61)
+    assert due == ["29"]
+
+
+async def test_def_handlers_cancel_without_await() -> None:
+    node, seen = fg.Node("orders"), []
+
+    @node.on(Paid, source="shop")
+    def finish(paid: Paid, ctx: fg.Context) -> None:
+        seen.append(ctx.cancel(key="due"))
+
+    @node.on(PaymentDue)
+    async def remind(due: PaymentDue) -> None:
+        seen.append(due.order)
+
+    async with fg.testing.bench(node) as bench:
+        await bench.send(PaymentDue(order="1"), delay=10, idempotency_key="due")
+        await bench.publish(Paid(order="1"))
+        await bench.settle()
+        await bench.advance(11)
+    assert seen == [True]
+
+
+@pytest.mark.parametrize("url", ["memory:", "journal:{}"])
+async def test_without_a_store_the_transport_takes_it_back(tmp_path: Path, url: str) -> None:
+    overdue: list[str] = []
+    cancelled: list[bool] = []
+    clock = FakeClock()
+    nodes = [saga(overdue, cancelled), fg.Node("shop")]
+    async with fg.Bus(url.format(tmp_path / "journal"), nodes=nodes, clock=clock) as bus:
+        first = await bus.send(PaymentDue(order="1"), to="orders", node="shop", delay=10)
+        await bus.send(PaymentDue(order="2"), to="orders", node="shop", delay=10)
+        await bus.publish(Placed(order="17"), node="shop")
+        await bus.idle(timeout=10)
+        await bus.publish(Paid(order="17"), node="shop")
+        await bus.idle(timeout=10)
+        assert cancelled == [True]
+        assert await bus.cancel(first) and not await bus.cancel(first, node="shop")
+        clock.jump(70)
+        await bus.idle(timeout=10)
+    assert overdue == ["2"]
+
+
+
+
+@pytest.mark.parametrize("with_store", [True, False])
+async def test_what_was_cancelled_stays_so_after_a_restart(tmp_path: Path, with_store: bool) -> None:
+    overdue: list[str] = []
+    clock = FakeClock()
+    store = f"sqlite:{tmp_path}/s.db" if with_store else None
+
+    def bus() -> fg.Bus:
+        return fg.Bus(f"journal:{tmp_path}/journal", nodes=[saga(overdue, [])], store=store, clock=clock)
+
+    async with bus() as first:
+        kept = await first.send(PaymentDue(order="1"), to="orders", delay=10)
+        gone = await first.send(PaymentDue(order="2"), to="orders", delay=10)
+        assert await first.cancel(gone)
+    async with bus() as second:
+        assert not await second.cancel(gone)
+        clock.jump(20)
+        await second.idle(timeout=10)
+        assert overdue == ["1"]
+        assert not await second.cancel(kept)
+
+
+async def test_what_is_due_while_nobody_runs_comes_at_the_next_start(tmp_path: Path) -> None:
+    overdue: list[str] = []
+    clock = FakeClock()
+    for seconds in (0, 20):
+        clock.jump(seconds)
+        node = saga(overdue, [])
+        async with fg.Bus("memory:", nodes=[node], store=f"sqlite:{tmp_path}/s.db", clock=clock) as bus:
+            if not seconds:
+                await bus.send(PaymentDue(order="1"), to="orders", delay=10)
+            await bus.idle(timeout=10)
+    assert overdue == ["1"]
+
+
+async def test_a_scheduled_command_that_nobody_handles_is_a_dead_letter_when_it_is_due() -> None:
+    async with fg.testing.bench(saga([], [])) as bench:
+        await bench.bus.send(PaymentDue(order="1"), to="nobody", node="orders", delay=10)
+        await bench.advance(11)
+        [letter] = bench.dead()
+        assert (letter.reason, letter.node) == ("unroutable", "orders")
+
+
+async def test_publishing_together_is_all_or_none_with_a_delay_too() -> None:
+    overdue: list[str] = []
+    async with fg.testing.bench(saga(overdue, [])) as bench:
+        both = [fg.send(PaymentDue(order="now"), to="orders"), fg.send(PaymentDue(order="later"), to="orders", delay=5)]
+        _, later = await bench.bus.publish_many(both, node="orders")
+        await bench.settle()
+        assert overdue == ["now"]
+        assert await bench.cancel(later)
+
+
+@pytest.mark.parametrize("given", [{}, {"publication_id": "x", "key": "y"}, {"key": ""}, {"publication_id": 7}])
+async def test_what_to_cancel_is_said_in_one_way(given: dict[str, Any]) -> None:
+    async with fg.testing.bench(saga([], [])) as bench:
+        with pytest.raises(fg.ConfigurationError):
+            await bench.bus.cancel(**given)
+
+
+async def test_many_messages_that_are_due_at_once_come_in_order() -> None:
+    node, seen = fg.Node("orders"), []
+
+    @node.on(PaymentDue, order=fg.Serial())
+    async def remind(due: PaymentDue) -> None:
+        seen.append(int(due.order))
+
+    async with fg.testing.bench(node) as bench:
+        await bench.bus.publish_many(
+            [fg.send(PaymentDue(order=f"{number}"), to="orders", delay=5) for number in range(1_200)], node="orders"
+        )
+        await bench.advance(6)
+        await bench.settle()
+    assert seen == list(range(1_200))
