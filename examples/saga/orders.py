@@ -1,7 +1,7 @@
-"""The saga of an order: paid in time and confirmed, or cancelled after fifteen minutes, and paid back if money comes late.
+"""The saga of an order: confirmed when it is paid in time, else cancelled; money that comes late is paid back.
 
 Rules kept here:
-- The state is a row in the node's store, and changes in the commit that also records what is sent: no step is half done.
+- The state is a row in the node's store, and changes in the commit that records what is sent: no step is half done.
 - The timeout is a message that the saga schedules to itself and cancels when the answer comes. Either may win, so each
   step says from which state it goes on (`_move`), and who comes second finds the order elsewhere.
 - What was done is not rolled back but made good by another command: `RefundCard`.

@@ -5,6 +5,8 @@ is its docstring, or its help.
 """
 
 import inspect
+import re
+import sys
 from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any
@@ -22,7 +24,7 @@ def reference_pages() -> dict[str, str]:
     errors = [name for name in own if _is_error(getattr(faregate, name))]
     pages = {
         "reference/faregate.md": _page("faregate", faregate, [name for name in own if name not in errors]),
-        "reference/errors.md": f"{_page('Errors', faregate, errors, of='faregate')}",
+        "reference/errors.md": _page("Errors", faregate, errors, is_part=True),
         "reference/command-line.md": _command_line(),
     }
     for name in faregate.__all__:
@@ -44,10 +46,20 @@ def _is_error(value: object) -> bool:
     return inspect.isclass(value) and issubclass(value, faregate.FaregateError)
 
 
-def _page(title: str, module: ModuleType, names: Iterable[str], of: str | None = None) -> str:
-    intro = "" if of else f"{inspect.cleandoc(module.__doc__ or '')}\n\n"
-    parts = "".join(f"::: {of or module.__name__}.{name}\n\n" for name in sorted(names, key=str.lower))
+def _page(title: str, module: ModuleType, names: Iterable[str], is_part: bool = False) -> str:
+    """`is_part`: of a module that has a page of its own."""
+    said = inspect.cleandoc(module.__doc__ or "")
+    intro = "" if is_part else re.sub(r":\n- ", ":\n\n- ", f"{said}\n\n")  # a list needs an empty line before it
+    # What errors have in common would stand there with each of them.
+    options = "" if is_part else "    options:\n      inherited_members: true\n"
+    parts = "".join(f"::: {_path(module, name)}\n{options}\n" for name in sorted(names, key=str.lower))
     return f"# {title}\n\n{intro}{parts}"
+
+
+def _path(module: ModuleType, name: str) -> str:
+    """Where it is imported from; but where a module of that name hides it, where it is defined."""
+    path, value = f"{module.__name__}.{name}", getattr(module, name)
+    return f"{value.__module__}.{value.__qualname__}" if path in sys.modules else path
 
 
 def _command_line() -> str:
