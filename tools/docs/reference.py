@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 import faregate
 from faregate.cli import app
 
+_PLAIN = {"TERMINAL_WIDTH": "100", "NO_COLOR": "1", "TERM": "dumb"}
+
 
 def reference_pages() -> dict[str, str]:
     """The text of each page, by its place in the site."""
@@ -69,7 +71,7 @@ def _command_line() -> str:
 
 def _helps(command: Any, path: tuple[str, ...]) -> Iterator[str]:
     """What `--help` shows, of a command and of those below it."""
-    shown = CliRunner().invoke(app, [*path, "--help"], env={"TERMINAL_WIDTH": "100", "NO_COLOR": "1", "TERM": "dumb"})
+    shown = CliRunner().invoke(app, [*path, "--help"], prog_name="faregate", env=_PLAIN)
     if shown.exit_code != 0:
         raise RuntimeError(f"faregate {' '.join(path)} --help failed: {shown.output}") from shown.exception
     lines = "\n".join(line.rstrip() for line in shown.output.strip("\n").splitlines())
