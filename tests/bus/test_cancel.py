@@ -1,5 +1,10 @@
 """Cancelling scheduled messages: by id and by key, from outside and from handlers, on every transport, exactly once."""
 
+import asyncio
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -152,8 +157,6 @@ async def test_without_a_store_the_transport_takes_it_back(tmp_path: Path, url: 
     assert overdue == ["2"]
 
 
-
-
 @pytest.mark.parametrize("with_store", [True, False])
 async def test_what_was_cancelled_stays_so_after_a_restart(tmp_path: Path, with_store: bool) -> None:
     overdue: list[str] = []
@@ -173,6 +176,49 @@ async def test_what_was_cancelled_stays_so_after_a_restart(tmp_path: Path, with_
         await second.idle(timeout=10)
         assert overdue == ["1"]
         assert not await second.cancel(kept)
+
+
+KILLED = """
+import asyncio, os, signal, sys
+import faregate as fg
+from tests.bus.test_cancel import PaymentDue, saga
+
+async def main(url, store):
+    async with fg.Bus(url, nodes=[saga([], [])], store=store or None) as bus:
+        for number in range(20):
+            await bus.send(PaymentDue(order=f"{number}"), to="orders", delay=0.5, idempotency_key=f"{number}")
+        for number in range(0, 20, 2):
+            assert await bus.cancel(key=f"{number}")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("with_store", [True, False])
+async def test_what_was_confirmed_as_cancelled_survives_a_kill(tmp_path: Path, with_store: bool) -> None:
+    overdue: list[str] = []
+    url, store = f"journal:{tmp_path}/journal", f"sqlite:{tmp_path}/s.db" if with_store else ""
+    command = [sys.executable, "-c", KILLED, url, store]
+    killed = await asyncio.to_thread(subprocess.run, command, cwd=Path(__file__).parents[2], capture_output=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    last = asyncio.Event()
+    node = saga(overdue, [])
+    node.use(_tells(last))
+    async with asyncio.timeout(30), fg.Bus(url, nodes=[node], store=store or None) as bus:
+        await bus.send(PaymentDue(order="last"), to="orders", at=time.time() + 1)
+        await last.wait()
+        await bus.idle()
+    assert overdue == [*(f"{number}" for number in range(1, 20, 2)), "last"]
+
+
+def _tells(last: asyncio.Event) -> Any:
+    async def tell(ctx: fg.Context, call_next: Any) -> Any:
+        if ctx.message == PaymentDue(order="last"):
+            last.set()
+        return await call_next()
+
+    return tell
 
 
 async def test_what_is_due_while_nobody_runs_comes_at_the_next_start(tmp_path: Path) -> None:

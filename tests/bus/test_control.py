@@ -409,7 +409,7 @@ async def test_a_pause_over_the_socket_ends_by_itself_after_its_seconds() -> Non
         ({"command": "pause", "node": "nobody"}, "there are: reader Step, reader Other"),
         ({"command": "pause", "node": "reader", "type": "Nope"}, "no subscription to Nope on this bus"),
         ({"command": "resume", "type": "No\npe"}, "a subscription to No\\npe on this bus"),
-        ({"command": "stop"}, "there is no command 'stop'; there are status, pause and resume"),
+        ({"command": "stop"}, "there is no command 'stop'; there are status, pause, resume and cancel"),
         ({"command": "x" * 1000}, "there is no command 'xxx"),
         ({"command": "pause", "seconds": -1}, "seconds must be seconds >= 0"),
         ({"command": "pause", "seconds": 1e300}, "seconds are at most a year's"),

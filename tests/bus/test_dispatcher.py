@@ -93,6 +93,7 @@ async def test_rows_of_a_node_wait_for_its_own_bus_while_another_runs_on_the_sam
         got.append(asked.n)
 
     url = f"sqlite:{tmp_path}/all.db"
+    await fg.Bus("memory:", nodes=[asking, answering], store=url).prepare_stores()  # or the store knows no such node
     async with fg.Bus("memory:", nodes=[fg.Node("stranger")], store=url) as other:
         with closing(sqlite3.connect(tmp_path / "all.db", timeout=LONG)) as connection:
             for asked in numbers(50):

@@ -100,8 +100,8 @@ async def test_ticks_that_were_missed_while_nobody_ran(tmp_path: Path, missed: A
 
 
 async def test_two_processes_make_each_tick_once(tmp_path: Path) -> None:
-    """Both on one store, as instances on a broker: whoever comes second finds the tick made. Both send it, as each has a
-    broker of its own here, and both may begin on it; one commits."""
+    """Both on one store, as instances on a broker: whoever comes second finds the tick made. Both send it, since each
+    has a broker of its own here, and both may begin on it; one commits."""
     seen, clock = Ticks(), FakeClock()
     store = f"sqlite:{tmp_path}/s.db"
     one = fg.Bus("memory:", nodes=[cleaner(seen)], store=store, clock=clock)

@@ -14,7 +14,7 @@ import faregate as fg
 from faregate.core.sealing import outbox_row
 from faregate.ports.clock import SystemClock
 from faregate.ports.store import DeadFilter
-from faregate.spark.runs import outbox
+from faregate.spark.runs import outbox, run
 from faregate.spark.runs.outbox import OutboxSpooler
 from faregate.stores.sqlite import SqliteStore
 from faregate.transports.journal_log import JournalLog
@@ -160,3 +160,28 @@ async def test_the_log_is_opened_once_however_many_batches_send(
             assert await spooler.send() == 1
             assert await spooler.take_in()
     assert opened == [tmp_path / "journal"]
+
+
+async def test_what_was_scheduled_goes_out_when_it_is_due(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    async with shop.spooler() as (spooler, store):
+        with contextlib.closing(sqlite3.connect(shop.file)) as connection, connection:
+            put = fg.outbox(connection, node="shop")
+            put.publish(Placed(number=1), delay=3600)
+            due = put.publish(Placed(number=2), delay=3600)
+            connection.execute("update faregate_scheduled set due_at = 1 where publication_id = ?", (due,))
+        assert await spooler.send() == 1
+        assert await store.undispatched(10) == []
+        [left] = await store.scheduled(10)
+        assert left.envelope.publication_id != due
+        assert await store.known_nodes() == ["shop"]
+
+
+def test_a_node_with_a_schedule_is_refused() -> None:
+    node = fg.Node("shop")
+
+    @node.every(60)
+    async def clean(tick: fg.Tick) -> None: ...
+
+    with pytest.raises(fg.ConfigurationError, match="has the schedule 'clean', and on Spark nobody makes its ticks"):
+        run._check(node, None, "json", 1)

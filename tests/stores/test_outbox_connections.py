@@ -134,7 +134,7 @@ async def test_psycopg_on_asyncio(postgres_store: str) -> None:
 @pytest.mark.services
 async def test_a_postgres_database_that_is_no_store_is_named_as_such(postgres_url: str) -> None:
     psycopg = pytest.importorskip("psycopg")
-    refused = pytest.raises(fg.ConfigurationError, match="faregate store migrate")
+    refused = pytest.raises(fg.ConfigurationError, match="faregate store init")
     with psycopg.connect(postgres_url) as connection, refused:
         put(connection)
 
@@ -185,9 +185,62 @@ async def test_sqlalchemy_on_asyncio(postgres_store: str) -> None:
 def test_sqlalchemy_on_an_empty_database_is_told_what_to_do() -> None:
     sqlalchemy = pytest.importorskip("sqlalchemy")
     engine = sqlalchemy.create_engine("sqlite://")
-    with engine.connect() as connection, pytest.raises(fg.ConfigurationError, match="faregate store migrate"):
+    with engine.connect() as connection, pytest.raises(fg.ConfigurationError, match="faregate store init"):
         put(connection)
     engine.dispose()
+
+
+async def known(url: str, *nodes: str) -> None:
+    store = open_store(url, SystemClock())
+    await store.open()
+    await store.note_nodes(nodes, 1.0)
+    await store.close()
+
+
+REFUSED = r"no bus has run node 'shpo' on this store.*its nodes are: billing, shop \(did you mean 'shop'\?\)\."
+
+
+def put_as(connection: Any, node: str) -> None:
+    outbox = fg.outbox(connection, node=node)
+    outbox.publish(Placed(order="1"))
+    outbox.publish(Placed(order="1"), idempotency_key="k", delay=60)
+    outbox.publish(Placed(order="1"), idempotency_key="k", delay=60)  # it waits already
+
+
+async def test_a_node_that_nobody_has_run_on_a_store_is_refused(sqlite_url: str) -> None:
+    await known(sqlite_url, "shop", "billing")
+    with contextlib.closing(sqlite3.connect(sqlite_path(sqlite_url))) as connection, connection:
+        put_as(connection, "shop")
+        for options in ({}, {"delay": 60}):
+            with pytest.raises(fg.ConfigurationError, match=REFUSED):
+                fg.outbox(connection, node="shpo").publish(Placed(order="1"), **options)  # type: ignore[arg-type]
+    assert (len(await rows(sqlite_url)), len(await scheduled(sqlite_url))) == (1, 1)
+
+
+async def test_the_same_through_sqlalchemy(sqlite_url: str) -> None:
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+    await known(sqlite_url, "shop", "billing")
+    engine = sqlalchemy.create_engine(f"sqlite:///{sqlite_path(sqlite_url)}")
+    with engine.begin() as connection:
+        put_as(connection, "shop")
+        with pytest.raises(fg.ConfigurationError, match=REFUSED):
+            put_as(connection, "shpo")
+    engine.dispose()
+    assert (len(await rows(sqlite_url)), len(await scheduled(sqlite_url))) == (1, 1)
+
+
+@pytest.mark.services
+async def test_the_same_on_postgresql(postgres_store: str) -> None:
+    psycopg = pytest.importorskip("psycopg")
+    await known(postgres_store, "shop", "billing")
+    with psycopg.connect(postgres_store) as connection:
+        put_as(connection, "shop")
+        with pytest.raises(fg.ConfigurationError, match=REFUSED):
+            put_as(connection, "shpo")
+    async with await psycopg.AsyncConnection.connect(postgres_store) as connection:
+        with pytest.raises(fg.ConfigurationError, match=REFUSED):
+            await fg.outbox(connection, node="shpo").publish(Placed(order="1"))
+    assert (len(await rows(postgres_store)), len(await scheduled(postgres_store))) == (1, 1)
 
 
 class Dialect:

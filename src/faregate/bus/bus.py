@@ -392,6 +392,13 @@ class Bus:
         await self._open()
         await self._close()
 
+    async def prepare_stores(self) -> None:
+        """Make the tables of these nodes' stores, or bring them up to date, and nothing else."""
+        if self._state != "new":
+            raise ConfigurationError(f"this bus is {self._state}; prepare it before it is started")
+        await self._stores.open()
+        await self._stores.close()
+
     async def _open(self) -> None:
         """Open the stores and the transport, and declare every subscription; leave nothing open when that fails."""
         await self._stores.open()

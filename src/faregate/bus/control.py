@@ -1,8 +1,8 @@
 """Obeys what people ask of a running bus: over its control socket, and through the transport where that brings it.
 
 Rules kept here:
-- One line of JSON in (`Instruction`), one out (`Answer`); then the connection ends. It knows `status`, `pause` and
-  `resume` alone.
+- One line of JSON in (`Instruction`), one out (`Answer`); then the connection ends. It knows `status`, `pause`,
+  `resume` and `cancel` alone; the last is not heeded through a transport, which brings no answer.
 - Only the user of this process and root are answered.
 - Lines, connections and times are bounded. A client that sends too much, nothing, or never reads costs one connection
   for some seconds. Whatever happens here is answered or logged, and never reaches the bus.
@@ -45,6 +45,8 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str | None = None
     """The name of the error; None: it is done."""
     message: str = ""
+    cancelled: bool | None = None
+    """Whether what is cancelled was still waiting."""
 
 
 class Controlled(Protocol):
@@ -53,6 +55,9 @@ class Controlled(Protocol):
     def status(self) -> BusStatus: ...
     async def pause(self, node: str | None, message: str | None, seconds: float | None) -> None: ...
     async def resume(self, node: str | None, message: str | None) -> None: ...
+    async def cancel(
+        self, publication_id: str | None = None, *, key: str | None = None, node: str | None = None
+    ) -> bool: ...
 
 
 async def obey(bus: Controlled, instruction: Instruction) -> BusStatus:
@@ -69,7 +74,7 @@ async def obey(bus: Controlled, instruction: Instruction) -> BusStatus:
         log.warning("%s is resumed, as somebody asked from outside", _what(instruction))
     elif instruction.command != "status":
         given = plain(instruction.command[:40])
-        raise ConfigurationError(f"there is no command {given!r}; there are status, pause and resume")
+        raise ConfigurationError(f"there is no command {given!r}; there are status, pause, resume and cancel")
     return bus.status()
 
 
@@ -84,7 +89,11 @@ def _for(seconds: float | None) -> str:
 async def answer(bus: Controlled, line: bytes) -> Answer:
     """Never raises an `Exception`."""
     try:
-        return Answer(status=await obey(bus, _read(line)))
+        instruction = _read(line)
+        if instruction.command != "cancel":
+            return Answer(status=await obey(bus, instruction))
+        cancelled = await bus.cancel(instruction.id, key=instruction.key, node=instruction.node)
+        return Answer(status=bus.status(), cancelled=cancelled)
     except _UNREADABLE as exc:
         text = f'an instruction is a line of JSON such as {{"command": "status"}}: {exc}'
         return Answer(error="ConfigurationError", message=plain(text[:1000]))

@@ -7,6 +7,7 @@ import typer
 from faregate import __version__
 from faregate.cli.asyncapi import asyncapi
 from faregate.cli.bench.commands import bench
+from faregate.cli.cancel import cancel
 from faregate.cli.dead import dead
 from faregate.cli.demo import add_demo
 from faregate.cli.journal.commands import journal
@@ -33,6 +34,7 @@ app.command()(status)
 app.command()(asyncapi)
 app.command()(pause)
 app.command()(resume)
+app.command()(cancel)
 app.command()(bench)
 app.add_typer(dead, name="dead")
 app.add_typer(journal, name="journal")

@@ -122,6 +122,12 @@ def _status(path: Path) -> Running | FaregateError | None:
 
 
 def ask(path: Path, instruction: Instruction) -> BusStatus | None:
+    """How the bus is after that; the same for the rest."""
+    answer = ask_answer(path, instruction)
+    return None if answer is None else answer.status
+
+
+def ask_answer(path: Path, instruction: Instruction) -> Answer | None:
     """None when nobody listens there. Raises what the bus says, and `Transient` when it says nothing."""
     try:
         told = _exchange(path, msgspec.json.encode(instruction) + b"\n")
@@ -140,7 +146,7 @@ def ask(path: Path, instruction: Instruction) -> BusStatus | None:
         raise Transient(f"what listens at {path} broke off, or is no bus of this version: {exc}") from exc
     if answer.error is not None:
         raise (ConfigurationError if answer.error == "ConfigurationError" else FaregateError)(answer.message)
-    return answer.status
+    return answer
 
 
 def _exchange(path: Path, line: bytes) -> bytes:

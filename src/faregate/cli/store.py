@@ -1,4 +1,4 @@
-"""`faregate store`: what is in a store, and bringing its tables up to date."""
+"""`faregate store`: what is in a store, making its tables, and bringing them up to date."""
 
 import time
 from typing import Any
@@ -6,13 +6,15 @@ from typing import Any
 import typer
 from rich.table import Table
 
+from faregate.cli.load import load_bus
 from faregate.cli.loop import run_async
 from faregate.cli.output import AsJson, answer, console, say
-from faregate.cli.targets import StoreUrl, check_lasting, opened
+from faregate.cli.targets import StoreUrl, Target, check_lasting, opened
+from faregate.errors import ConfigurationError
 from faregate.plain import plain
 from faregate.ports.clock import SystemClock
-from faregate.ports.schemes import describe_store, open_store
-from faregate.ports.store import StoreInfo
+from faregate.ports.schemes import STORES, describe_store, is_known, open_store
+from faregate.ports.store import Readable, Store, StoreInfo
 from faregate.units import age, iso
 
 store = typer.Typer(no_args_is_help=True, help="Look at a store, and bring its tables up to date.")
@@ -37,6 +39,52 @@ def migrate(url: StoreUrl, as_json: AsJson = False) -> None:
     found = run_async(describe_store(url))
     told = {"url": found.url, "version": found.version, "known": found.known}
     answer(told, f"{found.url} is at schema version {found.version}", as_json=as_json)
+
+
+@store.command()
+def init(target: Target, as_json: AsJson = False) -> None:
+    """Make Faregate's tables in the store of a bus, or in a database, before anything runs; again does nothing.
+
+    Of a bus, TARGET as module:attribute, the nodes' own schema= is applied, too, and
+    the store learns the names of its nodes: fg.outbox refuses others.
+    """
+    scheme = target.partition(":")[0]
+    bus = None if is_known(STORES, scheme) else load_bus(target)
+    stores = [open_store(target, SystemClock())] if bus is None else list(bus.stores.values())
+    if not stores:
+        raise ConfigurationError(f"{target} has no store=, so there are no tables to make")
+    for each in stores:
+        check_lasting(each.url)
+    before = [_version(each) for each in stores]
+    run_async(_open(target) if bus is None else bus.prepare_stores())
+    made = []
+    for each, was in zip(stores, before, strict=True):
+        nodes = [] if bus is None else [name for name in bus.nodes if bus.store_of(name) is each]
+        made.append({"url": each.url, "was": was, "version": _version(each), "nodes": nodes})
+    answer(made, lambda: _tell(made), as_json=as_json)
+
+
+def _version(each: Store) -> int:
+    """Of the schema; 0 where there are no tables, or not even a database."""
+    if not isinstance(each, Readable):
+        return 0
+    reader = each.reader()
+    try:
+        reader.check()
+    except ConfigurationError:
+        return 0
+    return reader.version()
+
+
+def _tell(made: list[dict[str, Any]]) -> None:
+    for each in made:
+        did = f"its tables are up to date, at schema version {each['version']}"
+        if not each["was"]:
+            did = f"its tables are made, schema version {each['version']}"
+        elif each["was"] < each["version"]:
+            did = f"its tables went from schema version {each['was']} to {each['version']}"
+        nodes = f"; its nodes: {', '.join(each['nodes'])}" if each["nodes"] else ""
+        say(plain(f"{each['url']}: {did}{nodes}"))
 
 
 async def _open(url: str) -> None:
@@ -68,7 +116,7 @@ def _as_json(found: StoreInfo) -> dict[str, Any]:
 def _show(found: StoreInfo) -> None:
     now = time.time()
     if not found.version:
-        say(f"{found.url} has no tables of Faregate: `faregate store migrate` makes them")
+        say(f"{found.url} has no tables of Faregate: `faregate store init` makes them")
         return
     is_newer = found.version > found.known
     known = f"this Faregate knows versions up to {found.known}" if is_newer else f"known here: {found.known}"

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
 
 from faregate.core.database import BlockingDatabase, Database
 from faregate.core.handler_database import HandlerDatabase
+from faregate.core.work import NeedsSolitude
 from faregate.errors import ConfigurationError, TryEnded, Unavailable, WrongEventLoop
 from faregate.message import REPLY_TO, Envelope
-from faregate.core.work import NeedsSolitude
 from faregate.node.outgoing import (
     NOTHING_TO_AWAIT,
     NothingToAwait,

@@ -122,7 +122,9 @@ def read_times(when: object, zone: object, what: str) -> tuple[Times, str, str]:
             raise ConfigurationError(f"{what}: tz= is for cron; every {seconds:g} s is the same in every time zone")
         return Period(int(seconds * 1000)), f"every {seconds:g} s", zone
     if not isinstance(when, str):
-        raise ConfigurationError(f"{what}: every() takes a cron expression such as '0 3 * * *', or seconds; got {when!r}")
+        raise ConfigurationError(
+            f"{what}: every() takes a cron expression such as '0 3 * * *', or seconds; got {when!r}"
+        )
     if len(when.split()) != 5:
         raise ConfigurationError(
             f"{what}: {when!r} has {len(when.split())} fields, and cron has 5: minute, hour, day of the month, month, "
@@ -152,4 +154,6 @@ def tick_class(name: str, node: str) -> type[Tick]:
     """The message class of one schedule."""
     wire = check_name(f"tick-{name}", "the wire name of a schedule")
     made: Callable[..., type[Tick]] = MessageMeta  # type: ignore[assignment]
-    return made("Tick", (Tick,), {"__module__": __name__, "__qualname__": f"Tick.{node}.{name}"}, wire=wire, frozen=True)
+    return made(
+        "Tick", (Tick,), {"__module__": __name__, "__qualname__": f"Tick.{node}.{name}"}, wire=wire, frozen=True
+    )

@@ -102,7 +102,7 @@ class BusStatus(msgspec.Struct, frozen=True):
 
 
 class Instruction(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What somebody asks of a running bus: `status`, `pause` or `resume`."""
+    """What somebody asks of a running bus: `status`, `pause`, `resume` or `cancel`."""
 
     command: str
     node: str | None = None
@@ -111,6 +111,10 @@ class Instruction(msgspec.Struct, frozen=True, omit_defaults=True):
     """By its wire name; None: every type."""
     seconds: float | None = None
     """For how long it is paused; None: until `resume`."""
+    id: str | None = None
+    """The publication to cancel."""
+    key: str | None = None
+    """Or the key that it was scheduled with."""
 
 
 @runtime_checkable

@@ -56,6 +56,8 @@ class OutboxSpooler:
     ) -> None:
         self._store = store
         self._nodes = [node.name]
+        self._noted = False
+        """Whether the store knows that this node is run."""
         self._subscribed, self._log = open_subscribed(path), open_appendable(path)
         """Kept: a log that is opened anew reads all its notes."""
         self._clock = clock
@@ -72,6 +74,9 @@ class OutboxSpooler:
     async def send(self) -> int:
         """Send everything that is committed; how many messages."""
         sent = 0
+        if not self._noted:
+            self._noted = True
+            await self._store.note_nodes(self._nodes, self._clock.time())
         await self._take_due()
         while rows := await self._store.undispatched(_AT_ONCE, self._nodes):
             sent += len(rows)

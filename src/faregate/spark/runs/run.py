@@ -303,6 +303,11 @@ def _check(node: Node, store: str | None, codec: str | Codec, max_messages_per_t
         raise ConfigurationError(f"max_messages_per_trigger must be 1 or more; got {max_messages_per_trigger}")
     if not node.subscriptions:
         raise ConfigurationError(f"node {node.name!r} handles nothing: give it a handler with @{node.name}.on(…)")
+    if node.schedules:
+        raise ConfigurationError(
+            f"node {node.name!r} has the schedule {next(iter(node.schedules))!r}, and on Spark nobody makes its ticks: "
+            "declare it with a node that runs on a bus, and have that send a command here"
+        )
     for subscription in open_events(node):
         raise ConfigurationError(f"{subscription}: on Spark a node runs alone; say who publishes this, with source=")
     if store is None:

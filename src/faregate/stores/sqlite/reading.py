@@ -31,7 +31,7 @@ class SqliteReader(SqlReader):
         if not self.path.is_file():
             where = self.url.partition(":")[2]
             raise ConfigurationError(
-                f"there is no file {where}: {self.url} was never set up by a bus, nor by `faregate store migrate`"
+                f"there is no file {where}: {self.url} was never set up by a bus, nor by `faregate store init`"
             )
 
     def _stream(self, sql: str, values: Values = ()) -> Iterator[list[tuple[Any, ...]]]:

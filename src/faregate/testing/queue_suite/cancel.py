@@ -13,7 +13,9 @@ def _later(subject: QueueSubject, text: str, key: str | None = None, seconds: fl
     return made if key is None else again(made, headers={**made.headers, SCHEDULE_KEY: key})
 
 
-async def _cancel(subject: QueueSubject, publication_id: str | None, key: str | None = None, of: str = "author") -> bool:
+async def _cancel(
+    subject: QueueSubject, publication_id: str | None, key: str | None = None, of: str = "author"
+) -> bool:
     return await cast(Cancelling, subject.transport).cancel(of, publication_id, key)
 
 

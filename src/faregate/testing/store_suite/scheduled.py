@@ -7,7 +7,9 @@ from faregate.testing.store_subjects import StoreSubject
 from faregate.testing.store_suite.rows import aborted, case, ids, outgoing
 
 
-def _later(due: float, text: str = "x", node: str = "billing", name: str | None = None, cause: str | None = None) -> OutboxRow:
+def _later(
+    due: float, text: str = "x", node: str = "billing", name: str | None = None, cause: str | None = None
+) -> OutboxRow:
     row = outgoing(node, cause, text, ordinal=3)
     headers = row.envelope.headers if name is None else {**row.envelope.headers, SCHEDULE_KEY: name}
     return row._replace(envelope=msgspec.structs.replace(row.envelope, deliver_at=due, headers=headers))
