@@ -1,11 +1,14 @@
 """The Django example: an order by the ORM and its event are one commit, and so is an event alone."""
 
+import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import faregate as fg
+from examples.django_shop.messages import OrderPlaced
 from tests.examples.program import Program, count
 
 ORDER = {"customer": "ann", "total": 40}
@@ -75,6 +78,49 @@ def test_orders_and_events_without_a_table_are_handled_once(data: Path) -> None:
         worker.drain()
     for table in ("django_shop_order", "invoices", "readers"):
         assert count(data / "shop.db", table) == 1, table
+
+
+@pytest.mark.services
+async def test_the_outbox_takes_the_connection_that_django_has_to_postgresql(data: Path, postgres_url: str) -> None:
+    from django.db import connections, transaction
+    from psycopg.conninfo import conninfo_to_dict
+
+    parts = conninfo_to_dict(postgres_url)
+    connections.databases["postgresql"] = connections.databases["default"] | {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": parts.pop("dbname"),
+        "HOST": parts.pop("host", ""),
+        "PORT": parts.pop("port", ""),
+        "USER": parts.pop("user", ""),
+        "PASSWORD": parts.pop("password", ""),
+        "OPTIONS": parts,
+    }
+
+    def publish(number: int, fails: bool) -> None:
+        connection = connections["postgresql"]
+        try:
+            with transaction.atomic(using="postgresql"):
+                connection.ensure_connection()
+                outbox = fg.outbox(connection.connection, node="shop")
+                outbox.publish(OrderPlaced(order_id=f"{number}", total=40), idempotency_key=f"{number}")
+                if fails:
+                    raise OSError("out of memory")
+        finally:
+            connection.close()
+
+    shop, billing, billed = fg.Node("shop"), fg.Node("billing"), []
+
+    @billing.on(OrderPlaced, source=shop)
+    async def bill(order: OrderPlaced) -> None:
+        billed.append(order.order_id)
+
+    await fg.Bus("memory:", nodes=[shop], store=postgres_url).prepare()
+    with pytest.raises(OSError, match="memory"):
+        await asyncio.to_thread(publish, 1, True)
+    await asyncio.to_thread(publish, 2, False)
+    async with fg.Bus("memory:", nodes=[shop, billing], store=postgres_url) as bus:
+        await bus.idle(timeout=30)
+    assert billed == ["2"]
 
 
 def key(text: str) -> dict[str, dict[str, str]]:
