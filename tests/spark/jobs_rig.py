@@ -12,6 +12,7 @@ import sqlite3
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
+from time import time
 from typing import Any
 
 import msgspec
@@ -126,8 +127,9 @@ class World:
                 if delay is None and orders:
                     await bus.publish_many(list(orders), node="shop")
                 elif delay is not None:
-                    for each in orders:
-                        await bus.publish(each, node="shop", delay=delay)
+                    # As a node without a store schedules it: it waits at the broker.
+                    sealed = [bus._senders["shop"].seal_root(fg.publish(each, delay=delay), time()) for each in orders]
+                    await bus.transport.publish(sealed)
                 await bus.idle()
 
         asyncio.run(main())

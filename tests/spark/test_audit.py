@@ -151,6 +151,27 @@ def test_a_business_key_seen_before_is_no_loss(spark: SparkSession, tmp_path: Pa
     assert (found.ok, found.table[0]["handled"], found.table[0]["duplicate"]) == (True, 3, 1)
 
 
+@pytest.mark.services
+def test_what_waits_at_its_sender_or_was_cancelled_there_is_accounted_for(spark: SparkSession, tmp_path: Path) -> None:
+    till = fg.Node("till")
+
+    @till.on(OrderPlaced, source="shop")
+    async def remind(order: OrderPlaced, ctx: fg.Context) -> fg.Outgoing:
+        return fg.publish(OrderPlaced(order_id="x", customer="a"), delay=3600, id_key=order.order_id)
+
+    async def main() -> None:
+        async with fg.Bus(f"journal:{world.journal}", nodes=[fg.Node("shop"), till], store=world.store) as bus:
+            for number in ("1", "2"):
+                await bus.publish(OrderPlaced(order_id=number, customer="a"), node="shop")
+            await bus.idle()
+            assert await bus.cancel(key="2")
+
+    world = World(tmp_path)
+    asyncio.run(main())
+    found = fg.spark.audit(spark, journal=world.journal, store=world.store, at_rest=True)
+    assert found.ok, found.findings.collect()
+
+
 def test_bad_input_is_one_sentence(shop: World, tmp_path: Path) -> None:
     # Before anything runs: these need no session.
     nothing: SparkSession = None  # type: ignore[assignment]

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -165,8 +166,16 @@ class Place:
         found = [envelope for _, envelope in JournalReader(self.journal).envelopes(0)]
         return [envelope for envelope in found if not types or envelope.type in types]
 
+    def scheduled(self, *types: str) -> list[fg.Envelope]:
+        """What a bus keeps until it is due; Spark sends it at once."""
+        found: list[tuple[Any, ...]] = []
+        with contextlib.suppress(sqlite3.OperationalError):  # there is no store
+            found = self.rows("select envelope from faregate_scheduled order by seq")
+        envelopes = [msgspec.msgpack.decode(packed, type=fg.Envelope) for (packed,) in found]
+        return [envelope for envelope in envelopes if not types or envelope.type in types]
+
     def sent(self, *types: str) -> list[tuple[Any, ...]]:
-        """Everything in the log but times and places. Whoever publishes twice is seen."""
+        """Everything in the log, and what waits at its sender, but times and places; whoever publishes twice is seen"""
         return sorted(
             (
                 (
@@ -182,7 +191,7 @@ class Place:
                     found.deliver_at is not None,
                     sorted(item for item in found.headers.items() if item[0] not in ("log", "mended", "until")),
                 )
-                for found in self.envelopes(*types)
+                for found in [*self.envelopes(*types), *self.scheduled(*types)]
             ),
             key=repr,
         )

@@ -677,3 +677,17 @@ async def test_what_shares_a_key_with_a_parked_message_parks_behind_it_and_nothi
         own = [number for each, number, _ in rig.notes() if topic in each.split("+")]
         assert own == sorted(own), f"{topic} is out of order: {own}"
     assert len(rig.notes()) == 9
+
+
+async def test_cancelling_on_spark_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, redeliver=None)
+
+    async def cancel(ctx: fg.Context, call_next: Any) -> None:
+        await ctx.cancel(key="order-17")
+        await call_next()
+
+    rig.node.use(cancel)
+    async with rig.engine() as engine:
+        assert await engine.run(rig.rows(range(1))) == {"dead": 1, "last": 0}
+        [letter] = await engine.store.dead(DeadFilter(node="reader"))
+        assert "runs on Spark, which sends what is due later at once" in letter.error
