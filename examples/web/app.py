@@ -1,6 +1,7 @@
-"""The web service and the nodes behind it, in one process: `uvicorn --factory examples.web.app:create_app`.
+"""The web service: `uvicorn --factory examples.web.app:create_app --workers 4`.
 
-The bus finds what requests commit to the outbox; requests know nothing of the bus.
+It writes orders and their events into the database, and knows nothing of the bus, which runs in a process of its own:
+`worker.py`. So it may have any number of processes, and may be started and stopped on its own.
 """
 
 from collections.abc import AsyncIterator
@@ -11,11 +12,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Header, HTTPException
 from pydantic import BaseModel, Field
 
-import faregate as fg
-
-from .orders import SCHEMA, KeyReused, OrderPlaced, place_order, transaction
-
-INVOICES = "create table if not exists invoices(order_id text primary key, total integer not null)"
+from .orders import KeyReused, data_folder, find_order, make_tables, place_order
 
 
 class NewOrder(BaseModel):
@@ -23,28 +20,17 @@ class NewOrder(BaseModel):
     total: int = Field(gt=0)
 
 
-def make_bus(folder: Path) -> fg.Bus:
-    shop = fg.Node("shop", schema=SCHEMA)
-    billing = fg.Node("billing", schema=INVOICES)
-
-    @billing.on(OrderPlaced, source="shop")
-    async def bill(order: OrderPlaced, ctx: fg.Context) -> None:
-        ctx.db.write("insert into invoices values (?, ?)", (order.order_id, order.total))
-
-    return fg.Bus(f"journal:{folder}/journal", nodes=[shop, billing], store=f"sqlite:{folder}/shop.db")
-
-
-def create_app(folder: Path = Path("web-data")) -> FastAPI:
-    """The web service on a folder. The database is set up by the bus, which runs as long as the service does."""
+def create_app(folder: Path | None = None) -> FastAPI:
+    """The web service on a folder, by default the one that `WEB_DATA` names."""
+    folder = folder or data_folder()
     database = folder / "shop.db"
 
     @asynccontextmanager
-    async def run_bus(_: FastAPI) -> AsyncIterator[None]:
-        folder.mkdir(exist_ok=True)
-        async with make_bus(folder):
-            yield
+    async def prepare(_: FastAPI) -> AsyncIterator[None]:
+        await make_tables(folder)
+        yield
 
-    app = FastAPI(title="shop", lifespan=run_bus)
+    app = FastAPI(title="shop", lifespan=prepare)
 
     @app.post("/orders", status_code=201)
     def post_order(order: NewOrder, idempotency_key: Annotated[str, Header(min_length=1)]) -> dict[str, Any]:
@@ -53,10 +39,11 @@ def create_app(folder: Path = Path("web-data")) -> FastAPI:
         except KeyReused:
             raise HTTPException(422, "this Idempotency-Key was used for another order: use a new one") from None
 
-    @app.get("/invoices")
-    def get_invoices() -> list[dict[str, Any]]:
-        with transaction(database) as connection:
-            rows = connection.execute("select order_id, total from invoices order by rowid").fetchall()
-        return [{"order_id": order_id, "total": total} for order_id, total in rows]
+    @app.get("/orders/{order_id}")
+    def get_order(order_id: str) -> dict[str, Any]:
+        found = find_order(database, order_id)
+        if found is None:
+            raise HTTPException(404, "there is no such order")
+        return found
 
     return app

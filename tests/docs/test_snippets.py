@@ -1,4 +1,7 @@
-"""The Python snippets of README and docs run as they stand; those of one page share their names, in order."""
+"""The Python snippets of README and docs run as they stand; those of one page share their names, in order.
+
+Blocks with a title are files of their own, which the tests of their page write.
+"""
 
 import os
 import re
@@ -9,15 +12,12 @@ import pytest
 
 from faregate import ids
 from tests.docs import first_screen
+from tests.docs.pages import PAGES, ROOT, blocks, name
 from tests.presence import address
-
-ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-SNIPPET = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def snippets(page: Path) -> list[str]:
-    return SNIPPET.findall(page.read_text())
+    return [block.text for block in blocks(page, "python") if not block.title]
 
 
 SPARK = (pytest.mark.services, pytest.mark.full)
@@ -30,7 +30,7 @@ MARKS = {"spark.md": SPARK, "rabbitmq-streams.md": pytest.mark.services}
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, marks=MARKS.get(page.name, ()), id=page.name) for page in PAGES if snippets(page)],
+    [pytest.param(page, marks=MARKS.get(page.name, ()), id=name(page)) for page in PAGES if snippets(page)],
 )
 def test_the_snippets_of_a_page_run(page: Path, request: pytest.FixtureRequest) -> None:
     if page.name == "spark.md":
@@ -41,7 +41,7 @@ def test_the_snippets_of_a_page_run(page: Path, request: pytest.FixtureRequest) 
             code = code.replace(
                 f"{BROKER}?stream=", f"{address('FAREGATE_TEST_RABBITMQ_STREAM')}?stream={ids.root_id()}-"
             )
-        exec(compile(code, f"{page.name}, snippet {number}", "exec"), names)
+        exec(compile(code, f"{name(page)}, snippet {number}", "exec"), names)
 
 
 def test_the_first_screen_of_the_readme_runs_as_it_stands(tmp_path: Path) -> None:
@@ -58,10 +58,18 @@ def test_a_page_that_is_read_first_is_short_and_its_lines_too(name: str) -> None
     assert [line for line in lines if len(line) > 120] == []
 
 
+def test_what_the_guide_to_django_shows_stands_in_the_example() -> None:
+    """It cannot be run by itself; the example can, and is."""
+    example = "".join(file.read_text() for file in (ROOT / "examples" / "django_shop").glob("*.py")).splitlines()
+    shown = [line for block in blocks(ROOT / "docs" / "how-to" / "django.md", "py") for line in block.text.splitlines()]
+    assert len(shown) > 20
+    assert [line for line in shown if line not in example] == []
+
+
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)")
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=name)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     missing = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
     assert missing == []

@@ -3,15 +3,17 @@
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+import faregate as fg
 from examples.web import app as web
-from examples.web import orders
+from examples.web import orders, worker
+from tests.examples.program import Program, count
 
 LONG = 30  # seconds until a test that hangs is failed
 ORDER = {"customer": "ann", "total": 40}
@@ -30,22 +32,19 @@ class Site:
     @asynccontextmanager
     async def nodes(self) -> AsyncIterator[None]:
         """The bus while the block runs, and until it has done everything."""
-        async with asyncio.timeout(LONG), web.make_bus(self.folder) as bus:
+        async with asyncio.timeout(LONG), worker.make_bus(self.folder) as bus:
             yield
             await bus.idle(timeout=LONG)
             assert await bus.poisoned() == []
 
     def count(self, table: str) -> int:
-        with closing(sqlite3.connect(self.folder / "shop.db")) as connection:
-            found: int = connection.execute(f"select count(*) from {table}").fetchone()[0]
-        return found
+        return count(self.folder / "shop.db", table)
 
 
 @pytest.fixture
 async def site(tmp_path: Path) -> AsyncIterator[Site]:
     made = Site(tmp_path)
-    async with made.nodes():
-        pass
+    await orders.make_tables(tmp_path)
     yield made
     await made.client.aclose()
 
@@ -54,8 +53,20 @@ async def test_an_order_is_taken_and_billed(site: Site) -> None:
     async with site.nodes():
         answer = await site.post("order-1")
     assert answer.status_code == 201
-    invoices = (await site.client.get("/invoices")).json()
-    assert invoices == [{"order_id": answer.json()["order_id"], "total": 40}]
+    order_id = answer.json()["order_id"]
+    assert (await site.client.get(f"/orders/{order_id}")).json() == {"order_id": order_id, "total": 40, "billed": True}
+    assert site.count("invoices") == 1
+    assert (await site.client.get("/orders/nope")).status_code == 404
+
+
+async def test_orders_are_taken_before_a_bus_ever_ran(site: Site) -> None:
+    answer = await site.post("order-1")
+    assert answer.status_code == 201
+    order = f"/orders/{answer.json()['order_id']}"
+    assert (await site.client.get(order)).json()["billed"] is False
+    async with site.nodes():
+        pass
+    assert (await site.client.get(order)).json()["billed"] is True
 
 
 async def test_a_repeated_post_gets_the_same_answer_and_has_one_effect(site: Site) -> None:
@@ -125,8 +136,42 @@ async def test_a_crash_before_the_commit_leaves_nothing(site: Site, monkeypatch:
     assert (site.count("orders"), site.count("invoices")) == (1, 1)
 
 
-async def test_the_service_runs_the_bus_as_long_as_it_runs(tmp_path: Path) -> None:
+async def test_the_service_prepares_its_tables_and_no_journal(tmp_path: Path) -> None:
     app = web.create_app(tmp_path / "new")
     async with app.router.lifespan_context(app):
         answer = await asyncio.to_thread(orders.place_order, tmp_path / "new" / "shop.db", "k", "ann", 7)
-    assert answer["publication_id"] == web.fg.ids.idempotent_id("shop", "OrderPlaced", "k")
+    assert answer["publication_id"] == fg.ids.idempotent_id("shop", "OrderPlaced", "k")
+    assert not (tmp_path / "new" / "journal").exists()
+
+
+ORDERS = 24
+
+
+async def test_four_web_processes_and_a_worker_that_is_killed(tmp_path: Path) -> None:
+    """The commands of the README. Orders go on being taken while the worker is down, and each is billed once."""
+    uvicorn = ["-m", "uvicorn", "--factory", "examples.web.app:create_app", "--workers", "4", "--port", "0"]
+    with Program(tmp_path, *uvicorn) as service:
+        url = service.line(r"running on (http://\S+)")[1]
+        for _ in range(4):
+            service.line("Application startup complete")
+        async with httpx.AsyncClient(base_url=url, timeout=LONG) as client:
+
+            async def post(numbers: range) -> None:
+                for number in (*numbers, *numbers):
+                    answer = await client.post("/orders", json=ORDER, headers={"Idempotency-Key": f"order-{number}"})
+                    assert answer.status_code == 201, answer.text
+
+            await post(range(8))
+            with Program(tmp_path, "-m", "faregate", "run", "examples.web.worker:bus") as worker:
+                worker.line("billed order")
+                worker.kill()
+            await post(range(8, ORDERS))
+            left = count(tmp_path / "shop.db", "orders where billed = 0")
+            with Program(tmp_path, "-m", "faregate", "run", "examples.web.worker:bus") as worker:
+                billed: set[str] = set()
+                while len(billed) < left:
+                    billed.add(worker.line(r"billed order (\S+)")[1])
+                worker.drain()
+        service.drain()
+    for rows in ("orders", "invoices", "orders where billed = 1"):
+        assert count(tmp_path / "shop.db", rows) == ORDERS, rows

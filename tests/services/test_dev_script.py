@@ -47,7 +47,7 @@ def run_copy(project: Path, *arguments: str, **extra: str) -> subprocess.Complet
 def test_help_names_every_command_with_one_line(arguments: tuple[str, ...]) -> None:
     result = dev(*arguments)
     assert result.returncode == 0
-    for command in ("demo", "test", "check", "bench", "services", "run", "lock", "clean"):
+    for command in ("demo", "test", "check", "docs", "bench", "services", "run", "lock", "clean"):
         assert re.search(rf"^  {command}\b.* {{2}}\w", result.stdout, re.MULTILINE), command
 
 

@@ -139,8 +139,8 @@ lock_dependencies() {
             die "uv, which writes the lock files, could not be installed; pip says why above."
     fi
     cd "$ROOT"
-    compile_lock bench pyproject.toml --all-extras --group build --group dev --group bench "$@"
-    compile_lock dev pyproject.toml --all-extras --group build --group dev --constraints requirements/bench.lock "$@"
+    compile_lock bench pyproject.toml --all-extras --group build --group dev --group docs --group bench "$@"
+    compile_lock dev pyproject.toml --all-extras --group build --group dev --group docs --constraints requirements/bench.lock "$@"
     compile_lock demo pyproject.toml --extra spark --group build --constraints requirements/bench.lock "$@"
     compile_lock build --group build --constraints requirements/bench.lock "$@"
 }

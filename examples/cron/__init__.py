@@ -1,0 +1,1 @@
+"""Recurring functions: nightly by cron, and every few minutes."""

@@ -1,0 +1,1 @@
+"""A Flask service that publishes and has no table of its own."""

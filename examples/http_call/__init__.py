@@ -1,0 +1,1 @@
+"""A safe HTTP call: a handler may call twice, and the bank charges once."""

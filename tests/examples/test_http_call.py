@@ -1,0 +1,71 @@
+"""The safe HTTP call: the bank is asked more often than it charges, whatever it answers and whoever crashes."""
+
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+import faregate as fg
+from examples.http_call import payments
+from examples.http_call.bank import Bank, create_app
+from examples.http_call.payments import CardCharged, CardDeclined, ChargeCard
+
+ORDERS = 9
+
+
+@pytest.fixture
+async def bank(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bank]:
+    made = Bank()
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(create_app(made)), base_url="http://bank") as client:
+        monkeypatch.setattr(payments, "bank", client)
+        yield made
+
+
+async def send_orders(bench: fg.testing.Bench) -> None:
+    for number in range(ORDERS):
+        await bench.send(ChargeCard(order_id=f"{number}", amount=40))
+    await bench.settle()
+
+
+async def test_a_lost_answer_charges_nobody_twice(bank: Bank) -> None:
+    async with fg.testing.bench(payments.payments) as bench:
+        await send_orders(bench)
+        assert len(bench.sent(CardCharged)) == ORDERS
+    assert bank.calls > ORDERS, "answers should have been lost, or this shows nothing"
+    assert bank.charged == {f"{number}": 1 for number in range(ORDERS)}
+
+
+async def test_a_crash_after_the_call_charges_nobody_twice(bank: Bank) -> None:
+    with fg.testing.crash_at("unit.before-commit"):
+        async with fg.testing.bench(payments.payments) as bench:
+            await send_orders(bench)
+            assert len(bench.sent(CardCharged)) == ORDERS
+    assert bank.calls > ORDERS
+    assert set(bank.charged.values()) == {1}
+
+
+async def test_a_key_of_its_own_for_each_try_would_charge_twice(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above can fail: this is what it would see."""
+    post, tries = payments.bank.post, iter(range(1_000))
+
+    async def careless(url: str, *, json: object, headers: dict[str, str]) -> httpx.Response:
+        return await post(url, json=json, headers={"Idempotency-Key": f"try-{next(tries)}"})
+
+    monkeypatch.setattr(payments.bank, "post", careless)
+    async with fg.testing.bench(payments.payments) as bench:
+        await send_orders(bench)
+    assert max(bank.charged.values()) > 1
+
+
+async def test_what_the_bank_says_decides(bank: Bank) -> None:
+    bank.limited = 1
+    async with fg.testing.bench(payments.payments) as bench:
+        await bench.send(ChargeCard(order_id="17", amount=2_000))
+        await bench.settle()
+        assert bench.sent(CardDeclined) == [CardDeclined(order_id="17", why="the card has not that much")]
+        assert bench.outcomes()["redelivered"] == 1, "after 429"
+        await bench.send(ChargeCard(order_id="18", amount=0))
+        await bench.settle()
+        [letter] = bench.poisoned()
+        assert (letter.reason, letter.tries) == ("permanent", 1)
+    assert not bank.charged
