@@ -11,8 +11,8 @@ import pytest
 
 import faregate as fg
 from faregate.message import Envelope
-from faregate.ports.store import SCHEDULE_KEY
 from faregate.node.outgoing import _CHECKS
+from faregate.ports.store import SCHEDULE_KEY
 
 
 class Placed(fg.Event):
