@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,7 +23,7 @@ import faregate as fg
 from faregate.bus.control_place import find
 from faregate.cli import app, running
 from faregate.cli.status import Seen
-from faregate.ports.presence import Consumed, Heartbeat, OutboxStatus
+from faregate.ports.presence import Consumed, Heartbeat, OutboxStatus, ScheduleStatus
 from faregate.testing import FakeClock
 from tests.child import Child
 from tests.cli.test_cli import wait_for
@@ -329,3 +330,21 @@ def test_a_killed_process_leaves_a_socket_that_harms_nobody(tmp_path: Path) -> N
     with serving(tmp_path):
         assert len(list((tmp_path / "data" / "control").iterdir())) == 1
         assert json.loads(run(tmp_path, "status", "journal:./data", "--json").stdout)["missing"] == []
+
+
+def test_schedules_and_what_looks_like_a_mistake_are_shown() -> None:
+    seen = Seen("memory:", [])
+    schedules = [
+        ScheduleStatus("nightly", "0 3 * * *", "Europe/Madrid", 1_700_100_000.0, 1_700_013_600.0),
+        ScheduleStatus("once", "0 0 1 1 *", "UTC", None),
+    ]
+    notice = "bill waits for events of node 'shpo' (did you mean 'shop'?)"
+    seen.hear(Heartbeat("shop", "here", "", 0.0, 0.0, [], {}, schedules=schedules, notices=[notice]))
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(seen.shown())
+    shown = console.export_text()
+    assert "nightly: 0 3 * * * Europe/Madrid, next 2023-11-16T02:00:00" in shown
+    assert "last 2023-11-15T02:00:00" in shown and "once: 0 0 1 1 *, never again" in shown
+    assert f"here: {notice}" in shown
+    assert seen.as_json()["nodes"][0]["notices"] == [notice]
+    assert seen.as_json()["nodes"][0]["schedules"][0]["name"] == "nightly"

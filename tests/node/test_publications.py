@@ -12,6 +12,7 @@ import pytest
 import faregate as fg
 from faregate.message import Envelope
 from faregate.node.outgoing import _CHECKS
+from faregate.ports.store import SCHEDULE_KEY
 
 
 class Placed(fg.Event):
@@ -97,6 +98,8 @@ async def test_handlers_record_values_as_they_record_messages() -> None:
         sent = bench.envelopes()
     assert [each.type for each in sent] == ["Placed", "Placed", "Charge", "Charge", "Placed"]
     assert [each.destination for each in sent] == [None, None, "bank", "bank", None]
+    keys = [each.headers.pop(SCHEDULE_KEY, None) for each in sent]
+    assert keys == ["one", "two", None, None, "three"], "what is due later has its key with it"
     assert all(said(each)[1:] == (5.0, {"team": "shop"}, 60.0) for each in sent)
 
 

@@ -66,7 +66,7 @@ async def test_without_a_store_cancelling_is_refused(broker: str) -> None:
     name = f"orders-{uuid.uuid4().hex[:8]}"
     node = fg.Node(name)
     async with asyncio.timeout(LONG), fg.Bus(broker, nodes=[node]) as bus:
-        with pytest.raises(fg.ConfigurationError, match='it lacks "cancel".*Give the node a store'):
+        with pytest.raises(fg.ConfigurationError, match=r'it lacks "cancel".*Give the node a store'):
             await bus.cancel("some-id")
     assert "cancel" not in RabbitmqQueue.capabilities
 

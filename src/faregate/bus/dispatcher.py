@@ -369,6 +369,7 @@ class Dispatcher(OutboxOutlet):
     def _forget(self) -> None:
         """A test crashed us: what is in memory is gone, what is in the table is not."""
         self._queue.clear()
+        self._delays.clear()
         self._bytes = 0
         self._changed.set()
         self._sent.clear()

@@ -138,8 +138,8 @@ class Mistakes:
         _, _, count = self._unsent[store, node]
         messages = "1 message of node" if count == 1 else f"{count:,} messages of node"
         return (
-            f"{messages} {node!r} in the outbox of {store} are sent by nobody: no bus that has this store runs that node"
-            f"{did_you_mean(node, self._nodes)}"
+            f"{messages} {node!r} in the outbox of {store} are sent by nobody: no bus that has this store runs that "
+            f"node{did_you_mean(node, self._nodes)}"
         )
 
     def _look_soon(self) -> None:

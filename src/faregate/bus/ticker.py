@@ -6,10 +6,10 @@ Rules kept here:
   sent, and no tick is made twice.
 - The id of a tick is made of the node, the schedule and its time: should it come twice all the same, the second one is
   a repetition like any other.
-- Without a store nothing is remembered: ticks begin with the start of the bus, and the transport recognises repetitions.
+- Without a store nothing is remembered: ticks begin with the start of the bus; the transport recognises repetitions.
 - The first start of a schedule makes up for nothing.
-- A clock timer never sleeps for longer than a minute, so that a wall clock that was set forward is noticed. Where it was
-  set back, ticks that were made are not made again.
+- A clock timer never sleeps for longer than a minute, so that a wall clock that was set forward is noticed. Where it
+  was set back, ticks that were made are not made again.
 """
 
 import asyncio

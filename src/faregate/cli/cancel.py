@@ -46,8 +46,8 @@ def _here(place: Here, asked: Instruction) -> bool:
 def _in_stores(place: OnBroker, target: str, asked: Instruction) -> bool:
     if target.startswith(("amqp:", "amqps:")):
         raise ConfigurationError(
-            f"{place.url} keeps no scheduled messages that could be cancelled: they wait in the stores of their senders. "
-            "Name the bus, as module:attribute"
+            f"{place.url} keeps no scheduled messages that could be cancelled: they wait in the stores of their "
+            "senders. Name the bus, as module:attribute"
         )
     bus = load_bus(target)
     if asked.node is not None and asked.node not in bus.nodes:

@@ -304,7 +304,7 @@ class Context:
         if unit.home.cancel is None:
             raise ConfigurationError(
                 f"the handler of {self} runs on Spark, which sends what is due later at once, so that nothing can be "
-                "cancelled: run this subscription on a bus, or look in the handler of the message whether it still counts"
+                "cancelled: run this subscription on a bus, or let the handler of that message look whether it counts"
             )
         if unit.home.store is None:
             return await unit.home.cancel(*which)

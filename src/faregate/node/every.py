@@ -28,7 +28,7 @@ _SHORTEST = 1.0
 
 
 class Tick(Command):
-    """What a function that is declared with `@node.every(…)` is called with. Each schedule has a class of its own, whose
+    """What a function that is declared with `@node.every(…)` is called with. Each schedule has a class of its own; its
     wire name is `tick-` and the name of the schedule."""
 
     schedule: str

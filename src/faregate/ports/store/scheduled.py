@@ -2,8 +2,8 @@
 
 Rules every adapter keeps:
 - A scheduled message is in one place: it waits here, or it has left for the outbox, in one commit.
-- A publication is scheduled once for each node. What was cancelled is remembered as such until `LedgerStore.evict` takes
-  it away, so that scheduling it again does nothing.
+- A publication is scheduled once for each node. What was cancelled is remembered as such until `LedgerStore.evict`
+  takes it away, so that scheduling it again does nothing.
 """
 
 from collections.abc import Sequence
