@@ -273,3 +273,31 @@ async def test_many_messages_that_are_due_at_once_come_in_order() -> None:
         await bench.advance(6)
         await bench.settle()
     assert seen == list(range(1_200))
+
+
+@pytest.mark.services
+async def test_on_postgresql_batches_schedule_and_cancel_as_elsewhere(postgres_url: str) -> None:
+    """There a batch has no savepoints, and its rows go out together with the commit."""
+    node, due = fg.Node("orders"), asyncio.Queue[str]()
+
+    @node.on(Placed, source="shop", order=fg.Serial())
+    async def start(placed: Placed, ctx: fg.Context) -> None:
+        number = int(placed.order)
+        if number:
+            assert await ctx.cancel(key=f"due-{number - 1}")
+        ctx.send(PaymentDue(order=placed.order), to="orders", delay=5, id_key=f"due-{number}")
+
+    @node.on(PaymentDue)
+    async def remind(late: PaymentDue) -> None:
+        due.put_nowait(late.order)
+
+    nodes = [node, fg.Node("shop")]
+    async with asyncio.timeout(60), fg.Bus("memory:", nodes=nodes, store=postgres_url) as bus:
+        await bus.pause(node, PaymentDue)
+        await bus.publish_many([Placed(order=f"{number}") for number in range(30)], node="shop")
+        while bus.outcomes()["handled"] < 30:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await bus.resume(node, PaymentDue)
+        assert await due.get() == "29"
+        await bus.idle()
+        assert due.empty() and await bus.dead_letters() == []
