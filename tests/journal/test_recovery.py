@@ -19,7 +19,7 @@ from faregate.errors import JournalFailed, JournalFull
 from faregate.ports.queue import Binding
 from tests.journal.station import NOTED, ROOT, Station, noted, station
 
-DEAD_LETTER = "reader-poison"
+DEAD_LETTER = "reader-dead-letters"
 quiet_threads = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
 

@@ -227,7 +227,7 @@ class Lanes:
             if late:
                 _, stuck = await asyncio.wait(late, timeout=_CANCEL_SECONDS)
                 if stuck:
-                    log.error("%d handlers do not heed that they were cancelled; they are left behind", len(stuck))
+                    log.error("%d handlers ignore their cancellation; they are left running", len(stuck))
         return late_batches
 
     def _forget(self) -> None:
