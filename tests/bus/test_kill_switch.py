@@ -127,7 +127,7 @@ async def test_a_few_strict_keys_are_enough_to_find_an_outage(keys: int) -> None
         assert numbers == sorted(numbers)
 
 
-async def test_a_handful_that_always_fails_is_given_up_and_trips_nothing() -> None:
+async def test_a_handful_that_always_fails_is_dead_lettered_and_trips_nothing() -> None:
     outage, clock = Outage(store=False, order=fg.Parallel(LANES)), FakeClock()
     outage.is_down = True
     async with outage.bus(clock=clock) as bus:

@@ -130,7 +130,9 @@ async def test_a_golden_journal_opens_and_what_waited_waits(journal: Path) -> No
         [timed] = [each for each in later if each.deliver_at is not None]
         assert (timed.key, timed.depth, timed.causation_id, timed.attempt_id) == ("k", 2, "cause", "a")
         assert timed.traceparent is not None and got[0].envelope.headers == {"region": "north"}
-        [told] = [each for each in describe(journal)["queues"] if each["queue"] == "reader.Noted.author"]
+        kept, told = describe(journal)["queues"]
+        assert (kept["queue"], kept["dead_letters"], kept["waiting"]) == ("reader-dead-letters", True, 1)
+        assert (told["queue"], told["dead_letters"]) == ("reader.Noted.author", False)
         assert (told["waiting"], told["later"]) == (20, 1), "the fifth waits for its next try"
     assert json.loads((journal / "journal.json").read_text())["version"] == 2
     assert inspect(journal).problems == []

@@ -172,7 +172,7 @@ async def test_messages_scheduled_for_later_do_not_keep_others_in_the_journal(tm
     assert sorted(ran) == list(range(1000, 1020))
 
 
-async def test_what_is_given_up_while_the_bus_closes_is_not_waiting_again(tmp_path: Path) -> None:
+async def test_what_is_dead_lettered_while_the_bus_closes_is_not_waiting_again(tmp_path: Path) -> None:
     class Job(fg.Event):
         number: int
 

@@ -118,7 +118,7 @@ class Lanes:
         if self._ready and not self.closing:
             self._wake()
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.critical("a lane died; its message will be redelivered", exc_info=error)
+            log.critical("a lane failed; its message will be redelivered", exc_info=error)
 
     async def _lane(self) -> None:
         lane = asyncio.current_task()
