@@ -51,7 +51,7 @@ def make_rows(count: int, as_id: Callable[[str], Any]) -> tuple[Rows, Rows, Rows
             body=encode(order),
             correlation_id=root,
             causation_id=message_id,
-            marker=1,
+            depth=1,
             sent_at=1e9,
             body_digest=b"d" * 16,
         )

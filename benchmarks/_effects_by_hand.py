@@ -202,7 +202,7 @@ class Floor:
             body,
             correlation_id=root,
             causation_id=ctx.message_id,
-            marker=ctx.envelope.marker + 1,
+            depth=ctx.envelope.depth + 1,
             sent_at=time.time(),
             body_digest=sha256(body).digest()[:16],
         )

@@ -165,13 +165,13 @@ async def test_an_idempotency_key_becomes_publication_and_correlation_id() -> No
     assert seen == [(expected, expected)]
 
 
-async def test_outputs_carry_correlation_causation_marker_and_the_designed_id() -> None:
+async def test_outputs_carry_correlation_causation_depth_and_the_designed_id() -> None:
     seen: list[Any] = []
     billing = fg.Node("billing")
 
     @billing.on(OrderPlaced, source="shop")
     async def bill(order: OrderPlaced, ctx: fg.Context) -> Any:
-        seen.append((ctx.correlation_id, ctx.message_id, ctx.marker))
+        seen.append((ctx.correlation_id, ctx.message_id, ctx.depth))
         return fg.send(ChargeCard(order_id=order.order_id), to="payments")
 
     async with fg.testing.bench(billing) as bench:
@@ -179,10 +179,10 @@ async def test_outputs_carry_correlation_causation_marker_and_the_designed_id() 
         await bench.settle()
         [envelope] = bench.envelopes(ChargeCard)
 
-    correlation_id, message_id, marker = seen[0]
+    correlation_id, message_id, depth = seen[0]
     assert envelope.correlation_id == correlation_id
     assert envelope.causation_id == message_id
-    assert envelope.marker == marker + 1
+    assert envelope.depth == depth + 1
     assert (envelope.type, envelope.kind) == ("charge-card", "command")
     assert (envelope.source, envelope.destination) == ("billing", "payments")
     candidates = {
@@ -297,7 +297,7 @@ async def test_the_same_id_key_twice_in_one_unit_of_work_is_refused() -> None:
         await bench.publish(OrderPlaced(order_id="1"))
         await bench.settle()
         assert bench.sent() == []
-        [dead] = bench.poisoned()
+        [dead] = bench.dead_letters()
         assert "DuplicateIdKey" in dead.error
         assert "line" in dead.error
 

@@ -4,7 +4,7 @@
 
 Rules kept here:
 - Two streams of one journal, `OrderPlaced` and `CardCharged`, joined by what every message of an order shares: its
-  correlation id. A charge comes within an hour of its order, or the order is given up here; so the state that Spark
+  correlation id. A charge comes within an hour of its order, or the order is dropped here; so the state that Spark
   keeps is bounded, however long this runs.
 - The output goes to Parquet, which Spark's file sink writes once for each batch: a restart neither loses nor repeats.
 """

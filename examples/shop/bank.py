@@ -19,7 +19,7 @@ class Bank:
         self.timeouts = 0
 
     async def charge(self, order_id: str, call: int) -> None:
-        """`call` is the how manieth call about this order it is, as the caller counts."""
+        """`call` numbers the calls about this order, as the caller counts them."""
         await asyncio.sleep(self._latency if self._chance(order_id)[2] % 100 < self._slow_percent else 0)
         if call <= self.failures_of(order_id):
             self.timeouts += 1

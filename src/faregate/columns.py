@@ -24,7 +24,7 @@ _STRING, _BINARY, _TIME = pa.string(), pa.binary(), pa.timestamp("us", tz="UTC")
 _FIELD_TYPES: dict[str, Any] = {
     "body": _BINARY,
     "recipients": pa.list_(_STRING),
-    "marker": pa.int32(),
+    "depth": pa.int32(),
     "sent_at": _TIME,
     "deliver_at": _TIME,
     "expires_at": _TIME,
@@ -40,7 +40,7 @@ _TYPES: dict[str, Any] = {"topic": pa.int32(), **{name: _FIELD_TYPES.get(name, _
 _TIMES = {"sent_at", "deliver_at", "expires_at"}
 _USUALLY_ALIKE = {
     *("topic", "type", "kind", "source", "recipients", "destination"),
-    *("marker", "redeliveries", "replay", "content_type"),
+    *("depth", "redeliveries", "replay", "content_type"),
 }
 """Fields that most batches repeat one value in."""
 

@@ -195,7 +195,7 @@ class BreakerOpen(BrokerUnavailable):
 
 
 class StoreConflict(Transient):
-    """The database gave way to someone else (a deadlock, a serialization failure, a lock): the same again may work."""
+    """A conflict with another transaction (a deadlock, a serialization failure, a lock): a retry may work."""
 
 
 class IdleTimeout(Transient, TimeoutError):

@@ -2,7 +2,7 @@
 
 Rules kept here:
 - A root is a UUIDv7, or, with an idempotency key, a pure hash of (node, type, key).
-- A derived id is a UUIDv8: the first 48 bits of the root's id, so that the ids of one saga lie together in an
+- A derived id is a UUIDv8: the first 48 bits of the root's id, so that the ids of one conversation lie together in an
   index, then 74 bits of SHA-256 over length-prefixed fields, so that no two field lists share an encoding.
 - Retry counts, times, instances and payloads never enter a hash: they differ between two executions.
 

@@ -234,7 +234,8 @@ class Envelope(msgspec.Struct, gc=False, omit_defaults=True, frozen=True):
     destination: str | None = None
     correlation_id: str = ""
     causation_id: str | None = None
-    marker: int = 0
+    depth: int = msgspec.field(default=0, name="marker")  # the name in journals and stores
+    """How many messages precede it in its conversation, 0 for a root."""
     key: str | None = None
     attempt_id: str | None = None
     sent_at: float = 0.0

@@ -50,7 +50,7 @@ class Rig:
         self.schedule = Schedule(self.clock)
         self.in_flight = InFlight()
         self.dead: list[tuple[str, str]] = []
-        """The text and the reason of everything the queue gave up on."""
+        """The text and the reason of everything the queue dead-lettered."""
         properties.setdefault("key_of", key_header)
         self.queue = make(
             "tested",

@@ -105,7 +105,7 @@ async def test_every_subscriber_gets_its_own_entry_and_the_envelope_names_them()
 async def test_an_unknown_queue_is_named_with_those_there_are() -> None:
     broker = Broker(FakeClock())
     broker.bind(NOTED)
-    with pytest.raises(QueueNotFound, match=r"'other'.*reader-poison, reader\.Noted\.author"):
+    with pytest.raises(QueueNotFound, match=r"'other'.*reader-dead-letters, reader\.Noted\.author"):
         broker.consume("other", lambda delivery: None, prefetch=1)
     assert list(broker.browse("other")) == []
 
@@ -124,7 +124,7 @@ async def test_a_dead_letter_keeps_everything_a_person_needs_and_no_time_applies
     broker.bind(NOTED)
     broker.append([event("a", expires_at=clock.time() + 5)])
     await clock.advance(5)
-    [entry] = broker.browse("reader-poison")
+    [entry] = broker.browse("reader-dead-letters")
     assert entry.letter is not None
     assert (entry.letter.reason, entry.letter.queue, entry.letter.at) == (
         "expired",
@@ -133,7 +133,7 @@ async def test_a_dead_letter_keeps_everything_a_person_needs_and_no_time_applies
     )
     assert broker.in_flight.count == 0
     await clock.advance(1000)
-    assert len(list(broker.browse("reader-poison"))) == 1
+    assert len(list(broker.browse("reader-dead-letters"))) == 1
 
 
 async def test_a_message_in_the_dead_letter_queue_is_not_lost_when_its_consumer_makes_it_one_again() -> None:
@@ -144,14 +144,14 @@ async def test_a_message_in_the_dead_letter_queue_is_not_lost_when_its_consumer_
     broker.consume(NOTED.queue, got.append, prefetch=1)
     await rest()
     await got[0].dead_letter("bad", "it is bad")  # type: ignore[attr-defined]
-    consumer = broker.consume("reader-poison", got.append, prefetch=1)
+    consumer = broker.consume("reader-dead-letters", got.append, prefetch=1)
     await rest()
     await got[1].dead_letter("worse", "still bad")  # type: ignore[attr-defined]
     await consumer.close()
     again: list[object] = []
-    broker.consume("reader-poison", again.append, prefetch=1)
+    broker.consume("reader-dead-letters", again.append, prefetch=1)
     await rest()
     assert len(again) == 1, "the dead letter is stuck: nobody holds it and nobody gets it"
-    [entry] = broker.browse("reader-poison")
+    [entry] = broker.browse("reader-dead-letters")
     assert entry.letter is not None
     assert (entry.letter.node, entry.letter.reason) == ("reader", "worse")

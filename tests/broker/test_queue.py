@@ -156,7 +156,7 @@ async def test_a_stale_delivery_that_starts_does_not_use_up_a_try_of_the_new_hol
     assert holder.tries == 0
 
 
-async def test_an_entry_that_keeps_coming_back_is_given_up_with_the_reason() -> None:
+async def test_an_entry_that_keeps_coming_back_is_dead_lettered_with_the_reason() -> None:
     told = []
     rig = Rig(max_deliveries=2, lock_seconds=5, on_dead_letter=lambda delivery, reason, text: told.append(reason))
     rig.put("killer", "next")

@@ -492,7 +492,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
 
 @pytest.fixture(autouse=True)
 def quiet() -> Any:
-    """Giving up and lost locks are logged, thousands of times here."""
+    """Dead letters and lost locks are logged, thousands of times here."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)

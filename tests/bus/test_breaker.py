@@ -540,4 +540,4 @@ async def test_a_handler_without_a_store_that_cannot_send_uses_up_no_try(
                 await clock.advance(1)
         assert sorted(heard) == list(range(10))
         assert bus.outcomes()["dead"] == 0
-        assert await bus.poisoned() == []
+        assert await bus.dead_letters() == []

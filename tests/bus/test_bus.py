@@ -56,7 +56,7 @@ async def test_a_bench_records_what_goes_to_nodes_that_are_not_on_it() -> None:
             Noted(text="2"),
         ]
         assert bench.sent(Placed) == [], "what the test itself published is not an output"
-        assert bench.poisoned() == []
+        assert bench.dead_letters() == []
         assert bench.outcomes() == {
             "handled": 2,
             "skipped": 0,
@@ -134,7 +134,7 @@ async def test_settling_does_not_take_the_time_it_pretends_to_take() -> None:
         await bench.publish(Placed(name="1"))
         await bench.settle()
         assert bench.clock.time() - start >= 30 * 86_400
-        assert len(bench.poisoned()) == 1
+        assert len(bench.dead_letters()) == 1
     assert calls == 31
 
 

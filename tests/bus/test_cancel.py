@@ -92,7 +92,7 @@ async def test_what_a_failed_try_cancelled_goes_on_waiting() -> None:
         await bench.publish(Paid(order="1"))
         await bench.settle()
         await bench.advance(11)
-        assert seen == [True, "1"] and len(bench.dead()) == 1
+        assert seen == [True, "1"] and len(bench.dead_letters()) == 1
 
 
 async def test_a_handler_cancels_what_another_message_of_its_batch_scheduled() -> None:
@@ -113,7 +113,7 @@ async def test_a_handler_cancels_what_another_message_of_its_batch_scheduled() -
     async with fg.testing.bench(node) as bench:
         await bench.bus.publish_many([Placed(order=f"{number}") for number in range(30)], node="shop")
         await bench.settle()
-        assert not bench.dead()
+        assert not bench.dead_letters()
         await bench.advance(61)
     assert due == ["29"]
 
@@ -238,7 +238,7 @@ async def test_a_scheduled_command_that_nobody_handles_is_a_dead_letter_when_it_
     async with fg.testing.bench(saga([], [])) as bench:
         await bench.bus.send(PaymentDue(order="1"), to="nobody", node="orders", delay=10)
         await bench.advance(11)
-        [letter] = bench.dead()
+        [letter] = bench.dead_letters()
         assert (letter.reason, letter.node) == ("unroutable", "orders")
 
 

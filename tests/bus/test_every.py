@@ -78,7 +78,7 @@ async def test_a_tick_is_handled_like_any_message() -> None:
         await bench.settle()
         assert len(tries) == 2 and tries[0] == tries[1]
         await bench.advance(120)
-        assert [letter.type for letter in bench.dead()] == ["tick-fails", "tick-fails"]
+        assert [letter.type for letter in bench.dead_letters()] == ["tick-fails", "tick-fails"]
         assert len(set(tries)) == 3
 
 

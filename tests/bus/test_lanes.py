@@ -356,7 +356,7 @@ async def test_a_lane_that_dies_does_not_stall_what_is_ready(
         for delivery in handed:
             lanes.submit(delivery)
         await rest()
-    assert "a lane died" in caplog.text
+    assert "a lane failed" in caplog.text
     await lanes.close(LONG)
     assert ran == [0, 1, 2], "what was ready waits for a submission that may never come"
 

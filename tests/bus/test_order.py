@@ -271,7 +271,7 @@ async def test_a_dead_letter_lets_its_key_go_on() -> None:
         for step in numbered([("a", 0, 99), ("a", 0, 0), ("a", 0, 0)]):
             await bench.publish(step)
         await bench.settle()
-        assert len(bench.poisoned()) == 1
+        assert len(bench.dead_letters()) == 1
     assert watch.started == [("a", 0), ("a", 0), ("a", 1), ("a", 2)]
 
 
@@ -384,7 +384,7 @@ async def test_a_serial_subscription_goes_on_when_the_message_it_waits_for_is_a_
         await bus.publish_many([Step(key="x", number=number) for number in range(3)], node="feeder")
         await until(clock, lambda: len(it.tries) >= 6)
         assert it.tries == [0, 0, 0, 0, 1, 2]
-        assert len(await bus.poisoned()) == 1
+        assert len(await bus.dead_letters()) == 1
 
 
 async def test_a_serial_subscription_goes_on_when_the_message_it_waits_for_expires() -> None:
@@ -395,7 +395,7 @@ async def test_a_serial_subscription_goes_on_when_the_message_it_waits_for_expir
         await clock.advance(50)
         await bus.publish(Step(key="x", number=1), node="feeder")
         await until(clock, lambda: len(it.tries) == 2)
-        assert it.tries == [0, 1] and len(await bus.poisoned()) == 1
+        assert it.tries == [0, 1] and len(await bus.dead_letters()) == 1
 
 
 @pytest.mark.parametrize("store", [False, True])

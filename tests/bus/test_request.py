@@ -302,7 +302,7 @@ async def test_a_reply_to_nobody_is_dropped_and_counted(place: dict[str, Any]) -
         await bus.idle(LONG)
         assert bus.request_counts().unasked == 2
         assert bus.outcomes() == {**dict.fromkeys(bus.outcomes(), 0), "handled": 2}
-        assert not await bus.poisoned()
+        assert not await bus.dead_letters()
         assert await outbox_of(bus) == 0
         assert (await ask(bus, "18")).sku == "18", "the same handler serves both"
 
@@ -319,7 +319,7 @@ async def test_a_late_reply_is_dropped_and_counted(place: dict[str, Any]) -> Non
         shop.may_answer.set()
         await bus.idle(LONG)
         assert bus.request_counts() == fg.RequestCounts(0, 0, 0, timed_out=1, late=1, unasked=0, unreached=0)
-        assert not await bus.poisoned()
+        assert not await bus.dead_letters()
 
 
 async def test_the_first_of_two_replies_counts_and_the_second_is_late(place: dict[str, Any]) -> None:
@@ -394,7 +394,7 @@ async def test_whoever_asked_learns_that_the_request_is_a_dead_letter(place: dic
             await ask(bus, "broken")
         assert told.value.reason == "failed"
         await bus.idle(LONG)
-        assert len(await bus.poisoned("prices")) == 1
+        assert len(await bus.dead_letters("prices")) == 1
         assert await outbox_of(bus) == 0
         assert bus.request_counts().failed == 1
 
@@ -404,7 +404,7 @@ async def test_a_request_that_nobody_asked_fails_as_any_command(place: dict[str,
     async with fg.Bus(**place, nodes=shop.nodes) as bus:
         await bus.send(AskPrice(sku="broken"), to="prices", node="shop", headers={"trace": "abc"})
         await bus.idle(LONG)
-        assert len(await bus.poisoned("prices")) == 1
+        assert len(await bus.dead_letters("prices")) == 1
         assert bus.request_counts() == fg.RequestCounts(0, 0, 0, 0, 0, 0, 0)
 
 
@@ -419,7 +419,7 @@ async def test_a_request_that_a_filter_leaves_out_is_told_of_at_once(place: dict
         await bus.idle(LONG)
         assert bus.outcomes()["filtered"] == 3
         assert bus.request_counts() == fg.RequestCounts(0, 1, 2, 0, 0, 0, 0)
-        assert await outbox_of(bus) == 0 and not await bus.poisoned()
+        assert await outbox_of(bus) == 0 and not await bus.dead_letters()
     assert shop.calls == {"17": 1}
 
 
@@ -718,7 +718,7 @@ async def test_a_reply_that_a_killed_process_left_in_the_outbox_is_dropped_and_c
         await bus.idle(LONG)
         assert bus.request_counts().unreached == 1, "it was committed, and never sent"
         assert await outbox_of(bus) == 0
-        assert not await bus.poisoned()
+        assert not await bus.dead_letters()
         assert (await ask(bus, "18")).sku == "18"
     assert shop.calls == {"18": 1}, "the request was handled once, before"
     assert faults.hook is None

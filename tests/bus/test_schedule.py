@@ -126,7 +126,7 @@ async def test_a_message_that_nobody_takes_in_time_is_a_dead_letter_as_expired()
             await bus.pause("reader", Reminder)
             await bus.publish(Reminder(text="stale"), node="planner")
             await bus.idle()
-            [dead] = await bus.poisoned("reader")
+            [dead] = await bus.dead_letters("reader")
             assert bus.outcomes()["dead"] == 1
     assert dead.reason == "expired"
     assert handled == []
@@ -147,7 +147,7 @@ async def test_a_foreign_message_that_is_already_expired_is_a_dead_letter_unhand
                 )
             )
         await bench.settle()
-        assert [dead.reason for dead in bench.poisoned()] == ["expired"]
+        assert [dead.reason for dead in bench.dead_letters()] == ["expired"]
     assert handled == ["fresh"]
 
 
@@ -174,7 +174,7 @@ async def test_a_message_that_is_being_handled_does_not_expire() -> None:
         await bench.publish(Reminder(text="slow"))
         await bench.settle()
         assert bench.sent() == [Noted(text="done")]
-        assert bench.poisoned() == []
+        assert bench.dead_letters() == []
     assert seen[1] - seen[0] >= 60
 
 
@@ -207,7 +207,7 @@ async def test_what_was_fetched_expires_when_its_turn_comes_too_late(store: str 
         assert len(bus._workers[0]._held) == 3, "all of them are fetched"
         await clock.advance(61)
         await bus.idle()
-        assert [(dead.reason, dead.tries) for dead in await bus.poisoned("reader")] == [("expired", 0)] * 2
+        assert [(dead.reason, dead.tries) for dead in await bus.dead_letters("reader")] == [("expired", 0)] * 2
         assert (bus.outcomes()["handled"], bus.outcomes()["dead"], bus.alarms["dead-letter"]) == (1, 2, 2)
     assert begun == ["slow"]
     assert [(text, outcome) for text, outcome, _ in told] == [("slow", "handled"), ("stale", "dead"), ("late", "dead")]
@@ -226,7 +226,7 @@ async def test_a_message_waiting_for_redelivery_beyond_its_expiry_is_a_dead_lett
     async with fg.testing.bench(node) as bench:
         await bench.publish(Reminder(text="stale"))
         await bench.settle()
-        [dead] = bench.poisoned()
+        [dead] = bench.dead_letters()
     assert dead.reason == "expired"
     assert calls == ["stale"]
 
@@ -272,7 +272,7 @@ async def test_what_a_handler_sends_expires_when_nobody_takes_it_in_time(way: st
         for message in (Noted, Ask):
             await bench.bus.resume("taker", message)
         await bench.settle()
-        assert [dead.reason for dead in bench.poisoned()] == (["expired"] if left < 0 else [])
+        assert [dead.reason for dead in bench.dead_letters()] == (["expired"] if left < 0 else [])
         assert bench.bus.outcomes()["dead"] == (left < 0)
     assert taken == (["x"] if left > 0 else [])
 
@@ -300,7 +300,7 @@ async def test_what_is_published_from_outside_expires_too(tmp_path: Path) -> Non
             await bus.publish_many([fg.publish(Reminder(text="5"), expires=10)], node="planner")
             await clock.advance(20)
             await bus.idle()
-            assert [dead.reason for dead in await bus.poisoned("reader")] == ["expired"] * 5
+            assert [dead.reason for dead in await bus.dead_letters("reader")] == ["expired"] * 5
     assert handled == []
 
 
@@ -314,13 +314,13 @@ async def test_of_what_sender_and_recipient_say_the_earlier_counts_from_when_a_m
         await bench.publish(Reminder(text="now"), expires=mine)
         await bench.publish(Reminder(text="later"), expires=mine, delay=20)
         await bench.advance(9)
-        assert bench.poisoned() == []
+        assert bench.dead_letters() == []
         await bench.advance(2)
-        assert [dead.reason for dead in bench.poisoned()] == ["expired"], "the first, 10 s after it was sent"
+        assert [dead.reason for dead in bench.dead_letters()] == ["expired"], "the first, 10 s after it was sent"
         await bench.advance(18)
-        assert len(bench.poisoned()) == 1
+        assert len(bench.dead_letters()) == 1
         await bench.advance(2)
-        assert len(bench.poisoned()) == 2, "the second, 10 s after it was due"
+        assert len(bench.dead_letters()) == 2, "the second, 10 s after it was due"
     assert handled == []
 
 
@@ -402,4 +402,4 @@ async def test_a_wall_clock_that_was_set_forward_for_a_while_makes_no_message_to
         bench.clock.set_wall(-400 * 86_400.0)
         await bench.publish(Reminder(text="after"))
         await bench.settle()
-        assert handled == ["after"] and bench.dead() == []
+        assert handled == ["after"] and bench.dead_letters() == []

@@ -91,7 +91,7 @@ async def test_a_message_whose_tries_are_used_up_is_a_dead_letter_in_the_store(t
         await it.ends(bus, dead=1, handled=0)
         [letter] = await bus.dead_letters("reader")
         assert (letter.reason, letter.redeliveries) == ("failed", 2)
-        assert await bus.poisoned() == [letter]
+        assert await bus.dead_letters() == [letter]
 
 
 async def test_what_waits_is_handed_in_by_the_process_that_comes_after(tmp_path: Path) -> None:

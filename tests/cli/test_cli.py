@@ -53,7 +53,7 @@ def test_an_event_is_published_and_followed_to_its_end() -> None:
         "redelivered": 0,
         "dead": 0,
     }
-    assert result["dead"] == []
+    assert result["dead_letters"] == []
 
 
 def test_a_command_is_sent_from_standard_input() -> None:

@@ -36,7 +36,7 @@ async def test_a_restored_journal_goes_on_where_the_backup_was_made(tmp_path: Pa
     async with again.bus:
         await again.place(21)
         await again.bus.idle()
-        assert len(await again.bus.poisoned("billing")) == 1
+        assert len(await again.bus.dead_letters("billing")) == 1
     assert sorted(again.charged, key=int) == [*map(str, range(20)), "21"]
     assert again.billed == ["21"]
 

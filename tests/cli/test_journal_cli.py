@@ -79,9 +79,9 @@ async def test_info_counts_messages_queues_and_dead_letters(tmp_path: Path) -> N
     assert told["first_time"] < told["last_time"]
     waiting = {queue["queue"]: queue["waiting"] for queue in told["queues"]}
     assert waiting == {
-        "billing-poison": 1,
+        "billing-dead-letters": 1,
         "billing.OrderPlaced.shop": 0,
-        "payments-poison": 0,
+        "payments-dead-letters": 0,
         "payments.charge-card": 0,
     }
     shown = journal("info", tmp_path / "j").out
@@ -118,7 +118,7 @@ async def test_info_tells_what_waits_for_a_later_time(tmp_path: Path) -> None:
 
         def later() -> list[tuple[int, int]]:
             queues = journal("info", tmp_path / "j", "--json").json["queues"]
-            return [(queue["waiting"], queue["later"]) for queue in queues if not queue["poison"]]
+            return [(queue["waiting"], queue["later"]) for queue in queues if not queue["dead_letters"]]
 
         await wait_until(lambda: bool(tried) and later() == [(1, 1)])
 

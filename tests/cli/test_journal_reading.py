@@ -162,7 +162,7 @@ def _check_numbers(path: Path, confirmed: int) -> None:
     assert bodies == list(range(len(bodies)))
     assert len(bodies) > confirmed
     told = journal("info", path, "--json").json
-    [waiting] = [queue["waiting"] for queue in told["queues"] if not queue["poison"]]
+    [waiting] = [queue["waiting"] for queue in told["queues"] if not queue["dead_letters"]]
     assert waiting >= sum(number % 3 > 0 for number in range(confirmed + 1))
 
 

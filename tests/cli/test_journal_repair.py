@@ -36,7 +36,7 @@ async def test_a_journal_that_was_used_is_sound(tmp_path: Path) -> None:
     assert told["sound"] is True
     assert told["problems"] == told["notes"] == told["lost"] == []
     assert told["checked"]["messages"] == 61
-    assert told["checked"]["poison"] == 1
+    assert told["checked"]["dead_letters"] == 1
     assert told["checked"]["settlements"] >= 61
 
 

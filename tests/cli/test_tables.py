@@ -121,7 +121,7 @@ def test_journal_info(capsys: pytest.CaptureFixture[str]) -> None:
     segments = {"count": 9, "bytes": BIG, "sealed": 8, "rolled": 1, "compacted": 1, "compacted_messages": 5}
     told = {"path": "./data", "id": "x" * 32, "version": 2, "writer": 17, "earliest": 0, "latest": BIG}
     told |= {"first_time": "2026-11-17T14:57:56.000Z", "last_time": "2026-11-17T14:57:56.000Z", "segments": segments}
-    told |= {"types": {TYPE * 3: BIG}, "queues": [{**queue, "poison": False}, {**queue, "poison": True}]}
+    told |= {"types": {TYPE * 3: BIG}, "queues": [{**queue, "dead_letters": False}, {**queue, "dead_letters": True}]}
     told |= {"readers": [{"name": "spark " + TYPE * 2, "offset": BIG, "lag": BIG}], "spool": 2, "quarantine": 1}
     info.show({**told, "foreign": [], "trouble": []})
     headings = ["messages of type", "count", "queue", "waiting", "of these later", "dead letters at", "reader"]

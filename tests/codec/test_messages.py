@@ -102,7 +102,7 @@ async def received_by(consumer: type, sent: list[Any], **bus_options: Any) -> li
     async with fg.Bus("memory:", nodes=[fg.Node("writer"), reader], **bus_options) as bus:
         await bus.publish_many(sent, node="writer")
         await bus.idle(timeout=30)
-        assert [dead.error for dead in await bus.poisoned()] == []
+        assert [dead.error for dead in await bus.dead_letters()] == []
     return got
 
 
@@ -271,7 +271,7 @@ async def test_a_pydantic_model_validates_what_arrives() -> None:
     async with fg.Bus("memory:", nodes=[fg.Node("writer"), reader]) as bus:
         await bus.publish(OrderPlaced(order_id="far too long", total=1), node="writer")
         await bus.idle(timeout=30)
-        [dead] = await bus.poisoned()
+        [dead] = await bus.dead_letters()
 
     assert dead.reason == "undecodable"
     assert called == []
@@ -292,7 +292,7 @@ async def test_an_undeclared_returned_object_is_a_dead_letter_with_a_sentence_th
         await bench.publish(OrderPlaced(order_id="1", total=1))
         await bench.settle()
         assert bench.sent() == []
-        [dead] = bench.poisoned()
+        [dead] = bench.dead_letters()
 
     assert "Stranger" in dead.error
 

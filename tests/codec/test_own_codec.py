@@ -82,7 +82,7 @@ async def test_what_no_codec_reads_is_a_dead_letter_that_says_so(content_type: s
         await bench.deliver(envelope)
         await bench.publish(Asked(who="w", number=1), node="asking")
         await bench.settle()
-        [letter] = bench.poisoned()
+        [letter] = bench.dead_letters()
         assert letter.reason == "undecodable" and says in letter.error
         assert bench.sent(Answered) == [Answered(who="w", number=1)]
 

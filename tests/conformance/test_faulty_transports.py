@@ -365,7 +365,7 @@ class UnbindsWhatIsNotThere(Faulty):
 @breaks("unbinding_an_unknown_queue_is_an_error")
 class UnbindsTheDeadLetterQueue(Faulty):
     async def unbind(self, queue: str) -> None:
-        if not queue.endswith("-poison"):
+        if not queue.endswith("-dead-letters"):
             await super().unbind(queue)
 
 
@@ -682,7 +682,7 @@ class TakesEveryKeyForStrict(Faulty):
         return replace(binding, strict=True)
 
 
-# --- time and giving up -----------------------------------------------------------------------------------
+# --- time and dead letters ---------------------------------------------------------------------------------
 
 
 @breaks("what_is_cancelled_is_never_delivered", "an_event_is_cancelled_for_all_its_recipients")

@@ -59,7 +59,7 @@ async def dead_letter_of(envelope: fg.Envelope) -> Any:
         assert bench.clock.time() - start < 1, "dead at once, without redelivery"
         outcomes = bench.outcomes()
         assert (outcomes["handled"], outcomes["dead"]) == (1, 1)
-        [dead] = bench.poisoned()
+        [dead] = bench.dead_letters()
     assert dead.node == "worker"
     return dead
 
@@ -69,7 +69,7 @@ async def test_a_well_formed_foreign_message_is_handled() -> None:
     async with fg.testing.bench(worker(handled)) as bench:
         await bench.deliver(raw(body=b'{"name": "abroad", "new_field": [1, 2]}'))
         await bench.settle()
-        assert bench.poisoned() == []
+        assert bench.dead_letters() == []
     assert handled == ["abroad"]
 
 
@@ -180,7 +180,7 @@ def test_whatever_the_bodies_are_every_message_is_accounted_for(bodies: list[byt
             outcomes = bench.outcomes()
             assert handled[-1] == "good"
             assert outcomes["handled"] + outcomes["dead"] == len(bodies) + 1
-            assert outcomes["dead"] == len(bench.poisoned())
+            assert outcomes["dead"] == len(bench.dead_letters())
 
     asyncio.run(scenario())
 
@@ -191,7 +191,7 @@ async def test_a_command_nobody_handles_is_unroutable_at_publish(target: str) ->
         with pytest.raises(fg.Unroutable) as caught:
             await bus.send(Job(name="x"), to=target, node="boss")
         await bus.idle(timeout=30)
-        assert await bus.poisoned() == []
+        assert await bus.dead_letters() == []
     assert "Job" in str(caught.value)
     assert target in str(caught.value)
 
@@ -200,7 +200,7 @@ async def test_an_event_without_subscribers_is_fine() -> None:
     async with fg.Bus("memory:", nodes=[fg.Node("boss")]) as bus:
         assert await bus.publish(Placed(name="x"), node="boss")
         await bus.idle(timeout=30)
-        assert await bus.poisoned() == []
+        assert await bus.dead_letters() == []
 
 
 async def test_an_oversize_message_is_refused_at_publish_and_the_bus_goes_on() -> None:
@@ -241,7 +241,7 @@ async def test_an_oversize_output_is_not_lost_in_silence() -> None:
     async with fg.Bus("memory:", nodes=[fg.Node("boss"), node], max_message_bytes=1_000) as bus:
         await bus.publish(Placed(name="a"), node="boss")
         await bus.idle(timeout=30)
-        [dead] = await bus.poisoned()
+        [dead] = await bus.dead_letters()
     assert "MessageTooLarge" in dead.error
 
 

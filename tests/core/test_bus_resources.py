@@ -155,7 +155,7 @@ async def test_a_plain_generator_of_a_message_is_told_of_the_failure() -> None:
     async with fg.testing.bench(billing) as bench:
         await bench.publish(OrderPlaced(order_id="1"))
         await bench.settle()
-        assert len(bench.poisoned()) == 1
+        assert len(bench.dead_letters()) == 1
     assert log == ["failed: no luck"]
 
 

@@ -110,7 +110,7 @@ async def test_a_try_that_fails_does_not_make_the_next_try_a_duplicate(options: 
         await bench.publish(Deposit(deposit_no="d1", amount=100))
         await bench.settle()
         assert bench.bus.outcomes()["handled"] == 1
-        assert bench.poisoned() == []
+        assert bench.dead_letters() == []
         await bench.send(Look())
         await bench.settle()
     assert world.runs == ["d1"] * 4
@@ -124,7 +124,7 @@ async def test_the_business_key_is_free_again_when_its_message_is_a_dead_letter(
     async with fg.testing.bench(ledger_node(world, **options)) as bench:
         await bench.publish(Deposit(deposit_no="d1", amount=100))
         await bench.settle()
-        assert len(bench.poisoned()) == 1
+        assert len(bench.dead_letters()) == 1
         await bench.publish(Deposit(deposit_no="d1", amount=100))
         await bench.settle()
         assert bench.bus.outcomes()["handled"] == 1
@@ -185,7 +185,7 @@ async def test_many_copies_at_once_have_one_effect() -> None:
             await bench.publish(Deposit(deposit_no=f"d{number % 4}", amount=number % 4))
         await bench.settle()
         outcomes = bench.bus.outcomes()
-        assert bench.poisoned() == []
+        assert bench.dead_letters() == []
         assert (outcomes["handled"], outcomes.get("duplicate", 0)) == (4, 36)
         await bench.send(Look())
         await bench.settle()

@@ -87,7 +87,7 @@ async def test_a_crash_at_any_point_neither_loses_nor_doubles_an_effect(point: s
                 await publish_for_sure(bench, Placed(name=name), name)
             await bench.settle()
         await bench.settle()
-        assert bench.poisoned() == []
+        assert bench.dead_letters() == []
         assert bench.bus.alarms["disagreement"] == 0
         for node in ("first", "second"):
             await bench.send(Look(), to=node)
@@ -110,6 +110,6 @@ async def test_a_crash_at_any_point_is_harmless_on_files_too(point: str, tmp_pat
                         await bus.idle(timeout=LONG)
         async with fg.Bus(f"journal:{tmp_path}/data", nodes=nodes, store=store) as bus:
             await bus.idle(timeout=LONG)
-            assert await bus.poisoned() == []
+            assert await bus.dead_letters() == []
     assert rows(tmp_path / "first.db", "select text from first_notes") == [("1",)]
     assert rows(tmp_path / "second.db", "select text from second_notes order by text") == [("1 a",), ("1 b",)]

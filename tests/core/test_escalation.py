@@ -1,4 +1,4 @@
-"""Giving up tells somebody: `@node.escalates` learns of each dead letter, and what it sends goes with its commit."""
+"""Escalation: `@node.escalates` learns of each dead letter, and what it sends goes with its commit."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ class Placed(fg.Event):
     name: str
 
 
-class GivenUp(fg.Event):
+class Escalated(fg.Event):
     message_id: str
     error: str
 
@@ -35,7 +35,7 @@ class Shop:
 
     def __init__(self, *, expires: float | None = None, schema: str | None = None) -> None:
         self.shop, self.billing, self.support = fg.Node("shop"), fg.Node("billing"), fg.Node("support", schema=schema)
-        self.heard: list[GivenUp] = []
+        self.heard: list[Escalated] = []
         self.pages: list[str] = []
         self.letters: list[fg.DeadLetter] = []
         self.clock = FakeClock()
@@ -46,11 +46,11 @@ class Shop:
             if self.fails:
                 raise ValueError(f"{placed.name} cannot be billed")
 
-        @self.support.on(GivenUp, source="billing")
-        async def hear(given_up: GivenUp, ctx: fg.Context) -> None:
-            self.heard.append(given_up)
+        @self.support.on(Escalated, source="billing")
+        async def hear(escalated: Escalated, ctx: fg.Context) -> None:
+            self.heard.append(escalated)
             if schema is not None:
-                await ctx.db.execute("insert into calls(message) values (?)", (given_up.message_id,))
+                await ctx.db.execute("insert into calls(message) values (?)", (escalated.message_id,))
 
         @self.support.on(Page)
         async def page(page: Page) -> None:
@@ -60,7 +60,7 @@ class Shop:
         @self.billing.escalates
         async def tell(letter: fg.DeadLetter) -> Any:
             self.letters.append(letter)
-            told = GivenUp(message_id=letter.message_id, error=letter.error.splitlines()[0])
+            told = Escalated(message_id=letter.message_id, error=letter.error.splitlines()[0])
             return [told, fg.send(Page(text=letter.reason), to="support")]
 
     def bus(self, transport: str = "memory:", **options: Any) -> fg.Bus:
@@ -77,18 +77,18 @@ class Shop:
 
 
 @pytest.mark.parametrize("store", [None, "memory:"])
-async def test_escalation_for_human_intervention_when_a_message_is_given_up(store: str | None) -> None:
+async def test_escalation_for_human_intervention_when_a_message_is_escalated(store: str | None) -> None:
     """Seed 004: there will always be a point at which you give up."""
     it = Shop()
     it.escalate()
     async with it.bus(store=store) as bus:
         await bus.publish(Placed(name="17"), node="shop")
         await it.idle(bus)
-        [letter] = await bus.poisoned()
+        [letter] = await bus.dead_letters()
         assert bus.alarms == {"dead-letter": 1}
     [told] = it.letters
     assert (told.node, told.reason, told.message_id) == ("billing", "failed", letter.message_id)
-    assert it.heard == [GivenUp(message_id=letter.message_id, error="ValueError: 17 cannot be billed")]
+    assert it.heard == [Escalated(message_id=letter.message_id, error="ValueError: 17 cannot be billed")]
     assert it.pages == ["failed"]
 
 
@@ -101,7 +101,7 @@ async def test_what_expires_in_the_queue_is_escalated_too(store: str | None) -> 
         await bus.publish(Placed(name="17"), node="shop")
         await it.clock.advance(6)
         await it.idle(bus)
-        assert len(await bus.poisoned()) == 1
+        assert len(await bus.dead_letters()) == 1
     assert it.pages == ["expired"]
 
 
@@ -118,7 +118,7 @@ async def test_its_messages_are_about_the_dead_letter_and_no_output_of_a_handler
     async with it.bus(store="memory:") as bus:
         root = await bus.publish(Placed(name="17"), node="shop")
         await it.idle(bus)
-        [letter] = await bus.poisoned()
+        [letter] = await bus.dead_letters()
     for ctx in seen:
         assert (ctx.correlation_id, ctx.causation_id, ctx.source) == (root, None, "billing")
         assert ctx.headers == {"faregate-escalates": letter.message_id}
@@ -148,7 +148,7 @@ async def test_escalation_is_published_once_whatever_crashes(point: str, tmp_pat
         assert connection.execute("select message from calls").fetchall() == [(published[0],)]
         assert connection.execute("select count(*) from faregate_outbox").fetchall() == [(0,)]
     log = JournalReader(tmp_path / "data")
-    ids = [envelope.publication_id for _, envelope in log.envelopes() if envelope.type == "GivenUp"]
+    ids = [envelope.publication_id for _, envelope in log.envelopes() if envelope.type == "Escalated"]
     assert len(ids) == 1
 
 
@@ -177,7 +177,7 @@ async def test_it_is_in_the_very_commit_of_the_dead_letter(monkeypatch: pytest.M
     assert len(it.heard) == len(it.pages) == 1
 
 
-async def test_a_replay_that_is_given_up_again_is_escalated_again() -> None:
+async def test_a_replay_that_is_escalated_again_is_escalated_again() -> None:
     it = Shop()
     it.escalate()
     async with it.bus(store="memory:") as bus:
@@ -211,11 +211,11 @@ async def returns_a_bare_command(letter: fg.DeadLetter) -> Any:
 
 
 async def names_it(letter: fg.DeadLetter) -> Any:
-    return fg.publish(GivenUp(message_id="x", error="x"), idempotency_key="x")
+    return fg.publish(Escalated(message_id="x", error="x"), idempotency_key="x")
 
 
 async def answers(letter: fg.DeadLetter) -> Any:
-    return fg.reply(GivenUp(message_id="x", error="x"))
+    return fg.reply(Escalated(message_id="x", error="x"))
 
 
 async def cancels_itself(letter: fg.DeadLetter) -> None:
@@ -255,7 +255,7 @@ async def test_an_error_in_it_never_loses_the_dead_letter(
         bus.on_alarm(told.append)
         await bus.publish(Placed(name="17"), node="shop")
         await it.idle(bus)
-        [letter] = await bus.poisoned()
+        [letter] = await bus.dead_letters()
         assert letter.reason == "failed"
         assert bus.outcomes()["dead"] == 1
     [alarm] = [each for each in told if each.kind == "escalation"]
@@ -277,7 +277,7 @@ async def test_without_a_store_a_message_that_cannot_be_sent_is_an_alarm_and_the
 
         monkeypatch.setattr(bus.transport, "publish", publish)
         await it.idle(bus)
-        assert len(await bus.poisoned()) == 1
+        assert len(await bus.dead_letters()) == 1
         assert bus.alarms["escalation"] == 1
 
 
@@ -285,16 +285,16 @@ async def test_without_a_store_a_message_that_cannot_be_sent_is_an_alarm_and_the
 async def test_it_may_be_any_kind_of_function(shape: str) -> None:
     it = Shop()
 
-    def message(letter: fg.DeadLetter) -> GivenUp:
-        return GivenUp(message_id=letter.message_id, error=shape)
+    def message(letter: fg.DeadLetter) -> Escalated:
+        return Escalated(message_id=letter.message_id, error=shape)
 
-    def plain(letter: fg.DeadLetter) -> GivenUp:
+    def plain(letter: fg.DeadLetter) -> Escalated:
         return message(letter)
 
-    def generator(letter: fg.DeadLetter) -> Iterator[GivenUp]:
+    def generator(letter: fg.DeadLetter) -> Iterator[Escalated]:
         yield message(letter)
 
-    async def async_generator(letter: fg.DeadLetter) -> AsyncIterator[GivenUp]:
+    async def async_generator(letter: fg.DeadLetter) -> AsyncIterator[Escalated]:
         yield message(letter)
 
     it.billing.escalates({"function": plain, "generator": generator, "async generator": async_generator}[shape])
@@ -304,19 +304,19 @@ async def test_it_may_be_any_kind_of_function(shape: str) -> None:
     assert [each.error for each in it.heard] == [shape]
 
 
-async def test_a_message_about_a_dead_letter_that_is_given_up_itself_is_not_escalated_again() -> None:
+async def test_a_message_about_a_dead_letter_that_is_escalated_itself_is_not_escalated_again() -> None:
     """Or two dead letters would go on making each other."""
     it = Shop()
 
-    @it.billing.on(GivenUp, source="billing", retry=None, redeliver=None)
-    async def fail_too(given_up: GivenUp) -> None:
+    @it.billing.on(Escalated, source="billing", retry=None, redeliver=None)
+    async def fail_too(escalated: Escalated) -> None:
         raise ValueError("this, too")
 
     it.escalate()
     async with it.bus(store="memory:") as bus:
         await bus.publish(Placed(name="17"), node="shop")
         await it.idle(bus)
-        assert {letter.type for letter in await bus.dead_letters()} == {"Placed", "GivenUp"}
+        assert {letter.type for letter in await bus.dead_letters()} == {"Placed", "Escalated"}
         assert bus.alarms["dead-letter"] == 2
     assert len(it.letters) == 1
 
@@ -335,7 +335,7 @@ async def test_outgoing_middlewares_see_what_it_sends(store: str | None) -> None
     async with it.bus(store=store) as bus:
         await bus.publish(Placed(name="17"), node="shop")
         await it.idle(bus)
-    assert sorted(seen) == ["GivenUp", "Page"]
+    assert sorted(seen) == ["Escalated", "Page"]
     assert len(it.heard) == 1
 
 

@@ -123,7 +123,7 @@ async def test_a_duplicate_inside_a_crowd_does_not_fail_its_neighbours() -> None
                 await bench.deliver(envelope)
         await bench.settle()
         outcomes = bench.bus.outcomes()
-        assert bench.poisoned() == []
+        assert bench.dead_letters() == []
         assert (outcomes["handled"], outcomes.get("duplicate", 0)) == (40, 28)
         assert Counter(note.text for note in bench.sent(Noted)) == Counter(str(number) for number in range(40))
         await bench.send(Look())
@@ -159,7 +159,7 @@ def test_whatever_is_repeated_and_whatever_fails_each_message_has_one_effect(
                 await bench.deliver(envelopes[number])
             await bench.settle()
             sent = [note.text for note in bench.sent(Noted)]
-            assert bench.poisoned() == []
+            assert bench.dead_letters() == []
             await bench.send(Look())
             await bench.settle()
         expected = sorted({str(number) for number in copies})
@@ -179,7 +179,7 @@ async def test_the_same_idempotency_key_has_one_effect_over_restarts(tmp_path: P
             await bus.send(Job(name="another"), to="worker", node="boss")
             ids.add(await bus.send(Job(name="x"), to="worker", node="boss", idempotency_key="job-x"))
             await bus.idle(timeout=LONG)
-            assert await bus.poisoned() == []
+            assert await bus.dead_letters() == []
             counted.append((bus.outcomes()["handled"], bus.outcomes()["duplicate"]))
     assert counted[:2] == [(2, 0), (1, 1)]
     assert len(ids) == 1
@@ -342,7 +342,7 @@ async def test_a_handler_that_fails_after_its_outputs_sends_nothing(kind: str) -
         await bench.send(Job(name="x"))
         await bench.settle()
         assert bench.sent() == []
-        assert len(bench.poisoned()) == 1
+        assert len(bench.dead_letters()) == 1
 
 
 async def test_an_output_is_sent_only_when_what_caused_it_is_committed(tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ async def test_an_output_is_sent_only_when_what_caused_it_is_committed(tmp_path:
         for number in range(20):
             await bus.send(Job(name=str(number)), to="worker", node="boss")
         await bus.idle(timeout=LONG)
-        assert await bus.poisoned() == []
+        assert await bus.dead_letters() == []
     assert seen == [1] * 20
 
 
@@ -406,7 +406,7 @@ async def test_an_unroutable_output_becomes_a_dead_letter_and_the_rest_is_sent(s
     async with fg.Bus("memory:", nodes=[fg.Node("boss"), node, sink], store=store) as bus:
         await bus.publish(Placed(name="x"), node="boss")
         await bus.idle(timeout=LONG)
-        [dead] = await bus.poisoned()
+        [dead] = await bus.dead_letters()
         assert bus.outcomes()["handled"] == 3
         if store:
             assert await committed(bus, "select text from notes") == [("x",)]
@@ -466,7 +466,7 @@ async def test_idle_does_not_wait_for_a_delayed_output_and_a_restart_keeps_it(tm
         async with bus() as second:
             await heard.wait()
             await second.idle(timeout=LONG)
-            assert await second.poisoned() == []
+            assert await second.dead_letters() == []
 
 
 @pytest.mark.parametrize("failing", [False, True], ids=["all goes well", "some tries fail"])
@@ -495,7 +495,7 @@ async def test_the_order_within_a_key_holds_over_two_hops(failing: bool, tmp_pat
     async with fg.Bus(f"journal:{tmp_path}/data", nodes=nodes, store=f"sqlite:{tmp_path}/s.db") as bus:
         await bus.publish_many([Step(key=key, number=n) for n in range(15) for key in "abc"], node="feeder")
         await bus.idle(timeout=60)
-        assert await bus.poisoned() == []
+        assert await bus.dead_letters() == []
     assert arrived == {key: list(range(30)) for key in "abc"}
 
 

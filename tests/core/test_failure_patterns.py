@@ -84,7 +84,7 @@ async def test_row_undecodable_unknown_type_or_permanent_is_a_dead_letter_at_onc
         await bench.publish(Job(name="next"))
         began = bench.clock.time()
         await bench.settle()
-        [dead] = bench.poisoned()
+        [dead] = bench.dead_letters()
         assert (dead.reason, bench.clock.time()) == (reason, began), "nothing was waited for"
         assert bench.outcomes()["handled"] == 1
     assert tried.count("impossible") <= 1
@@ -108,7 +108,7 @@ async def test_row_any_other_exception_is_retried_then_redelivered_with_a_free_s
         assert tries == ["bad", "bad", "good"], "the slot is free while it waits"
         await bench.settle()
         assert tries == ["bad", "bad", "good", "bad", "bad", "bad", "bad"]
-        assert [dead.reason for dead in bench.poisoned()] == ["failed"]
+        assert [dead.reason for dead in bench.dead_letters()] == ["failed"]
         assert bench.outcomes()["redelivered"] == 2
 
 
@@ -125,7 +125,7 @@ async def test_row_retry_after_is_delivered_again_after_so_long_and_uses_up_no_t
     async with fg.testing.bench(node) as bench:
         await bench.publish(Job(name="later"))
         await bench.settle()
-        assert bench.outcomes()["handled"] == 1 and bench.poisoned() == []
+        assert bench.outcomes()["handled"] == 1 and bench.dead_letters() == []
     assert [redeliveries for _, redeliveries in tries] == [0] * 5
     assert all(later[0] - earlier[0] >= 30 for earlier, later in itertools.pairwise(tries))
 

@@ -262,7 +262,7 @@ async def test_a_failing_interpreter_fails_the_whole_unit_of_work() -> None:
         await bench.publish(OrderPlaced(order_id="1"))
         await bench.settle()
         assert bench.sent() == []
-        [dead] = bench.poisoned()
+        [dead] = bench.dead_letters()
     assert "disk is full" in dead.error
 
 
@@ -331,17 +331,17 @@ async def test_a_saga_flows_through_three_nodes_under_one_correlation() -> None:
 
     @billing.on(OrderPlaced, source="shop", key="order_id")
     async def bill(order: OrderPlaced, ctx: fg.Context) -> Any:
-        trail.append(("billing", ctx.correlation_id, ctx.marker))
+        trail.append(("billing", ctx.correlation_id, ctx.depth))
         return fg.send(ChargeCard(order_id=order.order_id, amount=order.total), to="payments")
 
     @payments.on(ChargeCard)
     async def charge(cmd: ChargeCard, ctx: fg.Context) -> AsyncIterator[CardCharged]:
-        trail.append(("payments", ctx.correlation_id, ctx.marker))
+        trail.append(("payments", ctx.correlation_id, ctx.depth))
         yield CardCharged(order_id=cmd.order_id)
 
     @shop.on(CardCharged, source="payments")
     def close(event: CardCharged, ctx: fg.Context) -> None:
-        trail.append(("shop", ctx.correlation_id, ctx.marker))
+        trail.append(("shop", ctx.correlation_id, ctx.depth))
 
     async with fg.Bus("memory:", nodes=[shop, billing, payments]) as bus:
         root = await bus.publish(OrderPlaced(order_id="17", total=40), node="shop")
@@ -371,9 +371,9 @@ async def test_an_event_reaches_every_subscriber_once_and_each_fails_alone() -> 
     async with fg.Bus("memory:", nodes=[fg.Node("shop"), billing, mailing]) as bus:
         root = await bus.publish(OrderPlaced(order_id="1"), node="shop")
         await bus.idle(timeout=30)
-        assert [dead.node for dead in await bus.poisoned()] == ["billing"]
-        assert [dead.node for dead in await bus.poisoned("billing")] == ["billing"]
-        assert await bus.poisoned("mailing") == []
+        assert [dead.node for dead in await bus.dead_letters()] == ["billing"]
+        assert [dead.node for dead in await bus.dead_letters("billing")] == ["billing"]
+        assert await bus.dead_letters("mailing") == []
 
     assert handled == [(root, fg.ids.message_id(root, "mailing"))]
 

@@ -80,7 +80,7 @@ async def test_a_middleware_that_does_not_call_on_settles_the_message_as_skipped
         outcomes = bench.outcomes()
         assert (outcomes["handled"], outcomes["skipped"], outcomes["dead"]) == (2, 2, 0)
         assert bench.sent() == [Noted(text="0"), Noted(text="2")]
-        assert bench.poisoned() == []
+        assert bench.dead_letters() == []
     assert handled == ["0", "2"]
     assert settled == ["handled", "skipped", "handled", "skipped"]
 
@@ -136,7 +136,7 @@ async def test_a_middleware_may_catch_the_handlers_error_and_try_again() -> None
         await bench.settle()
         assert bench.sent() == [Noted(text="run 4")]
         assert bench.outcomes()["handled"] == 1
-        assert bench.poisoned() == []
+        assert bench.dead_letters() == []
     assert caught == ["run 3 failed"], "errors reach the middleware after the in-memory retries"
 
 
@@ -160,7 +160,7 @@ async def test_a_middlewares_exception_aborts_the_unit_of_work(when: str) -> Non
         await bench.publish(OrderPlaced(order_id="1"))
         await bench.settle()
         assert bench.sent() == []
-        [dead] = bench.poisoned()
+        [dead] = bench.dead_letters()
         assert bench.outcomes()["handled"] == 0
         assert await committed(bench.bus, "select * from bills") == []
     assert "LookupError" in dead.error
@@ -260,7 +260,7 @@ async def test_every_dead_letter_sounds_an_alarm_and_reaches_the_after_middlewar
         await bus.pause(billing, OrderPlaced)
         late = await bus.publish(OrderPlaced(order_id="2"), node="shop")
         await clock.advance(6)
-        assert [record.reason for record in await bus.poisoned()] == ["failed", "undecodable", "expired"]
+        assert [record.reason for record in await bus.dead_letters()] == ["failed", "undecodable", "expired"]
         assert bus.outcomes()["dead"] == bus.alarms["dead-letter"] == 3
     assert seen == [("1", "dead", "RuntimeError"), (None, "dead", "Undecodable"), ("2", "dead", "Expired")]
     assert [(alarm.kind, alarm.node, alarm.message_id) for alarm in alarms] == [
@@ -287,7 +287,7 @@ async def test_a_failing_after_middleware_cannot_undo_a_settled_message() -> Non
         await bench.settle()
         assert sorted(note.text for note in bench.sent(Noted)) == ["0", "1", "2"]
         assert bench.outcomes()["handled"] == 3
-        assert bench.poisoned() == []
+        assert bench.dead_letters() == []
 
 
 @pytest.mark.parametrize("store", [True, False], ids=["with a store", "without"])

@@ -183,7 +183,7 @@ async def test_without_a_store_an_outgoing_middleware_sees_what_became_of_a_hand
         await bus.publish(OrderPlaced(order_id="1"), node="shop")
         await bus.idle(timeout=30)
         assert bus.outcomes()["handled"] == 1, "an output that nobody takes is a dead letter of its own"
-        assert [record.reason for record in await bus.poisoned()] == ["unroutable"]
+        assert [record.reason for record in await bus.dead_letters()] == ["unroutable"]
         assert bus.alarms == {"unroutable": 1}
     assert watch.log == [("Noted", "sent"), ("ChargeCard", "Unroutable")]
 

@@ -46,7 +46,7 @@ async def test_a_requeued_message_comes_behind_everything_that_waits() -> None:
         await bench.settle()
         assert calls == ["a", "b", "c", "d", "a", "a"]
         assert bench.outcomes()["handled"] == 4
-        assert bench.poisoned() == []
+        assert bench.dead_letters() == []
 
 
 async def test_it_comes_after_retries_and_redeliveries_and_before_the_dead_letter() -> None:
@@ -61,7 +61,7 @@ async def test_it_comes_after_retries_and_redeliveries_and_before_the_dead_lette
     async with fg.testing.bench(node) as bench:
         await bench.publish(Job(name="x"))
         await bench.settle()
-        [letter] = bench.poisoned()
+        [letter] = bench.dead_letters()
         assert calls == [(times, attempt) for times in range(4) for attempt in (1, 2)]
         assert (letter.reason, letter.redeliveries) == ("failed", 3)
         assert bench.outcomes()["redelivered"] == 3
@@ -75,7 +75,7 @@ async def test_without_a_number_it_goes_on_for_ever_and_counts_nothing() -> None
         await bench.publish(Job(name="x"))
         await bench.settle()
         assert len(calls) == often + 1
-        assert bench.poisoned() == []
+        assert bench.dead_letters() == []
         assert bench.outcomes()["handled"] == 1
 
 
@@ -87,7 +87,7 @@ async def test_a_number_above_what_a_process_may_die_of_is_kept() -> None:
         await bench.publish(Job(name="x"))
         await bench.settle()
         assert len(calls) == often + 1
-        assert [letter.reason for letter in bench.poisoned()] == ["failed"]
+        assert [letter.reason for letter in bench.dead_letters()] == ["failed"]
 
 
 async def test_where_later_ones_of_its_key_may_pass_it_is_behind_them() -> None:
@@ -135,11 +135,11 @@ async def test_the_count_survives_a_restart_of_the_journal(tmp_path: Path) -> No
         await until(2)
     async with bus() as second:
         await until(3)
-        assert await second.poisoned() == []
+        assert await second.dead_letters() == []
     async with bus() as third:
         await until(4)
         await asyncio.wait_for(third.idle(), LONG)
-        [letter] = await third.poisoned()
+        [letter] = await third.dead_letters()
         assert (letter.reason, letter.redeliveries) == ("failed", 3)
     assert calls == ["x"] * 4
 
@@ -169,7 +169,7 @@ async def test_what_the_journal_keeps_for_a_requeued_message_is_its_own_place_al
         await clock.advance(5)
         await asyncio.wait_for(second.idle(), LONG)
         assert sorted(calls) == ["b", "f", "g"]
-        assert await second.poisoned() == []
+        assert await second.dead_letters() == []
 
 
 @pytest.mark.parametrize("point", list(POINTS))
@@ -209,7 +209,7 @@ async def test_a_requeue_doubles_no_effect_whatever_crashes(point: str) -> None:
             await idle
         assert await notes(bus) == [0, 1, 2, 3]
         assert sorted(set(heard)) == [0, 1, 2, 3]
-        assert await bus.poisoned() == []
+        assert await bus.dead_letters() == []
 
 
 async def test_where_the_store_keeps_what_waits_it_comes_again_and_is_counted_there(tmp_path: Path) -> None:

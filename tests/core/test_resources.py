@@ -97,7 +97,7 @@ async def test_a_resource_is_told_of_the_failure_and_released() -> None:
     async with fg.testing.bench(billing) as bench:
         await bench.publish(OrderPlaced(order_id="1"))
         await bench.settle()
-        assert len(bench.poisoned()) == 1
+        assert len(bench.dead_letters()) == 1
     assert log == ["open 1 for shop", "failed 1: no luck"]
 
 

@@ -135,7 +135,7 @@ async def test_every_effect_happens_once_and_nothing_is_left(place: Place, trans
         for number in range(20):
             await bus.publish(Placed(name=f"{number:02}"), node="shop")
         await bus.idle(timeout=LONG)
-        assert await bus.poisoned() == []
+        assert await bus.dead_letters() == []
         assert bus.outcomes()["handled"] == 60
     expected = [f"{number:02}" for number in range(20)]
     assert place.everywhere() == {"billing": expected, "payments": expected, "shipping": expected}
@@ -157,7 +157,7 @@ async def test_a_failed_try_neither_leaks_nor_doubles(place: Place) -> None:
     async with place.bus(shop_nodes(world)) as bus:
         await bus.publish(Placed(name="1"), node="shop")
         await bus.idle(timeout=LONG)
-        assert await bus.poisoned() == []
+        assert await bus.dead_letters() == []
     assert world.runs.count("payments 1") == 3
     assert world.runs.count("shipping 1") == 1, "the outputs of the failed tries were never sent"
     assert place.everywhere() == {"billing": ["1"], "payments": ["1"], "shipping": ["1"]}
@@ -171,7 +171,7 @@ async def test_a_dead_letter_releases_the_token(place: Place) -> None:
     async with place.bus(shop_nodes(world)) as bus:
         await bus.publish(Placed(name="1"), node="shop")
         await bus.idle(timeout=LONG)
-        [dead] = await bus.poisoned()
+        [dead] = await bus.dead_letters()
     assert (dead.node, dead.reason) == ("payments", "permanent")
     assert place.everywhere() == {"billing": ["1"], "payments": [], "shipping": []}
     place.assert_nothing_is_left()
@@ -183,7 +183,7 @@ async def test_the_replay_of_a_dead_message_is_a_new_attempt_with_one_effect(pla
     async with place.bus(shop_nodes(world)) as bus:
         await bus.publish(Placed(name="1"), node="shop")
         await bus.idle(timeout=LONG)
-        [dead] = await bus.poisoned("payments")
+        [dead] = await bus.dead_letters("payments")
     message_id = fg.ids.message_id(dead.envelope.publication_id, "payments")
     replayed = subprocess.run(
         [sys.executable, "-m", "faregate", "dead", "replay", f"sqlite:{place.node_files['payments']}", message_id],
@@ -194,7 +194,7 @@ async def test_the_replay_of_a_dead_message_is_a_new_attempt_with_one_effect(pla
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
     async with place.bus(shop_nodes(world)) as bus:
         await bus.idle(timeout=LONG)
-        assert await bus.poisoned() == []
+        assert await bus.dead_letters() == []
     assert place.everywhere() == {"billing": ["1"], "payments": ["1"], "shipping": ["1"]}
     place.assert_nothing_is_left()
 
@@ -228,7 +228,7 @@ async def test_a_crash_at_any_point_leaves_one_effect_and_no_record(point: str, 
             if not place.notes("billing"):  # it died before the publication was accepted: the publisher repeats it
                 await bus.publish(Placed(name="1"), node="shop", idempotency_key="1")
                 await bus.idle(timeout=LONG)
-            assert await bus.poisoned() == []
+            assert await bus.dead_letters() == []
     assert place.everywhere() == {"billing": ["1"], "payments": ["1"], "shipping": ["1"]}
     if point == "tokens.created" and place.form != "merged":
         # The token of the attempt that was not chosen is discarded once no attempt can turn up late, after a minute.
@@ -255,7 +255,7 @@ async def test_a_copy_of_a_signal_settles_as_a_duplicate_when_its_token_is_gone(
         await bench.settle()
         assert bench.bus.outcomes().get("duplicate", 0) == before + 3
         assert bench.sent(Charged) == [Charged(name="1")]
-        assert bench.poisoned() == []
+        assert bench.dead_letters() == []
     assert world.runs == ["billing 1", "payments 1", "shipping 1"]
 
 
@@ -332,7 +332,7 @@ async def test_recipients_of_both_modes_get_one_event_once_each(place: Place) ->
     async with place.bus(nodes) as bus:
         await bus.publish(Placed(name="1"), node="shop")
         await bus.idle(timeout=LONG)
-        assert await bus.poisoned() == []
+        assert await bus.dead_letters() == []
     assert place.everywhere() == {"billing": ["1"], "payments": ["1", "noted 1"], "shipping": ["1"]}
     assert place.left("faregate_tokens") == 0
     assert place.left("faregate_claims") == 0
@@ -360,7 +360,7 @@ async def test_a_recipient_that_changes_its_mode_while_messages_wait_loses_and_d
             await billed.wait()  # leaving the bus sends what is in the outbox; the charge then waits in its queue
         async with place.bus(shop_nodes(world, dedup=after)) as bus:
             await bus.idle(timeout=LONG)
-            assert await bus.poisoned() == []
+            assert await bus.dead_letters() == []
     expected = ["ledger to tokens", "tokens to ledger"]
     assert place.everywhere() == {"billing": expected, "payments": expected, "shipping": expected}
     assert place.left("faregate_tokens") == 0

@@ -122,7 +122,7 @@ def resolved_rows_go_to_the_end() -> None:
         moved = {row.key for row in there if row.destination == "first.Passed"}
         waiting = await self._store.undispatched(1000)
         overtaking = {row.key for row in waiting if row.destination == "first.Passed" and is_unresolved(row)}
-        if faults.hook is not None and moved & overtaking - {"lane-0"}:  # there, some are given up on
+        if faults.hook is not None and moved & overtaking - {"lane-0"}:  # there, some are dead-lettered
             await faults.hook("mutant.overtaken")
         return {seq: row._replace(seq=next(seqs)) if row is not None else None for seq, row in resolved.items()}
 

@@ -106,7 +106,7 @@ async def test_messages_wait_for_a_store_that_is_down_and_lose_no_try(
                 break
             except StoreUnavailable:  # the connections come back one after another
                 await asyncio.sleep(0.05)
-        assert await bus.poisoned() == []
+        assert await bus.dead_letters() == []
         assert await arrivals(bus) == EVERYTHING
         assert bus.outcomes()["dead"] == 0
     assert query(database, "select count(*) from faregate_dead") == [(0,)]
@@ -155,7 +155,7 @@ async def test_postgresql_stopped_and_started_costs_no_dead_letter_and_doubles_n
             await asyncio.sleep(0.02)
         assert bus.outcomes()["dead"] == 0
         assert bus.outcomes()["redelivered"] <= 2 * 10, "more than 10 lanes commit at a time"
-        assert await bus.poisoned() == []
+        assert await bus.dead_letters() == []
         assert await effects(bus) == [(each.key, each.number) for each in sent]
         assert bus.alarms["kill-switch"] >= 1
     for numbers in outage.ended.values():

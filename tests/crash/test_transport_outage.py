@@ -68,7 +68,7 @@ async def test_order_per_key_holds_while_the_transport_is_away(dedup: Any) -> No
         transport.down = False
         await bus.idle()
         assert await arrivals(bus) == EVERYTHING
-        assert await bus.poisoned() == []
+        assert await bus.dead_letters() == []
         assert line.runs == len(STEPS), "a handler of the first hop ran again because of the second"
         assert bus.alarms["dispatch-stalled"] >= 1
 
@@ -106,5 +106,5 @@ async def test_order_per_key_holds_when_confirmations_of_commits_are_lost(
         await repeated(bus.idle)
         monkeypatch.undo()
         assert await arrivals(bus) == EVERYTHING
-        assert await bus.poisoned() == []
+        assert await bus.dead_letters() == []
     assert commits >= 10

@@ -35,9 +35,9 @@ async def test_a_dead_letter_is_listed_with_all_a_person_needs(place: Place) -> 
     async with place.bus(world) as bus:
         root = await bus.send(Job(name="bad"), to="worker", node="boss", headers={"tenant": "acme"})
         await bus.idle(timeout=LONG)
-        [letter] = await bus.poisoned()
-        assert await bus.poisoned("worker") == [letter]
-        assert await bus.poisoned("boss") == []
+        [letter] = await bus.dead_letters()
+        assert await bus.dead_letters("worker") == [letter]
+        assert await bus.dead_letters("boss") == []
         assert bus.outcomes()["dead"] == 1
     assert (letter.node, letter.reason, letter.tries) == ("worker", "failed", 1)
     assert "RuntimeError" in letter.error
@@ -52,7 +52,7 @@ async def test_dead_letters_are_there_again_after_a_restart(place: Place) -> Non
     [message_id] = await die(place, world, "bad")
     async with place.bus(world) as bus:
         await bus.idle(timeout=LONG)
-        [letter] = await bus.poisoned("worker")
+        [letter] = await bus.dead_letters("worker")
     assert fg.ids.message_id(letter.envelope.publication_id, "worker") == message_id
     assert world.names() == ["bad"]
 
@@ -72,8 +72,8 @@ async def test_a_later_copy_of_a_dead_message_folds_into_it_and_does_not_run() -
         for _ in range(3):
             await bench.deliver(envelope)
             await bench.settle()
-        assert [letter.reason for letter in bench.poisoned()] == ["failed"]
-        assert [letter.reason for letter in await bench.bus.poisoned()] == ["failed"]
+        assert [letter.reason for letter in bench.dead_letters()] == ["failed"]
+        assert [letter.reason for letter in await bench.bus.dead_letters()] == ["failed"]
         assert bench.sent() == []
     assert world.names() == ["bad"]
 
@@ -85,7 +85,7 @@ async def test_a_later_copy_does_not_run_even_when_the_cause_is_gone(place: Plac
     async with place.bus(world, journal="a-new-one") as bus:
         await bus.send(Job(name="bad"), to="worker", node="boss", idempotency_key="k")
         await bus.idle(timeout=LONG)
-        assert len(await bus.poisoned()) == 1
+        assert len(await bus.dead_letters()) == 1
     assert world.names() == ["bad"], "an operator decides about it, not the next copy"
 
 
@@ -102,7 +102,7 @@ async def test_what_nobody_took_in_time_is_drained_into_the_table(place: Place) 
             await bus.pause("reader", Reminder)
             root = await bus.publish(Reminder(text="stale"), node="boss")
             await bus.idle(timeout=LONG)
-            [letter] = await bus.poisoned("reader")
+            [letter] = await bus.dead_letters("reader")
     assert letter.reason == "expired"
     [entry] = listing(place.store, "--reason", "expired")
     assert (entry["id"], entry["node"], entry["type"]) == (fg.ids.message_id(root, "reader"), "reader", "Reminder")
@@ -238,7 +238,7 @@ async def test_a_replay_that_fails_again_is_open_again_and_still_one_letter(plac
     ok("replay", place.store, message_id)
     async with place.bus(world) as bus:
         await bus.idle(timeout=LONG)
-        assert len(await bus.poisoned()) == 1
+        assert len(await bus.dead_letters()) == 1
     assert world.names() == ["bad", "bad"]
     assert [(entry["id"], entry["status"]) for entry in listing(place.store)] == [(message_id, "open")]
 
@@ -281,7 +281,7 @@ async def test_a_dead_letter_replayed_later_and_then_the_original_copy_arrives_t
         await bus.send(Job(name="bad"), to="worker", node="boss", idempotency_key="k")
         await bus.idle(timeout=LONG)
         assert bus.outcomes().get("duplicate", 0) == 1
-        assert await bus.poisoned() == []
+        assert await bus.dead_letters() == []
     assert place.notes() == ["bad"]
     assert status_of(place.store, message_id) == "resolved"
 
@@ -324,8 +324,8 @@ async def test_a_discarded_message_is_no_dead_letter_again_and_its_copies_do_not
     async with place.bus(world, journal="a-new-one") as bus:
         await bus.send(Job(name="bad"), to="worker", node="boss", idempotency_key="k")
         await bus.idle(timeout=LONG)
-        # Reading: `bus.poisoned()` lists what still waits for a decision.
-        assert await bus.poisoned() == []
+        # Reading: `bus.dead_letters()` lists what still waits for a decision.
+        assert await bus.dead_letters() == []
     assert world.names() == ["bad"]
     assert place.notes() == []
     assert status_of(place.store, message_id) == "discarded"
@@ -338,7 +338,7 @@ async def test_a_letter_is_discarded_beside_a_running_bus(place: Place) -> None:
         await bus.idle(timeout=LONG)
         message_id = fg.ids.message_id(root, "worker")
         await asyncio.to_thread(ok, "discard", place.store, message_id)
-        assert await bus.poisoned() == []
+        assert await bus.dead_letters() == []
         world.broken = False
         await bus.send(Job(name="good"), to="worker", node="boss")
         await bus.idle(timeout=LONG)
@@ -430,7 +430,7 @@ async def test_a_bus_as_the_target_is_replayed_beside_the_process_that_runs_it(
         await asyncio.to_thread(ok, "replay", "deadapp:bus", message_id, cwd=tmp_path)
         await came.wait()
         await bus.idle(timeout=LONG)
-        assert await bus.poisoned() == []
+        assert await bus.dead_letters() == []
     assert app.runs == [message_id, message_id]
     assert rows(tmp_path / "store.db", "select text from notes") == [("a",)]
 
@@ -487,14 +487,14 @@ async def test_a_message_older_than_the_floor_becomes_a_dead_letter_that_says_so
     async with bus(retain_ledger=0.001) as second:
         await second.idle(timeout=LONG)
         assert ran == [], "it cannot be told from a repetition, so it does not run"
-        [letter] = await second.poisoned("worker")
+        [letter] = await second.dead_letters("worker")
     assert letter.reason == "below-floor"
     assert [(entry["id"], entry["reason"]) for entry in listing(place.store)] == [(message_id, "below-floor")]
 
     ok("replay", place.store, message_id)
     async with bus(retain_ledger=0.001) as third:
         await third.idle(timeout=LONG)
-        assert await third.poisoned() == []
+        assert await third.dead_letters() == []
     assert ran == [message_id], "the replay of an open dead letter may pass the floor"
     assert status_of(place.store, message_id) == "resolved"
 

@@ -199,10 +199,45 @@ async def test_the_beginning_of_several_ids_is_refused_with_some_of_them(rig: Ri
             await letters(bench).one(first.message_id[:8])
 
 
+async def test_dead_letters_of_stores_and_of_the_transport_are_listed_each_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keeper, plain = fg.Node("keeper"), fg.Node("plain")
+
+    @keeper.on(Job)
+    @plain.on(Job)
+    async def fail(job: Job) -> None:
+        raise fg.Permanent(job.name)
+
+    nodes = [fg.Node("boss"), keeper, plain]
+    async with fg.Bus("memory:", nodes=nodes, store={"keeper": "memory:"}) as bus:
+        for name in ("keeper", "plain", "plain"):
+            await bus.send(Job(name="bad"), to=name, node="boss")
+            await bus.idle(timeout=LONG)
+        every = await bus.dead_letters()
+        assert [letter.node for letter in every] == ["keeper", "plain", "plain"]
+        assert [letter.node for letter in await bus.dead_letters(keeper)] == ["keeper"]
+        assert [letter.node for letter in await bus.dead_letters("plain", limit=1)] == ["plain"]
+        assert await bus.dead_letters(limit=2) == every[:2]
+
+        async def on_its_way(node: str, limit: int = 1000) -> list[fg.DeadLetter]:
+            return [letter for letter in every if letter.node == node]
+
+        monkeypatch.setattr(bus.transport, "dead_letters", on_its_way)
+        assert await bus.dead_letters() == every, "one that is in the store, and not yet settled, is listed once"
+        monkeypatch.undo()
+
+        await bus.discard(every[0].message_id)
+        assert await bus.dead_letters() == every[1:]
+        assert [letter.node for letter in await bus.dead_letters(status="discarded")] == ["keeper"]
+        assert len(await bus.dead_letters(status=None)) == 3
+
+
 async def test_a_bus_without_a_store_says_so() -> None:
     async with fg.Bus("memory:", nodes=[fg.Node("boss")]) as bus:
+        assert await bus.dead_letters() == []
         with pytest.raises(fg.ConfigurationError, match="store"):
-            await bus.dead_letters()
+            await bus.replay("1")
 
 
 async def test_a_replay_carries_nothing_of_the_first_journey(rig: Rig) -> None:

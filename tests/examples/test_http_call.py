@@ -66,6 +66,6 @@ async def test_what_the_bank_says_decides(bank: Bank) -> None:
         assert bench.outcomes()["redelivered"] == 1, "after 429"
         await bench.send(ChargeCard(order_id="18", amount=0))
         await bench.settle()
-        [letter] = bench.poisoned()
+        [letter] = bench.dead_letters()
         assert (letter.reason, letter.tries) == ("permanent", 1)
     assert not bank.charged

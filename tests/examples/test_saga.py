@@ -26,7 +26,7 @@ async def bench() -> AsyncIterator[fg.testing.Bench]:
         await made.settle()
         assert made.sent(ChargeCard) == [ChargeCard(order_id="17", amount=40)]
         yield made
-        assert made.poisoned() == []
+        assert made.dead_letters() == []
 
 
 async def test_a_payment_in_time_confirms_and_cancels_the_timeout(bench: fg.testing.Bench) -> None:

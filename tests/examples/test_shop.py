@@ -34,7 +34,7 @@ async def test_every_order_is_charged_and_shipped_once() -> None:
                 await bench.publish(order(number), idempotency_key=f"{number}")
         await bench.settle()
         assert len(bench.sent(ChargeCard)) == len(bench.sent(OrderShipped)) == 50
-        assert bench.poisoned() == []
+        assert bench.dead_letters() == []
     assert app.bank.timeouts > 0, "the bank should have failed, or this shows nothing"
 
 
@@ -68,7 +68,7 @@ async def test_an_impossible_order_is_a_dead_letter_and_charges_nobody() -> None
         await bench.publish(order(1, total=-1))
         await bench.settle()
         assert bench.sent() == []
-        [dead] = bench.poisoned()
+        [dead] = bench.dead_letters()
     assert (dead.reason, dead.tries) == ("permanent", 1)
 
 

@@ -35,7 +35,7 @@ class Site:
         async with asyncio.timeout(LONG), worker.make_bus(self.folder) as bus:
             yield
             await bus.idle(timeout=LONG)
-            assert await bus.poisoned() == []
+            assert await bus.dead_letters() == []
 
     def count(self, table: str) -> int:
         return count(self.folder / "shop.db", table)

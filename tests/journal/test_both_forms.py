@@ -271,16 +271,16 @@ def test_numbers_that_no_column_holds_are_refused() -> None:
     log = Log(LAYOUT, disk)
     wrong: list[dict[str, Any]] = [
         {"deliver_at": 1e13}, {"expires_at": float("inf")}, {"sent_at": float("nan")}, {"sent_at": -1e13},
-        {"marker": 1 << 31}, {"redeliveries": 1 << 40}, {"replay": -(1 << 32)}, {"key": 5}, {"headers": {"a": 1}},
+        {"depth": 1 << 31}, {"redeliveries": 1 << 40}, {"replay": -(1 << 32)}, {"key": 5}, {"headers": {"a": 1}},
         {"body": "text"},
     ]  # fmt: skip
     for fields in wrong:
         with pytest.raises(Exception, match="cannot be written to the journal"):
             log.append([Envelope(publication_id="x", **fields)], [-1])
-    log.append([Envelope(publication_id="x", deliver_at=9e12, marker=(1 << 31) - 1, sent_at=-5.0)], [-1])
+    log.append([Envelope(publication_id="x", deliver_at=9e12, depth=(1 << 31) - 1, sent_at=-5.0)], [-1])
     log.sync()
     log.roll()
     Log(LAYOUT, disk).close()
     assert seal_all(LAYOUT, disk) == 1
     [(_, found)] = JournalReader(ROOT, disk).envelopes()
-    assert (found.deliver_at, found.marker, found.sent_at) == (9e12, (1 << 31) - 1, -5.0)
+    assert (found.deliver_at, found.depth, found.sent_at) == (9e12, (1 << 31) - 1, -5.0)

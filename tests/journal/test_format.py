@@ -75,7 +75,7 @@ TABLE = pa.schema(
     + [(name, TEXT) for name in ("publication_id", "type", "kind", "source")]
     + [("payload", BINARY), ("recipients", pa.list_(TEXT))]
     + [(name, TEXT) for name in ("destination", "correlation_id", "causation_id")]
-    + [("marker", NUMBER), ("key", TEXT), ("attempt_id", TEXT)]
+    + [("depth", NUMBER), ("key", TEXT), ("attempt_id", TEXT)]
     + [(name, TIME) for name in ("sent_at", "deliver_at", "expires_at")]
     + [("redeliveries", NUMBER), ("replay", NUMBER)]
     + [(n, TEXT) for n in ("content_type", "content_encoding", "key_id", "algorithm", "payload_ref")]
@@ -128,9 +128,11 @@ async def test_a_golden_journal_opens_and_what_waited_waits(journal: Path) -> No
         assert [number_of(each.envelope) for each in got] == [*range(6, 20), *range(21, 25)], "with what was spooled"
         assert [number_of(each.envelope) for each in letters] == [4]
         [timed] = [each for each in later if each.deliver_at is not None]
-        assert (timed.key, timed.marker, timed.causation_id, timed.attempt_id) == ("k", 2, "cause", "a")
+        assert (timed.key, timed.depth, timed.causation_id, timed.attempt_id) == ("k", 2, "cause", "a")
         assert timed.traceparent is not None and got[0].envelope.headers == {"region": "north"}
-        [told] = [each for each in describe(journal)["queues"] if each["queue"] == "reader.Noted.author"]
+        kept, told = describe(journal)["queues"]
+        assert (kept["queue"], kept["dead_letters"], kept["waiting"]) == ("reader-dead-letters", True, 1)
+        assert (told["queue"], told["dead_letters"]) == ("reader.Noted.author", False)
         assert (told["waiting"], told["later"]) == (20, 1), "the fifth waits for its next try"
     assert json.loads((journal / "journal.json").read_text())["version"] == 2
     assert inspect(journal).problems == []

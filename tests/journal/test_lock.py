@@ -95,7 +95,7 @@ def test_a_forked_child_writes_nothing_and_does_not_let_its_parents_lock_go(tmp_
         said = {process.stdout.readline(), process.stdout.readline()}
         assert any("was forked from the one that writes the journal" in line for line in said)
         assert lock_holder(tmp_path) == str(process.pid)
-        assert JournalReader(tmp_path).topology().queue("of-the-child-poison") is None
+        assert JournalReader(tmp_path).topology().queue("of-the-child-dead-letters") is None
 
 
 def test_removing_the_file_lock_admits_no_second_writer(tmp_path: Path) -> None:

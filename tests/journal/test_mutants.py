@@ -280,7 +280,7 @@ async def test_a_journal_that_confirms_early_is_caught(monkeypatch: pytest.Monke
 # --- dead letters -----------------------------------------------------------------------------------------
 
 
-async def check_given_up_is_somewhere() -> None:
+async def check_a_dead_letter_is_somewhere() -> None:
     """A message that dies waits in its queue until its dead letter is durable, whenever power is lost."""
     async with station(segment_size=SMALL_SEGMENT) as it:
         disk = simulated(it)
@@ -307,7 +307,7 @@ def marks_dead_early(broker: DurableBroker, queue: Queue, entry: Entry, reason: 
 
 
 async def test_a_message_that_dies_is_always_in_its_queue_or_a_dead_letter() -> None:
-    await check_given_up_is_somewhere()
+    await check_a_dead_letter_is_somewhere()
 
 
 async def test_a_journal_that_marks_a_message_dead_before_its_dead_letter_is_durable_is_caught(
@@ -315,7 +315,7 @@ async def test_a_journal_that_marks_a_message_dead_before_its_dead_letter_is_dur
 ) -> None:
     monkeypatch.setattr(DurableBroker, "_make_dead_letter", marks_dead_early)
     with pytest.raises(AssertionError, match="it is in no queue"):
-        await check_given_up_is_somewhere()
+        await check_a_dead_letter_is_somewhere()
 
 
 # --- the spool --------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from faregate.errors import JournalFailed, JournalFull
 from faregate.ports.queue import Binding
 from tests.journal.station import NOTED, ROOT, Station, noted, station
 
-DEAD_LETTER = "reader-poison"
+DEAD_LETTER = "reader-dead-letters"
 quiet_threads = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
 
@@ -111,7 +111,7 @@ async def test_a_message_scheduled_for_later_stays_scheduled() -> None:
         assert await it.names() == ["now", "later"]
 
 
-async def test_started_tries_count_after_a_kill_so_that_what_kills_the_process_is_given_up() -> None:
+async def test_started_tries_count_after_a_kill_so_that_what_kills_the_process_is_dead_lettered() -> None:
     async with station(Binding("reader", "Noted", "event", "author", max_deliveries=3)) as it:
         await it.publish(noted("deadly"))
         for _ in range(3):

@@ -172,7 +172,7 @@ async def test_messages_scheduled_for_later_do_not_keep_others_in_the_journal(tm
     assert sorted(ran) == list(range(1000, 1020))
 
 
-async def test_what_is_given_up_while_the_bus_closes_is_not_waiting_again(tmp_path: Path) -> None:
+async def test_what_is_dead_lettered_while_the_bus_closes_is_not_waiting_again(tmp_path: Path) -> None:
     class Job(fg.Event):
         number: int
 
@@ -198,6 +198,6 @@ async def test_what_is_given_up_while_the_bus_closes_is_not_waiting_again(tmp_pa
             transport.broker.keep()
     async with fg.Bus(url, nodes=nodes()) as bus:
         await bus.idle(30)
-        assert sorted(record.envelope.body for record in await bus.poisoned()) == sorted(
+        assert sorted(record.envelope.body for record in await bus.dead_letters()) == sorted(
             b'{"number":%d}' % number for number in range(50)
         )

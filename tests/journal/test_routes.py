@@ -50,7 +50,7 @@ async def test_what_was_settled_as_dead_or_duplicate_stays_settled(again: Again,
         await (await it.take("a")).settle(outcome)
         await again(it)
         assert await it.drain() == ["b"]
-        assert await it.drain("one-poison") == []
+        assert await it.drain("one-dead-letters") == []
 
 
 async def test_each_outcome_has_its_code_in_the_side_log() -> None:

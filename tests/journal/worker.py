@@ -59,7 +59,7 @@ async def main(path: str, round: int, segment: int) -> None:
 async def finish(path: str, segment: int) -> None:
     async with on_journal(path, segment) as bus:
         await bus.idle(60)
-        assert not await bus.poisoned()
+        assert not await bus.dead_letters()
 
 
 if __name__ == "__main__":

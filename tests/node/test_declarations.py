@@ -234,7 +234,7 @@ async def test_a_bare_command_returned_unannounced_is_a_dead_letter_with_that_er
         await bench.publish(OrderPlaced(order_id="1"))
         await bench.settle()
         assert bench.sent() == []
-        [dead] = bench.poisoned()
+        [dead] = bench.dead_letters()
 
     assert "BareCommand" in dead.error
     assert "ChargeCard" in dead.error

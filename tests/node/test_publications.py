@@ -159,7 +159,7 @@ async def test_an_idempotency_key_in_a_handler_is_refused() -> None:
     async with fg.testing.bench(node) as bench:
         await bench.send(CHARGE)
         await bench.settle()
-        [dead] = bench.dead()
+        [dead] = bench.dead_letters()
         assert "'answer' sends <outgoing event Placed> with idempotency_key='17'" in dead.error
         assert bench.sent() == []
 

@@ -84,7 +84,7 @@ async def test_a_publish_ends_as_it_ends_without_telemetry(fails: str, caplog: p
         await bus.idle(LONG)
         assert got == [str(number) for number in range(10)]
         assert bus.breaker is not None and bus.breaker.state == "closed"
-        assert bus.outcomes()["handled"] == 10 and not bus.alarms and not await bus.poisoned()
+        assert bus.outcomes()["handled"] == 10 and not bus.alarms and not await bus.dead_letters()
     told = [record for record in caplog.records if "telemetry failed" in record.message]
     loud = [record for record in told if record.levelno > logging.DEBUG]
     places = {record.message for record in told}
@@ -116,7 +116,7 @@ async def test_what_fails_by_itself_fails_with_its_own_error(fails: str) -> None
             await bus.publish(OrderPlaced(order_id="x" * 1000))
         await bus.publish(OrderPlaced(order_id="17"))
         await bus.idle(LONG)
-        [letter] = await bus.poisoned()
+        [letter] = await bus.dead_letters()
         assert letter.reason == "unknown-order" and "UnknownOrder: no such order" in letter.error
 
 
@@ -134,7 +134,7 @@ async def test_an_error_that_cannot_be_written_down_is_still_the_error_of_its_me
     async with fg.Bus("memory:", nodes=[shop, billing], observe=Telemetry().observer) as bus:
         await bus.publish(OrderPlaced(order_id="17"))
         await bus.idle(LONG)
-        [letter] = await bus.poisoned()
+        [letter] = await bus.dead_letters()
         assert letter.reason == "unknown-order"
 
 

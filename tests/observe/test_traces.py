@@ -210,7 +210,7 @@ async def test_each_failed_try_is_an_event_and_a_late_success_is_no_error() -> N
     assert span.status.status_code is StatusCode.UNSET
 
 
-async def test_a_message_that_is_given_up_is_an_error_of_its_span() -> None:
+async def test_a_message_that_is_dead_lettered_is_an_error_of_its_span() -> None:
     telemetry = Telemetry()
     shop, billing = fg.Node("shop"), fg.Node("billing")
 

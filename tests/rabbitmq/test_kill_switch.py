@@ -80,7 +80,7 @@ async def test_what_was_fetched_comes_back_in_order_after_a_trip(
         await until(lambda: sum(map(len, ended.values())) >= len(sent))
         assert bus.outcomes()["dead"] == 0
         assert bus.outcomes()["redelivered"] < (SAMPLE if trips == "by rate" else 1)
-        assert await bus.poisoned() == []
+        assert await bus.dead_letters() == []
         assert isinstance(bus.transport, RabbitmqQueue)
         await remove_queues(bus.transport)
     assert redeliveries <= ({0, 1} if trips == "by rate" else {0})

@@ -102,7 +102,7 @@ async def test_whoever_asked_is_killed_and_nobody_else_is_hurt(broker: str, stor
         prices.may_answer.set()
         await there.idle(LONG)
         assert there.request_counts().unreached == 1
-        assert not await there.poisoned()
+        assert not await there.dead_letters()
         if store is not None:
             assert not await there.store_of(prices.prices).undispatched(10, None)  # type: ignore[union-attr]
         async with asking(broker, prices) as bus:
@@ -140,7 +140,7 @@ async def test_nobody_is_answered_outside_of_queues_for_replies(broker: str) -> 
         await prices.begun.wait()
         await there.idle(LONG)
         assert there.request_counts().unreached == 1
-        assert there.outcomes()["handled"] == 1 and not await there.poisoned()
+        assert there.outcomes()["handled"] == 1 and not await there.dead_letters()
 
 
 def probe(address: str) -> fg.Envelope:

@@ -31,7 +31,7 @@ times = some.none() | some.floats(min_value=1, max_value=1e10)
     some.builds(
         Envelope,
         publication_id=texts, type=texts, source=texts, body=some.binary(max_size=300), correlation_id=texts,
-        causation_id=maybe, marker=some.integers(0, 2**31 - 1), key=maybe, sent_at=some.floats(0, 1e10),
+        causation_id=maybe, depth=some.integers(0, 2**31 - 1), key=maybe, sent_at=some.floats(0, 1e10),
         deliver_at=times, expires_at=times, redeliveries=some.integers(0, 100),
         content_encoding=some.none() | some.just("gzip"),
         body_digest=some.none() | some.binary(min_size=16, max_size=16),
@@ -122,7 +122,7 @@ async def test_a_message_of_the_queues_is_the_same_in_the_stream(stream: str) ->
     )  # fmt: skip
     assert found == Envelope(
         publication_id="p", type="Noted", kind="event", source="shop", body=b"\x00\xff", correlation_id="c",
-        causation_id="m", marker=7, key="k", attempt_id="t", sent_at=1.5, deliver_at=2.25, expires_at=3.125, replay=1,
+        causation_id="m", depth=7, key="k", attempt_id="t", sent_at=1.5, deliver_at=2.25, expires_at=3.125, replay=1,
         content_type="x/y", content_encoding="gzip", key_id="i", algorithm="l", payload_ref="r",
         body_digest=b"\x01" * 16, traceparent="00-1", headers={"h": "ü"},
     )  # fmt: skip
@@ -163,7 +163,7 @@ async def test_a_queue_and_a_stream_read_the_same_of_a_message(stream: str) -> N
     """A delivery names its one recipient; a stream knows them by bindings."""
     sent = Envelope(
         publication_id="p", type="Charge", kind="command", source="shop", body=b"\x00\xff", destination="billing",
-        correlation_id="c", causation_id="m", marker=7, key="k", attempt_id="t", sent_at=1.7e9 + 0.123456, replay=1,
+        correlation_id="c", causation_id="m", depth=7, key="k", attempt_id="t", sent_at=1.7e9 + 0.123456, replay=1,
         deliver_at=2.25, expires_at=3.125, content_type="x/y", content_encoding="gzip", key_id="i", algorithm="l",
         payload_ref="r", body_digest=b"\x01" * 16, traceparent="00-1", headers={"h": "ü"},
     )  # fmt: skip

@@ -13,7 +13,7 @@ Next = Callable[[], Awaitable[None]]
 
 NOTES = (
     "create table if not exists notes(handler text, key text, number integer, seq integer, redeliveries integer, "
-    "message_id text, correlation_id text, causation_id text, marker integer)"
+    "message_id text, correlation_id text, causation_id text, depth integer)"
 )
 
 bus: fg.Bus | None = None
@@ -138,7 +138,7 @@ INSERT = f"insert into notes values (?, ?, ?, {NEXT}, ?, ?, ?, ?, ?)"
 
 
 def note(ctx: fg.Context, handler: str, key: str, number: int) -> tuple[str, tuple[Any, ...]]:
-    ids = (ctx.message_id, ctx.correlation_id, ctx.causation_id, ctx.marker)
+    ids = (ctx.message_id, ctx.correlation_id, ctx.causation_id, ctx.depth)
     return INSERT, (handler, key, number, handler, key, ctx.redeliveries, *ids)
 
 
@@ -317,7 +317,7 @@ async def look_around(message: Probe, ctx: fg.Context) -> AsyncIterator[object]:
         "publication_id": ctx.publication_id,
         "correlation_id": ctx.correlation_id,
         "causation_id": ctx.causation_id,
-        "marker": ctx.marker,
+        "depth": ctx.depth,
         "type": ctx.type,
         "source": ctx.source,
         "key": ctx.key,
@@ -339,7 +339,7 @@ async def look_around(message: Probe, ctx: fg.Context) -> AsyncIterator[object]:
 
 @probe.on(Thought, source="probe")
 async def think_again(message: Thought, ctx: fg.Context) -> object:
-    """Its own outputs: a saga of a node with itself."""
-    if ctx.marker < 2:
+    """Its own outputs: a conversation of a node with itself."""
+    if ctx.depth < 2:
         return Thought(name=message.name)
     return None

@@ -30,7 +30,7 @@ FULL = {
     "destination": "billing",
     "correlation_id": "c",
     "causation_id": "d",
-    "marker": 3,
+    "depth": 3,
     "key": "k",
     "attempt_id": "a",
     "sent_at": 1794733200.25,

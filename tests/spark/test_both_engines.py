@@ -186,7 +186,7 @@ class Place:
                     found.destination,
                     found.correlation_id or found.publication_id,
                     found.causation_id,
-                    found.marker,
+                    found.depth,
                     found.body,
                     found.deliver_at is not None,
                     sorted(item for item in found.headers.items() if item[0] not in ("log", "mended", "until")),
@@ -765,7 +765,9 @@ def test_a_handler_sees_and_sends_the_same_on_either_engine(spark: "SparkSession
 
     async def dead_letters(place: Place, *nodes: fg.Node) -> list[tuple[Any, ...]]:
         async with place.bus(*nodes, store=store) as bus:
-            return sorted((p.node, p.reason, p.envelope.publication_id, p.tries) for p in await bus.poisoned("probe"))
+            return sorted(
+                (p.node, p.reason, p.envelope.publication_id, p.tries) for p in await bus.dead_letters("probe")
+            )
 
     on_bus.bind(probe, store=store)
     asyncio.run(publish(on_bus))
@@ -974,7 +976,7 @@ def test_without_a_store_outputs_go_out_once_in_order_under_the_ids_of_the_bus(
 
     async def dead_letters(place: Place, *nodes: fg.Node) -> list[tuple[Any, ...]]:
         async with place.bus(*nodes, store=False) as bus:
-            found = await bus.poisoned(node.name)
+            found = await bus.dead_letters(node.name)
             return sorted(
                 (p.node, p.reason, p.envelope.type, p.envelope.publication_id, p.envelope.body) for p in found
             )

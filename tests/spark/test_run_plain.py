@@ -87,7 +87,7 @@ def asked(number: int, **more: Any) -> Envelope:
         "body": msgspec.json.encode(Asked(number=number)),
         "recipients": ("answers",),
         "correlation_id": ids.root_id(5),
-        "marker": number,
+        "depth": number,
         **more,
     }
     return Envelope(**given)

@@ -48,7 +48,7 @@ def seal(batch: Any, origin: str = "spark/q/0/0", source: str | None = None, **m
 def test_two_columns_and_a_source_are_enough() -> None:
     one, two = seal(rows(type=["Noted"] * 2, body=[b"1", b"2"]), source="author")
     assert (one.type, one.kind, one.source, one.body, one.headers) == ("Noted", "event", "author", b"1", {})
-    assert one.content_type == "application/json" and one.recipients == () and one.marker == 0
+    assert one.content_type == "application/json" and one.recipients == () and one.depth == 0
     assert one.correlation_id == one.publication_id != two.publication_id
     assert one.body_digest == sha256(b"1").digest()[:16]
     assert one.sent_at > 1_700_000_000
@@ -66,7 +66,7 @@ def test_what_is_given_is_kept() -> None:
         "publication_id": "p",
         "correlation_id": "c",
         "causation_id": "d",
-        "marker": 4,
+        "depth": 4,
         "replay": 1,
         "content_type": "application/msgpack",
         "content_encoding": "gzip",
@@ -89,7 +89,7 @@ def test_nulls_get_what_a_missing_column_gets() -> None:
         body=[b"1", b"2"],
         source=[None, "web"],
         headers=[None, [("a", "b")]],
-        marker=[None, 2],
+        depth=[None, 2],
         publication_id=[None, "mine"],
         correlation_id=[None, None],
         content_type=[None, "text/plain"],
@@ -98,7 +98,7 @@ def test_nulls_get_what_a_missing_column_gets() -> None:
     one, two = seal(batch, source="author")
     assert (one.source, two.source) == ("author", "web")
     assert (one.headers, two.headers) == ({}, {"a": "b"})
-    assert (one.marker, two.marker, one.content_type) == (0, 2, "application/json")
+    assert (one.depth, two.depth, one.content_type) == (0, 2, "application/json")
     assert two.publication_id == two.correlation_id == "mine" and one.publication_id == one.correlation_id != ""
 
 
@@ -157,7 +157,7 @@ LEAST = {"type": TEXT, "body": BYTES, "source": TEXT}
         ({**LEAST, "body": LongType()}, "column body is bigint and must be binary or string: cast it"),
         ({**LEAST, "type": LongType()}, "column type is bigint and must be string"),
         ({**LEAST, "sent_at": TimestampNTZType()}, "column sent_at is timestamp_ntz and must be timestamp"),
-        ({**LEAST, "marker": LongType()}, "column marker is bigint and must be int or smallint"),
+        ({**LEAST, "depth": LongType()}, "column depth is bigint and must be int or smallint"),
         ({**LEAST, "headers": MapType(TEXT, LongType())}, "must be map<string,string>"),
     ],
 )

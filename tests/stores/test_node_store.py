@@ -94,7 +94,7 @@ async def test_the_example_of_the_design_works_as_written(tmp_path: Path, monkey
         await bus.publish(OrderPlaced(order_id="17", total=40), node="shop", idempotency_key="order-17")
         await bus.idle()
         assert bus.outcomes()["handled"] == 2
-        assert await bus.poisoned() == []
+        assert await bus.dead_letters() == []
     assert rows(tmp_path / "shop.db", "select id, total from invoices") == [("17", 40)]
 
 
@@ -113,7 +113,7 @@ async def test_rows_written_by_one_message_are_there_for_the_next(urls: tuple[st
         await bus.idle(timeout=LONG)
         await bus.send(Look(), to="worker", node="boss")
         await bus.idle(timeout=LONG)
-        assert await bus.poisoned() == []
+        assert await bus.dead_letters() == []
     assert found == [("a", "from a"), ("b", "from b")]
 
 
@@ -134,7 +134,7 @@ async def test_every_call_on_the_database_is_awaited_in_an_async_handler(urls: t
     async with fg.Bus(transport, nodes=[fg.Node("boss"), node], store=store) as bus:
         await bus.publish(Job(name="x"), node="boss")
         await bus.idle(timeout=LONG)
-        assert await bus.poisoned() == []
+        assert await bus.dead_letters() == []
     assert tuple(seen["one"]) == ("one",)
     assert seen["none"] is None
     assert [tuple(row) for row in seen["all"]] == [("2", "two"), ("3", None)]
@@ -157,7 +157,7 @@ async def test_every_call_on_the_database_is_plain_in_a_def_handler(urls: tuple[
     async with fg.Bus(transport, nodes=[fg.Node("boss"), node], store=store) as bus:
         await bus.publish(Job(name="x"), node="boss")
         await bus.idle(timeout=LONG)
-        assert await bus.poisoned() == []
+        assert await bus.dead_letters() == []
     assert tuple(seen["one"]) == ("one",)
     assert seen["none"] is None
     assert [tuple(row) for row in seen["all"]] == [("2", "two"), ("3", None)]
@@ -233,7 +233,7 @@ async def test_an_interpreter_writes_in_the_unit_of_work_of_its_message(kind: st
         await bench.settle()
         await bench.send(Look())
         await bench.settle()
-        assert bench.poisoned() == []
+        assert bench.dead_letters() == []
     assert found == [("try 2", "effect")], "the effect of the failed try is undone with it"
 
 
@@ -250,7 +250,7 @@ async def test_two_question_marks_are_one_literal_question_mark() -> None:
     async with fg.testing.bench(node) as bench:
         await bench.publish(Job(name="what?"))
         await bench.settle()
-        assert bench.poisoned() == []
+        assert bench.dead_letters() == []
     assert seen == [("really?", "what?")]
 
 
@@ -283,7 +283,7 @@ async def test_the_raw_connection_is_the_drivers_own_inside_the_transaction() ->
     async with fg.testing.bench(node) as bench:
         await bench.publish(Job(name="x"))
         await bench.settle()
-        assert bench.poisoned() == []
+        assert bench.dead_letters() == []
     assert seen == [True, "mine"]
 
 
@@ -350,7 +350,7 @@ async def test_a_statement_that_fails_may_be_caught_and_the_unit_of_work_goes_on
         await bench.settle()
         await bench.send(Look())
         await bench.settle()
-        assert bench.poisoned() == []
+        assert bench.dead_letters() == []
     assert found == [("1", "first"), ("2", "third")]
 
 
@@ -366,7 +366,7 @@ async def test_wrong_sql_fails_its_message_with_the_databases_words_and_the_next
         await bench.publish(Job(name="bad"))
         await bench.publish(Job(name="good"))
         await bench.settle()
-        [dead] = bench.poisoned()
+        [dead] = bench.dead_letters()
         assert bench.outcomes()["handled"] == 1
     assert "nowhere" in dead.error
 
@@ -424,7 +424,7 @@ async def test_one_url_serves_every_node_and_a_mapping_gives_each_its_own(tmp_pa
         async with fg.Bus("memory:", nodes=[fg.Node("boss"), writer("east"), writer("west")], store=store) as bus:
             await bus.publish(Job(name="x"), node="boss")
             await bus.idle(timeout=LONG)
-            assert await bus.poisoned() == []
+            assert await bus.dead_letters() == []
 
     await run(f"sqlite:{tmp_path}/both.db")
     await run({"east": f"sqlite:{tmp_path}/east.db", "west": f"sqlite:{tmp_path}/west.db"})
@@ -449,7 +449,7 @@ async def test_a_node_without_a_store_works_until_it_asks_for_the_database(kind:
         await bus.publish(Job(name="wants it"), node="boss")
         await bus.publish(Job(name="does not"), node="boss")
         await bus.idle(timeout=LONG)
-        [dead] = await bus.poisoned("worker")
+        [dead] = await bus.dead_letters("worker")
     assert handled == ["does not"]
     # Reading: a missing store is a configuration error, so it is a dead letter at the first try.
     assert dead.tries == 1
@@ -526,7 +526,7 @@ async def _dead_for_misuse(node: fg.Node, folder: Path) -> None:
         await bus.publish(Job(name="bad"), node="boss")
         await bus.publish(Job(name="good"), node="boss")
         await bus.idle(timeout=LONG)
-        [dead] = await bus.poisoned("worker")
+        [dead] = await bus.dead_letters("worker")
         assert bus.outcomes()["handled"] == 1
     assert "transaction" in dead.error.lower()
     assert dead.tries == 1, "a configuration error is not tried again"

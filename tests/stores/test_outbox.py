@@ -93,7 +93,7 @@ async def test_what_is_committed_beside_a_running_bus_is_sent_once(shop: Shop) -
         await asyncio.to_thread(shop.place, "1")
         await shop.heard.event("1").wait()
         await bus.idle(timeout=LONG)
-        assert await bus.poisoned() == []
+        assert await bus.dead_letters() == []
     assert shop.heard.orders == ["1"]
     assert shop.orders() == ["1"]
 

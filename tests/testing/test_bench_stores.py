@@ -1,4 +1,4 @@
-"""A bench on every store: rows can be read, time is made, and nothing is left behind."""
+"""A bench on every store: rows can be read, the clock is simulated, and nothing is left behind."""
 
 import asyncio
 from importlib import import_module
@@ -55,16 +55,16 @@ async def test_rows_time_and_dead_letters(url: str) -> None:
         assert bench.outcomes()["redelivered"] == 4
         await bench.settle()
         assert bench.sent() == [Billed(order_id="1")]
-        [letter] = bench.dead()
-        assert bench.poisoned("billing") == bench.dead("billing", status="open") == [letter]
-        assert bench.dead("shop") == bench.dead(status="discarded") == []
+        [letter] = bench.dead_letters()
+        assert bench.dead_letters("billing") == bench.dead_letters(billing, status=None) == [letter]
+        assert bench.dead_letters("shop") == bench.dead_letters(status="discarded") == []
         rows = await bench.fetchall(billing, "select id, total from invoices where id <> ? order by id", ("seed",))
         assert rows == [("1", 1)]
         assert await bench.fetchone(billing, "select total from invoices where id = ?", ("seed",)) == (5,)
         assert await bench.fetchone(billing, "select total from invoices where id = ?", ("none",)) is None
         await bench.bus.discard(letter.message_id)
         await bench.settle()
-        assert [each.status for each in bench.dead()] == ["discarded"] and bench.poisoned() == []
+        assert [each.status for each in bench.dead_letters(status=None)] == ["discarded"] and bench.dead_letters() == []
 
 
 async def test_a_plain_handler_and_a_crash(url: str) -> None:

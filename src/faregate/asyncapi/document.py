@@ -114,7 +114,7 @@ class _Document:
                 "messages": {name: self._message(each) for name, each in self._messages.items()},
                 "schemas": {**self._schemas.shared, _HEADERS: headers_schema()},
                 "correlationIds": {
-                    "saga": {
+                    "conversation": {
                         "description": "The root of what a message belongs to: on RabbitMQ its property correlation_id",
                         "location": "$message.header#/correlation_id",
                     }
@@ -185,7 +185,7 @@ class _Document:
             "contentType": self._bus.content_type,
             "headers": {"$ref": f"#/components/schemas/{_HEADERS}"},
             "payload": payload,
-            "correlationId": {"$ref": "#/components/correlationIds/saga"},
+            "correlationId": {"$ref": "#/components/correlationIds/conversation"},
             "tags": [{"name": message_type.kind}],
             "examples": [{"payload": Samples(payload, self._schemas.shared).make()}],
             "x-faregate": {"kind": message_type.kind, "key": list(message_type.key)},

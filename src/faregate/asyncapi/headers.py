@@ -14,7 +14,7 @@ _TOLD = {
     "algorithm": "Reserved for encryption",
     "payload_ref": "Where a large payload is kept",
     "traceparent": "W3C trace context",
-    "marker": "The depth in the saga, 0 for a root",
+    "depth": "How many messages precede it in its conversation, 0 for a root",
     "replay": "How often a person had it handled again",
     "redeliveries": "How often it was put off to be tried later",
     "sent_at": "When it was published, in seconds since the epoch",

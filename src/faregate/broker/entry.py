@@ -73,7 +73,7 @@ class Entry(msgspec.Struct, gc=False, eq=False):
 class EntryLine:
     """Entries in order of position, with O(1) append at the end and cheap return to the own position.
 
-    Entries are not taken out when they leave by another door; a stale reference is recognised when it comes up:
+    Entries are not taken out when they leave the queue otherwise; a stale reference is recognised when it comes up:
     its entry is in another state, or became available again since (another turn).
     """
 
@@ -121,7 +121,7 @@ class EntryLine:
             self._stale = 0
 
     def drop_stale(self) -> None:
-        """Forget references to entries that left by another door, so that memory follows what really waits."""
+        """Forget references to entries that left the queue otherwise, so that memory follows what really waits."""
         self._fresh = deque(
             entry for entry in self._fresh if entry.state == self._state and entry.turn == self._fresh_turn
         )

@@ -60,7 +60,7 @@ MakeDeadLetter = Callable[["Queue", Entry, str, str], None]
 
 
 def _make_none(queue: "Queue", entry: Entry, reason: str, error: str) -> None:
-    """A closed queue gives nothing up any more."""
+    """A closed queue makes no dead letters any more."""
 
 
 class Queue:

@@ -81,7 +81,7 @@ class RecentPublications:
             try:
                 self.on_disagreement(envelope)
             except Exception:  # an alarm that fails must not keep the others of its batch from being published
-                log.exception("whoever is told of disagreements failed at %s", envelope)
+                log.exception("the callback for disagreements failed at %s", envelope)
 
     def knows(self, envelope: Envelope, partial: bool = False) -> bool:
         return _key_of(envelope, partial) in self._known

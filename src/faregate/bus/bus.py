@@ -831,24 +831,28 @@ class Bus:
         """How messages ended so far, over all subscriptions."""
         return {name: sum(worker.outcomes[name] for worker in self._workers) for name in _COUNTED}
 
-    async def poisoned(self, node: str | Node | None = None) -> list[DeadLetter]:
-        """The open dead letters of stores and transport, of one node or of all, oldest first."""
-        self._check_running()
-        wanted = list(self.nodes) if node is None else [node.name if isinstance(node, Node) else node]
-        found: list[DeadLetter] = []
-        for name in wanted:
-            found += await self._transport.dead_letters(name) if isinstance(self._transport, Browsing) else []
-            shared = self._stores.of(name)
-            if shared is not None:
-                found += await shared.store.dead(DeadFilter(node=name, status="open"))
-        return sorted(found, key=lambda record: record.at)
-
     async def dead_letters(
         self, node: str | Node | None = None, *, status: DeadStatus | None = "open", limit: int = 1000
     ) -> list[DeadLetter]:
-        """The dead letters in the stores, oldest last failure first; `status=None` is every one of them."""
+        """The dead letters, of one node or of all, oldest last failure first; `status=None` is every one of them.
+
+        Those in the stores, and the open ones that wait in the transport: of nodes without a store, or on their way to
+        the store.
+        """
+        self._check_running()
+        return await self._dead_letters(node, status, limit)
+
+    async def _dead_letters(self, node: str | Node | None, status: DeadStatus | None, limit: int) -> list[DeadLetter]:
         name = node.name if isinstance(node, Node) else node
-        return await self._dead().letters(DeadFilter(node=name, status=status), limit)
+        waiting: list[DeadLetter] = []
+        if status in (None, "open") and isinstance(self._transport, Browsing):
+            for each in self.nodes if name is None else [name]:
+                waiting += await self._transport.dead_letters(each, limit)
+        # The stores come second, so that one that moves there meanwhile is not missed.
+        kept = await DeadLetters(self._stores.stores, self.clock).letters(DeadFilter(node=name, status=status), limit)
+        known = {(letter.node, letter.message_id) for letter in kept}
+        found = [*kept, *(letter for letter in waiting if (letter.node, letter.message_id) not in known)]
+        return sorted(found, key=lambda letter: letter.at)[:limit]
 
     async def replay(self, *message_ids: str, by: str = "bus") -> list[DeadLetter]:
         """Have dead letters handled again, with the identity they had; returns them as they are then.

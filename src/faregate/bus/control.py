@@ -68,10 +68,10 @@ async def obey(bus: Controlled, instruction: Instruction) -> BusStatus:
         raise ConfigurationError(f"the bus is {bus.status().state}: nothing of it can be paused or resumed any more")
     if instruction.command == "pause":
         await bus.pause(instruction.node, instruction.type, instruction.seconds)
-        log.warning("%s is paused%s, as somebody asked from outside", _what(instruction), _for(instruction.seconds))
+        log.warning("%s is paused%s, as requested from outside", _what(instruction), _for(instruction.seconds))
     elif instruction.command == "resume":
         await bus.resume(instruction.node, instruction.type)
-        log.warning("%s is resumed, as somebody asked from outside", _what(instruction))
+        log.warning("%s is resumed, as requested from outside", _what(instruction))
     elif instruction.command != "status":
         given = plain(instruction.command[:40])
         raise ConfigurationError(f"there is no command {given!r}; there are status, pause, resume and cancel")

@@ -4,7 +4,7 @@ Rules kept here:
 - A decision is one commit: the letter's new status, and the outbox row that carries it out. Whoever dispatches the
   outbox of that store sends it, now or when it starts.
 - A replay keeps the identity, so that a half-done one finishes and is not doubled. A number tells it from earlier
-  replays. It goes only to the node where the message died. An output that nobody took is published anew.
+  replays. It goes only to the node where the message failed. An output that nobody took is published anew.
 - An edited message is a new one that names the original, which stays as it is: both can be seen.
 - What was discarded or handled since cannot be replayed.
 """
@@ -133,7 +133,7 @@ class DeadLetters:
         return changed
 
     async def edit(self, message_id: str, body: str | bytes, by: str, node: str | None = None) -> Envelope:
-        """Send the message with another body, given as JSON, to the node where it died; returns what is sent.
+        """Send the message with another body, given as JSON, to the node where it failed; returns what is sent.
 
         Editing the same letter to the same body again is the same publication.
         """

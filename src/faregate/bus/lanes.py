@@ -118,7 +118,7 @@ class Lanes:
         if self._ready and not self.closing:
             self._wake()
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.critical("a lane died; its message will be redelivered", exc_info=error)
+            log.critical("a lane failed; its message will be redelivered", exc_info=error)
 
     async def _lane(self) -> None:
         lane = asyncio.current_task()
@@ -227,7 +227,7 @@ class Lanes:
             if late:
                 _, stuck = await asyncio.wait(late, timeout=_CANCEL_SECONDS)
                 if stuck:
-                    log.error("%d handlers do not heed that they were cancelled; they are left behind", len(stuck))
+                    log.error("%d handlers ignore their cancellation; they are left running", len(stuck))
         return late_batches
 
     def _forget(self) -> None:

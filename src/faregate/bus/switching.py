@@ -153,7 +153,7 @@ class Switching:
                 await self._until_well(trip, again)
                 return
             except Exception:
-                log.exception("%s is switched off: an error that nobody foresaw; it goes on asking", self._subscription)
+                log.exception("%s is switched off: an unexpected error; it goes on asking", self._subscription)
             again = True
             await self._sleep(self.switch.policy.every)
 

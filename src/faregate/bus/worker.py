@@ -382,7 +382,7 @@ class Worker:
                         await self._give_back_all([])
                 raise
             except Exception:
-                log.critical("%s: an error that nobody foresaw; the lane goes on", self.subscription, exc_info=True)
+                log.critical("%s: an unexpected error; the lane goes on", self.subscription, exc_info=True)
                 await self._put_off(deliveries)
             finally:
                 self._held.difference_update(set(deliveries).difference(again) if again else deliveries)

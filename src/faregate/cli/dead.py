@@ -83,7 +83,7 @@ def replay(
     rate: Annotated[float | None, typer.Option(min=0.001, help="How many per second at most.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Have dead letters handled again, by the node where they died, with the identity they had.
+    """Have dead letters handled again, by the node where they failed, with the identity they had.
 
     A running bus finds them within a fraction of a second; otherwise they are sent when it starts. What was handled or
     discarded meanwhile is left alone.

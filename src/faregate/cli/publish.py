@@ -53,7 +53,7 @@ def publish(
     out = fg_publish(parsed, **options) if to is None else send(parsed, to=to, **options)
     result = run_async(_spool(bus, out, sender) if bus.spools else _publish(bus, out, sender, timeout))
     answer(result, lambda: _show(result), as_json=as_json)
-    if result["dead"]:
+    if result["dead_letters"]:
         raise typer.Exit(1)
 
 
@@ -63,19 +63,25 @@ async def _spool(bus: Bus, out: Outgoing, sender: str) -> dict[str, Any]:
     except JournalNotFound:
         await bus.prepare()
         published = await bus.spool(out, node=sender)
-    return {"publication_id": published, "type": out.message_type.wire, "spooled": True, "outcomes": {}, "dead": []}
+    return {
+        "publication_id": published,
+        "type": out.message_type.wire,
+        "spooled": True,
+        "outcomes": {},
+        "dead_letters": [],
+    }
 
 
 async def _publish(bus: Bus, out: Outgoing, sender: str, timeout: float) -> dict[str, Any]:
     async with bus:
         published = await bus.publish(out, node=sender)
         await bus.idle(timeout)
-        dead = await bus.poisoned()
+        dead = [letter for letter in await bus.dead_letters() if letter.node in bus.nodes]
         return {
             "publication_id": published,
             "type": out.message_type.wire,
             "outcomes": bus.outcomes(),
-            "dead": [
+            "dead_letters": [
                 {
                     "node": record.node,
                     "type": record.envelope.type,
@@ -119,5 +125,5 @@ def _show(result: dict[str, Any]) -> None:
     outcomes = ", ".join(f"{count} {name}" for name, count in result["outcomes"].items() if count)
     what = "it is durable in the spool" if result.get("spooled") else outcomes or "nothing to do yet"
     say(f"published {result['type']} {result['publication_id']}: {what}")
-    for record in result["dead"]:
+    for record in result["dead_letters"]:
         say(plain(f"  dead letter at {record['node']} ({record['reason']}): {record['error']}"))

@@ -90,7 +90,7 @@ async def _serve_to_the_end(
 
 
 async def _interrupted(starting: "asyncio.Task[None]", asked: asyncio.Event) -> bool:
-    """Wait for the start; whether it was given up because somebody asked for that. Raises what it failed with."""
+    """Wait for the start; whether it was cancelled because somebody asked for that. Raises what it failed with."""
     asking = asyncio.create_task(asked.wait())
     await asyncio.wait({starting, asking}, return_when=asyncio.FIRST_COMPLETED)
     asking.cancel()

@@ -63,7 +63,7 @@ class Committing:
     async def _record(self, transaction: Transaction, works: Sequence[Work]) -> Recorded | None:
         """What is committed beside the handlers' own writes.
 
-        A dead letter that is there by now is resolved: of a replay, or of another copy that was given up meanwhile.
+        A dead letter that is there by now is resolved: of a replay, or of another copy that became one meanwhile.
         """
         done = [work for work in works if work.state == "done"]
         if len(done) < len(works):

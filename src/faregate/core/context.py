@@ -125,7 +125,7 @@ class Context:
 
     @property
     def correlation_id(self) -> str:
-        """The root of the saga this message belongs to."""
+        """The root of the conversation this message belongs to."""
         envelope = self._work.envelope
         return envelope.correlation_id or envelope.publication_id
 
@@ -135,9 +135,9 @@ class Context:
         return self._work.envelope.causation_id
 
     @property
-    def marker(self) -> int:
-        """The depth in the saga, 0 for a root."""
-        return self._work.envelope.marker
+    def depth(self) -> int:
+        """How many messages precede this one in its conversation, 0 for a root."""
+        return self._work.envelope.depth
 
     @property
     def type(self) -> str:

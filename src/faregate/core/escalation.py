@@ -1,4 +1,4 @@
-"""Escalation: a function of the node learns of each message that the node gives up, and may send messages about it.
+"""Escalation: a function of the node learns of each message that the node dead-letters, and may send messages about it.
 Another learns of its kill switches that trip.
 
 Rules kept here:
@@ -40,7 +40,7 @@ Subject = DeadLetter | SwitchTripped
 
 
 class Escalation:
-    """What a node does about the messages that it gives up; nothing, where it declares nothing."""
+    """What a node does about the messages that it dead-letters; nothing, where it declares nothing."""
 
     def __init__(self, node: Node, sender: Sender, alarms: Alarms, pool: Executor) -> None:
         self._functions = node.escalations

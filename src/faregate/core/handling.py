@@ -12,7 +12,7 @@ Rules kept here:
 - Nothing after the commit can change what became of a message; nothing before it has happened.
 - A message that failed, was delivered before, or shared a transaction that failed, runs alone: it can hurt nobody else.
 - A commit whose outcome is unknown is tried again; the look-up then finds out what it was.
-- Giving up is a commit too: the dead letter is in the store before the delivery is settled.
+- Dead-lettering is a commit too: the dead letter is in the store before the delivery is settled.
 - Without a store there is no transaction: handlers run again after a crash, and what they send keeps its ids.
 - While the kill switch is open nothing begins but its trial, nothing is tried again, and what fails goes back.
 """

@@ -2,7 +2,7 @@
 
     resources -> `use` middlewares -> core (in-memory retries around the handler)
 
-What follows the tries (commit, settle, or redeliver and give up, then the `after` middlewares) stands in `handling.py`.
+What follows the tries (commit, settle, redeliver or dead-letter, then the `after` middlewares) stands in `handling.py`.
 Each step is a plain function that returns the next awaitable, so a message costs one coroutine per middleware and one
 for the tries, and nothing is looked up.
 

@@ -57,7 +57,7 @@ class Replies:
     def failure(
         self, request: Envelope, message_id: str, publication_id: str, node: str, reason: str, exc: BaseException
     ) -> Envelope | None:
-        """The reply to a request that is given up; None where nobody asked."""
+        """The reply to a request that is dead-lettered; None where nobody asked."""
         if REPLY_TO not in request.headers or (address := self._address(request)) is None:
             return None
         error = describe_error(exc).partition("\n")[0][:_LONGEST_ERROR]
@@ -69,7 +69,7 @@ class Replies:
             destination=address,
             correlation_id=request.correlation_id or request.publication_id,
             causation_id=message_id,
-            marker=request.marker + 1,
+            depth=request.depth + 1,
             headers={REASON: reason, ERROR: error},
         )
 

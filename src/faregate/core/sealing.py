@@ -53,7 +53,7 @@ class Sealer:
         publication_id: str,
         correlation_id: str,
         causation_id: str | None,
-        marker: int,
+        depth: int,
         now: float,
         trace: TraceContext | None = None,
     ) -> Envelope:
@@ -84,7 +84,7 @@ class Sealer:
             out.destination,
             correlation_id,
             causation_id,
-            marker,
+            depth,
             key,
             None,  # attempt_id
             now,

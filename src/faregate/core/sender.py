@@ -166,7 +166,7 @@ class Sender(Sealer):
             return []
         now = self._clock.time()
         cause, message_id = ctx._work.envelope, ctx._work.message_id
-        correlation_id, marker = cause.correlation_id or cause.publication_id, cause.marker + 1
+        correlation_id, depth = cause.correlation_id or cause.publication_id, cause.depth + 1
         trace = passed_on(cause) if ctx._trace is None else ctx._trace()
         derive = ids.publication_ids(self._node, handler)
         sealed: list[Envelope] = []
@@ -177,7 +177,7 @@ class Sender(Sealer):
             if out.id_key is not None or out.idempotency_key is not None:
                 slot = _named_slot(out, handler, used)
             publication_id = derive(correlation_id, message_id, out.message_type.wire, slot)
-            envelope = self._seal(out, publication_id, correlation_id, message_id, marker, now, trace)
+            envelope = self._seal(out, publication_id, correlation_id, message_id, depth, now, trace)
             if out.is_reply:
                 reply = self._replies.addressed(envelope, cause)
                 if reply is None:
@@ -193,7 +193,7 @@ class Sender(Sealer):
         return sealed
 
     def seal_failure(self, work: Work, handler: str, reason: str, exc: BaseException) -> Envelope | None:
-        """What tells whoever asked that its request is given up; None where nobody asked."""
+        """What tells whoever asked that its request is dead-lettered; None where nobody asked."""
         if not work.envelope.headers:  # as nearly always
             return None
         root = work.envelope.correlation_id or work.envelope.publication_id
@@ -205,10 +205,10 @@ class Sender(Sealer):
         No handler caused it, so it has no causation id; an audit counts what handlers sent."""
         if isinstance(subject, DeadLetter):
             correlation_id, about = subject.correlation_id, subject.message_id
-            replay, marker = subject.envelope.replay, subject.envelope.marker
+            replay, depth = subject.envelope.replay, subject.envelope.depth
         else:
             correlation_id, about = "", f"{subject.handler}@{subject.since}"
-            replay = marker = 0
+            replay = depth = 0
         derive, now = ids.publication_ids(self._node, ESCALATES + ":"), self._clock.time()  # no handler is called so
         sealed: list[Envelope] = []
         for ordinal, out in enumerate(outgoing):
@@ -217,7 +217,7 @@ class Sender(Sealer):
             if out.id_key is not None or out.idempotency_key is not None:
                 raise ConfigurationError(f"{out!r} is sent about {subject}, whose id names it: give it no other key")
             publication_id = derive(correlation_id, about, out.message_type.wire, f"{replay}.{ordinal}")
-            envelope = self._seal(out, publication_id, correlation_id or publication_id, None, marker + 1, now)
+            envelope = self._seal(out, publication_id, correlation_id or publication_id, None, depth + 1, now)
             headers = {**envelope.headers, ESCALATES: about}
             sealed.append(msgspec.structs.replace(envelope, headers=headers))
         return sealed

@@ -7,7 +7,7 @@ Rules kept here:
   own pool when the interpreter exits.)
 """
 
-# `asyncio.to_thread` loads this at its first use. A process that has given up its rights may not be able to, by then.
+# `asyncio.to_thread` loads this at its first use. A process that has dropped its privileges may not be able to then.
 import concurrent.futures.thread  # noqa: F401
 from collections.abc import Callable
 from concurrent.futures import Executor, Future

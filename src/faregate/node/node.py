@@ -274,7 +274,7 @@ class Node:
         return function
 
     def escalates(self, function: Escalation) -> Escalation:
-        """Register the function that learns of each message that this node gives up, `async def tell(letter)`, or, by
+        """Register the function that learns of each dead letter of this node, `async def tell(letter)`, or, by
         the annotation `trip: fg.SwitchTripped`, of its kill switches that trip. What it returns is sent; about a dead
         letter with the commit of that."""
         what = f"the function {_name_of(function)!r} that escalates for node {self.name!r}"

@@ -57,7 +57,7 @@ class DeadLetter(msgspec.Struct, kw_only=True):
         tries: int = 0,
         redeliveries: int = 0,
     ) -> Self:
-        """The open letter of a message that died at this node now."""
+        """The open letter of a message that fails for good at this node now."""
         return cls(
             node=node,
             message_id=message_id or ids.message_id_of(envelope, node),

@@ -58,8 +58,8 @@ Remembers = Literal["ledger", "tokens", "off", "nothing"]
 
 
 def dead_letter_queue(node: str) -> str:
-    """Where a node's dead letters wait for people. The name is stored in journals."""
-    return f"{node}-poison"
+    """Where a node's dead letters wait for people. The name is stored in journals, see `QueueRecord`."""
+    return f"{node}-dead-letters"
 
 
 def check_command(envelope: Envelope, nodes: Collection[str]) -> None:

@@ -41,6 +41,10 @@ class QueueRecord(msgspec.Struct):
     kind: Kind | None = None
     source: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.is_dead_letter_queue:  # journals that were written earlier call it {node}-poison
+            self.name = dead_letter_queue(self.node)
+
     @property
     def is_dead_letter_queue(self) -> bool:
         return self.type is None
@@ -196,9 +200,8 @@ class Topology(msgspec.Struct):
         known = self.queue(name)
         if known is not None:
             return known
-        queue = QueueRecord(len(self.queues), name, node)
-        if binding is not None:
-            queue.type, queue.kind, queue.source = binding.type, binding.kind, binding.source
+        wanted = (binding.type, binding.kind, binding.source) if binding is not None else (None, None, None)
+        queue = QueueRecord(len(self.queues), name, node, *wanted)
         self.queues.append(queue)
         self.version += 1
         return queue

@@ -22,7 +22,7 @@ from faregate.errors import ConfigurationError, InvalidOption
 _STORED = {"appended_at": "time", "body": "payload"}
 _ORDER = """
     offset appended_at publication_id type kind source destination recipients key body headers correlation_id
-    causation_id marker sent_at deliver_at expires_at redeliveries replay content_type content_encoding body_digest
+    causation_id depth sent_at deliver_at expires_at redeliveries replay content_type content_encoding body_digest
     payload_ref attempt_id key_id algorithm traceparent
 """
 

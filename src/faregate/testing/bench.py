@@ -1,6 +1,6 @@
 """A bench: nodes on a real broker in memory and a fake clock, with everything they send on record.
 
-Redelivery, delay, expiry and dead letters are the broker's own, not imitations; only time is made.
+Redelivery, delay, expiry and dead letters are the broker's own, not imitations; only the clock is simulated.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from typing import Any, TypeVar, Unpack, cast, overload
 
 from faregate.broker import Broker
 from faregate.bus.bus import Bus
+from faregate.bus.dead_letters import MOST
 from faregate.bus.requests import REQUEST_SECONDS, check_reply, check_timeout
 from faregate.codec import BodyReader
 from faregate.errors import ConfigurationError, FaregateError, Unroutable
@@ -22,9 +23,8 @@ from faregate.node.outgoing import Options, Outgoing, as_event
 from faregate.node.sources import open_events, publishers
 from faregate.ports.clock import Clock
 from faregate.ports.dead_letter import DeadLetter, DeadStatus
-from faregate.ports.queue import dead_letter_queue
 from faregate.ports.schemes import open_store, open_token_store
-from faregate.ports.store import DeadFilter, Store
+from faregate.ports.store import Store
 from faregate.ports.tokens import TokenStore
 from faregate.testing.clock import FakeClock
 from faregate.testing.counted import Calls, Counted, CountedStore
@@ -97,7 +97,7 @@ class Bench:
             tokens=self._token_store(store),
             clock=self.clock,
             drain_seconds=0,
-            stall_seconds=None,  # time is made here, and the bench tells itself when nothing moves
+            stall_seconds=None,  # the clock is simulated, and the bench tells itself when nothing moves
         )
         self._threads = 0
         self._count_threads()
@@ -327,25 +327,21 @@ class Bench:
         recorded = [*self._transport.recorded.values(), *later]
         return [envelope for envelope in recorded if wire is None or envelope.type == wire]
 
-    def poisoned(self, node: str | None = None) -> list[DeadLetter]:
-        """The open dead letters of stores and broker, oldest first."""
-        names = [node] if node else list(self.bus.nodes)
-        queues = [queue for queue in self.broker.queues() if queue.name in map(dead_letter_queue, names)]
-        found = [entry.letter for queue in queues for entry in queue.browse() if entry.letter]
-        return sorted([*found, *self.dead(node, status="open")], key=lambda record: record.at)
-
-    def dead(self, node: str | None = None, *, status: DeadStatus | None = None) -> list[DeadLetter]:
-        """The dead letters in the nodes' store, oldest first; not awaited. Those of a real store are as they were when
-        `settle`, `advance` or `request` returned."""
-        if self._letters is None:
-            (store,) = self.bus._stores.stores
-            return _at_once(store.dead(DeadFilter(node=node, status=status)))
-        return [each for each in self._letters if node in (None, each.node) and status in (None, each.status)]
+    def dead_letters(self, node: str | Node | None = None, *, status: DeadStatus | None = "open") -> list[DeadLetter]:
+        """The dead letters, as `bus.dead_letters`; not awaited. Those of a real store are as they were when `settle`,
+        `advance` or `request` returned."""
+        name = node.name if isinstance(node, Node) else node
+        letters = self._letters
+        if letters is None:
+            letters = _at_once(self._every_letter())
+        return [each for each in letters if name in (None, each.node) and status in (None, each.status)]
 
     async def _look_at_letters(self) -> None:
         if self._letters is not None:
-            (store,) = self.bus._stores.stores
-            self._letters = await store.dead(DeadFilter())
+            self._letters = await self._every_letter()
+
+    async def _every_letter(self) -> list[DeadLetter]:
+        return await self.bus._dead_letters(None, None, MOST)
 
     async def fetchall(self, node: str | Node, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """The rows of a query on the node's store, as `ctx.db.fetchall`: what is committed. Raises `BenchStuck` when a

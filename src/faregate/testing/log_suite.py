@@ -105,7 +105,7 @@ def an_empty_log_has_nothing_to_read(subject: LogSubject) -> None:
 def messages_come_back_as_they_were(subject: LogSubject) -> None:
     sent = Envelope(
         publication_id="p", type="Noted", kind="command", source="s", body=b"\x00\xff", recipients=("a", "b"),
-        destination="d", correlation_id="c", causation_id="m", marker=7, key="k", attempt_id="t", sent_at=1.5,
+        destination="d", correlation_id="c", causation_id="m", depth=7, key="k", attempt_id="t", sent_at=1.5,
         deliver_at=2.25, expires_at=3.125, redeliveries=2, replay=1, content_type="x/y", content_encoding="gzip",
         key_id="i", algorithm="l", payload_ref="r", body_digest=b"\x01" * 16, traceparent="00-1", headers={"h": "ü"},
     )  # fmt: skip

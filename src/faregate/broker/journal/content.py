@@ -67,7 +67,7 @@ def write_rows(envelopes: Sequence[Envelope], topics: Sequence[int]) -> bytes:
             if each.deliver_at is not None
             or each.expires_at is not None
             or not 0 <= each.sent_at < _LAST_SECOND
-            or each.marker
+            or each.depth
             or each.redeliveries
             or each.replay
         ]
@@ -89,7 +89,7 @@ def _check_numbers(envelope: Envelope) -> None:
         time = getattr(envelope, name)
         if time is not None and not -_LAST_SECOND < time < _LAST_SECOND:
             raise ValueError(f"{name} is {time!r}, which is no time")
-    for name in ("marker", "redeliveries", "replay"):
+    for name in ("depth", "redeliveries", "replay"):
         count = getattr(envelope, name)
         if not -_MOST <= count < _MOST:
             raise ValueError(f"{name} is {count!r}, which is too large")

@@ -51,7 +51,7 @@ class Inspection:
     steps: list[Step] = field(default_factory=list)
     checked: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(
-            ("bytes", "segments", "frames", "messages", "poison", "settlements", "batches"), 0
+            ("bytes", "segments", "frames", "messages", "dead_letters", "settlements", "batches"), 0
         )
     )
 

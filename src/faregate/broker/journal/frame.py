@@ -104,7 +104,7 @@ class Footer(msgspec.Struct, omit_defaults=True):
     first_time: int
     last_time: int
     messages: int
-    dead_letters: int = msgspec.field(name="poison")
+    dead_letters: int = msgspec.field(name="poison")  # the name in the file
     bytes: int
     last_commit: int
     types: dict[str, int]

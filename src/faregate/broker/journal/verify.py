@@ -425,7 +425,7 @@ class Inspector:
         checked["segments"] += 1
         checked["frames"] += scan.frames
         checked["messages"] += scan.segment.messages
-        checked["poison"] += scan.segment.dead_letters
+        checked["dead_letters"] += scan.segment.dead_letters
         for topic, at_byte in scan.topics.items():
             self._topics.setdefault(topic, (path, at_byte))
         self._altered += [(path, at_byte, offset) for at_byte, offset in scan.altered]

@@ -54,8 +54,9 @@ def show_verdict(root: Path, found: Inspection) -> None:
     _show_findings(root, found)
     checked = found.checked
     say(
-        f"read {bytes_text(checked['bytes'])}: {counted(checked['messages'], 'message')} and {checked['poison']:,} "
-        f"dead letters in {counted(checked['segments'], 'segment')}, {counted(checked['settlements'], 'settlement')}, "
+        f"read {bytes_text(checked['bytes'])}: {counted(checked['messages'], 'message')} and "
+        f"{counted(checked['dead_letters'], 'dead letter')} in {counted(checked['segments'], 'segment')}, "
+        f"{counted(checked['settlements'], 'settlement')}, "
         f"{counted(checked['batches'], 'spooled batch', 'spooled batches')}",
         "dim",
     )

@@ -54,7 +54,7 @@ def describe(path: Path) -> dict[str, Any]:
             "queue": queue.name,
             "node": queue.node,
             **_waiting(found.get(queue.number, Found()), time.time()),
-            "poison": queue.is_dead_letter_queue,
+            "dead_letters": queue.is_dead_letter_queue,
         }
         for queue in topology.queues
     ]
@@ -160,12 +160,16 @@ def show(told: dict[str, Any]) -> None:
         [
             (q["queue"], f"{q['waiting']:,}", f"{q['later']:,}" if q["later"] else "")
             for q in told["queues"]
-            if not q["poison"]
+            if not q["dead_letters"]
         ],
     )
     _show_table(
         ("dead letters at", "messages"),
-        [(q["node"], Text(f"{q['waiting']:,}", style="red")) for q in told["queues"] if q["poison"] and q["waiting"]],
+        [
+            (q["node"], Text(f"{q['waiting']:,}", style="red"))
+            for q in told["queues"]
+            if q["dead_letters"] and q["waiting"]
+        ],
     )
     _show_table(
         ("reader", "next offset", "behind"),

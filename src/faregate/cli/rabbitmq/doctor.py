@@ -104,7 +104,7 @@ def _dead_findings(dead: "SeenQueue", target: str, has_store: bool) -> Iterator[
         yield from _findings([dead], {}, target)
     elif dead.waiting and not has_store:
         told = f"{counted(dead.waiting, 'dead letter waits', 'dead letters wait')}, and the node has no store"
-        yield Finding(dead.name, told, "read them with bus.poisoned(); with a store= `faregate dead` replays them")
+        yield Finding(dead.name, told, "read them with bus.dead_letters(); with a store= `faregate dead` replays them")
     elif dead.waiting and not dead.consumers:
         told = f"{counted(dead.waiting, 'dead letter waits', 'dead letters wait')} to be taken into the store"
         yield Finding(dead.name, told, f"faregate run {target}; then faregate dead list {target}")

@@ -7,7 +7,7 @@ Rules every adapter keeps (and `faregate.testing.store_suite` checks):
   is still open.
 - What `commit` confirmed survives the death of this process and, on a durable store, of the machine.
 - Errors of a driver are translated at the edge: `StoreUnavailable` (not reachable), `StoreConflict` (deadlock,
-  serialization failure, busy: the same again may work), `CommitUnknown` (the connection broke while committing).
+  serialization failure, busy: a retry may work), `CommitUnknown` (the connection broke while committing).
   An error in a statement of the user (a constraint, a typo) is the driver's own error, so that handlers can catch it.
 
 A store is the union of small protocols, one file for each concern. Of each there is a part within a transaction

@@ -187,7 +187,7 @@ class Plain:
             "body": pa.array([each.body for each in sent], pa.binary()),
             "correlation_id": causes.column("correlation_id"),
             "causation_id": to_arrow(causation),
-            "marker": pc.add(pc.fill_null(causes.column("marker"), 0), pa.scalar(1, pa.int32())),
+            "depth": pc.add(pc.fill_null(causes.column("depth"), 0), pa.scalar(1, pa.int32())),
             "traceparent": causes.column("traceparent"),
             "sent_at": pa.repeat(pa.scalar(round(now * 1_000_000), pa.timestamp("us", tz="UTC")), count),
             "content_type": pa.repeat(self._codec.content_type, count),

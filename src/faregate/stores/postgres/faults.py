@@ -1,6 +1,6 @@
 """PostgreSQL's errors as Faregate's, by their SQLSTATE and by the state of the connection, never by their text.
 
-Deadlocks, serialization failures and refused locks are conflicts: the same again may work. A lost connection, a server
+Deadlocks, serialization failures and refused locks are conflicts: a retry may work. A lost connection, a server
 that stops or has no room makes the store unavailable; while committing nobody knows what became of it. Everything else
 (a constraint, a typo) is the user's business and stays the driver's own error.
 """
@@ -31,7 +31,9 @@ def raise_translated(
 ) -> NoReturn:
     """Raise what this error means to the caller; `where` is the store's URL without its password."""
     if exc.sqlstate in _CONFLICTS:
-        raise StoreConflict(f"{where} gave way to somebody else ({_brief(exc)}); the same again may work") from exc
+        raise StoreConflict(
+            f"{where} is in conflict with another transaction ({_brief(exc)}); a retry may work"
+        ) from exc
     if is_lost(exc, connection):
         if committing:
             raise CommitUnknown(f"{where}: the connection broke in the middle of a commit ({_brief(exc)})") from exc

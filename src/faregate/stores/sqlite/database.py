@@ -119,7 +119,7 @@ class SqliteDatabase:
                     raise
                 if loop.time() >= deadline:
                     raise StoreConflict(
-                        f"{self.url} was held by another process for {self.busy_seconds:g} s; the same again may work"
+                        f"{self.url} was locked by another process for {self.busy_seconds:g} s; a retry may work"
                     ) from exc
             await asyncio.sleep(_PAUSES[min(tries, len(_PAUSES) - 1)])
             tries += 1

@@ -1,6 +1,6 @@
 """SQLite's errors as Faregate's, by their code and never by their text.
 
-Busy and locked are conflicts: the same again may work. A full or failing disk and a file that cannot be opened
+Busy and locked are conflicts: a retry may work. A full or failing disk and a file that cannot be opened
 make the store unavailable. Everything else (a constraint, a typo) is the user's business and stays the driver's own.
 """
 
@@ -31,7 +31,7 @@ def raise_translated(exc: sqlite3.Error, where: str) -> NoReturn:
     """Raise what this error means to the caller; `where` is the store's URL."""
     code = code_of(exc)
     if code in _CONFLICTS:
-        raise StoreConflict(f"{where} is held by somebody else ({exc}); the same again may work") from exc
+        raise StoreConflict(f"{where} is locked by another connection ({exc}); a retry may work") from exc
     if code in _UNAVAILABLE:
         raise StoreUnavailable(f"{where} cannot be used: {_UNAVAILABLE[code]} ({exc})") from exc
     raise exc

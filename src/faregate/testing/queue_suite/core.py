@@ -24,11 +24,11 @@ from faregate.testing.queue_suite.cases import (
 @case()
 async def a_published_message_is_delivered_as_it_was(subject: QueueSubject) -> None:
     await subject.transport.bind(noted())
-    sent = event("hello", marker=3, correlation_id="c", causation_id="m", sent_at=5.0)
+    sent = event("hello", depth=3, correlation_id="c", causation_id="m", sent_at=5.0)
     await subject.transport.publish([sent])
     got = (await (await Inbox(subject).open()).take()).envelope
     assert (got.publication_id, got.body, got.headers) == (sent.publication_id, b"hello", {"text": "hello"})
-    assert (got.marker, got.correlation_id, got.causation_id, got.sent_at) == (3, "c", "m", 5.0)
+    assert (got.depth, got.correlation_id, got.causation_id, got.sent_at) == (3, "c", "m", 5.0)
     assert got.recipients == ("reader",), f"recipients are {got.recipients}"
 
 

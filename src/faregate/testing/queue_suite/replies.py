@@ -13,11 +13,11 @@ def answer(text: str, address: str, **more: object) -> Envelope:
 @case("reply")
 async def a_reply_comes_to_the_address_as_it_was(subject: QueueSubject) -> None:
     got: list[Envelope] = []
-    sent = answer("yes", await subject.whole.open_replies(got.append), correlation_id="the saga", marker=3)
+    sent = answer("yes", await subject.whole.open_replies(got.append), correlation_id="the conversation", depth=3)
     assert not await subject.whole.reply([sent]), "it was said to have found nobody"
     await subject.rest()
     assert len(got) == 1, f"{len(got)} came, not one"
-    kept = ("publication_id", "type", "kind", "source", "body", "causation_id", "correlation_id", "marker", "headers")
+    kept = ("publication_id", "type", "kind", "source", "body", "causation_id", "correlation_id", "depth", "headers")
     for name in kept:
         assert getattr(got[0], name) == getattr(sent, name), f"{name} was {getattr(sent, name)!r}"
 

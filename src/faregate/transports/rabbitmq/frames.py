@@ -114,7 +114,7 @@ class Incoming:
             self._broken = True
             self._failed(exc)
         except Exception as exc:
-            log.critical("an error that nobody foresaw while reading; the channel is made anew", exc_info=True)
+            log.critical("an unexpected error while reading; the channel is made anew", exc_info=True)
             self._broken = True
             self._failed(exc)
         return True

@@ -129,7 +129,7 @@ class Publisher:
                 self._fail(exc)
                 await asyncio.sleep(_REFUSED_SECONDS)
             except Exception as exc:
-                log.critical("an error that nobody foresaw while publishing; it goes on", exc_info=True)
+                log.critical("an unexpected error while publishing; it goes on", exc_info=True)
                 self._fail(OutcomeUnknown(f"publishing failed: {type(exc).__name__}: {exc}"))
             finally:
                 if channel is not None:

@@ -1,7 +1,7 @@
 """Declares exchanges, queues and bindings. Declaring what is there already does nothing.
 
 Rules kept here:
-- Every queue is a quorum queue. What the broker itself gives up on goes to the dead letters of the node, at least once.
+- Every queue is a quorum queue. What the broker itself dead-letters goes to the node's dead letters, at least once.
 - The limit of deliveries is so high that it is never reached: the bus counts tries. (From 4.0 on, a queue that does not
   say so drops a message after 20.)
 - A queue that is there with other properties is `QueueDiffers`, never touched.

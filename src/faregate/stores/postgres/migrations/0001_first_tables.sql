@@ -39,7 +39,7 @@ create table faregate_identities (
     primary key (node, handler, identity)
 );
 
--- Messages given up on.
+-- Dead letters.
 create table faregate_dead (
     node text not null,
     message_id uuid not null,

@@ -25,8 +25,8 @@ from faregate.stores.sql.sessions.connection import UnitConnection, not_yours
 from faregate.stores.sql.sessions.dialect import UnitDialect
 
 _WENT_ON = (
-    "a statement or a flush of ctx.session failed, SQLAlchemy has given up all that the session did, and the handler "
-    "went on: half of it would be committed. Let the error be the handler's, or put what may fail into "
+    "a statement or a flush of ctx.session failed, SQLAlchemy has rolled back all that the session did, and the "
+    "handler went on: half of it would be committed. Let the error be the handler's, or put what may fail into "
     "ctx.session.begin_nested(), which rolls back that part alone"
 )
 
