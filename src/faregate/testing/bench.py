@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
-from typing import Any, TypeVar, Unpack, cast, overload
+from typing import Any, NamedTuple, TypeVar, Unpack, cast, overload
 
 from faregate.broker import Broker
 from faregate.bus.bus import Bus
@@ -87,7 +87,7 @@ class Bench:
         self._nodes = nodes = with_resources(nodes, provide)
         self._calls = Calls()
         """Of a real store; in memory nothing takes time."""
-        self._letters: list[DeadLetter] | None = None if is_memory(store) else []
+        self._seen: Seen | None = None if is_memory(store) else Seen([], [])
         """The dead letters of a real store, as they were when the bench last came to rest."""
         self._transport = RecordingTransport(self.clock)
         self.bus = Bus(
@@ -197,7 +197,7 @@ class Bench:
                 before = self.bus._stores.activity
                 await self.bus._stores.idle()
                 if self.bus._stores.activity == before:
-                    await self._look_at_letters()
+                    await self._look()
                     return
                 continue
             if self._working() > 0 or self._calls.count:
@@ -216,7 +216,7 @@ class Bench:
     async def advance(self, seconds: float) -> None:
         """Move the clock and let everything run that became due."""
         await self.clock.advance(seconds, self._rest)
-        await self._look_at_letters()
+        await self._look()
 
     def _at_rest(self) -> bool:
         if any(worker.busy for worker in self.bus._workers) or self.bus._stores.busy:
@@ -322,26 +322,29 @@ class Bench:
         """The envelopes of what handlers published or sent, in order; what is due later comes last."""
         declared = known(cls) if cls is not None else None
         wire = declared.wire if declared else getattr(cls, "__name__", None)
-        (store,) = self.bus._stores.stores
-        later = [row.envelope for row in _at_once(store.scheduled(_MOST_SCHEDULED)) if row.message_id is not None]
-        recorded = [*self._transport.recorded.values(), *later]
+        recorded = [*self._transport.recorded.values(), *self._in_store().later]
         return [envelope for envelope in recorded if wire is None or envelope.type == wire]
 
     def dead_letters(self, node: str | Node | None = None, *, status: DeadStatus | None = "open") -> list[DeadLetter]:
         """The dead letters, as `bus.dead_letters`; not awaited. Those of a real store are as they were when `settle`,
         `advance` or `request` returned."""
         name = node.name if isinstance(node, Node) else node
-        letters = self._letters
-        if letters is None:
-            letters = _at_once(self._every_letter())
+        letters = self._in_store().letters
         return [each for each in letters if name in (None, each.node) and status in (None, each.status)]
 
-    async def _look_at_letters(self) -> None:
-        if self._letters is not None:
-            self._letters = await self._every_letter()
+    def _in_store(self) -> "Seen":
+        return self._seen or _at_once(self._read_store())
 
-    async def _every_letter(self) -> list[DeadLetter]:
-        return await self.bus._dead_letters(None, None, MOST)
+    async def _look(self) -> None:
+        """A real store cannot be read at once: remember what is there now."""
+        if self._seen is not None:
+            self._seen = await self._read_store()
+
+    async def _read_store(self) -> "Seen":
+        (store,) = self.bus._stores.stores
+        letters = await self.bus._dead_letters(None, None, MOST)
+        later = await store.scheduled(_MOST_SCHEDULED)
+        return Seen(letters, [row.envelope for row in later if row.message_id is not None])
 
     async def fetchall(self, node: str | Node, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """The rows of a query on the node's store, as `ctx.db.fetchall`: what is committed. Raises `BenchStuck` when a
@@ -384,6 +387,14 @@ def _stand_ins(nodes: Sequence[Node]) -> list[Node]:
     wanted = [each.message_type for node in nodes for each in open_events(node)]
     unnamed = [message_type.cls for message_type in wanted if message_type.wire not in named]
     return [*map(Node, sorted(absent)), *([Node("publisher", publishes=unnamed)] if unnamed else [])]
+
+
+class Seen(NamedTuple):
+    """What a bench shows of its store."""
+
+    letters: list[DeadLetter]
+    later: list[Envelope]
+    """What handlers scheduled, and is not due yet."""
 
 
 def _at_once(coroutine: Coroutine[Any, Any, T]) -> T:
