@@ -4,11 +4,13 @@ Rules kept here:
 - `ctx.message_id` is the remote's Idempotency-Key. It is the same in every try, redelivery, restart and replay of this
   message, and another one for every other message.
 - The call comes first and the writing afterwards: while the bank takes its time no transaction is open.
+- One client for the bus, so that connections are used again: a client for each message would connect each time.
 - An answer that will not change is not an error (declined: an event) or `fg.Permanent`. What may pass is raised, and
   the subscription's policy tries again.
 """
 
 import os
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -17,9 +19,6 @@ import faregate as fg
 
 BANK = os.environ.get("BANK_URL", "http://127.0.0.1:8001")
 DATA = Path(os.environ.get("PAYMENTS_DATA", "payments-data"))
-
-bank = httpx.AsyncClient(base_url=BANK, timeout=5)
-"""One for the process, so that connections are used again; one for each message makes a connection each time."""
 
 
 class ChargeCard(fg.Command):
@@ -43,13 +42,19 @@ payments = fg.Node(
 )
 
 
+@payments.provides(scope="bus")
+async def open_bank() -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=BANK, timeout=5) as client:
+        yield client
+
+
 @payments.on(
     ChargeCard,
     order=fg.Parallel(50),
     retry=fg.Retry(2, delay=0.2, backoff=2),
     redeliver=fg.Redeliver(10, 60, 600, jitter=0.2),
 )
-async def charge(command: ChargeCard, ctx: fg.Context) -> CardCharged | CardDeclined:
+async def charge(command: ChargeCard, ctx: fg.Context, bank: httpx.AsyncClient) -> CardCharged | CardDeclined:
     answer = await bank.post(
         "/charges",
         json={"order_id": command.order_id, "amount": command.amount},

@@ -6,19 +6,21 @@ import httpx
 import pytest
 
 import faregate as fg
-from examples.http_call import payments
 from examples.http_call.bank import Bank, create_app
-from examples.http_call.payments import CardCharged, CardDeclined, ChargeCard
+from examples.http_call.payments import CardCharged, CardDeclined, ChargeCard, payments
 
 ORDERS = 9
 
 
 @pytest.fixture
-async def bank(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bank]:
-    made = Bank()
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(create_app(made)), base_url="http://bank") as client:
-        monkeypatch.setattr(payments, "bank", client)
-        yield made
+def bank() -> Bank:
+    return Bank()
+
+
+@pytest.fixture
+async def client(bank: Bank) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(create_app(bank)), base_url="http://bank") as client:
+        yield client
 
 
 async def send_orders(bench: fg.testing.Bench) -> None:
@@ -27,39 +29,41 @@ async def send_orders(bench: fg.testing.Bench) -> None:
     await bench.settle()
 
 
-async def test_a_lost_answer_charges_nobody_twice(bank: Bank) -> None:
-    async with fg.testing.bench(payments.payments) as bench:
+async def test_a_lost_answer_charges_nobody_twice(bank: Bank, client: httpx.AsyncClient) -> None:
+    async with fg.testing.bench(payments, provide={httpx.AsyncClient: client}) as bench:
         await send_orders(bench)
         assert len(bench.sent(CardCharged)) == ORDERS
     assert bank.calls > ORDERS, "answers should have been lost, or this shows nothing"
     assert bank.charged == {f"{number}": 1 for number in range(ORDERS)}
 
 
-async def test_a_crash_after_the_call_charges_nobody_twice(bank: Bank) -> None:
+async def test_a_crash_after_the_call_charges_nobody_twice(bank: Bank, client: httpx.AsyncClient) -> None:
     with fg.testing.crash_at("unit.before-commit"):
-        async with fg.testing.bench(payments.payments) as bench:
+        async with fg.testing.bench(payments, provide={httpx.AsyncClient: client}) as bench:
             await send_orders(bench)
             assert len(bench.sent(CardCharged)) == ORDERS
     assert bank.calls > ORDERS
     assert set(bank.charged.values()) == {1}
 
 
-async def test_a_key_of_its_own_for_each_try_would_charge_twice(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_key_of_its_own_for_each_try_would_charge_twice(
+    bank: Bank, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The test above can fail: this is what it would see."""
-    post, tries = payments.bank.post, iter(range(1_000))
+    post, tries = client.post, iter(range(1_000))
 
     async def careless(url: str, *, json: object, headers: dict[str, str]) -> httpx.Response:
         return await post(url, json=json, headers={"Idempotency-Key": f"try-{next(tries)}"})
 
-    monkeypatch.setattr(payments.bank, "post", careless)
-    async with fg.testing.bench(payments.payments) as bench:
+    monkeypatch.setattr(client, "post", careless)
+    async with fg.testing.bench(payments, provide={httpx.AsyncClient: client}) as bench:
         await send_orders(bench)
     assert max(bank.charged.values()) > 1
 
 
-async def test_what_the_bank_says_decides(bank: Bank) -> None:
+async def test_what_the_bank_says_decides(bank: Bank, client: httpx.AsyncClient) -> None:
     bank.limited = 1
-    async with fg.testing.bench(payments.payments) as bench:
+    async with fg.testing.bench(payments, provide={httpx.AsyncClient: client}) as bench:
         await bench.send(ChargeCard(order_id="17", amount=2_000))
         await bench.settle()
         assert bench.sent(CardDeclined) == [CardDeclined(order_id="17", why="the card has not that much")]
