@@ -20,7 +20,7 @@ from tests.child import Child
 from tests.docs.pages import DOCS, blocks
 
 PAGE = DOCS / "tutorial.md"
-LOOKING = ("cat ", "tail ", "python look.py", "faregate dead list")
+LOOKING = ("cat ", "grep ", "tail ", "python look.py", "faregate dead list")
 INSTALLING = ("mkdir shop", "python3 -m venv", "pip install")
 END = "--- done ---"
 LONG = 90  # seconds until somebody who looks again and again gives up
