@@ -42,6 +42,7 @@ from faregate.core.feed import QueueFeed
 from faregate.core.handling import Handling
 from faregate.core.pace import BATCH_LIMIT
 from faregate.core.pipeline import compile_pipeline
+from faregate.core.resources import Resources
 from faregate.core.sender import Sender
 from faregate.core.work import Work
 from faregate.message import Envelope
@@ -198,7 +199,8 @@ async def send_nothing(ctx: Context) -> None:
 
 
 async def run_chain(messages: int) -> float:
-    chain, delivery = compile_pipeline(SUBSCRIPTIONS[Tick], node, CLOCK, POOL, send_nothing), make_delivery(TICK)
+    chain = compile_pipeline(SUBSCRIPTIONS[Tick], Resources(node, POOL, Alarms()), CLOCK, send_nothing)
+    delivery = make_delivery(TICK)
     begin = time.process_time()
     for _ in range(messages):
         await chain(Context(Work(delivery, "billing"), TICK))

@@ -55,8 +55,8 @@ async def by_name(placed: Placed) -> None: ...
 @node.interprets(Effect)  # wrong
 async def interpret(placed: Placed) -> None: ...
 
-@node.provides  # wrong
-async def no_generator() -> Effect:
+@node.provides(scope="forever")  # wrong
+async def no_scope() -> Effect:
     return Effect()
 
 @node.use  # wrong
