@@ -37,8 +37,8 @@ class Ran:
 
 
 def journal(*arguments: object) -> Ran:
-    """Run a command as `main` does: an error of ours becomes its sentence and status 1."""
-    result = CliRunner().invoke(app, ["journal", *map(str, arguments)])
+    """Run a command as `main` does, in a pipe: an error of ours becomes its sentence and status 1."""
+    result = CliRunner(env={"COLUMNS": None}).invoke(app, ["journal", *map(str, arguments)])
     if isinstance(result.exception, FaregateError):
         return Ran(1, result.output, str(result.exception))
     if result.exception is not None and not isinstance(result.exception, SystemExit):
