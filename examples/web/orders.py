@@ -44,8 +44,8 @@ def data_folder() -> Path:
 async def make_tables(folder: Path) -> None:
     """The tables of `shop` and those of Faregate beside them, so that orders are taken before a bus ever ran.
 
-    Every process of the web service does so when it starts; on a server of your own `faregate store migrate` is a step
-    of the deployment. Nothing is consumed here: the bus is only prepared, and has no journal.
+    Every process of the web service does so when it starts; on a server of your own `faregate store init` is a step of
+    the deployment. Nothing is consumed here: the bus is only prepared, and has no journal.
     """
     folder.mkdir(parents=True, exist_ok=True)
     await fg.Bus("memory:", nodes=[fg.Node(shop.name, schema=SCHEMA)], store=f"sqlite:{folder}/shop.db").prepare()

@@ -25,8 +25,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
     django.setup()
     call_command("migrate", verbosity=0)
-    with Program(folder, "-m", "faregate", "store", "migrate", f"sqlite:{folder}/shop.db") as migration:
-        migration.line("is at schema version")
+    with Program(folder, "-m", "faregate", "store", "init", "examples.django_shop.worker:bus") as tables:
+        tables.line("its tables are made")
     yield folder
     del os.environ["DJANGO_SHOP_DATA"], os.environ["DJANGO_SETTINGS_MODULE"]
 

@@ -14,8 +14,8 @@ SCAN = {"parcel_id": "17", "place": "Leipzig"}
 @pytest.fixture
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FlaskClient:
     monkeypatch.setenv("FLASK_SHOP_DATA", str(tmp_path))
-    with Program(tmp_path, "-m", "faregate", "store", "migrate", f"sqlite:{tmp_path}/depot.db") as migration:
-        migration.line("is at schema version")
+    with Program(tmp_path, "-m", "faregate", "store", "init", "examples.flask_shop.worker:bus") as tables:
+        tables.line("its tables are made")
     return app.test_client()
 
 
