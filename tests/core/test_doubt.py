@@ -13,7 +13,7 @@ class Delivery:
 
 def doubted(messages: int = 3) -> tuple[Doubt, FakeClock]:
     clock = FakeClock()
-    doubt = Doubt(several=3, clock=clock, seconds=5)
+    doubt = Doubt(several=3, enough=20, clock=clock, seconds=5)
     for number in range(messages):
         doubt.failed(str(number))
     return doubt, clock
@@ -47,12 +47,15 @@ async def test_one_message_that_fails_again_and_again_is_no_reason_for_doubt() -
 
 async def test_one_is_tried_at_a_time_and_the_others_wait_until_it_is_over() -> None:
     doubt, _ = doubted()
-    a, b, c = Delivery(), Delivery(), Delivery()
-    tasks = await waiting(doubt.turn(a), doubt.turn(b), doubt.turn(c), doubt.wait())  # type: ignore[arg-type]
+    a, b, c, new = Delivery(), Delivery(), Delivery(), Delivery()
+    turns = [doubt.turn(a), doubt.turn(b), doubt.turn(c), doubt.turn(new, fresh=True)]  # type: ignore[arg-type]
+    tasks = await waiting(*turns)
     assert doubt.witness is a and done(tasks) == [True, False, False, False] and doubt.waiting == 3
-    await asyncio.wait_for(doubt.turn(a), 1)  # type: ignore[arg-type]  # its second try
     used_up = await waiting(doubt.wait(a))  # type: ignore[arg-type]
-    assert doubt.witness is b and done(tasks) == [True, True, False, False], "its tries are used up: the next"
+    assert doubt.witness is new and done(tasks) == [True, False, False, True], "what has not failed yet tells more"
+    doubt.leave(new)  # type: ignore[arg-type]
+    await settle()
+    assert doubt.witness is b and done(tasks + used_up) == [True, True, False, True, False]
     doubt.over()
     await settle()
     assert all(done(tasks + used_up)) and doubt.witness is None and not doubt.is_there and doubt.failures == 0
@@ -61,7 +64,7 @@ async def test_one_is_tried_at_a_time_and_the_others_wait_until_it_is_over() -> 
 async def test_if_nobody_is_left_everybody_goes_on_and_what_failed_still_counts() -> None:
     doubt, _ = doubted()
     a = Delivery()
-    tasks = await waiting(doubt.turn(a), doubt.wait())  # type: ignore[arg-type]
+    tasks = await waiting(doubt.turn(a), doubt.wait(Delivery()))  # type: ignore[arg-type]
     used_up = await waiting(doubt.wait(a))  # type: ignore[arg-type]
     assert all(done(tasks + used_up)) and doubt.witness is None
     assert doubt.is_there and doubt.failures == 3
@@ -70,7 +73,7 @@ async def test_if_nobody_is_left_everybody_goes_on_and_what_failed_still_counts(
 async def test_a_witness_that_takes_its_time_is_not_waited_for() -> None:
     doubt, clock = doubted()
     a, b = Delivery(), Delivery()
-    tasks = await waiting(doubt.turn(a), doubt.turn(b), doubt.wait())  # type: ignore[arg-type]
+    tasks = await waiting(doubt.turn(a), doubt.turn(b), doubt.wait(Delivery()))  # type: ignore[arg-type]
     await clock.advance(4.9)
     assert done(tasks) == [True, False, False]
     await clock.advance(0.2)
@@ -90,3 +93,17 @@ async def test_who_is_cancelled_while_it_waits_or_just_as_its_turn_comes_holds_u
     tasks[2].cancel()  # before it learns of it
     await settle()
     assert doubt.witness is d and tasks[3].done() and not tasks[3].cancelled()
+
+
+async def test_once_enough_calls_have_failed_those_that_failed_come_first_so_that_one_ends() -> None:
+    doubt, _ = doubted()
+    for number in range(20):
+        doubt.failed(str(number))
+    a, b, new = Delivery(), Delivery(), Delivery()
+    tasks = await waiting(doubt.turn(a), doubt.turn(new, fresh=True), doubt.turn(b))  # type: ignore[arg-type]
+    doubt.leave(a)  # type: ignore[arg-type]
+    await settle()
+    assert doubt.witness is b and done(tasks) == [True, False, True]
+    doubt.over()
+    await settle()
+    assert all(done(tasks))

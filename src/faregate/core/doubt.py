@@ -2,10 +2,11 @@
 outage, and there are not enough of them yet to say so.
 
 Rules kept here:
-- While there is doubt one message, the witness, has its tries. Nothing else begins or is tried again, and what has used
-  up its tries waits before anything becomes of it. So an outage costs few calls, and nobody's redeliveries.
-- The witness succeeds, or fails for a reason of its own: there is no outage, and everybody goes on.
-- Its tries are used up: the next one that failed is the witness. When enough calls have failed the switch trips.
+- While there is doubt one message at a time, the witness, has a try. Nothing else begins or is tried again, and what
+  has used up its tries waits before anything becomes of it. So an outage costs few calls, and nobody's redeliveries.
+- A message that has not failed yet comes first: it tells more than one that fails by itself. Once enough calls have
+  failed, one that failed comes first and stays the witness: the switch trips when its tries are used up.
+- Any success, or a failure of the witness for a reason of its own: there is no outage, and everybody goes on.
 - Nobody is left who could be the witness: everybody goes on, and what failed has failed.
 - A witness that takes its time is not waited for; it goes on as it would have.
 """
@@ -17,22 +18,28 @@ from functools import partial
 from faregate.ports.clock import Clock, Timer
 from faregate.ports.queue import Delivery
 
+Turn = tuple[Delivery, "asyncio.Future[None]"]
+
 
 class Doubt:
-    def __init__(self, several: int, clock: Clock, seconds: float) -> None:
-        """`several`: how many messages have to fail. `seconds`: how long a witness is waited for."""
+    def __init__(self, several: int, enough: int, clock: Clock, seconds: float) -> None:
+        """`several`: how many messages have to fail; `enough`: how many calls tell that it is an outage. `seconds`: how
+        long a witness is waited for."""
         self.failures = 0
         """How many calls have failed since the last success."""
         self.witness: Delivery | None = None
-        """The one that has its tries; the others wait for it."""
+        """The one that has a try; the others wait for it."""
         self._several = several
+        self._enough = enough
         self._seconds = seconds
         self._clock = clock
         self._messages: set[str] = set()
-        self._turns: deque[tuple[Delivery, asyncio.Future[None]]] = deque()
-        """Those that have tries left."""
+        self._failed: deque[Turn] = deque()
+        """Those that failed, and have tries left."""
+        self._fresh: deque[Turn] = deque()
+        """Those that have not begun."""
         self._waiting: list[asyncio.Future[None]] = []
-        """Those that have none left, or have not begun."""
+        """Those that have no tries left."""
         self._timer: Timer | None = None
 
     @property
@@ -42,7 +49,7 @@ class Doubt:
     @property
     def waiting(self) -> int:
         """How many wait for the witness."""
-        return len(self._turns) + len(self._waiting)
+        return len(self._failed) + len(self._fresh) + len(self._waiting)
 
     def failed(self, publication_id: str) -> None:
         """A call of a handler failed, and none has succeeded since the last one that did."""
@@ -50,43 +57,53 @@ class Doubt:
         if not self.is_there:
             self._messages.add(publication_id)
 
-    async def turn(self, delivery: Delivery) -> None:
-        """A message is to be tried again. Returns when it is its turn."""
+    async def turn(self, delivery: Delivery, *, fresh: bool = False) -> None:
+        """A message is to be tried, or tried again. Returns when it is its turn. `fresh`: it has not failed yet; such a
+        one waits only if there is a witness."""
         if not self.is_there or self.witness is delivery:
             return
         if self.witness is None:
-            self._appoint(delivery)
+            if not fresh:
+                self._appoint(delivery)
             return
         turn = delivery, asyncio.get_running_loop().create_future()
-        self._turns.append(turn)
+        line = self._fresh if fresh else self._failed
+        line.append(turn)
         try:
             await turn[1]
         except BaseException:
-            if turn in self._turns:
-                self._turns.remove(turn)
+            if turn in line:
+                line.remove(turn)
             self.leave(delivery)
             raise
 
-    async def wait(self, delivery: Delivery | None = None) -> None:
-        """A message has used up its tries, or one is to begin. Returns when nobody is waited for."""
+    async def wait(self, delivery: Delivery) -> None:
+        """A message has used up its tries. Returns when nobody is waited for."""
         self.leave(delivery)
         while self.witness is not None:
             told = asyncio.get_running_loop().create_future()
             self._waiting.append(told)
             await told
 
-    def leave(self, delivery: Delivery | None) -> None:
+    def leave(self, delivery: Delivery) -> None:
         """It is the witness no longer, if it was: the next one is."""
-        if delivery is None or self.witness is not delivery:
+        if self.witness is not delivery:
             return
         self._dismiss()
-        while self._turns:
-            following, turn = self._turns.popleft()
-            if not turn.done():
-                self._appoint(following)
-                turn.set_result(None)
-                return
+        lines = (self._fresh, self._failed) if self.failures < self._enough else (self._failed, self._fresh)
+        for line in lines:
+            while line:
+                following, turn = line.popleft()
+                if not turn.done():
+                    self._appoint(following)
+                    turn.set_result(None)
+                    return
         self._tell()
+
+    def rest(self, delivery: Delivery) -> None:
+        """It waits for its next try: others have their turn meanwhile, unless it is time to know."""
+        if self.failures < self._enough:
+            self.leave(delivery)
 
     def over(self) -> None:
         """There is none any more: everybody goes on."""
@@ -106,8 +123,10 @@ class Doubt:
             self._timer = None
 
     def _tell(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        turns, self._turns = self._turns, deque()
-        for told in (*waiting, *(turn for _, turn in turns)):
-            if not told.done():
-                told.set_result(None)
+        told = [*self._waiting, *(turn for _, turn in (*self._failed, *self._fresh))]
+        self._waiting.clear()
+        self._failed.clear()
+        self._fresh.clear()
+        for each in told:
+            if not each.done():
+                each.set_result(None)

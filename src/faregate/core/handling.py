@@ -208,6 +208,7 @@ class Handling:
 
     async def handle(self, deliveries: list[Delivery]) -> list[Delivery]:
         """See the deliveries to their end, but for those that it returns: they shall come again, each alone."""
+        first = deliveries[0]  # some may leave the list meanwhile
         try:
             if self.switch is not None and self.switch.doubt.witness is not None:
                 await self._wait_to_begin(deliveries, self.switch)
@@ -229,7 +230,8 @@ class Handling:
                 self._failing.pop(delivery, None)
             raise
         finally:
-            if self.switch is not None and (witness := self.switch.doubt.witness) is not None and witness in deliveries:
+            witness = None if self.switch is None else self.switch.doubt.witness
+            if witness is not None and self.switch is not None and (witness is first or witness in deliveries):
                 self.switch.doubt.leave(witness)
 
     def is_retried(self, exc: BaseException) -> bool:
@@ -576,9 +578,9 @@ class Handling:
         return self.outcomes["handled"] + self.outcomes["skipped"] + done
 
     async def _wait_to_begin(self, deliveries: list[Delivery], switch: Switch) -> None:
-        """There is doubt whether handlers can succeed at all: what has not failed yet waits for who finds out."""
+        """There is doubt whether handlers can succeed at all: what has not failed yet begins when it is its turn."""
         if not any(self._failing.get(each, _UNTRIED).tries for each in deliveries):
-            await switch.doubt.wait()
+            await switch.doubt.turn(deliveries[0], fresh=True)
 
     async def _wait_for_next_try(self, work: Work, seconds: float) -> None:
         if self.switch is None:
@@ -599,7 +601,8 @@ class Handling:
         if self.trial is None or not self._is_trial(work):
             return None
         self.trial.error = work.error
-        return self.trial.put_off
+        # With several tries, a trial takes longer: the next one shall be over before this message comes again.
+        return None if self.trial.put_off is None else self.trial.put_off * max(1, work.tries)
 
     def _has_tries_left(self, work: Work) -> bool:
         """Whether a failed message runs again here, alone."""

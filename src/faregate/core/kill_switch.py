@@ -98,7 +98,7 @@ class Switch:
         self._clock = clock
         self._successes = successes
         self._window: deque[Slice] = deque()
-        self.doubt = Doubt(min(policy.sample, _SEVERAL), clock, policy.timeout)
+        self.doubt = Doubt(min(policy.sample, _SEVERAL), policy.sample, clock, policy.timeout)
         self._successes_then = 0
         """How many had succeeded when the last call failed."""
         self._hurry = asyncio.Event()
@@ -140,6 +140,7 @@ class Switch:
 
     async def next_try(self, work: Work, seconds: float) -> None:
         """Wait for the next try of a message that failed: so long, and until it is its turn."""
+        self.doubt.rest(work.delivery)
         if work.on_trial:
             self._hurry.clear()
             self._trial_waits = True

@@ -151,7 +151,7 @@ def _core(
                     raise work.interrupt from error
                 elif error is None:
                     ctx._completed, ctx._try = True, None if own is ctx else own
-                    if attempt > 1 and switch is not None:
+                    if switch is not None and switch.doubt.witness is not None:
                         switch.doubt.over()
                     return
                 else:
