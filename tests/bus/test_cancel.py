@@ -1,6 +1,9 @@
 """Cancelling scheduled messages: by id and by key, from outside and from handlers, on every transport, exactly once."""
 
 import asyncio
+import errno
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +14,10 @@ from typing import Any
 import pytest
 
 import faregate as fg
+from faregate.broker.journal.disk import RealDisk
+from faregate.broker.journal.journal import Journal
 from faregate.testing import FakeClock
+from faregate.transports.journal import JournalTransport
 
 
 class Placed(fg.Event):
@@ -176,6 +182,73 @@ async def test_what_was_cancelled_stays_so_after_a_restart(tmp_path: Path, with_
         await second.idle(timeout=10)
         assert overdue == ["1"]
         assert not await second.cancel(kept)
+
+
+async def test_many_cancels_at_once_write_one_snapshot_after_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overdue: list[str] = []
+    clock, write = FakeClock(), Journal._write_snapshot
+    under_way, most, written = 0, 0, 0
+
+    def count(*args: Any) -> None:
+        nonlocal under_way, most, written
+        under_way += 1
+        most, written = max(most, under_way), written + 1
+        write(*args)
+        under_way -= 1
+
+    monkeypatch.setattr(Journal, "_write_snapshot", count)
+    async with fg.Bus(f"journal:{tmp_path}/journal", nodes=[saga(overdue, [])], clock=clock) as bus:
+        many = [fg.send(PaymentDue(order=f"{number}"), to="orders", delay=10) for number in range(200)]
+        ids = await bus.publish_many(many, node="orders")
+        assert isinstance(bus.transport, JournalTransport)
+        for first in range(0, 180, 60):
+            bus.transport.broker.keep()  # the broker's own snapshot is one of them
+            assert all(await asyncio.gather(*(bus.cancel(each) for each in ids[first : first + 60])))
+        shutil.copytree(tmp_path / "journal", tmp_path / "copy")  # as a crash would leave it
+        (tmp_path / "copy" / "lock").unlink(missing_ok=True)
+        assert most == 1 and written < 60
+    async with fg.Bus(f"journal:{tmp_path}/copy", nodes=[saga(overdue, [])], clock=clock) as bus:
+        clock.jump(20)
+        await bus.idle(timeout=10)
+    assert sorted(overdue) == [f"{number}" for number in range(180, 200)]
+
+
+async def test_one_who_no_longer_waits_for_his_cancel_does_not_disturb_the_others(tmp_path: Path) -> None:
+    async with fg.Bus(f"journal:{tmp_path}/journal", nodes=[saga([], [])]) as bus:
+        many = [fg.send(PaymentDue(order=f"{number}"), to="orders", delay=60) for number in range(3)]
+        ids = await bus.publish_many(many, node="orders")
+        assert isinstance(bus.transport, JournalTransport)
+        broker = bus.transport.broker
+        async with broker._writing:
+            tasks = [asyncio.create_task(bus.cancel(each)) for each in ids]
+            async with asyncio.timeout(10):
+                while await bus.transport.waiting("orders.PaymentDue") or broker._next_write is None:
+                    await broker._journal.barrier()
+            tasks[0].cancel()
+        assert (await asyncio.gather(*tasks, return_exceptions=True))[1:] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("code", "error"), [(errno.ENOSPC, fg.JournalFull), (errno.EIO, fg.JournalFailed)], ids=["full", "failed"]
+)
+@pytest.mark.parametrize("refused", ["the snapshot", "the side logs"])
+async def test_a_cancel_that_is_in_no_snapshot_is_not_confirmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, error: type[Exception], refused: str
+) -> None:
+    def refuse(*_: Any) -> Any:
+        raise OSError(code, os.strerror(code))
+
+    cls, method = (RealDisk, "replace") if refused == "the snapshot" else (Journal, "_side_log")
+    async with fg.Bus(f"journal:{tmp_path}/journal", nodes=[saga([], [])]) as bus:
+        scheduled = await bus.send(PaymentDue(order="1"), to="orders", delay=60)
+        with monkeypatch.context() as patch, pytest.raises(error, match=f"{scheduled} of node 'orders' is cancelled"):
+            patch.setattr(cls, method, refuse)
+            await bus.cancel(scheduled)
+        assert not await bus.cancel(scheduled)
+        other = await bus.send(PaymentDue(order="2"), to="orders", delay=60)
+        assert await bus.cancel(other)
 
 
 KILLED = """

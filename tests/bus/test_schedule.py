@@ -403,3 +403,42 @@ async def test_a_wall_clock_that_was_set_forward_for_a_while_makes_no_message_to
         await bench.publish(Reminder(text="after"))
         await bench.settle()
         assert handled == ["after"] and bench.dead_letters() == []
+
+
+async def test_what_was_published_with_something_scheduled_is_not_overtaken(tmp_path: Path) -> None:
+    handled: list[str] = []
+    nodes = [fg.Node("planner"), reader(handled, order=fg.Serial())]
+    async with fg.Bus(f"journal:{tmp_path}/journal", nodes=nodes, store=f"sqlite:{tmp_path}/s.db") as bus:
+        for number in range(0, 20, 2):
+            both = [fg.publish(Reminder(text=f"{number}")), fg.publish(Reminder(text="later"), delay=600)]
+            await bus.publish_many(both, node="planner")
+            await bus.publish(Reminder(text=f"{number + 1}"), node="planner")
+        await bus.idle(timeout=10)
+    assert handled == [f"{number}" for number in range(20)]
+
+
+async def test_who_publishes_with_something_scheduled_does_not_wait_for_a_bus_that_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handled: list[str] = []
+    tried = asyncio.Event()
+
+    async def refuse(_: Any) -> None:
+        tried.set()
+        raise fg.BrokerUnavailable("nobody answers")
+
+    def bus() -> fg.Bus:
+        nodes = [fg.Node("planner"), reader(handled)]
+        return fg.Bus("memory:", nodes=nodes, store=f"sqlite:{tmp_path}/s.db", drain_seconds=0)
+
+    async with asyncio.timeout(20):
+        async with bus() as first:
+            monkeypatch.setattr(first.transport, "publish", refuse)
+            both = [fg.publish(Reminder(text="now")), fg.publish(Reminder(text="later"), delay=600)]
+            publishing = asyncio.create_task(first.publish_many(both, node="planner"))
+            await tried.wait()
+            assert not publishing.done()
+        assert len(await publishing) == 2  # they are in the outbox
+        async with bus() as second:
+            await second.idle()
+    assert handled == ["now"]

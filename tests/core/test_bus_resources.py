@@ -4,6 +4,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -544,3 +545,51 @@ def test_a_provider_without_an_annotation() -> None:
         @fg.Node("billing").provides
         def client():  # type: ignore[no-untyped-def]
             return Client()
+
+
+async def test_a_stop_that_is_cancelled_while_a_resource_is_released_closes_the_journal(tmp_path: Path) -> None:
+    releasing, released = asyncio.Event(), asyncio.Event()
+    node = fg.Node("billing")
+
+    @node.provides(scope="bus")
+    async def client() -> AsyncIterator[Client]:
+        yield Client()
+        releasing.set()
+        await released.wait()
+
+    @node.on(OrderPlaced, source="shop")
+    async def bill(order: OrderPlaced, client: Client) -> None:
+        pass
+
+    url = f"journal:{tmp_path}/journal"
+    bus = fg.Bus(url, nodes=[node], store=f"sqlite:{tmp_path}/s.db")
+    async with asyncio.timeout(30):
+        await bus.start()
+        stopping = asyncio.create_task(bus.stop())
+        await releasing.wait()
+        stopping.cancel()
+        released.set()
+        with pytest.raises(asyncio.CancelledError):
+            await stopping
+        await bus.stop()
+        await fg.Bus(url, nodes=[fg.Node("shop")]).prepare()
+
+
+async def test_a_step_of_closing_that_fails_does_not_keep_the_others_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log: list[str] = []
+    url = f"journal:{tmp_path}/journal"
+    bus = fg.Bus(url, nodes=[living_node(log)], store=f"sqlite:{tmp_path}/s.db")
+    await bus.start()
+    stop = bus._stores.stop
+
+    async def fail(deadline: float) -> None:
+        await stop(deadline)
+        raise OSError("the store does not end")
+
+    monkeypatch.setattr(bus._stores, "stop", fail)
+    with pytest.raises(OSError, match="the store does not end"):
+        await bus.stop()
+    assert log[-2:] == ["billing: release client", "billing: release settings"]
+    await fg.Bus(url, nodes=[fg.Node("shop")]).prepare()

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from faregate.broker.broker import Broker, unsent
 from faregate.broker.entry import Entry
+from faregate.broker.journal.disk import is_full
 from faregate.broker.journal.items import Append, AppendDeadLetter, SnapshotPoint, resolve
 from faregate.broker.journal.journal import Journal
 from faregate.broker.journal.recovery import Found, Single
@@ -21,7 +22,7 @@ from faregate.broker.journal.snapshot import QueueSnapshot, Returning, Snapshot
 from faregate.broker.journal.spool import Spooled
 from faregate.broker.queue import Queue
 from faregate.broker.topics import Route
-from faregate.errors import FaregateError, JournalFailed, JournalFull, Unroutable, ViewTaken
+from faregate.errors import ConfigurationError, FaregateError, JournalFailed, JournalFull, Unroutable, ViewTaken
 from faregate.message import Envelope
 from faregate.ports.clock import Clock
 from faregate.ports.dead_letter import DeadLetter
@@ -84,8 +85,12 @@ class DurableBroker(Broker):
         self._retained_at = -1
         """The last segment when retention was applied."""
         self._enqueued = journal.next_offset
-        self._last: Snapshot | None = None
-        self._last_point: SnapshotPoint | None = None
+        self._last: tuple[Snapshot, SnapshotPoint] | None = None
+        """What waited when this was closed."""
+        self._writing = asyncio.Lock()
+        """Held from a snapshot's state until it is on the disk: one after another, so that the newest counts."""
+        self._next_write: asyncio.Task[None] | None = None
+        """The snapshot that all cancels wait for which came since the last one was begun."""
         self._undurable: set[tuple[int, int]] = set()
         """(queue number, offset) of dead messages whose dead letter is not durable yet."""
         self._tasks: set[asyncio.Future[None]] = set()
@@ -346,12 +351,29 @@ class DurableBroker(Broker):
         """Returns when it is in a snapshot: a settlement alone may be lost with the machine, and then it would be
         delivered."""
         await self._journal.barrier()  # what is on its way into a queue is there then
+        if self._last is not None:
+            raise ConfigurationError(f"the journal {self._journal.layout.root} is closed: nothing was cancelled")
         if not self.cancel(source, publication_id, key):
             return False
-        snapshot, point = self.snapshot(), self._journal.snapshot_point()
-        self._journal.settle_now([])
-        await self._journal.snapshot(snapshot, point)
+        if self._next_write is None:
+            self._next_write = asyncio.ensure_future(self._write_next())
+        try:
+            await asyncio.shield(self._next_write)  # the others wait for it, too
+        except OSError as exc:
+            kind = JournalFull if is_full(exc) else JournalFailed
+            raise kind(
+                f"{publication_id or key} of node {source!r} is cancelled, but no snapshot of "
+                f"{self._journal.layout.root} could be written ({exc.strerror or exc}): should this machine stop "
+                "before the next one, it is delivered. See to the disk; the bus writes a snapshot when it stops, too"
+            ) from exc
         return True
+
+    async def _write_next(self) -> None:
+        async with self._writing:
+            self._next_write = None
+            snapshot, point = self._waiting_now()
+            self._journal.settle_now([])
+            await self._journal.snapshot(snapshot, point)
 
     # --- dead letters -------------------------------------------------------------------------------------
 
@@ -470,6 +492,10 @@ class DurableBroker(Broker):
                 queues[number] = QueueSnapshot.of(sorted([*runs, *undurable]), returning)
         return Snapshot(offset=self._enqueued, queues=queues)
 
+    def _waiting_now(self) -> tuple[Snapshot, SnapshotPoint]:
+        """The state for a snapshot, and where it stands between settlements; once this is closed, the last one."""
+        return self._last or (self.snapshot(), self._journal.snapshot_point())
+
     def keep(self) -> None:
         """Write a snapshot and, once a new segment has begun, apply retention and seal the ones before it; in the
         background."""
@@ -477,13 +503,14 @@ class DurableBroker(Broker):
             self._keeping = asyncio.ensure_future(self._keep())
 
     async def _keep(self) -> None:
-        begun = monotonic()
         try:
-            snapshot, point = self.snapshot(), self._journal.snapshot_point()
-            # Nothing else runs meanwhile: where much waits in a scattered way, that is done the more rarely.
-            self._rests_until = begun + _RESTS * (monotonic() - begun)
-            segments = self._journal.segments
-            await self._journal.snapshot(snapshot, point)
+            async with self._writing:
+                begun = monotonic()
+                snapshot, point = self._waiting_now()
+                # Nothing else runs meanwhile: where much waits in a scattered way, that is done the more rarely.
+                self._rests_until = begun + _RESTS * (monotonic() - begun)
+                segments = self._journal.segments
+                await self._journal.snapshot(snapshot, point)
             if segments != self._retained_at:
                 if not self._journal.retains_all():
                     self.recent.load()  # what it is read from may be gone afterwards
@@ -499,12 +526,13 @@ class DurableBroker(Broker):
         if self._last is None and self._begun and self._journal.failure is None:
             for queue in self._queues.values():
                 queue.detach_all()
-            self._last, self._last_point = self.snapshot(), self._journal.snapshot_point()
+            self._last = self._waiting_now()
         super().close()
 
     async def close_journal(self) -> None:
         if self._keeping is not None:
-            await asyncio.gather(self._keeping, return_exceptions=True)
+            await asyncio.wait({self._keeping})
         for task in list(self._tasks):
             task.cancel()
-        await self._journal.close(self._last, self._last_point)
+        async with self._writing:
+            await self._journal.close(*self._last or (None, None))

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from datetime import timedelta
 from functools import partial
 from os import fsencode, fspath, getpid
@@ -53,6 +54,7 @@ from faregate.node.policy import check_count
 from faregate.node.sources import publishers, with_sources
 from faregate.node.subscription import Subscription
 from faregate.plain import plain
+from faregate.ports.cancellation import finish
 from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.dead_letter import DeadLetter, DeadStatus
 from faregate.ports.presence import Announcing, BusStatus, Heeding, OutboxStatus, State
@@ -420,12 +422,16 @@ class Bus:
             raise
 
     async def _close(self, deadline: float = 0) -> None:
-        try:
+        """To the end, also when whoever waits is cancelled: nobody could do the rest, and the journal stayed locked."""
+        await finish(self._close_all(deadline))
+
+    async def _close_all(self, deadline: float) -> None:
+        async with AsyncExitStack() as steps:  # the last one first, each of them whatever the others raise
+            steps.push_async_callback(self._stores.close)
+            steps.push_async_callback(self._transport.close)
+            # Behind the stores: what is sent until then may go through middlewares that use resources.
+            steps.push_async_callback(self._life.stop)
             await self._stores.stop(deadline)
-        finally:  # what is sent until then may go through middlewares that use resources
-            await self._life.stop()
-        await self._transport.close()
-        await self._stores.close()
 
     async def failed(self) -> Exception:
         """Return, with the reason, once the transport cannot go on, or resources of the bus are lost; otherwise
@@ -440,7 +446,8 @@ class Bus:
                 each.cancel()
 
     async def stop(self, deadline: float | None = None) -> None:
-        """Stop fetching, let running handlers finish within the deadline, give the rest back, close.
+        """Stop fetching, let running handlers finish within the deadline, give the rest back, close. To be cancelled
+        while handlers finish leaves the rest to another `stop`; after that it closes all the same, before it raises.
 
         `stop(0)` while another `stop` waits makes that one stop waiting, too.
         """
@@ -474,7 +481,7 @@ class Bus:
                     await self._close(limit)
                 finally:
                     self._requests.stop()  # behind the outboxes: some of what waited is answered by now
-                self._pool.shutdown(wait=False)
+                    self._pool.shutdown(wait=False)
 
     async def __aenter__(self) -> Self:
         await self.start()

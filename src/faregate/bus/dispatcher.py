@@ -163,6 +163,12 @@ class Dispatcher(OutboxOutlet):
     def rolled_back(self, recorded: Recorded) -> None:
         self._sent.update(dict.fromkeys(recorded.removed))
 
+    async def sent(self, recorded: Recorded) -> None:
+        seqs = set(recorded.seqs)
+        while self._task is not None and not seqs.isdisjoint([row.seq for row in self._queue]):
+            self._changed.clear()
+            await self._changed.wait()
+
     def doubt(self) -> None:
         self._doubted_at = self._clock.monotonic()
         self._wake.set()
@@ -291,6 +297,7 @@ class Dispatcher(OutboxOutlet):
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._task = None
+        self._changed.set()
         try:
             await asyncio.wait_for(self._remove(), 5)
         except (TimeoutError, *_STORE_ERRORS) as exc:

@@ -11,7 +11,7 @@ from faregate.ports.tokens import TokenStore
 
 if TYPE_CHECKING:
     from faregate.core.dedup.claims import Claims
-    from faregate.core.outlet import OutboxOutlet
+    from faregate.core.outlet import OutboxOutlet, Recorded
 
 T = TypeVar("T")
 
@@ -43,12 +43,21 @@ class NodeStore:
             return await do(transaction)
 
     async def publish(self, rows: Sequence[OutboxRow]) -> None:
-        """Put publications from outside of handlers into the outbox, all or none."""
+        """Put publications from outside of handlers into the outbox, all or none. Return once those that are due are
+        sent: what is published next goes to the transport, and would overtake them."""
         await self.outbox.room()
-        await self.commit_sending(_nothing_else, rows)
+        _, recorded = await self._commit_recording(_nothing_else, rows)
+        if recorded is not None:
+            await self.outbox.sent(recorded)
 
     async def commit_sending(self, do: Callable[[Transaction], Awaitable[bool]], rows: Sequence[OutboxRow]) -> bool:
         """One thing as a commit of its own, and these rows in the outbox with it, if `do` says so; what it says."""
+        done, _ = await self._commit_recording(do, rows)
+        return done
+
+    async def _commit_recording(
+        self, do: Callable[[Transaction], Awaitable[bool]], rows: Sequence[OutboxRow]
+    ) -> tuple[bool, Recorded | None]:
         recorded = None
         try:
             async with self.store.transaction() as transaction:
@@ -61,7 +70,7 @@ class NodeStore:
             raise
         if recorded is not None:
             self.outbox.committed(recorded)
-        return done
+        return done, recorded
 
 
 async def _nothing_else(transaction: Transaction) -> bool:

@@ -83,6 +83,9 @@ class OutboxOutlet(Outlet):
         """Put rows into the outbox, within a transaction."""
         raise NotImplementedError
 
+    async def sent(self, recorded: Recorded) -> None:
+        """Return once these rows are sent, as far as they are due; or when nobody sends here any more."""
+
 
 class PublishAtOnce(Outlet):
     def __init__(self, sender: Sender) -> None:

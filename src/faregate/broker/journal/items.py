@@ -57,6 +57,8 @@ class SnapshotPoint(msgspec.Struct, eq=False):
 
     sizes: dict[int, int] | None = None
     """How far the side logs were written when it was passed."""
+    errno: int = 0
+    """Why there are no sizes: the disk's error."""
 
 
 class Call(msgspec.Struct, eq=False):

@@ -12,7 +12,9 @@ this one file because they share a few fields, and which of them may touch what 
 
 import asyncio
 import contextlib
+import errno
 import logging
+import os
 import threading
 from bisect import bisect_right
 from collections import deque
@@ -270,7 +272,8 @@ class Journal:
 
     async def snapshot(self, snapshot: Snapshot, point: SnapshotPoint) -> None:
         """Keep what waited when the point was taken, so that the next opening starts from there. Written outside of the
-        commit thread: no publish waits for it."""
+        commit thread: no publish waits for it. Never call it while another call is under way. Raises `OSError` if the
+        disk does not take it."""
 
         open_logs: list[Path] = []
 
@@ -282,8 +285,8 @@ class Journal:
 
         await self.call(take)
         if point.sizes is None:
-            log.warning("no snapshot of %s: its side logs could not be written", self.layout.root)
-            return
+            code = point.errno or errno.EIO
+            raise self.failure or OSError(code, f"its side logs: {os.strerror(code)}")
         snapshot.settled = point.sizes
         await asyncio.to_thread(self._write_snapshot, snapshot, open_logs)
 
@@ -569,16 +572,18 @@ class Journal:
                 if not isinstance(item, SnapshotPoint):
                     records += item
                     continue
-                if not self._write_records(records):
+                item.errno = self._write_records(records)
+                if item.errno:
                     return  # the point goes without sizes: there will be no snapshot this time
                 records = []
                 item.sizes = self._side_log_sizes()
             self._write_records(records)
 
-    def _write_records(self, records: list[Row]) -> bool:
-        """Write what was settled. What the disk refuses is kept for the next time: losing it only delivers again."""
+    def _write_records(self, records: list[Row]) -> int:
+        """Write what was settled; 0, or the number of the error. What the disk refuses is kept for the next time:
+        losing it only delivers again."""
         if self.failure is not None:
-            return False
+            return errno.EIO
         bases = self._log.bases
         by_base: dict[int, list[Row]] = {}
         if records and min(records)[0] >= bases[-1]:  # as nearly always
@@ -595,10 +600,10 @@ class Journal:
             except OSError as exc:
                 log.warning("a side log of %s cannot be written now: %s", self.layout.root, exc.strerror or exc)
                 self._settlements.extendleft([own, *by_base.values()])
-                return False
+                return exc.errno or errno.EIO
             self._side_logs[base] = (file, size + written)
             self._side_bytes += written
-        return True
+        return 0
 
     def _side_log(self, base: int) -> tuple[File, int]:
         if base not in self._side_logs:
