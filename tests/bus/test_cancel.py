@@ -18,6 +18,7 @@ from faregate.broker.journal.disk import RealDisk
 from faregate.broker.journal.journal import Journal
 from faregate.testing import FakeClock
 from faregate.transports.journal import JournalTransport
+from tests.bus.core_only import CoreOnly
 
 
 class Placed(fg.Event):
@@ -141,6 +142,116 @@ async def test_def_handlers_cancel_without_await() -> None:
         await bench.settle()
         await bench.advance(11)
     assert seen == [True]
+
+
+@pytest.mark.parametrize("store", ["memory:", None])
+async def test_a_handler_cancels_what_it_has_scheduled_itself(store: str | None) -> None:
+    node, seen, clock = fg.Node("orders"), list[Any](), FakeClock()
+
+    @node.use
+    async def around(ctx: fg.Context, call_next: Any) -> None:
+        if isinstance(ctx.message, Placed):
+            ctx.send(PaymentDue(order="before"), to="orders", delay=10, id_key="before")
+        await call_next()
+        if isinstance(ctx.message, Placed):
+            seen.append(await ctx.cancel(key="behind"))
+
+    @node.on(Placed, source="shop", retry=fg.Retry(1, 0))
+    async def start(placed: Placed, ctx: fg.Context) -> None:
+        for key in ("one", "two", "behind", "last"):
+            ctx.send(PaymentDue(order=key), to="orders", delay=10, id_key=key)
+        ctx.send(PaymentDue(order="at once"), to="orders", id_key="at once")
+        keys = ("before", "two") if ctx.attempt == 1 else ("one", "one", "at once")
+        seen.extend([await ctx.cancel(key=key) for key in keys])
+        if ctx.attempt == 1:
+            raise RuntimeError("what this try cancelled does not count")
+
+    @node.on(PaymentDue)
+    async def remind(due: PaymentDue) -> None:
+        seen.append(due.order)
+
+    async with fg.Bus("memory:", nodes=[node, fg.Node("shop")], store=store, clock=clock) as bus:
+        await bus.publish(Placed(order="1"), node="shop")
+        await bus.idle(timeout=10)
+        assert await bus.cancel(key="last")
+        clock.jump(11)
+        await bus.idle(timeout=10)
+    assert seen == [True, True, True, False, False, True, "at once", "before", "two"]
+
+
+@pytest.mark.parametrize("store", ["memory:", None])
+async def test_a_middleware_that_sets_the_headers_does_not_lose_the_key(store: str | None) -> None:
+    overdue, headers = list[str](), list[dict[str, str]]()
+    node, clock = saga(overdue, []), FakeClock()
+
+    @node.use_outgoing
+    async def replace(out: Any, call_next: Any) -> None:
+        headers.append(out.headers)
+        out.headers = {"tenant": "acme"}
+        await call_next()
+
+    @node.use
+    async def look(ctx: fg.Context, call_next: Any) -> None:
+        headers.append(dict(ctx.headers))
+        await call_next()
+
+    async with fg.Bus("memory:", nodes=[node, fg.Node("shop")], store=store, clock=clock) as bus:
+        await bus.publish(Placed(order="17"), node="shop")
+        await bus.idle(timeout=10)
+        await bus.send(PaymentDue(order="18"), to="orders", node="orders", delay=10, idempotency_key="18")
+        assert await bus.cancel(key="due-17") and await bus.cancel(key="18")
+        await bus.send(PaymentDue(order="19"), to="orders", node="orders", delay=10, idempotency_key="19")
+        clock.jump(70)
+        await bus.idle(timeout=10)
+    assert overdue == ["19"]
+    assert headers == [{}, {}, {}, {}, {"tenant": "acme"}]
+
+
+FORKING = """
+import asyncio, os, signal, sys
+import faregate as fg
+from tests.bus.test_cancel import Paid
+
+node = fg.Node("orders")
+
+@node.on(Paid, source="shop")
+def fork(paid: Paid, ctx: fg.Context):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)
+        ctx.cancel(key="due")
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+async def main(store):
+    async with fg.Bus("memory:", nodes=[node, fg.Node("shop")], store=store or None) as bus:
+        await bus.publish(Paid(order="1"), node="shop")
+        await bus.idle(timeout=30)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("store", ["memory:", ""])
+async def test_a_process_that_a_def_handler_forked_ends_when_it_cancels(store: str) -> None:
+    """As with everything else that belongs to the bus."""
+    command = [sys.executable, "-c", FORKING, store]
+    ran = await asyncio.to_thread(subprocess.run, command, cwd=Path(__file__).parents[2], capture_output=True)
+    assert ran.stdout == b"70\n" and b"was forked in a handler" in ran.stderr, ran.stderr.decode()
+
+
+async def test_a_node_that_cannot_cancel_does_not_keep_others_from_saying_that_nothing_waits() -> None:
+    clock = FakeClock()
+    nodes = [saga([], []), fg.Node("shop")]
+    async with fg.Bus(CoreOnly(clock), nodes=nodes, store={"orders": "memory:"}, clock=clock) as bus:
+        assert not await bus.cancel(key="no such key")
+        await bus.send(PaymentDue(order="1"), to="orders", node="orders", delay=10, idempotency_key="one")
+        assert await bus.cancel(key="one")
+        with pytest.raises(fg.ConfigurationError, match="node 'shop' cannot cancel"):
+            await bus.cancel(key="one", node="shop")
+    async with fg.Bus(CoreOnly(clock), nodes=[fg.Node("shop"), fg.Node("web")], clock=clock) as bus:
+        with pytest.raises(fg.ConfigurationError, match="cannot cancel"):
+            await bus.cancel(key="one")
 
 
 @pytest.mark.parametrize("url", ["memory:", "journal:{}"])

@@ -21,7 +21,8 @@ from faregate.core.recipients import RecipientLists
 from faregate.message import Envelope
 from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import open_store, open_token_store
-from faregate.ports.store import OutboxRow
+from faregate.ports.store import FROM_OUTSIDE, OutboxRow
+from faregate.testing import FakeClock
 from faregate.testing.clock import rest
 from tests.core.rig import LONG, Answered, Asked, Told, count, numbers
 
@@ -82,6 +83,47 @@ async def test_waiting_for_a_row_that_is_sent_and_being_removed_comes_to_an_end(
     assert await store.undispatched(10) == []
     await dispatcher.stop(0)
     await store.close()
+
+
+@pytest.mark.parametrize("how", ["one after the other", "without a pause"])
+async def test_rows_of_others_are_sent_while_there_is_always_something_to_send(how: str) -> None:
+    """Those that wait in the outbox, and those that are due: nobody tells the dispatcher of either."""
+    clock, heard, sent = FakeClock(), list[str](), asyncio.Event()
+    store = open_store("memory:", clock)
+    await store.open()
+
+    class Transport:
+        async def publish(self, envelopes: Any) -> None:
+            heard.extend(envelope.type for envelope in envelopes)
+            if how == "without a pause" and len(heard) < 30:
+                clock.jump(0.1)
+                await send()
+            sent.set()
+
+    def row(name: str, deliver_at: float | None = None) -> OutboxRow:
+        envelope = Envelope(ids.root_id(), name, "event", "n", b"", deliver_at=deliver_at)
+        return OutboxRow(0, "n", None, FROM_OUTSIDE, "x", None, envelope)
+
+    async def send() -> None:
+        async with store.transaction() as transaction:
+            recorded = await dispatcher.record_rows(transaction, [row("own")])
+        dispatcher.committed(recorded)
+
+    dispatcher = Dispatcher(store, Transport(), clock, Alarms())  # type: ignore[arg-type]
+    await dispatcher.start()
+    async with store.transaction() as transaction:
+        await transaction.send([row("outbox")])
+        await transaction.schedule([row("scheduled", clock.time() + 1)])
+    for _ in range(30 if how == "one after the other" else 1):
+        sent.clear()
+        await send()
+        await asyncio.wait_for(sent.wait(), LONG)
+        clock.jump(0.1)
+    await dispatcher.stop(LONG)
+    await store.close()
+    others = [place for place, name in enumerate(heard) if name != "own"]
+    assert [heard[place] for place in others] == ["outbox", "scheduled"]
+    assert others[0] < 10 < others[1] < 20, "soon, and when it is due"
 
 
 async def test_rows_of_a_node_wait_for_its_own_bus_while_another_runs_on_the_same_database(tmp_path: Path) -> None:

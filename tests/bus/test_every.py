@@ -145,6 +145,38 @@ async def test_without_a_store_ticks_begin_with_the_bus() -> None:
     assert seen == hours(1, 2)
 
 
+@pytest.mark.parametrize("error", [ValueError, fg.Permanent])
+async def test_a_schedule_whose_ticks_cannot_be_made_is_tried_again_and_holds_up_no_other(
+    error: type[Exception], caplog: pytest.LogCaptureFixture
+) -> None:
+    node, seen, clock = fg.Node("shop"), list[str](), FakeClock()
+    broken = True
+
+    @node.use_outgoing
+    async def refuse(out: Any, call_next: Any) -> None:
+        if broken and out.message.schedule == "first":
+            raise error("not now")
+        await call_next()
+
+    @node.every(60)
+    async def first(tick: fg.Tick) -> None:
+        seen.append("first")
+
+    @node.every(60)
+    async def second(tick: fg.Tick) -> None:
+        seen.append("second")
+
+    async with fg.Bus("memory:", nodes=[node], clock=clock) as bus:
+        await clock.advance(60)
+        await bus.idle(timeout=10)
+        assert seen == ["second"]
+        assert "the schedule 'first' of node shop waits 5 s, as a tick cannot be made: not now" in caplog.text
+        broken = False
+        await clock.advance(10)
+        await bus.idle(timeout=10)
+    assert seen == ["second", "first"]
+
+
 def test_a_node_without_a_store_needs_a_transport_that_recognises_repetitions() -> None:
     class Forgetful(MemoryTransport):
         capabilities = MemoryTransport.capabilities - {"recognise"}

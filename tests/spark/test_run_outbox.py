@@ -13,7 +13,7 @@ import pytest
 import faregate as fg
 from faregate.core.sealing import outbox_row
 from faregate.ports.clock import SystemClock
-from faregate.ports.store import DeadFilter
+from faregate.ports.store import DeadFilter, OutboxRow
 from faregate.spark.runs import outbox, run
 from faregate.spark.runs.outbox import OutboxSpooler
 from faregate.stores.sqlite import SqliteStore
@@ -175,6 +175,24 @@ async def test_what_was_scheduled_goes_out_when_it_is_due(tmp_path: Path) -> Non
         [left] = await store.scheduled(10)
         assert left.envelope.publication_id != due
         assert await store.known_nodes() == ["shop"]
+
+
+async def test_what_a_bus_takes_at_the_same_time_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PostgreSQL then finds nothing to take, though it is due."""
+    shop, asked = Shop(tmp_path), list[float]()
+
+    async def take_due(self: Any, now: float, *args: Any, **options: Any) -> list[OutboxRow]:
+        assert not asked, "it asks again and again"
+        asked.append(now)
+        return []
+
+    async with shop.spooler() as (spooler, store):
+        with contextlib.closing(sqlite3.connect(shop.file)) as connection, connection:
+            fg.outbox(connection, node="shop").publish(Placed(number=1), delay=3600)
+            connection.execute("update faregate_scheduled set due_at = 1")
+        monkeypatch.setattr(type(store.transaction()), "take_due", take_due)
+        assert await spooler.send() == 0
+        assert asked
 
 
 def test_a_node_with_a_schedule_is_refused() -> None:

@@ -584,21 +584,22 @@ class Bus:
         `idempotency_key`, or the `id_key` that a handler gave it); whether it was still waiting. Then it is never
         delivered. `node` is who scheduled it; without it, the nodes of the bus are asked until one has it.
 
-        Raises `ConfigurationError` for a node without a store on a transport that cannot take anything back.
+        Raises `ConfigurationError` for a node without a store on a transport that cannot take anything back; without
+        `node`, if that is true of every node.
         """
         which = check_scheduled(publication_id, key)
         self._check_running()
         if node is not None:
             return await self._named_sender(node, ()).cancel(*which)
-        unable: ConfigurationError | None = None
+        unable: list[ConfigurationError] = []
         for sender in self._senders.values():
             try:
                 if await sender.cancel(*which):
                     return True
             except ConfigurationError as exc:
-                unable = exc
-        if unable is not None:
-            raise unable
+                unable.append(exc)
+        if unable and len(unable) == len(self._senders):
+            raise unable[-1]
         return False
 
     @overload

@@ -10,7 +10,8 @@ Rules kept here:
 - What waits in memory is bounded: a handler that sends waits for room before its transaction begins (never within it,
   since sending may need the store).
 - A row is removed in the commit of the next unit of work on the same store, if there is one soon.
-- Rows of other processes (`fg.outbox`, `faregate dead replay`) are looked for when there is nothing else to do.
+- Rows of other processes (`fg.outbox`, `faregate dead replay`) are looked for several times a second, also while there
+  is much to send; more rarely the more waits here, since all of that is read again.
 - What is due later waits in the table of scheduled messages (docs/decisions/0050) until its time has come by the wall
   clock. Whoever finds it due moves it into the outbox, in one commit, and sends it as if it had committed it just then.
 - Where several processes send from one outbox (`outbox_place.py`), each sends what it committed. What another committed
@@ -126,6 +127,8 @@ class Dispatcher(OutboxOutlet):
         the wall clock."""
         self._look_at = math.inf
         """When to look at what is scheduled, by the monotonic clock."""
+        self._look_for_others_at = math.inf
+        """When to look at the table, even if there is something else to do."""
         self._timer: Timer | None = None
         self.activity = 0
         """Grows with everything that happens here."""
@@ -349,9 +352,7 @@ class Dispatcher(OutboxOutlet):
             try:
                 await self._send_queue()
                 self._wake.clear()
-                if self._clock.monotonic() + _ROUNDING >= self._look_at:
-                    await self._take_due()
-                elif not self._queue:
+                if not await self._look_in_time() and not self._queue:
                     await self._rest()
             except faults.Crash:
                 self._forget()
@@ -363,6 +364,17 @@ class Dispatcher(OutboxOutlet):
                 await self._clock.sleep(_LOOK_SECONDS)
             else:
                 told = ""
+
+    async def _look_in_time(self) -> bool:
+        """Look at the tables, if it is time to; whether it was."""
+        now = self._clock.monotonic() + _ROUNDING
+        if now >= self._look_for_others_at:
+            await self.look()
+        elif now >= self._look_at:
+            await self._take_due()
+        else:
+            return False
+        return True
 
     async def _rest(self) -> None:
         """Wait for work; now and then clean up, and look for what others left."""
@@ -391,6 +403,8 @@ class Dispatcher(OutboxOutlet):
 
     async def look(self) -> int:
         """Take up rows of the table that are not known here; returns how many."""
+        pause = _LOOK_SECONDS * (1 + len(self._held) / _BATCH)
+        self._look_for_others_at = self._clock.monotonic() + pause
         taken = await self._take_due()
         known = self._held.copy()  # a row that is removed while we read may still be among those we read
         rows = await self._store.undispatched(_BATCH + len(known), self._nodes)
@@ -418,8 +432,6 @@ class Dispatcher(OutboxOutlet):
 
     async def _send_queue(self) -> None:
         while self._queue:
-            if self._task is not None and self._clock.monotonic() + _ROUNDING >= self._look_at:
-                await self._take_due()
             rows = self._next_batch()
             if self._place is None or self._place.is_alone:
                 await self._send(rows)
@@ -442,6 +454,8 @@ class Dispatcher(OutboxOutlet):
                         future.set_result(None)
             self.activity += 1
             self._changed.set()
+            if self._task is not None:  # behind a batch: a store that is down must not keep what is here from going out
+                await self._look_in_time()
 
     async def _not_behind_others(self, rows: list[OutboxRow]) -> list[OutboxRow]:
         """Without those that wait for an older one of their key that another committed."""

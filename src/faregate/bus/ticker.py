@@ -8,6 +8,7 @@ Rules kept here:
   a repetition like any other.
 - Without a store nothing is remembered: ticks begin with the start of the bus; the transport recognises repetitions.
 - The first start of a schedule makes up for nothing.
+- A tick that cannot be made, whatever the error, is tried again in a while, and keeps no other schedule waiting.
 - A clock timer never sleeps for longer than a minute, so that a wall clock that was set forward is noticed. Where it
   was set back, ticks that were made are not made again.
 """
@@ -95,19 +96,24 @@ class Ticker:
     async def _make_due(self) -> None:
         """Make what is due, and wait for what comes next."""
         wait = _LONGEST_SLEEP
-        try:
-            for schedule in self._schedules:
-                last = self._last.get(schedule.name)
-                following = None if last is None else schedule.times.after(last)
-                if last is None or (following is not None and following <= self._now()):
-                    await (self._make(schedule) if self._shared is None else self._commit(schedule, self._shared))
-                following = schedule.times.after(max(self._now(), self._last[schedule.name]))
-                if following is not None:
-                    wait = min(wait, following / 1000 - self._clock.time())
-        except FaregateError as exc:
-            log.warning("the schedules of %s wait %g s, as a tick cannot be made: %s", self._node, _AGAIN_SECONDS, exc)
-            wait = min(wait, _AGAIN_SECONDS)
+        for schedule in self._schedules:
+            wait = min(wait, await self._make_one(schedule))
         self._timer = self._clock.call_later(max(0.0, wait), self._ring)
+
+    async def _make_one(self, schedule: Schedule) -> float:
+        """Make what is due of one schedule; in how many seconds to look again."""
+        try:
+            last = self._last.get(schedule.name)
+            following = None if last is None else schedule.times.after(last)
+            if last is None or (following is not None and following <= self._now()):
+                await (self._make(schedule) if self._shared is None else self._commit(schedule, self._shared))
+            following = schedule.times.after(max(self._now(), self._last[schedule.name]))
+        except Exception as exc:  # whatever it is: without a timer the schedules would end here
+            text = "the schedule %r of node %s waits %g s, as a tick cannot be made: %s"
+            known = isinstance(exc, FaregateError)
+            log.warning(text, schedule.name, self._node, _AGAIN_SECONDS, exc, exc_info=not known)
+            return _AGAIN_SECONDS
+        return _LONGEST_SLEEP if following is None else following / 1000 - self._clock.time()
 
     async def _make(self, schedule: Schedule) -> None:
         """Without a store: publish, and remember it here."""

@@ -8,7 +8,7 @@ from threading import get_ident
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
 
-from faregate.core.database import BlockingDatabase, Database
+from faregate.core.database import BlockingDatabase, Database, wait_for
 from faregate.core.handler_database import HandlerDatabase
 from faregate.core.session import open_session
 from faregate.core.work import NeedsSolitude
@@ -26,7 +26,7 @@ from faregate.node.outgoing import (
 )
 from faregate.plain import plain
 from faregate.ports.keys import keys_of
-from faregate.ports.store import OpenSession
+from faregate.ports.store import SCHEDULE_KEY, OpenSession
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
@@ -41,6 +41,10 @@ Ending = Literal["handled", "skipped", "filtered", "duplicate", "redelivered", "
 """How a delivery ended; `filtered`: the subscription's `where=` does not take it; `duplicate`: it had been handled
 before; `lost`: its lock had expired, so the message is someone else's now."""
 
+OWN_HEADERS = frozenset({REPLY_TO, SCHEDULE_KEY})
+"""Who waits for the answer, and what the message may be cancelled by: handlers and middlewares do not see these, so
+that they can neither hand them on nor lose them."""
+
 
 class Context:
     """The message at hand, and what its handler may do within the unit of work. Annotate `ctx` with it, or with
@@ -53,6 +57,8 @@ class Context:
     _outcome: Ending | None = None
     _sealed: list[Envelope] | None = None
     """The envelopes of all that goes out, once they are recorded."""
+    _withdrawn: tuple[Outgoing, ...] = ()
+    """What was recorded and then cancelled through this context. A try that fails takes that back."""
     _trace: Callable[[], TraceContext | None] | None = None
     """Gives the trace context that goes into what the handler sends; None: that of the message itself."""
 
@@ -99,12 +105,15 @@ class Context:
             "handler starts before it returns or raises (asyncio.TaskGroup does so, asyncio.gather does not)"
         )
 
-    def _sent(self) -> Sequence[Outgoing]:
-        """What the handler's last try sends, behind what middlewares do."""
-        own, tried = self._outputs, self._try
+    def _sent(self, tried: Context | None = None) -> Sequence[Outgoing]:
+        """What the handler's last try sends, or the one at hand, behind what middlewares do."""
+        own, tried = self._outputs, tried or self._try
         if tried is None or not tried._outputs:
-            return own or ()
-        return [*own, *tried._outputs] if own else tried._outputs
+            outputs = own or ()
+        else:
+            outputs = [*own, *tried._outputs] if own else tried._outputs
+        withdrawn = self._withdrawn if tried is None else self._withdrawn + tried._withdrawn
+        return [out for out in outputs if out not in withdrawn] if withdrawn else outputs
 
     # --- identity -----------------------------------------------------------------------------------------
 
@@ -164,8 +173,8 @@ class Context:
     def headers(self) -> Mapping[str, str]:
         """What it was published with, and what middlewares added."""
         headers = self._work.envelope.headers
-        if REPLY_TO in headers:  # who copies them must not ask in another's name
-            headers = {name: value for name, value in headers.items() if name != REPLY_TO}
+        if headers and not OWN_HEADERS.isdisjoint(headers):  # who copies them must not ask in another's name
+            headers = {name: value for name, value in headers.items() if name not in OWN_HEADERS}
         return MappingProxyType(headers)
 
     @property
@@ -295,9 +304,9 @@ class Context:
         if self._ended:
             self._refuse()
         unit = self._work.unit_for(self)
-        if get_ident() == unit.home.thread:
-            return self._cancel(which)
-        return asyncio.run_coroutine_threadsafe(self._cancel(which), unit.home.loop).result()
+        if self._is_blocking("cancel", unit.home):
+            return wait_for(self, self._work, self._cancel, which)
+        return self._cancel(which)
 
     async def _cancel(self, which: tuple[str | None, str | None]) -> bool:
         work, unit = self._work, self._work.unit_for(self)
@@ -307,10 +316,20 @@ class Context:
                 "cancelled: run this subscription on a bus, or let the handler of that message look whether it counts"
             )
         if unit.home.store is None:
-            return await unit.home.cancel(*which)
-        if not unit.alone and any(each.deliver_at is not None for other in unit.works for each in other.sent):
+            found = await unit.home.cancel(*which)
+        elif not unit.alone and any(each.deliver_at is not None for other in unit.works for each in other.sent):
             raise work.interrupted(NeedsSolitude)  # what others of the batch schedule is not in the table yet
-        return bool(await unit.run(work, self, "cancel_scheduled", work.node, which))
+        else:
+            found = bool(await unit.run(work, self, "cancel_scheduled", work.node, which))
+        _, key = which  # an id it has only when the handler has returned
+        return (key is not None and self._withdraw(key)) or found
+
+    def _withdraw(self, key: str) -> bool:
+        """Do not send what the try at hand, or a middleware, was to schedule with this key; whether there was any."""
+        outer = self._work.ctx or self
+        found = [out for out in outer._sent(None if self is outer else self) if out.is_scheduled(key)]
+        self._withdrawn = (*self._withdrawn, *found)
+        return bool(found)
 
     def trip(self, why: str, *, seconds: float = 10.0) -> NoReturn:
         """Trip the kill switch of this subscription: what the handler depends on is down. The message goes back and has

@@ -19,13 +19,13 @@ from typing import Any
 
 from msgspec.structs import force_setattr
 
-from faregate.core.context import Context
+from faregate.core.context import OWN_HEADERS, Context
 from faregate.core.handler import Held, Places, fill
 from faregate.core.observer import Step
 from faregate.core.pipeline import provide
 from faregate.core.resources import Resources
 from faregate.errors import ConfigurationError
-from faregate.message import REPLY_TO, Envelope, Kind
+from faregate.message import Envelope, Kind
 from faregate.node.node import Node
 from faregate.node.outgoing import check_headers
 
@@ -48,8 +48,7 @@ class OutgoingContext:
         self._resources: tuple[Any, ...] = () if cause is None else cause._resources
         self.cause = cause
         """The context of the handler that sends this; None outside handlers."""
-        self.headers: dict[str, str] = dict(envelope.headers)
-        self.headers.pop(REPLY_TO, None)  # whoever waits for the answer is nobody else's concern
+        self.headers = {name: value for name, value in envelope.headers.items() if name not in OWN_HEADERS}
 
     @property
     def message(self) -> Any:
@@ -89,10 +88,8 @@ def compile_outgoing(node: Node, places: Places) -> Chain | None:
 
 
 def _with_headers(out: OutgoingContext, last: Last, again: OutgoingContext | None = None) -> Awaitable[None]:
-    headers, address = check_headers(out.headers), out._envelope.headers.get(REPLY_TO)
-    if address is not None:
-        headers[REPLY_TO] = address
-    force_setattr(out._envelope, "headers", headers)
+    ours = {name: value for name, value in out._envelope.headers.items() if name in OWN_HEADERS}
+    force_setattr(out._envelope, "headers", check_headers(out.headers) | ours)
     return last()
 
 

@@ -58,6 +58,10 @@ class Outgoing(msgspec.Struct, gc=False, eq=False, frozen=True):
         """Whether it is an event or a command."""
         return self.message_type.kind
 
+    def is_scheduled(self, key: str) -> bool:
+        """Whether it is to be delivered later, and can be cancelled by this key."""
+        return (self.delay is not None or self.at is not None) and key in (self.id_key, self.idempotency_key)
+
     def __repr__(self) -> str:
         where = f" to {self.destination}" if self.destination else ""
         return f"<outgoing {'reply' if self.is_reply else self.kind} {self.message_type.wire}{where}>"

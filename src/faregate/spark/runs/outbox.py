@@ -99,11 +99,15 @@ class OutboxSpooler:
         return sent
 
     async def _take_due(self) -> None:
-        """What `fg.outbox` scheduled, and what is due by now, goes out with the rest."""
+        """What `fg.outbox` scheduled, and what is due by now, goes out with the rest; what a bus takes at the same time
+        is left to it."""
         now = self._clock.time()
         while (due := await self._store.next_due(self._nodes)) is not None and due <= now:
             async with self._store.transaction() as transaction:
-                await transaction.send(await transaction.take_due(now, _AT_ONCE, self._nodes))
+                rows = await transaction.take_due(now, _AT_ONCE, self._nodes)
+                await transaction.send(rows)
+            if not rows:
+                return
 
     async def _dispatch(self) -> None:
         """Recipients may want tokens, or outgoing middlewares want to see what `fg.outbox` recorded: the bus' own
