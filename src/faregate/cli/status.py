@@ -13,13 +13,13 @@ from rich.live import Live
 from rich.text import Text
 
 from faregate.cli.loop import run_async
-from faregate.cli.output import AsJson, console, counted, errors, print_json
+from faregate.cli.output import AsJson, console, errors, print_json
 from faregate.cli.running import Here, OnBroker, Target, listen_on, locate
 from faregate.cli.table import Column, numbers, room, table
 from faregate.errors import FaregateError
 from faregate.plain import plain
 from faregate.ports.presence import HEARTBEAT_SECONDS, Consumed, Heartbeat
-from faregate.units import age, iso
+from faregate.units import age, counted, iso
 
 _LISTEN_SECONDS = 1.2 * HEARTBEAT_SECONDS
 _SILENT_SECONDS = 3 * HEARTBEAT_SECONDS
