@@ -1,4 +1,4 @@
-"""Lengths of time, sizes and moments as people write and read them. One grammar, wherever text stands for one.
+"""Lengths of time, sizes, numbers and moments as people write and read them. One grammar, wherever text stands for one.
 
 - A length of time is a number and a unit: 500ms, 10s, 5m (or min), 12h, 7d, 2w. `m` is minutes; units are lower case,
   as a capital M would be read as months.
@@ -43,6 +43,11 @@ def _quantity(text: str, units: Mapping[str, float]) -> float | None:
     except ValueError:
         return None
     return value if 0 <= value < float("inf") else None
+
+
+def counted(count: int, thing: str, things: str | None = None) -> str:
+    """1 message, 2 messages."""
+    return f"{count:,} {thing if count == 1 else things or thing + 's'}"
 
 
 def seconds_text(seconds: float) -> str:

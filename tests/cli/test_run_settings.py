@@ -18,6 +18,7 @@ from faregate.cli import app, reload
 from faregate.cli.run import run
 from tests.child import Child
 
+FIELDS = ("node", "message_id", "correlation_id", "key", "lane")
 APP = """
 import logging
 import faregate as fg
@@ -101,8 +102,7 @@ def test_the_environment_alone_is_enough(tmp_path: Path) -> None:
     assert said.isascii()
     assert any("/live and /ready are at http://127.0.0.1:" in each["message"] for each in records)
     assert any("draining" in each["message"] for each in records)
-    fields = {"time", "level", "logger", "message", "node", "message_id", "correlation_id", "key", "lane"}
-    assert all(fields <= each.keys() for each in records)
+    assert all({"time", "level", "logger", "message", *FIELDS} <= each.keys() for each in records)
 
 
 def test_a_line_of_json_names_its_message_and_has_what_the_program_adds(tmp_path: Path) -> None:
@@ -114,8 +114,11 @@ def test_a_line_of_json_names_its_message_and_has_what_the_program_adds(tmp_path
     assert (second["node"], second["key"]) == ("clock", "1")
     assert second["lane"].startswith("lane-")
     assert second["message_id"] and second["correlation_id"]
+    alarm = next(each for each in map(json.loads, said.splitlines()) if "alarm dead-letter" in each["message"])
+    assert [alarm[name] for name in FIELDS] == [second[name] for name in FIELDS]
+    assert alarm["message"].endswith("Permanent: broken")  # the first line of the error
     outside = next(each for each in map(json.loads, said.splitlines()) if "draining" in each["message"])
-    assert [outside[name] for name in ("node", "message_id", "correlation_id", "key", "lane")] == [None] * 5
+    assert [outside[name] for name in FIELDS] == [None] * 5
 
 
 def test_an_option_goes_before_its_variable(tmp_path: Path) -> None:
@@ -127,7 +130,7 @@ def test_an_option_goes_before_its_variable(tmp_path: Path) -> None:
 
 def test_the_level_comes_from_the_environment(tmp_path: Path) -> None:
     with running(tmp_path, "ticking:bus", FAREGATE_LOG_LEVEL="error") as process:
-        _, said = run_until(process, "run on memory:")
+        _, said = run_until(process, "running 1 subscription of 1 node on memory:; Ctrl-C drains")
     assert "ticking" not in said
 
 

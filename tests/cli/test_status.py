@@ -348,3 +348,26 @@ def test_schedules_and_what_looks_like_a_mistake_are_shown() -> None:
     assert f"here: {notice}" in shown
     assert seen.as_json()["nodes"][0]["notices"] == [notice]
     assert seen.as_json()["nodes"][0]["schedules"][0]["name"] == "nightly"
+
+
+@pytest.mark.parametrize("columns", ["80", "40", None])
+def test_long_lines_go_on_below_indented(columns: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Seen("memory:", [])
+    schedules = [ScheduleStatus("nightly", "0 3 * * *", "Europe/Madrid", 1_700_100_000.0, 1_700_013_600.0)]
+    why = "kill switch: 12 of 20 messages failed within 30 s; the last: ConnectionError: the bank does not answer"
+    consumed = Consumed("charge-card", None, [], 0, 1, 2, 3, 4, True, why=why)
+    notice = "bill waits for events of node 'shpo', and nobody is known to run that (did you mean 'shop'?)"
+    seen.hear(Heartbeat("shop", "here", "", 0.0, 0.0, [consumed], {}, schedules=schedules, notices=[notice]))
+    screen = Console(width=int(columns or 80), file=StringIO())
+    monkeypatch.setitem(Seen.shown.__globals__, "room", lambda: columns and int(columns))
+    screen.print(seen.shown(), soft_wrap=True)
+    lines = screen.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert all(line == line.rstrip() for line in lines)
+    for first, indent in (("nightly: ", 4), ("charge-card is paused: ", 4), ("here: bill waits ", 0)):
+        at = next(place for place, line in enumerate(lines) if line.startswith(" " * indent + first))
+        further = [line for line in lines[at + 1 : at + 2] if columns]
+        assert all(line.startswith(" " * (indent + 2)) and line[indent + 2] != " " for line in further)
+        assert len(further) == (columns is not None)
+    if columns is not None:
+        assert max(map(len, lines)) <= int(columns)
+    assert why in " ".join(" ".join(lines).split())

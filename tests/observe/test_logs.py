@@ -8,6 +8,7 @@ import pytest
 
 import faregate as fg
 from faregate.core import at_hand
+from faregate.testing import FakeClock
 from tests.observe.rig import LONG, OrderPlaced
 
 log = logging.getLogger("tests.observe.shop")
@@ -21,8 +22,15 @@ class Kept(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.records.append(record)
 
+    def starting(self, *texts: str) -> logging.LogRecord:
+        [record] = [each for each in self.records if each.getMessage().startswith(texts)]
+        return record
+
     def about(self, text: str) -> tuple[str, ...]:
         [record] = [each for each in self.records if each.getMessage() == text]
+        return self.fields(record)
+
+    def fields(self, record: logging.LogRecord) -> tuple[str, ...]:
         fields = ("node", "message_id", "correlation_id", "key", "lane")
         return tuple(getattr(record, field) for field in fields)
 
@@ -33,8 +41,11 @@ def kept() -> Iterator[Kept]:
     handler.addFilter(fg.observe.LogContext())
     log.addHandler(handler)
     log.setLevel("INFO")
+    bus_log = logging.getLogger("faregate.bus")
+    bus_log.addHandler(handler)
     yield handler
     log.removeHandler(handler)
+    bus_log.removeHandler(handler)
     at_hand.wanted = False
 
 
@@ -124,6 +135,50 @@ async def test_a_key_cannot_break_the_line_and_fields_of_the_program_stay(kept: 
         await bus.idle(LONG)
     assert kept.about("plain")[3] == "17\\nERROR forged"
     assert kept.about("own")[3] == "mine"
+
+
+async def test_a_message_that_comes_again_and_becomes_a_dead_letter_is_named(kept: Kept) -> None:
+    shop, billing = fg.Node("shop"), fg.Node("billing")
+    again = fg.Redeliver(2.14655)
+
+    @billing.on(OrderPlaced, source="shop", key="order_id", retry=fg.Retry(0), redeliver=again)
+    async def bill(order: OrderPlaced) -> None:
+        raise ValueError("broken\nline two")
+
+    clock = FakeClock()
+    async with fg.Bus("memory:", nodes=[shop, billing], clock=clock, stall_seconds=None) as bus:
+        publication_id = await bus.publish(OrderPlaced(order_id="17"))
+        while not bus.alarms:
+            await clock.advance(1.0)
+    later = kept.starting("OrderPlaced ")
+    assert later.getMessage().endswith("failed and is delivered again in 2.1 s: ValueError: broken")
+    alarm = kept.starting("alarm dead-letter at billing, message ")
+    assert kept.fields(later) == kept.fields(alarm) == about(publication_id, "17")
+
+
+async def test_an_alarm_about_no_message_has_its_node_only_whichever_message_came_last(kept: Kept) -> None:
+    shop, billing = fg.Node("shop"), fg.Node("billing")
+    asked: list[bool] = []
+
+    async def probe() -> bool:
+        log.info("probe")
+        asked.append(True)
+        return True
+
+    switch = fg.KillSwitch(probe=probe, every=0.01)
+
+    @billing.on(OrderPlaced, source="shop", key="order_id", retry=fg.Retry(0), kill_switch=switch)
+    async def bill(order: OrderPlaced) -> None:
+        if not asked:
+            raise fg.Unavailable("the bank is down\nsince noon", retry_after=0.01)
+
+    async with fg.Bus("memory:", nodes=[shop, billing]) as bus:
+        await bus.publish(OrderPlaced(order_id="17"))
+        await bus.idle(LONG)
+    alarm = kept.starting("alarm kill-switch at billing: ")
+    assert "consumes no more: Unavailable: the bank is down. What" in alarm.getMessage()
+    assert kept.fields(alarm) == ("billing", "-", "-", "-", "-")
+    assert kept.about("probe") == ("-",) * 5
 
 
 async def test_nothing_is_noted_until_somebody_asks() -> None:

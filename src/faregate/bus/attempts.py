@@ -122,7 +122,7 @@ class Attempts:
         known = await transaction.record(row.node, [record])
         if known and known[envelope.publication_id] != envelope.body_digest:
             text = f"{envelope} was published again with another body; the first one counts"
-            self._alarms.sound("disagreement", row.node, envelope.publication_id, text)
+            self._alarms.sound("disagreement", row.node, envelope.publication_id, text, envelope=envelope)
         return bool(known)
 
     def _addressed_to(self, row: OutboxRow, modes: Mapping[str, Mode]) -> OutboxRow:

@@ -74,6 +74,7 @@ from faregate.ports.queue import (
 from faregate.ports.schemes import hide_password, open_transport, public_name
 from faregate.ports.store import DeadFilter, Store
 from faregate.ports.tokens import TokenStore
+from faregate.units import counted
 
 log = logging.getLogger("faregate.bus")
 
@@ -380,7 +381,8 @@ class Bus:
         if self._instructions is not None:
             self._instructions.start()
         watch(self.observers, self)
-        log.info("%d nodes with %d subscriptions run on %s", len(self.nodes), len(self._workers), self.url)
+        nodes, subscriptions = counted(len(self.nodes), "node"), counted(len(self._workers), "subscription")
+        log.info("running %s with %s on %s", nodes, subscriptions, self.url)
 
     def _open_control(self) -> None:
         if not (self._allows_control if self._given_control is None else self._given_control):

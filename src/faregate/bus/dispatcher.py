@@ -650,7 +650,7 @@ class Dispatcher(OutboxOutlet):
         if self._attempts is not None:
             await self._attempts.drop(row, [signal for signal, _ in refused])
         kind: AlarmKind = "unroutable" if isinstance(exc, Unroutable) else "dead-letter"
-        self._alarms.sound(kind, row.node, envelope.publication_id, str(exc))
+        self._alarms.sound(kind, row.node, envelope.publication_id, str(exc), envelope=envelope)
 
     async def _remove(self) -> None:
         """Take what was sent out of the table, in a commit of its own."""

@@ -18,6 +18,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from faregate.core import at_hand
 from faregate.core.alarms import Alarms
 from faregate.core.escalation import Escalation
 from faregate.core.kill_switch import Switch, Trial, Trip
@@ -143,6 +144,7 @@ class Switching:
 
     async def _see_to(self, trip: Trip) -> None:
         """Nobody else closes the switch, so whatever goes wrong here it goes on asking."""
+        at_hand.forget()  # it is about them all, not about the one whose failure was the last
         try:
             await self._worker.give_back_fetched()
         except Exception:  # what is not given back comes again when its lock is over

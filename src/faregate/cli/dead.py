@@ -21,14 +21,14 @@ from faregate.bus.dead_letters import MOST, DeadLetters, Found
 from faregate.cli import dead_view
 from faregate.cli.load import given_body, parsed_body
 from faregate.cli.loop import run_async
-from faregate.cli.output import AsJson, answer, counted, errors
+from faregate.cli.output import AsJson, answer, errors
 from faregate.cli.targets import Target, find_stores, opened
 from faregate.errors import ConfigurationError
 from faregate.message import Envelope
 from faregate.ports.clock import SystemClock
 from faregate.ports.dead_letter import DeadLetter, DeadStatus
 from faregate.ports.store import DeadFilter
-from faregate.units import parse_seconds
+from faregate.units import counted, parse_seconds
 
 dead = typer.Typer(no_args_is_help=True, help="Look at dead letters, and replay, edit, discard, export or prune them.")
 

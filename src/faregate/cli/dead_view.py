@@ -10,13 +10,13 @@ from typing import Any
 from rich.text import Text
 
 from faregate.bus.dead_letters import body_of
-from faregate.cli.output import counted, say
+from faregate.cli.output import say
 from faregate.cli.table import Cell, Column, fits, room, show_table
 from faregate.errors import Undecodable
 from faregate.message import Envelope
 from faregate.plain import plain
 from faregate.ports.dead_letter import DeadLetter
-from faregate.units import age, iso
+from faregate.units import age, counted, iso
 
 _STYLES = {"open": "red", "replayed": "yellow", "resolved": "green", "discarded": "dim"}
 _COLUMNS = [Column("ID", is_whole=True), *map(Column, ("TYPE", "NODE", "REASON", "STATUS", "LAST FAILED"))]

@@ -11,8 +11,8 @@ import logging
 from typing import Any, Literal
 
 from faregate.cli.output import errors, fail
+from faregate.core.about import FIELDS, NOTHING
 from faregate.observe import LogContext
-from faregate.observe.logs import FIELDS
 from faregate.units import iso
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -59,7 +59,7 @@ class _Text(logging.Formatter):
         self._named = logging.Formatter(f"%(asctime)s %(levelname)-7s %(name)s {_ABOUT}%(message)s", "%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        named = getattr(record, "message_id", "-") != "-"
+        named = getattr(record, "message_id", NOTHING) != NOTHING
         return self._named.format(record) if named else super().format(record)
 
 
@@ -75,8 +75,8 @@ class JsonLines(logging.Formatter):
             "message": record.getMessage(),
         }
         for field in FIELDS:
-            value = known.get(field, "-")
-            told[field] = None if value == "-" else value
+            value = known.get(field, NOTHING)
+            told[field] = None if value == NOTHING else value
         if record.exc_info and not record.exc_text:
             record.exc_text = self.formatException(record.exc_info)
         if record.exc_text:

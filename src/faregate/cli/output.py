@@ -39,10 +39,6 @@ def say(text: str | Text, style: str = "") -> None:
     console.print(text, style=style, markup=False, soft_wrap=True)
 
 
-def counted(count: int, thing: str, things: str | None = None) -> str:
-    return f"{count:,} {thing if count == 1 else things or thing + 's'}"
-
-
 def print_json(value: Any) -> None:
     """One line, so that a pipe can read it."""
     sys.stdout.write(json.dumps(value) + "\n")

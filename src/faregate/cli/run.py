@@ -23,6 +23,7 @@ from faregate.cli.output import print_json
 from faregate.cli.reload import RELOAD, run_reloading
 from faregate.errors import ConfigurationError, FaregateError
 from faregate.observe import serve as endpoints_of
+from faregate.units import counted
 
 _HTTP_HELP = "Serve /metrics (Prometheus), /live and /ready there; on loopback unless a host is given."
 
@@ -127,8 +128,8 @@ async def serve(bus: Bus, tell: Callable[[str], None] = to_people) -> None:
         starting = asyncio.create_task(bus.start())
         if await _interrupted(starting, asked):
             return
-        subscriptions = bus.counts()
-        tell(f"{len(subscriptions)} subscriptions of {len(bus.nodes)} nodes run on {bus.url}; Ctrl-C drains")
+        taken, nodes = counted(len(bus.counts()), "subscription"), counted(len(bus.nodes), "node")
+        tell(f"running {taken} of {nodes} on {bus.url}; Ctrl-C drains")
         failing = asyncio.create_task(bus.failed())
         waiting = {asyncio.create_task(asked.wait()), failing}
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

@@ -13,13 +13,13 @@ from rich.live import Live
 from rich.text import Text
 
 from faregate.cli.loop import run_async
-from faregate.cli.output import AsJson, console, counted, errors, print_json
+from faregate.cli.output import AsJson, console, errors, print_json
 from faregate.cli.running import Here, OnBroker, Target, listen_on, locate
-from faregate.cli.table import Column, numbers, room, table
+from faregate.cli.table import Column, hanging, numbers, room, table
 from faregate.errors import FaregateError
 from faregate.plain import plain
 from faregate.ports.presence import HEARTBEAT_SECONDS, Consumed, Heartbeat
-from faregate.units import age, iso
+from faregate.units import age, counted, iso
 
 _LISTEN_SECONDS = 1.2 * HEARTBEAT_SECONDS
 _SILENT_SECONDS = 3 * HEARTBEAT_SECONDS
@@ -59,7 +59,7 @@ def status(
             told = [each.as_json() for each in seen]
             print_json(told if target is None else told[0])
         else:
-            console.print(_all(seen))
+            console.print(_all(seen), soft_wrap=True)
         _tell(failed)
         if failed or any(each.missing() for each in seen):
             raise typer.Exit(1)
@@ -164,18 +164,18 @@ def _instances(found: list[tuple[float, Heartbeat]], now: float) -> Iterator[Ren
     for at, beat in found:
         state = _state(beat, now - at)
         taking = "" if beat.consumes else ", takes nothing"
-        yield Text.assemble(f"  {plain(beat.instance)}  ", state, taking)
+        yield from hanging(Text.assemble(f"{plain(beat.instance)}  ", state, taking), room(), "  ")
         if beat.consumes:
             yield from _table(beat.consumes)
         for schedule in beat.schedules:
             zone = "" if schedule.zone == "UTC" else f" {schedule.zone}"
             following = "never again" if schedule.next is None else f"next {iso(schedule.next)}"
             last = "" if schedule.last is None else f", last {iso(schedule.last)}"
-            yield Text(plain(f"    {schedule.name}: {schedule.when}{zone}, {following}{last}"))
+            yield from _line(f"{schedule.name}: {schedule.when}{zone}, {following}{last}", indent="    ")
         for each in beat.consumes:
             if each.paused:
                 why = f": {each.why}" if each.why else ""
-                yield Text(plain(f"    {_takes(each)} is paused{why}"), "yellow")
+                yield from _line(f"{_takes(each)} is paused{why}", "yellow", indent="    ")
 
 
 def _table(consumes: list[Consumed]) -> Iterator[Text]:
@@ -204,14 +204,18 @@ def _remarks(beats: list[Heartbeat]) -> Iterator[Text]:
             if outbox.waiting:
                 wait = counted(outbox.waiting, "message waits", "messages wait")
                 told = f"{wait} in the outbox {outbox.store}, the oldest for {outbox.oldest_seconds or 0:,.1f} s"
-                yield Text(plain(f"{instance}: {told}"), "yellow")
+                yield from _line(f"{instance}: {told}", "yellow")
         for notice in dict.fromkeys(notice for beat in its for notice in beat.notices):
-            yield Text(plain(f"{instance}: {notice}"), "bold yellow")
+            yield from _line(f"{instance}: {notice}", "bold yellow")
         if its[0].breaker not in (None, "closed"):
-            yield Text(plain(f"{instance}: the breaker on sending is {its[0].breaker}"), "red")
+            yield from _line(f"{instance}: the breaker on sending is {its[0].breaker}", "red")
         if its[0].alarms:
             kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(its[0].alarms.items()))
-            yield Text(plain(f"{instance}: alarms since it started: {kinds}"), "yellow")
+            yield from _line(f"{instance}: alarms since it started: {kinds}", "yellow")
+
+
+def _line(text: str, style: str = "", *, indent: str = "") -> Iterator[Text]:
+    return hanging(Text(plain(text), style), room(), indent)
 
 
 def _takes(each: Consumed) -> str:

@@ -43,6 +43,16 @@ def room() -> int | None:
     return console.width if console.is_terminal or os.environ.get("COLUMNS") else None
 
 
+def hanging(text: Text, width: int | None, indent: str = "") -> Iterator[Text]:
+    """The lines of a text; what does not fit the first goes on below, indented by two more."""
+    deeper = indent + "  "
+    wrapped = [text] if width is None else text.wrap(console, max(width - len(deeper), 1), overflow="fold")
+    for number, line in enumerate(wrapped):
+        line.rstrip()
+        shown = Text(deeper if number else indent, no_wrap=True, overflow="ignore")
+        yield shown.append_text(line)
+
+
 def show_table(
     columns: Sequence[Column],
     rows: Sequence[Sequence[Cell]],

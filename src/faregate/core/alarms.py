@@ -6,6 +6,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
+from faregate.core.about import about
+from faregate.message import Envelope
+
 log = logging.getLogger("faregate.bus")
 
 AlarmKind = Literal[
@@ -62,9 +65,21 @@ class Alarms:
     def listen(self, callback: Callable[[Alarm], None]) -> None:
         self._callbacks.append(callback)
 
-    def sound(self, kind: AlarmKind, node: str, message_id: str, text: str) -> None:
+    def sound(
+        self,
+        kind: AlarmKind,
+        node: str,
+        message_id: str,
+        text: str,
+        *,
+        envelope: Envelope | None = None,
+        key: str | None = None,
+    ) -> None:
+        """`envelope`, `key`: of the message, where they are at hand."""
         self.counts[kind] += 1
-        log.error("alarm %s at %s, message %s: %s", kind, node, message_id, text)
+        where = f" at {node}" if node else ""
+        what = f", message {message_id}" if message_id else ""
+        log.error("alarm %s%s%s: %s", kind, where, what, text, extra=about(node, message_id, envelope, key))
         alarm = Alarm(kind, node, message_id, text)
         if self.loop is None or asyncio._get_running_loop() is self.loop:
             self._tell(alarm)

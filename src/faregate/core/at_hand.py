@@ -24,6 +24,11 @@ def message_at_hand() -> Work | None:
     return _at_hand.get()
 
 
+def forget() -> None:
+    """What runs here goes on after the message that it was started from."""
+    _at_hand.set(None)
+
+
 def noting(run: Run) -> Run:
     """Runs messages as `run` does, and notes which one is at hand meanwhile."""
 

@@ -5,16 +5,18 @@ Nothing here can change what became of a message.
 
 import logging
 
+from faregate.core.about import about_delivery
 from faregate.core.alarms import Alarms
 from faregate.core.context import Context, Ending
 from faregate.core.pipeline import compile_after
 from faregate.core.resources import Resources
-from faregate.core.verdict import Verdict, failure_of, first_line
+from faregate.core.verdict import Verdict, failure_of, first_line, first_line_of
 from faregate.core.work import Work
 from faregate.ids import message_id_of
 from faregate.node.subscription import Subscription
 from faregate.ports import faults
 from faregate.ports.queue import Delivery
+from faregate.units import seconds_text
 
 log = logging.getLogger("faregate.bus")
 
@@ -34,28 +36,33 @@ class Endings:
         """Whether there are middlewares after the core."""
         return self._after is not None
 
-    def failed(self, what: object, verdict: Verdict, exc: BaseException) -> None:
+    def failed(self, work: Work, verdict: Verdict, exc: BaseException) -> None:
         """Somebody may wonder why it comes again."""
         if verdict.delay is None:
             return  # `dead_lettered` tells, once that is certain
         if verdict.behind:
-            log.warning("%s failed and goes to the end of its queue in %g s: %s", what, verdict.delay, first_line(exc))
+            level, text = logging.WARNING, "%s failed and goes to the end of its queue in %s: %s"
         elif verdict.counted:
-            log.warning("%s failed and is delivered again in %g s: %s", what, verdict.delay, first_line(exc))
+            level, text = logging.WARNING, "%s failed and is delivered again in %s: %s"
         else:
-            log.info("%s is delivered again in %g s, as asked: %s", what, verdict.delay, first_line(exc))
+            level, text = logging.INFO, "%s is delivered again in %s, as asked: %s"
+        what = work.ctx or f"{work.envelope} at {self._node}"
+        extra = about_delivery(self._node, work.delivery)
+        log.log(level, text, what, seconds_text(verdict.delay), first_line(exc), extra=extra)
 
     def dead_lettered(self, delivery: Delivery, reason: str, text: str) -> None:
         """Somebody has to learn of it."""
         why = "after all its tries" if reason == "failed" else reason
-        message_id = message_id_of(delivery.envelope, self._node)
-        told = f"{delivery.envelope} is a dead letter ({why}) of {self._subscription}: {text}"
-        self._alarms.sound("dead-letter", self._node, message_id, told)
+        envelope = delivery.envelope
+        told = f"{envelope} is a dead letter ({why}) of {self._subscription}: {first_line_of(text)}"
+        message_id = message_id_of(envelope, self._node)
+        self._alarms.sound("dead-letter", self._node, message_id, told, envelope=envelope, key=delivery.key)
 
-    def lost(self, exc: BaseException) -> None:
+    def lost(self, delivery: Delivery, exc: BaseException) -> None:
         """Its lock had expired: the message is someone else's now."""
         self.outcomes["lost"] += 1
-        log.warning("%s: %s; it is delivered again", self._subscription, exc)
+        extra = about_delivery(self._node, delivery)
+        log.warning("%s: %s; it is delivered again", self._subscription, exc, extra=extra)
 
     async def finish(
         self, delivery: Delivery, ctx: Context | None, outcome: Ending, error: BaseException | None = None

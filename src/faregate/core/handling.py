@@ -334,8 +334,9 @@ class Handling:
         found = first.start_all(deliveries)
         if not any(found):
             return deliveries
-        for stale in filter(None, found):
-            self._endings.lost(stale)
+        for delivery, stale in zip(deliveries, found, strict=True):
+            if stale is not None:
+                self._endings.lost(delivery, stale)
         return [delivery for delivery, stale in zip(deliveries, found, strict=True) if stale is None]
 
     def _start(self, delivery: Delivery) -> bool:
@@ -343,7 +344,7 @@ class Handling:
         try:
             delivery.start()
         except StaleLock as exc:
-            self._endings.lost(exc)
+            self._endings.lost(delivery, exc)
             return False
         return True
 
@@ -486,7 +487,7 @@ class Handling:
                 for work in works:
                     if work.delivery in exc.deliveries:
                         work.move("lost")
-                        self._endings.lost(exc)
+                        self._endings.lost(work.delivery, exc)
                 start_again(works)
             elif (failure := failure_of(exc)) is not None:  # lost, or refused at the commit: nothing has happened
                 scatter(works, failure)

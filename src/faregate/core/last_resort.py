@@ -89,7 +89,7 @@ class LastResort:
                 return False
         except StaleLock as exc:
             work.move("lost")
-            self._endings.lost(exc)
+            self._endings.lost(work.delivery, exc)
         except TRANSACTION_LOST as exc:
             log.warning("%s waits for its store: %s", work.envelope, exc)
             await self.put_off(work)
@@ -110,7 +110,7 @@ class LastResort:
                 work.move("put off")
         except StaleLock as exc:
             work.move("lost")
-            self._endings.lost(exc)
+            self._endings.lost(work.delivery, exc)
         except TRANSACTION_LOST as exc:
             log.warning("%s waits for its store: %s", work.envelope, exc)
             await self.put_off(work)
@@ -119,7 +119,7 @@ class LastResort:
         if work.ctx is not None:
             work.ctx.error = exc
         verdict = self._feed.judge(work.delivery, exc, self._failures.of(exc))
-        self._endings.failed(work.ctx or f"{work.envelope} at {self._node}", verdict, exc)
+        self._endings.failed(work, verdict, exc)
         return verdict
 
     async def put_off(self, work: Work) -> None:
@@ -128,7 +128,7 @@ class LastResort:
             await self._redeliver(work.delivery, _STORE_DOWN_SECONDS, counted=False)
         except StaleLock as exc:
             work.move("lost")
-            self._endings.lost(exc)
+            self._endings.lost(work.delivery, exc)
         else:
             work.move("put off")
 

@@ -46,6 +46,8 @@ class Reader:
                 ctx.message_id,
                 f"the handler {self._subscription.name!r} leaves tasks or threads behind: one used ctx after the try "
                 f"of {ctx} had ended, and was refused. Await everything before the handler returns or raises",
+                envelope=ctx._work.envelope,
+                key=ctx.key,
             )
 
     def _refuse(self, envelope: Envelope) -> NoReturn:

@@ -318,7 +318,7 @@ class Sender(Sealer):
                     errors[envelope.publication_id] = exc
                     assert isinstance(self._transport, DeadLettering)  # no node without a store runs on another
                     await self._transport.dead_letter(self._node, envelope, exc.reason, f"Unroutable: {exc}")
-                    self._alarms.sound("unroutable", self._node, envelope.publication_id, str(exc))
+                    self._alarms.sound("unroutable", self._node, envelope.publication_id, str(exc), envelope=envelope)
         if replies:
             await self._replies.hand_over(replies)
         return errors

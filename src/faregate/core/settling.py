@@ -81,7 +81,7 @@ class Settling:
                 work.ctx = None
             except StaleLock as exc:
                 work.move("lost")
-                self._endings.lost(exc)
+                self._endings.lost(work.delivery, exc)
             except TRANSACTION_LOST as exc:
                 # What happened is committed; a later copy finds that, and goes on from there.
                 log.warning("%s is not settled yet: %s", work.envelope, exc)
@@ -128,7 +128,7 @@ class Settling:
                 work.ctx = None
             else:
                 work.move("lost")
-                self._endings.lost(stale)
+                self._endings.lost(work.delivery, stale)
         return [] if len(plain) == len(works) else [work for work in works if work.state in DECIDED]
 
     async def _conclude(self, work: Work) -> None:

@@ -94,12 +94,16 @@ def failure_of(exc: BaseException) -> BaseException | None:
 
 
 def first_line(exc: BaseException) -> str:
-    """The exception's class and text; the text of a broken `__str__` is said to be so."""
+    """The exception's class and the first line of its text; the text of a broken `__str__` is said to be so."""
     try:
-        text = str(exc)
+        text = first_line_of(str(exc))
     except Exception as broken:
         text = f"(its text is unreadable: {type(broken).__name__})"
     return f"{type(exc).__name__}: {text}" if text else type(exc).__name__
+
+
+def first_line_of(text: str) -> str:
+    return next(iter(text.strip().splitlines()), "")
 
 
 def describe_error(exc: BaseException) -> str:

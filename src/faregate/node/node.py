@@ -39,6 +39,7 @@ from faregate.node.signature import Signature, check_handler, declaring_frame, r
 from faregate.node.subscription import ClaimMode, DedupMode, Subscription
 from faregate.node.where import Filter
 from faregate.ports.dead_letter import DeadLetter
+from faregate.units import counted
 
 M = TypeVar("M")
 _PARTITIONS = 8
@@ -80,7 +81,7 @@ class Node:
         """Who is told of dead letters (`DeadLetter`), and of kill switches that trip (`SwitchTripped`)."""
 
     def __repr__(self) -> str:
-        return f"<node {self.name}: {len(self.subscriptions)} subscriptions>"
+        return f"<node {self.name}: {counted(len(self.subscriptions), 'subscription')}>"
 
     def on(
         self,

@@ -7,17 +7,13 @@
 Rules kept here:
 - It is a filter for log handlers, and lets everything pass. It adds `node`, `message_id`, `correlation_id`, `key` and
   `lane` to a record, "-" where there is none; what a record has already stays.
-- Keys and ids come from outside, so they are made plain: none of them can break a line.
+- They are those of the message at hand. Records that Faregate makes later, or of another message, bring their own.
 """
 
 import logging
 
 from faregate.core import at_hand
-from faregate.core.lane_task import lane_name
-from faregate.plain import plain
-
-_NOTHING = "-"
-FIELDS = ("node", "message_id", "correlation_id", "key", "lane")
+from faregate.core.about import about
 
 
 class LogContext(logging.Filter):
@@ -31,13 +27,6 @@ class LogContext(logging.Filter):
         if not super().filter(record):
             return False
         work = at_hand.message_at_hand()
-        if work is None:
-            found: tuple[str | None, ...] = (None,) * len(FIELDS)
-        else:
-            envelope = work.envelope
-            correlation_id = envelope.correlation_id or envelope.publication_id
-            found = work.node, work.message_id, correlation_id, work.delivery.key, lane_name()
-        known = record.__dict__
-        for field, value in zip(FIELDS, found, strict=True):
-            known.setdefault(field, _NOTHING if value is None else plain(value))
+        found = about() if work is None else about(work.node, work.message_id, work.envelope, work.delivery.key)
+        record.__dict__.update(found | record.__dict__)
         return True

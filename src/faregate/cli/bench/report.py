@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from faregate.charts import Series, lines, page, table
-from faregate.cli.output import counted, say
+from faregate.cli.output import say
 from faregate.cli.table import Column, numbers, show_table
 from faregate.errors import ConfigurationError
 from faregate.plain import plain
+from faregate.units import counted
 
 Result = dict[str, Any]
 _HEAD = ("", "count", "per s", "p50", "p90", "p99", "p99.9", "max")

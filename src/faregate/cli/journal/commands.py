@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from faregate.cli.journal.progress import JournalPath, folder_of, plain_errors, progress
-from faregate.cli.output import AsJson, answer, counted
+from faregate.cli.output import AsJson, answer
 from faregate.errors import ConfigurationError
-from faregate.units import bytes_text
+from faregate.units import bytes_text, counted
 
 if TYPE_CHECKING:
     from faregate.broker.journal.reader import JournalReader

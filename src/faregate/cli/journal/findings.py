@@ -7,9 +7,9 @@ from typing import Any
 from rich.text import Text
 
 from faregate.broker.journal.findings import Finding, Inspection, offsets
-from faregate.cli.output import counted, say
+from faregate.cli.output import say
 from faregate.plain import plain
-from faregate.units import bytes_text
+from faregate.units import bytes_text, counted
 
 _SHOWN_FINDINGS = 50
 

@@ -18,11 +18,11 @@ from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.recovery import Found, Single, recover
 from faregate.broker.journal.segment import Memory, Segment
 from faregate.broker.journal.spool import waiting
-from faregate.cli.output import console, counted, say
+from faregate.cli.output import console, say
 from faregate.cli.table import Cell, Column, numbers, show_table
 from faregate.errors import JournalCorrupt, OffsetGone
 from faregate.plain import plain
-from faregate.units import bytes_text, iso
+from faregate.units import bytes_text, counted, iso
 
 
 def describe(path: Path) -> dict[str, Any]:

@@ -7,11 +7,12 @@ import typer
 
 from faregate.cli.load import BusName
 from faregate.cli.loop import run_async
-from faregate.cli.output import AsJson, answer, counted, errors
+from faregate.cli.output import AsJson, answer, errors
 from faregate.cli.rabbitmq import doctor as examination
 from faregate.cli.rabbitmq.doctor import Part, examine
 from faregate.cli.rabbitmq.site import opened_site
 from faregate.errors import ConfigurationError
+from faregate.units import counted
 
 rabbitmq = typer.Typer(no_args_is_help=True, help="Look after the queues of a bus on RabbitMQ.")
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from faregate.bus.bus import Bus
-from faregate.cli.output import counted, say
+from faregate.cli.output import say
 from faregate.cli.table import Cell, Column, numbers, show_table
 from faregate.plain import plain
 from faregate.ports.queue import Binding
 from faregate.ports.store import MIGRATION, REPARTITION, Lease
+from faregate.units import counted
 
 if TYPE_CHECKING:
     from faregate.transports.rabbitmq import RabbitmqQueue

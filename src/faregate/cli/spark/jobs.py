@@ -19,13 +19,13 @@ import typer
 from rich.text import Text
 
 from faregate.cli.journal.progress import plain_errors, progress
-from faregate.cli.output import AsJson, answer, console, counted, fail, print_json, say
+from faregate.cli.output import AsJson, answer, console, fail, print_json, say
 from faregate.cli.spark.session import LOCAL, Master, import_spark, session, watched
 from faregate.cli.table import Column, numbers, room, show_table
 from faregate.errors import ConfigurationError, FaregateError
 from faregate.plain import plain
 from faregate.ports.schemes import hide_password
-from faregate.units import seconds_text
+from faregate.units import counted, seconds_text
 
 _SHOWN = 20
 _ALWAYS = ("published", "handled", "in_flight", "missing", "double", "out_of_order")

@@ -96,7 +96,8 @@ class Claims(Dedup):
             text = (
                 f"the token of {work.envelope} is claimed by a record that this node does not have; it is tried again"
             )
-            self._alarms.sound("foreign-claim", self._node, work.message_id, text)
+            envelope, key = work.envelope, work.delivery.key
+            self._alarms.sound("foreign-claim", self._node, work.message_id, text, envelope=envelope, key=key)
             return "taken"
 
     async def _is_dead(self, message_id: str) -> bool:

@@ -134,6 +134,8 @@ def check_digest(alarms: Alarms, node: str, work: Work, digest: bytes | None) ->
             work.message_id,
             f"{work.envelope} came again with another body than the one that was handled; the handled one "
             "counts. Two runs of a handler disagree, or one idempotency key stands for two things",
+            envelope=work.envelope,
+            key=work.delivery.key,
         )
 
 

@@ -141,7 +141,8 @@ class OutboxSpooler:
                 topology.check_command(row.envelope)
                 going.append(row)
             except Unroutable as exc:
-                self._alarms.sound("unroutable", row.node, row.envelope.publication_id, str(exc))
+                text, envelope = str(exc), row.envelope
+                self._alarms.sound("unroutable", row.node, envelope.publication_id, text, envelope=envelope)
                 letters.append(unsent(row, row.envelope, exc, self._clock.time()))
         if going:
             seqs = f"{self._store.database_id} {[row.seq for row in going]}"
