@@ -1,4 +1,4 @@
-"""What a log record says of the message that it is about: `extra=about(…)`, or the message at hand (`observe/logs.py`).
+"""What a log record says of the message that it is about: given as `extra=`, or the one at hand (`observe/logs.py`).
 
 Rules kept here:
 - All fields are there, "-" where there is none. So a record that is about no message does not take the one at hand.
