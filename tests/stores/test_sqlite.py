@@ -104,7 +104,7 @@ async def test_a_writer_that_stays_is_a_conflict_and_holds_nothing_up_afterwards
 ) -> None:
     other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
     other.execute("begin immediate")
-    with pytest.raises(StoreConflict, match="held by another process"):
+    with pytest.raises(StoreConflict, match="locked by another process"):
         await store.transaction().begin()
     assert await store.known("billing", ids(1)) == {}, "reading does not wait for writers"
     held.clear()
