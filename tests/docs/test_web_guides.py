@@ -27,7 +27,7 @@ async def main():
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop") as client:
         first, again, other = [await post(client, key) for key in ("a", "a", "b")]
         assert first == again != other
-        assert len({await post(client, "c") for _ in range(4)}) == 1
+        assert len(set(await asyncio.gather(*(post(client, "c") for _ in range(4))))) == 1
 
 asyncio.run(main())
 """
