@@ -9,6 +9,7 @@ DATA.mkdir(parents=True, exist_ok=True)
 SECRET_KEY = "for the example alone"
 ALLOWED_HOSTS = ["*"]
 USE_TZ = True
+TIME_ZONE = "UTC"
 ROOT_URLCONF = "examples.django_shop.views"
 INSTALLED_APPS = ["examples.django_shop"]
 MIDDLEWARE: list[str] = []

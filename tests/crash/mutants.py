@@ -22,6 +22,8 @@ class Mutant(NamedTuple):
     break_it: Callable[[], None]
     nth: int = 3
     orders: int = 12
+    together: bool = False
+    """Whether it needs many messages of a key under way at once."""
     """How many are under way at once."""
 
 
@@ -140,7 +142,7 @@ MUTANTS = {
         "tokens-apart-sqlite", "unit.before-commit", token_deleted_before_the_commit
     ),
     "resolved rows go to the end": Mutant(
-        "tokens-merged-sqlite", "mutant.overtaken", resolved_rows_go_to_the_end, nth=1, orders=60
+        "tokens-merged-sqlite", "mutant.overtaken", resolved_rows_go_to_the_end, nth=1, orders=60, together=True
     ),
     "claim made anew": Mutant("tokens-apart-sqlite", "unit.after-commit", claim_made_anew),
 }

@@ -23,7 +23,8 @@ async def test_a_wrong_order_is_seen(name: str, tmp_path: Path) -> None:
     mutant = MUTANTS[name]
     async with place(mutant.form, tmp_path) as where:
         numbers = range(mutant.orders)
-        done = kill_at(where, mutant.point, mutant.nth, numbers, mutant=name, at_once=mutant.orders)
+        more = {"mutant": name, "at_once": mutant.orders, "together": mutant.together}
+        done = kill_at(where, mutant.point, mutant.nth, numbers, **more)
         finish(where, numbers, done, mutant=name)
         with pytest.raises(AssertionError):
             check(where, numbers)

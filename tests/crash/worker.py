@@ -35,6 +35,8 @@ class Task(msgspec.Struct, kw_only=True):
     nth: int = 1
     at_once: int = 4
     """How many orders to publish before waiting for their end."""
+    together: bool = False
+    """Whether these are published by one call, so that all are under way at the same time."""
     mutant: str | None = None
     talk: bool = False
     """Whether handlers state facts, too."""
@@ -75,9 +77,14 @@ async def run(task: Task) -> None:
         node.use(talk)
     async with fg.Bus(f"journal:{task.journal}", nodes=made, store=task.stores, tokens=task.tokens) as bus:
         for start in range(0, len(task.numbers), task.at_once):
-            for number in task.numbers[start : start + task.at_once]:
-                await bus.publish(ordered(number), node="shop", idempotency_key=f"order-{number}")
-                state(f"confirmed {number}")
+            numbers = task.numbers[start : start + task.at_once]
+            size = len(numbers) if task.together else 1
+            for some in (numbers[place : place + size] for place in range(0, len(numbers), size)):
+                await bus.publish_many(
+                    [fg.publish(ordered(number), idempotency_key=f"order-{number}") for number in some], node="shop"
+                )
+                for number in some:
+                    state(f"confirmed {number}")
             await bus.idle(LONG)
         await bus.idle(LONG)
         await swept(bus)

@@ -1,7 +1,7 @@
 """The Django example: an order by the ORM and its event are one commit, and so is an event alone."""
 
 import asyncio
-import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,17 +18,19 @@ ORDER = {"customer": "ann", "total": 40}
 def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Django is set up once in a process, so all tests here share a database."""
     folder = tmp_path_factory.mktemp("django")
-    os.environ["DJANGO_SHOP_DATA"] = str(folder)
-    os.environ["DJANGO_SETTINGS_MODULE"] = "examples.django_shop.settings"
     import django
     from django.core.management import call_command
 
-    django.setup()
-    call_command("migrate", verbosity=0)
-    with Program(folder, "-m", "faregate", "store", "init", "examples.django_shop.worker:bus") as tables:
-        tables.line("its tables are made")
-    yield folder
-    del os.environ["DJANGO_SHOP_DATA"], os.environ["DJANGO_SETTINGS_MODULE"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DJANGO_SHOP_DATA", str(folder))
+        patch.setenv("DJANGO_SETTINGS_MODULE", "examples.django_shop.settings")
+        patch.setenv("TZ", "UTC")  # as Django does it to the whole process
+        django.setup()
+        call_command("migrate", verbosity=0)
+        with Program(folder, "-m", "faregate", "store", "init", "examples.django_shop.worker:bus") as tables:
+            tables.line("its tables are made")
+        yield folder
+    time.tzset()
 
 
 def test_the_models_have_their_migration(data: Path) -> None:
