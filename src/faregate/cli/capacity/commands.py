@@ -16,6 +16,7 @@ from faregate.cli.loop import run_async
 from faregate.cli.output import AsJson, answer, errors
 from faregate.errors import ConfigurationError
 from faregate.ports.schemes import hide_password
+from faregate.units import counted
 
 capacity = typer.Typer(
     invoke_without_command=True,
@@ -30,7 +31,8 @@ Given = Annotated[
     list[str] | None,
     typer.Option("--set", help="A figure in place of the file's; may be repeated.", metavar="NAME=VALUE"),
 ]
-_LOAD, _WHERE, _COSTS = "The messages", "What runs them", "What one costs"
+_PARTS = ("journal", "postgresql", "rabbitmq", "spark")
+_LOAD, _WHERE = "The messages", "What runs them"
 
 
 @capacity.callback()
@@ -99,10 +101,14 @@ def measure(
     broker: Annotated[
         str | None, typer.Option(help="A RabbitMQ to measure, in queues of its own.", metavar="URL")
     ] = None,
-    spark: Annotated[bool, typer.Option("--spark", help="Measure Spark, too, on two cores of this machine.")] = False,
-    messages: Annotated[int, typer.Option(help="Messages of a round.", min=2_000)] = 5_000,
-    rounds: Annotated[int, typer.Option(help="Rounds that count.", min=1)] = 3,
-    spark_messages: Annotated[int, typer.Option(help="Messages of the larger run on Spark.", min=1_000)] = 200_000,
+    part: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"What to measure: {', '.join(_PARTS)}; may be repeated. Journal, --store and --broker unless given."
+        ),
+    ] = None,
+    messages: Annotated[int, typer.Option(help="Messages of a round.", min=2_000)] = 20_000,
+    rounds: Annotated[int, typer.Option(help="Rounds that count; on Spark there is one.", min=1)] = 3,
     machine: Annotated[str | None, typer.Option(help="What to call this class of machine, in the file.")] = None,
     costs: CostsFile = None,
     yes: Annotated[bool, typer.Option("--yes", help="Yes, put load on these servers.")] = False,
@@ -112,44 +118,55 @@ def measure(
 
     Journals and SQLite are measured in the system's temporary folder: set TMPDIR to a folder on the disk that you want
     to know. Servers are measured where you name them, with --yes; their processor time only if they run on this
-    machine. What is not measured keeps the value of --costs, and is called assumed.
+    machine. What is not measured is taken from --costs as it is there; without --costs it is what comes with Faregate,
+    and is called assumed.
     """
-    from faregate.cli.capacity.measure import Size, measure_journal, measure_postgres, measure_rabbitmq
-
-    base, found, size = load_costs(costs), {}, Size(messages, rounds)
-    for url, option in ((store, "--store"), (broker, "--broker")):
+    servers: dict[str, str | None] = {"postgresql": store, "rabbitmq": broker}
+    parts = part or ["journal", *(name for name, url in servers.items() if url is not None)]
+    if unknown := [name for name in parts if name not in _PARTS]:
+        raise ConfigurationError(f"--part {unknown[0]}: there is {', '.join(_PARTS)}")
+    for name, url in servers.items():
+        option = "--store" if name == "postgresql" else "--broker"
+        if name in parts and url is None:
+            raise ConfigurationError(f"--part {name} needs an address: {option} URL")
         if url is not None and not yes:
             raise ConfigurationError(
-                f"{hide_password(url)} is a server that others may use. Measuring would send some ten thousand "
+                f"{hide_password(url)} is a server that others may use. Measuring would send some hundred thousand "
                 f"messages through a schema, queues and streams of its own there, and remove these. If that is what "
                 f"you want, say so with --yes; otherwise leave out {option}"
             )
-    found |= run_async(measure_journal(size, _say))
-    if store is not None:
-        found |= run_async(measure_postgres(store, size, _say))
-    if broker is not None:
-        found |= run_async(measure_rabbitmq(broker, size, _say))
-    if spark:
-        from faregate.cli.capacity.measure_spark import measure_spark
-
-        found |= measure_spark(store, spark_messages, _say)
-    figures = {name: Figure(each.value, "assumed") for name, each in base.figures.items()}
-    figures |= {name: Figure(float(f"{value:.4g}"), "measured") for name, value in found.items() if value > 0}
+    found = _measured(parts, store, broker, messages, rounds)
+    base = load_costs(costs)
+    figures = {
+        name: Figure(each.value, "assumed" if costs is None else each.origin) for name, each in base.figures.items()
+    }
+    figures |= {name: Figure(float(f"{value:.3g}"), "measured") for name, value in found.items() if value > 0}
+    command = " ".join(["faregate capacity measure", *(f"--part {each}" for each in parts), f"--messages {messages}"])
     made = Costs(
         date=time.strftime("%Y-%m-%d"),
-        machine=machine or f"{os.cpu_count()} cores",
-        command=_command(store, broker, spark, messages, rounds),
+        machine=machine or counted(os.cpu_count() or 1, "core"),
+        command=command if costs is None else f"{base.command}; {command}",
         figures=figures,
     )
     write_costs(made, file)
     answer(msgspec.to_builtins(made), lambda: report.show_costs(made), as_json=as_json)
 
 
-def _command(store: str | None, broker: str | None, spark: bool, messages: int, rounds: int) -> str:
-    """Without addresses: they name machines."""
-    options = [f"{option} URL" for option, url in (("--store", store), ("--broker", broker)) if url is not None]
-    options += ["--spark"] if spark else []
-    return " ".join(["faregate capacity measure FILE", *options, f"--messages {messages} --rounds {rounds}"])
+def _measured(parts: list[str], store: str | None, broker: str | None, messages: int, rounds: int) -> dict[str, float]:
+    from faregate.cli.capacity.measure import Size, measure_journal, measure_postgres, measure_rabbitmq
+    from faregate.cli.capacity.measure_spark import measure_spark
+
+    found: dict[str, float] = {}
+    size = Size(messages, rounds)
+    if "journal" in parts:
+        found |= run_async(measure_journal(size, _say))
+    if "postgresql" in parts and store is not None:
+        found |= run_async(measure_postgres(store, size, _say))
+    if "rabbitmq" in parts and broker is not None:
+        found |= run_async(measure_rabbitmq(broker, size, _say))
+    if "spark" in parts:
+        found |= measure_spark(store, messages, _say)
+    return found
 
 
 def _say(text: str) -> None:

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import faregate as fg
 from faregate.cli.capacity import nodes
@@ -18,6 +18,9 @@ from faregate.cli.capacity.measure import TOGETHER, Say
 from faregate.cli.capacity.processor import processor_of
 from faregate.ports.extras import needs_extra
 from faregate.testing.store_subjects import postgres_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _SMALL = 0.2
 """The small run, as a share of the large one."""
@@ -44,17 +47,19 @@ def measure_spark(store: str | None, messages: int, say: Say) -> dict[str, float
             .config("spark.driver.host", "127.0.0.1")
             .config("spark.sql.shuffle.partitions", "2")
             .config("spark.sql.adaptive.enabled", "false")
+            .config("spark.python.authenticate.socketTimeout", "300s")  # a busy machine starts workers slowly
             .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
             .getOrCreate()
         )
         spark.sparkContext.setLogLevel("ERROR")
+        fg.spark.register(spark)
         try:
             return asyncio.run(_measure(spark, folder, store, messages, say))
         finally:
             spark.stop()
 
 
-async def _measure(spark: object, folder: Path, store: str | None, messages: int, say: Say) -> dict[str, float]:
+async def _measure(spark: "SparkSession", folder: Path, store: str | None, messages: int, say: Say) -> dict[str, float]:
     async def cost(node: fg.Node, count: int, database: str | None) -> _Used:
         """Microseconds of processor time for one message."""
         say(f"{node.name}")
@@ -78,7 +83,7 @@ async def _measure(spark: object, folder: Path, store: str | None, messages: int
     return found
 
 
-async def _run(spark: object, folder: Path, node: fg.Node, size: int, database: str | None) -> _Used:
+async def _run(spark: "SparkSession", folder: Path, node: fg.Node, size: int, database: str | None) -> _Used:
     name = f"{node.name}-{size}-{time.time_ns()}"
     journal = folder / name
     async with fg.Bus(f"journal:{journal}", nodes=[nodes.publisher]) as bus:
@@ -86,12 +91,12 @@ async def _run(spark: object, folder: Path, node: fg.Node, size: int, database: 
             messages = [nodes.make_message(number) for number in range(first, min(first + TOGETHER, size))]
             await bus.publish_many(messages, node=nodes.publisher)
     if database is None:
-        return await asyncio.to_thread(_spend, spark, node, journal, None, size)
+        return _spend(spark, node, journal, None, size)
     async with postgres_schema(database) as inside:
-        return await asyncio.to_thread(_spend, spark, node, journal, inside, size)
+        return _spend(spark, node, journal, inside, size)
 
 
-def _spend(spark: object, node: fg.Node, journal: Path, store: str | None, size: int) -> _Used:
+def _spend(spark: "SparkSession", node: fg.Node, journal: Path, store: str | None, size: int) -> _Used:
     before = processor_of(os.getpid()), time.process_time()
     run = fg.spark.run(node, spark, source=journal, store=store, checkpoint=journal.with_suffix(".checkpoint"))
     run.await_termination()

@@ -46,10 +46,6 @@ async def send(order: Measured, ctx: fg.Context) -> Answered:
     return Answered(order_id=order.order_id, customer=order.customer, total=order.total, note=order.note)
 
 
-async def only_send(order: Measured) -> Answered:
-    return Answered(order_id=order.order_id, customer=order.customer, total=order.total, note=order.note)
-
-
 HANDLERS: dict[Work, Callable[..., Any]] = {"nothing": nothing, "insert": insert, "send": send}
 
 
@@ -62,6 +58,5 @@ def handling(name: str, source: str, handler: Callable[..., Any], *, schema: boo
 # For Spark.
 publisher = fg.Node("measured")
 spark_nothing = handling("spark-nothing", "measured", nothing, schema=False)
-spark_only_send = handling("spark-only-send", "measured", only_send, schema=False)
 spark_insert = handling("spark-insert", "measured", insert, schema=True, key="customer")
 spark_send = handling("spark-send", "measured", send, schema=True, key="customer")

@@ -168,7 +168,8 @@ class _Planner:
             then = f"a node has {BUCKETS} buckets of keys, a task each: another node, or another stream"
             yield Part("Spark core", (self.core(terms),), then, each=load.recipients, most=BUCKETS)
         if load.sent:
-            terms = {"spark_driver": load.sent, "amqp_publish": load.sent}
+            # Without a store there is no outbox to read: the driver only publishes.
+            terms = {"amqp_publish": load.sent} | ({} if load.store == "none" else {"spark_driver": load.sent})
             then = "the driver sends what handlers sent: several streams, each with a run of its own"
             yield Part("Spark driver", (self.core(terms),), then, each=load.recipients, most=1)
         yield from self.databases()
