@@ -80,6 +80,7 @@ def test_replicas_cost_the_brokers_and_a_cluster_ends() -> None:
     broker = part(plan, "RabbitMQ node")
     assert broker.limit.rate == pytest.approx(4e6 / 35)
     assert broker.stops_at == pytest.approx(5 * 4e6 / 35)
+    assert broker.needed(100, plan.shards) == 3, "a replica has a node of its own"
 
 
 def test_handlers_with_a_store_have_64_tasks_on_spark_and_those_without_any_number() -> None:
@@ -88,6 +89,8 @@ def test_handlers_with_a_store_have_64_tasks_on_spark_and_those_without_any_numb
     bare = make_plan(replace(load, store="none", keyed=0.0), costs(spark_none=99))
     assert part(bare, "Spark core").stops_at == math.inf
     assert part(bare, "Spark core").needed(1_000_000, 1) == 100
+    three = make_plan(replace(bare.load, sent=3.0), costs(spark_none=33))
+    assert part(three, "Spark core").limit.rate == 10_000, "one that is sent is in its cost"
     assert not [each for each in bare.parts if each.name == "Spark driver"], "nothing is sent"
 
 
@@ -129,13 +132,15 @@ SHIPPED = load_costs(None)
 def test_what_is_needed_is_enough_and_one_less_is_not(load: Load) -> None:
     plan = make_plan(load, SHIPPED)
     for each in plan.parts:
+        if not each.is_sharded:
+            assert each.needed(load.rate, plan.shards) == 1
+            continue
         needed = each.needed(load.rate, plan.shards) // each.each
         assert needed * each.limit.rate >= load.rate * each.share * (1 - 1e-9)
-        least = plan.shards if each.most == 1 and each.is_sharded else 1
+        least = max(each.least, plan.shards) if each.most == 1 else each.least
         assert needed == least or (needed - 1) * each.limit.rate < load.rate * each.share
         assert each.limit.rate == min(limit.rate for limit in each.limits)
-        if each.is_sharded:
-            assert each.stops_at * plan.shards >= load.rate * (1 - 1e-9)
+        assert each.stops_at * plan.shards >= load.rate * (1 - 1e-9)
     assert make_plan(replace(load, rate=load.rate * 2), SHIPPED).shards >= plan.shards
 
 

@@ -4,14 +4,17 @@ A block of the kind `console` that begins with `$ faregate capacity` is what tha
 test runs the same, so that no figure of the page is older than the program or its costs.
 """
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
+from typer.testing import CliRunner
+
+from faregate.cli import app
+from faregate.cli.output import console
+
 PAGE = Path(__file__).parents[2] / "docs" / "capacity.md"
+_WIDTH = 80
 _BLOCK = re.compile(r"^```console\n\$ (faregate capacity[^\n]*)\n.*?^```", re.MULTILINE | re.DOTALL)
 
 
@@ -21,14 +24,15 @@ def rewritten(text: str) -> str:
 
 
 def _printed(command: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", *shlex.split(command)],
-        env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"},
-        capture_output=True,
-        encoding="utf-8",
-        check=True,
-    )
-    return done.stdout
+    width = console.width
+    console.width = _WIDTH
+    try:
+        done = CliRunner().invoke(app, shlex.split(command)[1:], env={"COLUMNS": str(_WIDTH)})
+    finally:
+        console.width = width
+    if done.exit_code != 0:
+        raise RuntimeError(f"{command} failed: {done.output}") from done.exception
+    return done.output
 
 
 if __name__ == "__main__":

@@ -137,9 +137,7 @@ def measure(
             )
     found = _measured(parts, store, broker, messages, rounds)
     base = load_costs(costs)
-    figures = {
-        name: Figure(each.value, "assumed" if costs is None else each.origin) for name, each in base.figures.items()
-    }
+    figures = {name: Figure(each.value, "assumed") if costs is None else each for name, each in base.figures.items()}
     figures |= {name: Figure(float(f"{value:.3g}"), "measured") for name, value in found.items() if value > 0}
     command = " ".join(["faregate capacity measure", *(f"--part {each}" for each in parts), f"--messages {messages}"])
     made = Costs(

@@ -2,7 +2,7 @@
 
 Rules kept here:
 - Every figure that the calculation uses has a name in `KNOWN`, and every name is in every file: nothing is a default.
-- A file says of each figure where it comes from: measured, or assumed. An assumption is never shown as a measurement.
+- A file says of each figure where it comes from. An assumption is never shown as a measurement.
 - A file of costs names no machine: the number of its cores, and whether it had other work.
 """
 
@@ -15,8 +15,8 @@ import msgspec
 
 from faregate.errors import ConfigurationError
 
-Origin = Literal["measured", "assumed", "given"]
-"""`given`: on the command line."""
+Origin = Literal["measured", "bench", "assumed", "given"]
+"""`measured` by `capacity measure`; `bench`: computed from a rate of `./dev bench`; `given` on the command line."""
 
 KNOWN = {
     # Processor time of one message, in the process that publishes or handles it.
@@ -29,8 +29,8 @@ KNOWN = {
     "amqp_publish": ("µs", "publish to RabbitMQ, 1,000 together, confirmed"),
     "amqp_handle": ("µs", "take from a queue of RabbitMQ and handle, without a store"),
     "stream_read": ("µs", "read from a stream of RabbitMQ and decode"),
-    "spark_none": ("µs", "handle on Spark without a store: Java and Python together"),
-    "spark_postgresql": ("µs", "the same with a ledger row and one insert in PostgreSQL"),
+    "spark_none": ("µs", "handle on Spark without a store and send one: Java and Python"),
+    "spark_postgresql": ("µs", "handle with a ledger row and one insert in PostgreSQL"),
     "spark_send": ("µs", "send one message from a handler on Spark, all processes"),
     "spark_driver": ("µs", "the part of that in the driver's Python: it alone sends"),
     # Processor time of the servers.
@@ -66,9 +66,11 @@ KNOWN = {
 """The unit of each figure, and what it is."""
 
 
-class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     value: float
     origin: Origin
+    note: str = ""
+    """Where it comes from, if that needs words."""
 
 
 class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -46,6 +46,10 @@ async def send(order: Measured, ctx: fg.Context) -> Answered:
     return Answered(order_id=order.order_id, customer=order.customer, total=order.total, note=order.note)
 
 
+async def pass_on(order: Measured) -> Answered:
+    return Answered(order_id=order.order_id, customer=order.customer, total=order.total, note=order.note)
+
+
 HANDLERS: dict[Work, Callable[..., Any]] = {"nothing": nothing, "insert": insert, "send": send}
 
 
@@ -57,6 +61,6 @@ def handling(name: str, source: str, handler: Callable[..., Any], *, schema: boo
 
 # For Spark.
 publisher = fg.Node("measured")
-spark_nothing = handling("spark-nothing", "measured", nothing, schema=False)
+spark_pass_on = handling("spark-pass-on", "measured", pass_on, schema=False)
 spark_insert = handling("spark-insert", "measured", insert, schema=True, key="customer")
 spark_send = handling("spark-send", "measured", send, schema=True, key="customer")

@@ -39,7 +39,8 @@ class Part:
     most: int | None = None
     """In one shard, for each node."""
     is_sharded: bool = True
-    """Whether several shards share its load."""
+    """Whether several shards share its load. If not, there is one, whatever the load."""
+    least: int = 1
 
     @property
     def limit(self) -> Limit:
@@ -47,7 +48,9 @@ class Part:
 
     def needed(self, rate: float, shards: int) -> int:
         """What a shard has one of is there in each shard, however little it has to do."""
-        least = shards if self.most == 1 and self.is_sharded else 1
+        if not self.is_sharded:
+            return 1
+        least = max(self.least, shards) if self.most == 1 else self.least
         return max(least, math.ceil(rate * self.share / self.limit.rate)) * self.each
 
     @property
@@ -145,7 +148,7 @@ class _Planner:
         if ordered:
             then = f"a key has one of {SLOTS} slots, so there are {SLOTS} partitions at most: shard, or go to Spark"
             yield Part("queue partition", queue, then, share=ordered, each=load.recipients, most=SLOTS)
-            then = "one process at a time consumes a partition: see there"
+            then = "one process at a time consumes a partition: as for the partitions"
             yield Part("handler process", handler, then, share=ordered, each=load.recipients, most=one_file or SLOTS)
         yield self.brokers({"queue_in": load.recipients * self.costs["replicas"], "queue_out": load.recipients})
         yield from self.databases()
@@ -161,10 +164,12 @@ class _Planner:
             most=1,
         )
         yield self.brokers({"stream_in": self.costs["replicas"], "stream_out": load.recipients})
-        terms = {f"spark_{load.store}": 1.0, "stream_read": 1.0, "spark_send": load.sent}
         if load.store == "none":
+            # What it costs was measured with a message sent for each one.
+            terms = {"spark_none": max(1.0, load.sent), "stream_read": 1.0}
             yield Part("Spark core", (self.core(terms),), _MORE, each=load.recipients)
         else:
+            terms = {"spark_postgresql": 1.0, "stream_read": 1.0, "spark_send": load.sent}
             then = f"a node has {BUCKETS} buckets of keys, a task each: another node, or another stream"
             yield Part("Spark core", (self.core(terms),), then, each=load.recipients, most=BUCKETS)
         if load.sent:
@@ -199,6 +204,7 @@ class _Planner:
             ),
             "a cluster shares its metadata among all nodes: several clusters, each for some nodes or keys",
             most=max(1, int(costs["brokers"])),
+            least=int(costs["replicas"]),
         )
 
     def databases(self) -> Iterator[Part]:

@@ -94,22 +94,19 @@ def _conclusions(plan: Plan) -> list[str]:
 
 
 def show_costs(costs: Costs) -> None:
-    _say(f"Costs of {costs.date}, from {costs.machine}; {costs.command}", "bold")
+    _say(f"Costs of {costs.date}, from {costs.machine}", "bold")
+    _say(costs.command, "dim")
     say("")
-    rows = [
-        (
-            name,
-            f"{figure(costs[name])} {unit}".strip() if abs(costs[name]) < 1e5 else _large(costs[name], unit),
-            costs.figures[name].origin,
-            what,
-        )
-        for name, (unit, what) in KNOWN.items()
-    ]
-    show_table([Column("FIGURE", is_whole=True), *numbers("VALUE"), Column("", is_whole=True), Column("WHAT")], rows)
+    rows = [(name, _value(costs[name], unit), costs.figures[name].origin, what) for name, (unit, what) in KNOWN.items()]
+    show_table([Column("FIGURE", is_whole=True), *numbers("VALUE"), Column("FROM"), Column("WHAT")], rows)
+    for name, each in costs.figures.items():
+        if each.note:
+            _say(f"{name}: {each.note}", "dim")
 
 
-def _large(value: float, unit: str) -> str:
-    return bytes_of(value) + unit.removeprefix("B") if unit.startswith("B") else f"{figure(value)} {unit}".strip()
+def _value(value: float, unit: str) -> str:
+    shown = bytes_of(value) + unit.removeprefix("B") if unit.startswith("B") else f"{figure(value)} {unit}"
+    return shown.strip()
 
 
 def _say(text: str, style: str = "") -> None:
