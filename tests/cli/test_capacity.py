@@ -20,10 +20,12 @@ from faregate.cli.capacity.words import bytes_of, figure
 from faregate.cli.output import console
 from faregate.errors import ConfigurationError
 
+_RATES = ("commits", "queue_rate", "stream_rate", "database_disk", "disk_write", "network")
+
 
 def costs(**given: float) -> Costs:
     """Each figure is 1, but for those that are given; servers have one core, and no limit but that."""
-    plain = dict.fromkeys(KNOWN, 1.0) | dict.fromkeys(("database_disk", "disk_write", "network", "commits"), 1e30)
+    plain = dict.fromkeys(KNOWN, 1.0) | dict.fromkeys(_RATES, 1e30)
     return Costs("2026-01-02", "2 cores", "by hand", {k: Figure(v, "given") for k, v in (plain | given).items()})
 
 
@@ -68,7 +70,7 @@ def test_a_database_is_limited_by_the_tightest_of_four() -> None:
 
 
 def test_a_subscription_without_order_has_one_queue_and_one_with_order_256_at_most() -> None:
-    plan = make_plan(Load(100, keyed=0.25), costs(queue_in=600, queue_out=400))
+    plan = make_plan(Load(100, keyed=0.25), costs(queue_rate=2_000, busy=0.5))
     free, ordered = part(plan, "queue without order"), part(plan, "queue partition")
     assert free.stops_at == pytest.approx(1_000 / 0.75)
     assert ordered.stops_at == pytest.approx(256 * 1_000 / 0.25)
@@ -85,6 +87,7 @@ def test_replicas_cost_the_brokers_and_a_cluster_ends() -> None:
 
 def test_handlers_with_a_store_have_64_tasks_on_spark_and_those_without_any_number() -> None:
     load = Load(1_000_000, engine="spark")
+    assert part(make_plan(load, costs(stream_rate=300_000)), "stream").needed(1_000_000, 1) == 4
     assert part(make_plan(load, costs(spark_postgresql=99)), "Spark core").stops_at == pytest.approx(64 * 10_000)
     bare = make_plan(replace(load, store="none", keyed=0.0), costs(spark_none=99))
     assert part(bare, "Spark core").stops_at == math.inf

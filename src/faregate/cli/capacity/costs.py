@@ -15,8 +15,9 @@ import msgspec
 
 from faregate.errors import ConfigurationError
 
-Origin = Literal["measured", "bench", "assumed", "given"]
-"""`measured` by `capacity measure`; `bench`: computed from a rate of `./dev bench`; `given` on the command line."""
+Origin = Literal["measured", "reported", "assumed", "given"]
+"""`measured` by `capacity measure`, by the command of the file; `reported`: computed from a rate that an earlier run
+found, which the note names and which was not run again; `given` on the command line."""
 
 KNOWN = {
     # Processor time of one message, in the process that publishes or handles it.
@@ -53,6 +54,9 @@ KNOWN = {
     # Of a commit.
     "messages_per_commit": ("", "messages that share a commit under load"),
     "commits": ("/s", "commits that one PostgreSQL syncs"),
+    # What one leader takes, whatever else its broker does.
+    "queue_rate": ("/s", "messages through one quorum queue, at most"),
+    "stream_rate": ("/s", "messages into one stream, at most"),
     # What your machines are, and how much of them you want to use.
     "busy": ("", "the share of a core, disk or network that is planned for"),
     "database_cores": ("", "cores of one PostgreSQL"),

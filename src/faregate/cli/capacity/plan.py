@@ -132,7 +132,7 @@ class _Planner:
         load = self.load
         ordered, free = load.keyed, 1 - load.keyed
         yield self.publishers()
-        queue = (self.core({"queue_in": 1, "queue_out": 1}),)
+        queue = (self.leader("queue_rate"),)
         handler = (self.core(self.amqp_handling()),)
         one_file = 1 if load.store == "sqlite" else None
         if free:
@@ -159,7 +159,7 @@ class _Planner:
         yield self.publishers()
         yield Part(
             "stream",
-            (self.core({"stream_in": 1}), self.disk("disk_write", self.stream_bytes())),
+            (self.leader("stream_rate"), self.disk("disk_write", self.stream_bytes())),
             "a log is one stream with one leader: several streams, each with runs of its own",
             most=1,
         )
@@ -320,6 +320,11 @@ class _Planner:
         shown = " ".join(parts).removeprefix("+ ")
         shown = f"({shown})" if len(parts) > 1 else shown
         return Limit(count * costs["busy"] * 1e6 / micros, f"{percent(costs['busy'])} of {having} ÷ {shown} µs")
+
+    def leader(self, name: str) -> Limit:
+        """What one queue or stream takes: its leader is one process of the broker."""
+        costs = self.costs
+        return Limit(costs["busy"] * costs[name], f"{percent(costs['busy'])} of {name} {figure(costs[name])}/s")
 
     def disk(self, name: str, size: float) -> Limit:
         """So many messages a second keep a disk, or a network card, as busy as planned."""
