@@ -1,4 +1,4 @@
-"""`faregate capacity measure` measures what it can reach, calls the rest assumed, and leaves nothing behind."""
+"""`faregate capacity measure` measures what it can reach, and calls the rest assumed."""
 
 import os
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_without_a_server_the_journal_is_measured_and_the_rest_assumed(tmp_path:
 
 
 @pytest.mark.services
-def test_a_postgresql_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
+def test_a_postgresql_is_measured_and_its_address_is_not_written(tmp_path: Path) -> None:
     url = address("FAREGATE_TEST_POSTGRES")
     costs = measure(tmp_path / "costs.json", "--part", "postgresql", "--store", url, "--yes")
     assert measured(costs) >= {"handle_postgresql", "key_postgresql", "ledger_postgresql", "wal", "commits", "database"}
