@@ -130,7 +130,7 @@ LOADS = st.builds(
 SHIPPED = load_costs(None)
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(LOADS)
 def test_what_is_needed_is_enough_and_one_less_is_not(load: Load) -> None:
     plan = make_plan(load, SHIPPED)
@@ -150,7 +150,7 @@ def test_what_is_needed_is_enough_and_one_less_is_not(load: Load) -> None:
 TERM = re.compile(r"([-+]?) ?(?:([\d.,]+) × )?(\w+) ([\d.,]+)")
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(LOADS)
 def test_the_sum_that_is_shown_is_the_one_that_is_computed(load: Load) -> None:
     for each in make_plan(load, SHIPPED).parts:
@@ -242,7 +242,7 @@ def test_the_tables_fit_80_columns(engine: str, rate: str) -> None:
     assert done.exit_code == 0, done.output
     assert [line for line in done.output.splitlines() if len(line) > 80] == []
     for words in ("NEEDED", "WHERE IT STOPS", "the first to be full", "no number of machines helps"):
-        assert words in done.output
+        assert words in " ".join(done.output.split()), "lines are wrapped"
 
 
 def test_json_has_every_limit_and_what_then() -> None:
