@@ -8,6 +8,7 @@ from faregate import __version__
 from faregate.cli.asyncapi import asyncapi
 from faregate.cli.bench.commands import bench
 from faregate.cli.cancel import cancel
+from faregate.cli.capacity.commands import capacity
 from faregate.cli.dead import dead
 from faregate.cli.demo import add_demo
 from faregate.cli.journal.commands import journal
@@ -36,6 +37,7 @@ app.command()(pause)
 app.command()(resume)
 app.command()(cancel)
 app.command()(bench)
+app.add_typer(capacity, name="capacity")
 app.add_typer(dead, name="dead")
 app.add_typer(journal, name="journal")
 app.add_typer(rabbitmq, name="rabbitmq")

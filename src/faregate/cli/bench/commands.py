@@ -15,6 +15,7 @@ from faregate.cli.bench.payload import from_file, from_function, made_up
 from faregate.cli.bench.report import check_report, show, write
 from faregate.cli.bench.result import is_clean, result_of
 from faregate.cli.bench.subject import Choice, Subject, subject_of
+from faregate.cli.bench.tidy import remove_queues
 from faregate.cli.loop import run_async
 from faregate.cli.output import AsJson, answer, errors
 from faregate.errors import ConfigurationError
@@ -179,7 +180,7 @@ async def _run(
                 await load.run(subject, messages)
         finally:
             if load.phase != "starting":
-                await asyncio.shield(_tidy(subject))
+                await asyncio.shield(remove_queues(subject.bus, subject.private))
         return result_of(load, subject)
 
 
@@ -209,23 +210,3 @@ def _line(load: Load) -> Text:
     failed = sum(load.meter.errors.values())
     told = f"{load.phase}: {load.sent:,} published, {load.ended:,} handled, {max(0, load.unhandled):,} on their way"
     return Text(told + (f", {failed:,} errors" if failed else ""), "dim")
-
-
-async def _tidy(subject: Subject) -> None:
-    """Remove private queues from a broker; in memory there are none any more, and a journal's were its own."""
-    if not subject.private or not subject.bus.url.startswith(("amqp:", "amqps:")):
-        return
-    from faregate.transports.rabbitmq import RabbitmqQueue
-
-    transport = subject.bus.transport
-    assert isinstance(transport, RabbitmqQueue)
-    await transport.open()
-    try:
-        for name in subject.private:
-            await transport.on_channel(lambda channel, name=name: _delete(channel, name))  # type: ignore[misc]
-    finally:
-        await transport.close()
-
-
-async def _delete(channel: Any, name: str) -> None:
-    await channel.queue_delete(name)

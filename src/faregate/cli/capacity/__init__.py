@@ -1,0 +1,1 @@
+"""`faregate capacity`: what a rate needs of each part, from measured costs."""
