@@ -129,6 +129,7 @@ class _Field(NamedTuple):
 def _fields(info: Any, path: str) -> list[_Field]:
     """Raises `ConfigurationError` for what has none, and no other column either."""
     if isinstance(info, inspect.CustomType) and is_pydantic(info.cls):
+        info.cls.model_rebuild()  # type: ignore[attr-defined]  # fields may name classes that came after it
         declared: dict[str, Any] = info.cls.model_fields  # type: ignore[attr-defined]
         return [
             _Field(name, attrgetter(name), _info(each.annotation, f"{path}.{name}")) for name, each in declared.items()
