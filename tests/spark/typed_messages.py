@@ -120,7 +120,7 @@ class Placed(fg.Event, wire="OrderPlaced"):
     order_id: str
     total: int
     currency: str = "EUR"
-    lines: list[Line] = []
+    lines: tuple[Line, ...] = ()
     placed_by: Line = Line("nobody")
 
 

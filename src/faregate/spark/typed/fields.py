@@ -2,7 +2,7 @@
 
 Rules kept here:
 - A column is named as the field is in Python. Every column may be null: a message that cannot be decoded has no values.
-- What Spark has no type for, but JSON has a text for (several types, `Any`, a class inside itself), is a column of JSON.
+- What Spark has no type for, but JSON has a text for (several types, `Any`, a class inside itself) is a text of JSON.
 - What only Python can read is refused, with the name of the field, when the class is given: not in a task later.
 """
 

@@ -29,9 +29,9 @@ def pack_class(cls: type) -> Traveller:
     """Raises `ConfigurationError`."""
     module = sys.modules.get(cls.__module__)
     # Without a specification it was not imported, as the main program is not; a worker could not import it either.
-    if getattr(module, "__spec__", None) is not None and cls.__module__ != "__main__":
-        if _found(module, cls.__qualname__) is cls:
-            return Named(cls.__module__, cls.__qualname__, folder_of(module))
+    imported = getattr(module, "__spec__", None) is not None and cls.__module__ != "__main__"
+    if imported and _found(module, cls.__qualname__) is cls:
+        return Named(cls.__module__, cls.__qualname__, folder_of(module))
     return plan_of(cls)
 
 
