@@ -17,7 +17,7 @@ class Noted(fg.Event):
 
 class Wanted(fg.Event, wire="Noted"):
     text: str
-    more: list[int] = [17]
+    more: tuple[int, ...] = (17,)
 
 
 reader = fg.Node("reader")

@@ -21,7 +21,7 @@ class OrderPlaced(fg.Event):
 
 spark = SparkSession.active()
 # Outside the functions: to read is to ask Spark for its schema, and in them Spark allows nothing that runs.
-messages = fg.spark.read_stream(spark, spark.conf.get("spark.shop.journal"), OrderPlaced)
+messages = fg.spark.read_stream(spark, str(spark.conf.get("spark.shop.journal")), OrderPlaced)
 
 
 @dp.table

@@ -55,6 +55,13 @@ def converted(column: Column, values: Iterable[Any]) -> list[Any]:
     return [None if value is None or value is UNSET else convert(value) for value in values]
 
 
+def _one(convert: Convert | None, value: Any) -> Any:
+    """The same for a single one."""
+    if value is None or value is UNSET:
+        return None
+    return value if convert is None else convert(value)
+
+
 # --- from msgspec's description of a type -----------------------------------------------------------------------
 
 _LONGEST = 38
@@ -189,7 +196,7 @@ def _struct(members: list[Member]) -> Column:
         return _JSON
 
     def fields(value: Any) -> dict[str, Any]:
-        return {name: converted(column, (get(value),))[0] for name, get, column in members}
+        return {name: _one(column.convert, get(value)) for name, get, column in members}
 
     return Column(struct_of(members), fields)
 
