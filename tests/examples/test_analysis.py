@@ -2,6 +2,10 @@
 
 import asyncio
 import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +20,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.services
+
+NOTEBOOK = Path(__file__).parents[2] / "examples/analysis/rates.ipynb"
 
 GOOD, IMPOSSIBLE = 40, 2
 
@@ -49,6 +55,39 @@ def test_spark_sql_on_the_journal_answers_as_the_shop_would(spark: "SparkSession
     [durations] = answers["from placed to shipped"].collect()
     assert durations["shipped"] == GOOD and 0 <= durations["p50_seconds"] <= durations["p99_seconds"]
     assert [row["order_id"] for row in answers["never shipped"].collect()] == ["0", "1"]
+
+
+@pytest.mark.full
+def test_the_notebook_draws_rates_and_what_waits(folder: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [Path(sys.executable).with_name("jupyter-execute"), "--output", tmp_path / "done.ipynb", NOTEBOOK],
+        env={**os.environ, "SHOP_DATA": str(folder), "MPLBACKEND": "module://matplotlib_inline.backend_inline"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    outputs = [
+        output["data"]
+        for cell in json.loads((tmp_path / "done.ipynb").read_text())["cells"]
+        for output in cell.get("outputs", ())
+        if "data" in output
+    ]
+    assert [sorted(each) for each in outputs] == [
+        ["text/html", "text/plain"],
+        ["image/png", "text/plain"],
+        ["image/png", "text/plain"],
+        ["text/plain"],
+    ]
+    best = "".join(outputs[0]["text/plain"])
+    assert re.search(r"customer-2 +13 +390", best), best
+    assert "".join(outputs[-1]["text/plain"]) == "{'billing': 0, 'payments': 0, 'shipping': 0}"
+
+
+def test_the_notebook_is_kept_without_its_outputs() -> None:
+    code = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert code and not any(cell["outputs"] or cell["execution_count"] for cell in code)
 
 
 @pytest.mark.full

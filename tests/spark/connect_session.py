@@ -10,6 +10,24 @@ from pyspark.sql import SparkSession
 
 import faregate as fg
 
+
+class Noted(fg.Event):
+    text: int  # as JSON it is a text: no row of it can be decoded
+
+
+class Wanted(fg.Event, wire="Noted"):
+    text: str
+    more: tuple[int, ...] = (17,)
+
+
+reader = fg.Node("reader")
+
+
+@reader.on(Wanted, source="author")
+async def read(noted: Wanted) -> None:
+    pass
+
+
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     spark = SparkSession.builder.remote("local[2]").getOrCreate()
@@ -28,4 +46,22 @@ if __name__ == "__main__":
     )
     query.awaitTermination(60)
     print("counted", discovered, registered)
+    typed = fg.spark.read(spark, folder / "from", Wanted)
+    print("typed", typed.where("_error is null and more[0] = 17").selectExpr("sum(int(text))").first()[0])
+    print("wrong", fg.spark.read(spark, folder / "from", Noted).where("_error is not null and text is null").count())
+    rows = (
+        fg.spark.read_stream(spark, folder / "from", Wanted)
+        .writeStream.format("memory")
+        .queryName("typed")
+        .trigger(availableNow=True)
+        .start()
+    )
+    rows.awaitTermination(60)
+    print("streamed", spark.table("typed").count())
+    try:
+        fg.spark.run(
+            "tests.spark.connect_session:reader", spark, source=f"journal:{folder}/from", checkpoint=folder / "run"
+        )
+    except fg.ConfigurationError as exc:
+        print("refused", exc)
     spark.stop()

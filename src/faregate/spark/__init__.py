@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from faregate.spark.jobs.stores import store_table
     from faregate.spark.runs.progress import RunProgress
     from faregate.spark.runs.run import Run, run
+    from faregate.spark.typed.read import read, read_stream
 
 __all__ = [
     "FaregateSource",
@@ -38,6 +39,8 @@ __all__ = [
     "drain",
     "letters",
     "rates",
+    "read",
+    "read_stream",
     "register",
     "replay",
     "run",
@@ -52,6 +55,8 @@ _JOBS = {
     "drain": "faregate.spark.jobs.drain",
     "letters": "faregate.spark.jobs.drain",
     "rates": "faregate.spark.jobs.rates",
+    "read": "faregate.spark.typed.read",
+    "read_stream": "faregate.spark.typed.read",
     "replay": "faregate.spark.jobs.replay",
     "run": "faregate.spark.runs.run",
     "settlements": "faregate.spark.jobs.settlements",

@@ -115,14 +115,14 @@ def locate(node: Node) -> tuple[str, str | None]:
             continue
         for name, value in list(vars(module).items()):
             if value is node:
-                return f"{module_name}:{name}", _folder(module)
+                return f"{module_name}:{name}", folder_of(module)
     raise ConfigurationError(
         f"Spark's workers import node {node.name!r} by name, and no module holds it: put it, with its messages and "
         "handlers, into a module of its own (not the main program, not a notebook cell), at its top level"
     )
 
 
-def _folder(module: Any) -> str | None:
+def folder_of(module: Any) -> str | None:
     """The folder that `module` is imported from under its name."""
     file = getattr(module, "__file__", None)
     if file is None:

@@ -1,0 +1,80 @@
+"""`fg.spark.read` and `fg.spark.read_stream`: the messages of one class as a DataFrame with its fields as columns.
+
+They are format("faregate") with another way to say what the rows are: its options are theirs, except those that choose
+rows and columns.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from faregate.errors import InvalidOption
+from faregate.message import describe_either
+from faregate.spark import register
+from faregate.spark.logs import log_place, options_of
+from faregate.spark.schema import FRAMES
+from faregate.spark.typed.decode import TypedSpec, schema_of, typed_rows
+from faregate.spark.typed.travel import pack_class
+
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+"""More than a bus allows unless it is told to: this only keeps a few bad bytes from filling a worker's memory."""
+_OURS = {
+    "types": "the class says which type is read; call it once for each class",
+    "columns": "the columns are the fields of the class; select from the result",
+    "rows": "a row is a message; for frames use spark.read.format('faregate')",
+    "schema": "the schema is that of the class",
+    "path": "the log is the second argument",
+    "url": "the log is the second argument",
+}
+
+
+def read(
+    spark: SparkSession,
+    source: str | Path,
+    message: type,
+    *,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    **options: Any,
+) -> DataFrame:
+    """The messages of one class as rows: its fields as typed columns, `_message` with what the envelope says of it, and
+    `_error` for one that cannot be decoded. `options` are those of `format("faregate")`, such as
+    `startingOffsets=…`, `endingOffsets=…`, `nodes=…`.
+
+    `source` is a journal's folder, or the URL of a log. A body of more than `max_message_bytes`, unpacked, is not
+    decoded.
+
+    Raises `ConfigurationError` for a class whose fields cannot be columns, `InvalidOption`, `JournalNotFound`.
+    """
+    return _load(spark, spark.read, source, message, max_message_bytes, options)
+
+
+def read_stream(
+    spark: SparkSession,
+    source: str | Path,
+    message: type,
+    *,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    **options: Any,
+) -> DataFrame:
+    """The same as a stream: for `writeStream`, with the options of streams, such as `maxMessagesPerTrigger=…`."""
+    return _load(spark, spark.readStream, source, message, max_message_bytes, options)
+
+
+def _load(
+    spark: SparkSession, reader: Any, source: str | Path, cls: type, limit: int, options: dict[str, Any]
+) -> DataFrame:
+    found = describe_either(cls)
+    for name in options:
+        if name.lower() in _OURS:
+            raise InvalidOption(f"option {name} is not for fg.spark.read: {_OURS[name.lower()]}")
+    schema = schema_of(cls)
+    spec = TypedSpec(pack_class(cls), found.wire, schema, limit)
+    register(spark)
+    frames: DataFrame = (
+        reader.format("faregate")
+        .options(**options)
+        .options(**options_of(log_place(source)), rows="frames", types=found.wire)
+        .load()
+    )
+    return frames.select(*FRAMES.fieldNames()).mapInArrow(typed_rows(spec), schema)
