@@ -104,7 +104,7 @@ def test_the_path_must_be_given() -> None:
 
 
 def test_columns_must_be_columns() -> None:
-    with pytest.raises(InvalidOption, match="option columns names payload; there are offset, appended_at"):
+    with pytest.raises(InvalidOption, match="option columns names payload; there are journal, offset, appended_at"):
         row_schema(("offset", "payload"))
     with pytest.raises(InvalidOption, match="twice"):
         row_schema(("offset", "offset"))

@@ -15,6 +15,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from faregate.errors import InvalidOption
 from faregate.spark.logs import open_partitions
 from faregate.spark.options import FOR_READING, FOR_WRITING, Options, parse_options
 from faregate.spark.schema import check_schema, row_schema
@@ -40,7 +41,7 @@ class FaregateSource(DataSource):
         return "faregate"
 
     def schema(self) -> StructType:
-        return row_schema(self._options.columns, frames=self._options.frames)
+        return row_schema(self._options.columns, frames=self._options.frames, several=self._options.several)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return BatchReader(self._for_reading(schema), schema)
@@ -63,4 +64,6 @@ class FaregateSource(DataSource):
 
     def _for_writing(self) -> Options:
         self._options.refuse(FOR_READING, "is for reading and does nothing in a write")
+        if self._options.several:
+            raise InvalidOption(f"a write goes to one journal; option path names {', '.join(self._options.named)}")
         return self._options
