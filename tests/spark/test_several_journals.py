@@ -69,9 +69,9 @@ def test_a_folder_that_is_there_is_meant_itself_whatever_its_name(tmp_path: Path
 
 
 def test_what_matches_nothing_or_twice_is_refused(data: Path) -> None:
-    with pytest.raises(JournalNotFound, match="no journal matches .*/x-"):
+    with pytest.raises(JournalNotFound, match=r"no journal matches .*/x-"):
         open_partitions(options(data / "x-*"))
-    with pytest.raises(JournalNotFound, match="there is no journal in .*/c"):
+    with pytest.raises(JournalNotFound, match=r"there is no journal in .*/c"):
         open_partitions(options(f"{data}/a,{data}/c"))  # type: ignore[arg-type]
     shutil.copytree(data / "a", data / "a-backup")
     with pytest.raises(ConfigurationError, match=r"/a and .*/a-backup are the same journal .* name one of them"):

@@ -7,8 +7,6 @@ it for themselves. Several journals that are read as one are its partitions, eac
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from glob import glob
-from os.path import isdir
 from pathlib import Path
 from typing import TypeGuard
 
@@ -58,9 +56,10 @@ def journal_name(place: Place) -> str:
 def _matching(pattern: Place) -> dict[str, LogTransport]:
     """The journals among the folders that match now; other folders may lie beside them."""
     found: dict[str, LogTransport] = {}
-    for name in filter(isdir, glob(str(pattern))):
+    root = Path(Path(pattern).anchor)
+    for folder in filter(Path.is_dir, root.glob(str(Path(pattern).relative_to(root)))):
         try:
-            found[name] = open_log(Path(name))
+            found[str(folder)] = open_log(folder)
         except (JournalNotFound, NotAJournal):
             continue
     if not found:

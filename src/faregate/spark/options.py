@@ -3,7 +3,6 @@
 Rules kept here:
 - An option that is not known is an error: a misspelt `startingOffset` must not read everything.
 - Every error names the option, what was given, and what is allowed.
-- What Spark adds of its own to the options of a table is let through, by its exact name.
 - Whether there are several journals is decided by what was asked for, not by how many match: columns stay the same.
 - Paths are made absolute on the driver; executors may run elsewhere in the tree.
 """
@@ -103,9 +102,17 @@ def parse_options(given: Mapping[str, str]) -> Options:
             )
         fields[field] = name
     if "places" not in parsed:
-        raise InvalidOption("option path is missing: the journal's folder, for example load('/data/journal')")
+        raise InvalidOption(
+            "option path is missing: the journal's folder, for example load('/data/journal'). (Of a table, Spark "
+            "passes options on only to read it, and only if CREATE TABLE named no columns: to choose columns say columns, and "
+            "for INSERT INTO use a temporary view)"
+        )
     several = len(parsed["places"]) > 1 or is_pattern(parsed["places"][0])
     return Options(**parsed, several=several, given=frozenset(fields.values()))
+
+
+def names_place(given: Mapping[str, str]) -> bool:
+    return any(name.lower() in PLACES for name in given)
 
 
 def is_pattern(place: Place) -> bool:
@@ -245,9 +252,10 @@ _SYNONYMS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
 }
 """Other names that mean the same, most of them Kafka's."""
 
+PLACES = ("path", "paths", "url")
 FOR_WRITING = ("source",)
 ENDING = ("endingOffsets", "endingTimestamp")
-FOR_READING = tuple(name for name in (*_PARSERS, *_SYNONYMS) if name not in ("path", "paths", "url", *FOR_WRITING))
+FOR_READING = tuple(name for name in (*_PARSERS, *_SYNONYMS) if name not in (*PLACES, *FOR_WRITING))
 
 _OF_SPARK = ("checkpointLocation",)
 """Known as well: they are Spark's, and passed on by it."""

@@ -124,9 +124,13 @@ def read_progress(progress: StreamingQueryProgress) -> StreamProgress | None:
                 lags[label] = max(0, number - end[name])
     if not ours:
         return None
-    rates = (progress.inputRowsPerSecond, progress.processedRowsPerSecond)
     return StreamProgress(
-        progress.name or str(progress.id), progress.batchId, progress.numInputRows, *map(_finite, rates), lags
+        query=progress.name or str(progress.id),
+        batch=progress.batchId,
+        rows=progress.numInputRows,
+        input_rows_per_second=_finite(progress.inputRowsPerSecond),
+        processed_rows_per_second=_finite(progress.processedRowsPerSecond),
+        lags=lags,
     )
 
 

@@ -165,13 +165,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if name in own:
                 self._check_id(f"the journal {name}", log_id, own[name])
             else:
-                self._lose(
-                    name,
-                    OffsetGone(
-                        f"the journal {name}, which the checkpoint has read up to {start[name]}, is not there any more. "
-                        "Bring it back, or set failOnDataLoss=false to go on without it"
-                    ),
-                )
+                self._lose(name, _gone(name, start[name]))
         return dict(given), _numbers(start)
 
     def _check_id(self, name: str, given: object, own: object) -> None:
@@ -180,6 +174,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"the checkpoint belongs to the log {given}, and {name} is the log {own}: it was made anew, or another "
                 "path was given. Use a new checkpointLocation"
             )
+
+
+def _gone(name: str, read: int) -> OffsetGone:
+    return OffsetGone(
+        f"the journal {name}, which the checkpoint has read up to {read}, is not there any more. Bring it back, or set "
+        "failOnDataLoss=false to go on without it"
+    )
 
 
 def _numbers(offset: Offset) -> dict[str, int]:
