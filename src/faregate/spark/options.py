@@ -104,8 +104,8 @@ def parse_options(given: Mapping[str, str]) -> Options:
     if "places" not in parsed:
         raise InvalidOption(
             "option path is missing: the journal's folder, for example load('/data/journal'). (Of a table, Spark "
-            "passes options on only to read it, and only if CREATE TABLE named no columns: to choose columns say columns, and "
-            "for INSERT INTO use a temporary view)"
+            "passes options on only to read it, and only if CREATE TABLE named no columns: to choose columns say "
+            "columns, and for INSERT INTO use a temporary view)"
         )
     several = len(parsed["places"]) > 1 or is_pattern(parsed["places"][0])
     return Options(**parsed, several=several, given=frozenset(fields.values()))
