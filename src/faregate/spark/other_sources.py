@@ -3,6 +3,8 @@
 One with the same meaning is taken (options.py); any other is refused like a misspelt one, with what to say instead.
 """
 
+from collections.abc import Iterator
+
 _GROWS = "a log only grows, so leave it out"
 _HINTS = {
     "Kafka's": {
@@ -49,8 +51,11 @@ def hint(name: str) -> str | None:
     lower = name.lower()
     if lower.startswith(_KAFKA_PREFIXES):
         return f"{name} is Kafka's: there is no Kafka here, say path, or url for a RabbitMQ stream"
+    return next((instead for theirs, instead in all_hints() if theirs.lower() == lower), None)
+
+
+def all_hints() -> Iterator[tuple[str, str]]:
+    """Each name, and what to say instead."""
     for whose, options in _HINTS.items():
-        for theirs, instead in options.items():
-            if theirs.lower() == lower:
-                return f"{theirs} is {whose}: {instead}"
-    return None
+        for name, instead in options.items():
+            yield name, f"{name} is {whose}: {instead}"

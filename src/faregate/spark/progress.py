@@ -46,6 +46,7 @@ class StreamProgress(NamedTuple):
 
     @property
     def lag(self) -> int:
+        """How many messages wait, in all logs."""
         return sum(self.lags.values())
 
 
