@@ -55,6 +55,11 @@ def test_what_a_table_cannot_have_is_refused_when_it_is_created(tmp_path: Path) 
         FaregateSource({"path": str(path), "owner": "me"})
     with pytest.raises(InvalidOption, match="option source is for writing, and a table is read"):
         FaregateSource(created(path, source="author"))
+    url = "rabbitmq-stream://guest:secret@localhost/?stream=orders"
+    with pytest.raises(
+        InvalidOption, match=r"guest:\*\*\*@localhost.* has a password, which .* use CREATE TEMPORARY VIEW"
+    ):
+        FaregateSource({"option.url": url, "url": url, "owner": "me", "provider": "faregate"})
     with pytest.raises(InvalidOption, match=r"option path is missing: .* CREATE TABLE named no columns"):
         FaregateSource({"owner": "me", "provider": "faregate"})
 

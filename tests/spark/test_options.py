@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from faregate.errors import InvalidOption
 from faregate.spark import other_sources
-from faregate.spark.options import FOR_READING, FOR_WRITING, PLACES, InvalidOption, parse_options
+from faregate.spark.options import FOR_READING, FOR_WRITING, PLACES, parse_options
 from faregate.spark.schema import row_schema
 from faregate.spark.source.bounds import EARLIEST, LATEST, AtTime, Bounds
 

@@ -16,8 +16,7 @@ from faregate.errors import ConfigurationError, JournalNotFound, NotAJournal
 from faregate.ports import schemes
 from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.log import Appendable, ArrowBatch, LogPart, LogTransport, Settled, Staging, Subscribed, TwoViews
-from faregate.ports.schemes import hide_password
-from faregate.spark.options import Options, Place, is_pattern
+from faregate.spark.options import Options, Place, is_pattern, shown
 from faregate.spark.source.bounds import LogId
 
 
@@ -35,7 +34,7 @@ def open_partitions(options: Options) -> OpenLog:
         return OpenLog(log.name, log.log_id, {"0": log})
     found: dict[str, LogTransport] = {}
     for place in options.places:
-        found |= _matching(place) if is_pattern(place) else {journal_name(place): open_log(place)}
+        found |= _matching(place) if is_pattern(place) else {shown(place): open_log(place)}
     ids = {name: log.log_id for name, log in sorted(found.items())}
     _refuse_copies(ids)
     return OpenLog(f"the journals {', '.join(options.named)}", ids, {name: found[name] for name in ids})
@@ -45,12 +44,7 @@ def open_partition(options: Options, name: str) -> LogTransport:
     """One of them, for a task that has nothing to do with the others."""
     if not options.several:
         return open_log(options.path)
-    return open_log({journal_name(place): place for place in options.places}.get(name, Path(name)))
-
-
-def journal_name(place: Place) -> str:
-    """The value of the column `journal`."""
-    return hide_password(str(place))
+    return open_log({shown(place): place for place in options.places}.get(name, Path(name)))
 
 
 def _matching(pattern: Place) -> dict[str, LogTransport]:

@@ -70,7 +70,7 @@ class Options:
     @property
     def named(self) -> list[str]:
         """The places as people may see them."""
-        return [hide_password(str(place)) for place in self.places]
+        return [shown(place) for place in self.places]
 
     def refuse(self, names: Iterable[str], why: str) -> None:
         """Raises `InvalidOption` when one of these was set: an option without effect is a misunderstanding."""
@@ -113,6 +113,11 @@ def parse_options(given: Mapping[str, str]) -> Options:
 
 def names_place(given: Mapping[str, str]) -> bool:
     return any(name.lower() in PLACES for name in given)
+
+
+def shown(place: Place) -> str:
+    """Without a password."""
+    return str(place) if isinstance(place, Path) else hide_password(place)
 
 
 def is_pattern(place: Place) -> bool:

@@ -17,8 +17,7 @@ from collections.abc import Mapping
 from pyspark.sql.types import StructField, StructType
 
 from faregate.errors import InvalidOption
-from faregate.ports.schemes import hide_password
-from faregate.spark.options import FOR_WRITING, PLACES, Options
+from faregate.spark.options import FOR_WRITING, PLACES, Options, shown
 
 _PREFIX = "option."
 _KEPT = "faregate.options"
@@ -41,10 +40,10 @@ def given_for_table(options: Mapping[str, str]) -> dict[str, str]:
 def keep(schema: StructType, options: Options, given: Mapping[str, str]) -> StructType:
     """The schema of a table that is created. Raises `InvalidOption` for what a table cannot have."""
     options.refuse(FOR_WRITING, "is for writing, and a table is read; INSERT INTO goes through a temporary view")
-    for place in map(str, options.places):
-        if hide_password(place) != place:
+    for place in options.places:
+        if shown(place) != str(place):
             raise InvalidOption(
-                f"{hide_password(place)} has a password, which everybody who reads the table could see: use CREATE "
+                f"{shown(place)} has a password, which everybody who reads the table could see: use CREATE "
                 "TEMPORARY VIEW … USING faregate OPTIONS …"
             )
     kept = {name: value for name, value in given.items() if name.lower() not in PLACES}

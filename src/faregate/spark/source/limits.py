@@ -44,15 +44,16 @@ def within(waiting: dict[str, Waiting], most_rows: int | None, most_bytes: int |
 def _end_within(source: LogTransport, start: int, end: int, budget: int) -> tuple[int, int]:
     """The first offset whose message would take the bodies over the budget, and the bytes before it; one message
     always fits."""
-    used = 0
+    used, first = 0, True
     for batch in source.batches(start, end):
         lengths = pc.fill_null(pc.binary_length(batch.column("payload")), 0)
         running = pc.cumulative_sum(pc.cast(lengths, "int64"))
         if used + running[-1].as_py() > budget:
             fitting = pc.sum(pc.less_equal(running, budget - used)).as_py()
             cut: int = batch.column("offset")[fitting].as_py()
-            if not used and not fitting:
+            if first and not fitting:
                 return cut + 1, running[0].as_py()
             return cut, used + (running[fitting - 1].as_py() if fitting else 0)
         used += running[-1].as_py()
+        first = False
     return end, used
