@@ -93,7 +93,7 @@ def test_what_a_log_lacks_is_named_when_it_is_needed(foreign: str) -> None:
 
 
 def test_a_log_has_one_place(foreign: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidOption, match="path and url both say where the log is"):
+    with pytest.raises(InvalidOption, match="options path and url mean the same"):
         parse_options({"url": foreign, "path": str(tmp_path)})
 
 

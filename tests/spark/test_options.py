@@ -1,10 +1,13 @@
 """Options: every one is read, and a wrong one fails with its name and what is allowed."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from faregate.spark.options import InvalidOption, parse_options
+from faregate.errors import InvalidOption
+from faregate.spark import other_sources
+from faregate.spark.options import FOR_READING, FOR_WRITING, PLACES, parse_options
 from faregate.spark.schema import row_schema
 from faregate.spark.source.bounds import EARLIEST, LATEST, AtTime, Bounds
 
@@ -98,13 +101,67 @@ def test_an_unknown_option_is_an_error_and_the_nearest_name_is_given() -> None:
         parse_options({"path": "/j", "zzz": "1"})
 
 
+def test_options_of_other_sources_that_mean_the_same_are_taken() -> None:
+    found = parse_options(
+        {
+            "path": "/j",
+            "maxOffsetsPerTrigger": "7",
+            "startingTimestamp": "1794733200500",
+            "endingTimestamp": "@1794733300",
+        }
+    )
+    assert found.max_messages == 7
+    assert found.starting.of("0") == AtTime(1794733200.5), "Kafka counts milliseconds"
+    assert found.ending.of("0") == AtTime(1794733300.0)
+    assert parse_options({"path": "/j", "startingTimestamp": "2026-11-15T09:00:00Z"}).starting == Bounds(
+        AtTime(1794733200.0)
+    )
+    assert {"maxOffsetsPerTrigger", "startingTimestamp", "endingTimestamp"} < set(FOR_READING)
+    for name, value, said in (
+        ("startingTimestamp", "earliest", "'earliest' is no time; allowed are milliseconds since the epoch"),
+        ("startingTimestamp", "2026-11-15", "has no zone"),
+        ("maxOffsetsPerTrigger", "0", "option maxOffsetsPerTrigger is '0': it must be a whole number"),
+    ):
+        with pytest.raises(InvalidOption, match=said):
+            parse_options({"path": "/j", name: value})
+    with pytest.raises(InvalidOption, match="options startingOffsets and startingTimestamp mean the same"):
+        parse_options({"path": "/j", "startingTimestamp": "1", "startingOffsets": "latest"})
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("maxFilesPerTrigger", "maxFilesPerTrigger is Delta's: say maxMessagesPerTrigger"),
+        ("startingversion", "startingVersion is Delta's: say startingOffsets"),
+        ("ignoreChanges", "ignoreChanges is Delta's: a log only grows"),
+        ("subscribe", "subscribe is Kafka's: say path"),
+        ("includeHeaders", "includeHeaders is Kafka's: headers is a column anyway"),
+        ("startingOffsetsByTimestamp", "Kafka's: say startingOffsets, which takes a time, too"),
+        ("kafka.bootstrap.servers", "kafka.bootstrap.servers is Kafka's: there is no Kafka here, say path"),
+        ("latestFirst", "latestFirst is of Spark's files: messages are read in order"),
+    ],
+)
+def test_other_options_of_other_sources_are_refused_with_the_right_name(name: str, said: str) -> None:
+    with pytest.raises(InvalidOption, match=f"there is no option '{name}' of faregate: ") as caught:
+        parse_options({"path": "/j", name: "1"})
+    assert said in str(caught.value)
+
+
+def test_every_right_name_is_an_option() -> None:
+    known = {name.lower() for name in (*FOR_READING, *FOR_WRITING, *PLACES)}
+    for name, instead in other_sources.all_hints():
+        assert name.lower() not in known, name
+        for said in re.findall(r"\bsay (\w+)", instead):
+            assert said.lower() in known or said == "how", instead
+
+
 def test_the_path_must_be_given() -> None:
     with pytest.raises(InvalidOption, match="option path is missing"):
         parse_options({})
 
 
 def test_columns_must_be_columns() -> None:
-    with pytest.raises(InvalidOption, match="option columns names payload; there are offset, appended_at"):
+    with pytest.raises(InvalidOption, match="option columns names payload; there are journal, offset, appended_at"):
         row_schema(("offset", "payload"))
     with pytest.raises(InvalidOption, match="twice"):
         row_schema(("offset", "offset"))

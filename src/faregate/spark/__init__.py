@@ -27,14 +27,17 @@ if TYPE_CHECKING:
     from faregate.spark.jobs.replay import replay
     from faregate.spark.jobs.settlements import settlements
     from faregate.spark.jobs.stores import store_table
+    from faregate.spark.progress import ProgressListener, StreamProgress
     from faregate.spark.runs.progress import RunProgress
     from faregate.spark.runs.run import Run, run
     from faregate.spark.typed.read import read, read_stream
 
 __all__ = [
     "FaregateSource",
+    "ProgressListener",
     "Run",
     "RunProgress",
+    "StreamProgress",
     "audit",
     "drain",
     "letters",
@@ -49,8 +52,10 @@ __all__ = [
 ]
 
 _JOBS = {
+    "ProgressListener": "faregate.spark.progress",
     "Run": "faregate.spark.runs.run",
     "RunProgress": "faregate.spark.runs.progress",
+    "StreamProgress": "faregate.spark.progress",
     "audit": "faregate.spark.jobs.audit",
     "drain": "faregate.spark.jobs.drain",
     "letters": "faregate.spark.jobs.drain",

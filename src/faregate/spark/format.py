@@ -1,7 +1,7 @@
 """`format("faregate")`: what Spark asks for by name, and hands the options to.
 
 Options are read, and the log is looked at, when the source is made: `load()` and `save()` fail at once with the
-reason, not a job later.
+reason, not a job later. (Whether it will be read as a stream, Spark says only when the query starts.)
 """
 
 from collections.abc import MutableMapping
@@ -15,8 +15,10 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from faregate.errors import InvalidOption
+from faregate.spark import tables
 from faregate.spark.logs import open_partitions
-from faregate.spark.options import FOR_READING, FOR_WRITING, Options, parse_options
+from faregate.spark.options import FOR_READING, FOR_WRITING, Options, names_place, parse_options
 from faregate.spark.schema import check_schema, row_schema
 from faregate.spark.sink.writer import BatchWriter, StreamWriter
 from faregate.spark.source.batch_reader import BatchReader
@@ -31,16 +33,22 @@ class FaregateSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self._options = parse_options(options)
-        self.schema()
-        open_partitions(self._options)
+        self._is_new_table = tables.is_creation(options)
+        self._given = tables.given_for_table(options) if self._is_new_table else dict(options)
+        self._options = parse_options(self._given) if names_place(self._given) or self._is_new_table else None
+        """None without a place: then this is a table of a catalog, whose schema says more, or an error."""
+        if self._options is not None:
+            self.schema()
+            open_partitions(self._options)
 
     @classmethod
     def name(cls) -> str:
         return "faregate"
 
     def schema(self) -> StructType:
-        return row_schema(self._options.columns, frames=self._options.frames)
+        options = self._options or parse_options(self._given)
+        schema = row_schema(options.columns, frames=options.frames, several=options.several)
+        return tables.keep(schema, options, self._given) if self._is_new_table else schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return BatchReader(self._for_reading(schema), schema)
@@ -55,12 +63,17 @@ class FaregateSource(DataSource):
         return StreamWriter(self._for_writing(), schema, overwrite)
 
     def _for_reading(self, schema: StructType) -> Options:
-        self._options.refuse(FOR_WRITING, "is for writing; to read what a node published, use nodes")
-        if schema.fieldNames() != self.schema().fieldNames():
-            self._options.refuse(["columns"], "and a schema are two ways to name columns: give one of them")
+        options = self._options or parse_options({**tables.kept_in(schema), **self._given})
+        options.refuse(FOR_WRITING, "is for writing; to read what a node published, use nodes")
+        own = row_schema(options.columns, frames=options.frames, several=options.several)
+        if schema.fieldNames() != own.fieldNames():
+            options.refuse(["columns"], "and a schema are two ways to name columns: give one of them")
         check_schema(schema)
-        return self._options
+        return options
 
     def _for_writing(self) -> Options:
-        self._options.refuse(FOR_READING, "is for reading and does nothing in a write")
-        return self._options
+        options = self._options or parse_options(self._given)
+        options.refuse(FOR_READING, "is for reading and does nothing in a write")
+        if options.several:
+            raise InvalidOption(f"a write goes to one journal; option path names {', '.join(options.named)}")
+        return options

@@ -1,7 +1,7 @@
 """The logs that Spark works on, each opened for what is needed of it.
 
 Where a log lies is a journal's folder, or a URL whose scheme a package has registered. Both travel to tasks, which open
-it for themselves.
+it for themselves. Several journals that are read as one are its partitions, each named by its folder.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,24 +12,65 @@ from typing import TypeGuard
 
 import pyarrow as pa
 
-from faregate.errors import ConfigurationError
+from faregate.errors import ConfigurationError, JournalNotFound, NotAJournal
 from faregate.ports import schemes
 from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.log import Appendable, ArrowBatch, LogPart, LogTransport, Settled, Staging, Subscribed, TwoViews
-from faregate.spark.options import Options, Place
+from faregate.spark.options import Options, Place, is_pattern, shown
+from faregate.spark.source.bounds import LogId
 
 
 @dataclass(frozen=True, slots=True)
 class OpenLog:
     name: str
-    log_id: str
+    log_id: LogId
     partitions: dict[str, LogTransport]
 
 
 def open_partitions(options: Options) -> OpenLog:
     """A log as the source reads it. Raises `JournalNotFound`, `NotAJournal`, `JournalTooNew`."""
-    log = open_log(options.path)
-    return OpenLog(log.name, log.log_id, {"0": log})
+    if not options.several:
+        log = open_log(options.path)
+        return OpenLog(log.name, log.log_id, {"0": log})
+    found: dict[str, LogTransport] = {}
+    for place in options.places:
+        found |= _matching(place) if is_pattern(place) else {shown(place): open_log(place)}
+    ids = {name: log.log_id for name, log in sorted(found.items())}
+    _refuse_copies(ids)
+    return OpenLog(f"the journals {', '.join(options.named)}", ids, {name: found[name] for name in ids})
+
+
+def open_partition(options: Options, name: str) -> LogTransport:
+    """One of them, for a task that has nothing to do with the others."""
+    if not options.several:
+        return open_log(options.path)
+    return open_log({shown(place): place for place in options.places}.get(name, Path(name)))
+
+
+def _matching(pattern: Place) -> dict[str, LogTransport]:
+    """The journals among the folders that match now; other folders may lie beside them."""
+    found: dict[str, LogTransport] = {}
+    root = Path(Path(pattern).anchor)
+    for folder in filter(Path.is_dir, root.glob(str(Path(pattern).relative_to(root)))):
+        try:
+            found[str(folder)] = open_log(folder)
+        except (JournalNotFound, NotAJournal):
+            continue
+    if not found:
+        raise JournalNotFound(f"no journal matches {pattern}")
+    return found
+
+
+def _refuse_copies(ids: dict[str, str]) -> None:
+    """Of one journal under two names every message would be read twice."""
+    names: dict[str, str] = {}
+    for name, log_id in ids.items():
+        if log_id in names:
+            raise ConfigurationError(
+                f"{names[log_id]} and {name} are the same journal ({log_id}), one a copy of the other or a link to "
+                "it: name one of them"
+            )
+        names[log_id] = name
 
 
 def log_place(given: Place) -> Place:

@@ -3,6 +3,7 @@
 Rules kept here:
 - An option that is not known is an error: a misspelt `startingOffset` must not read everything.
 - Every error names the option, what was given, and what is allowed.
+- Whether there are several journals is decided by what was asked for, not by how many match: columns stay the same.
 - Paths are made absolute on the driver; executors may run elsewhere in the tree.
 """
 
@@ -11,14 +12,25 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from glob import has_magic
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from faregate.errors import ConfigurationError, InvalidOption
 from faregate.message import check_name
-from faregate.ports.schemes import LOGS, is_known
-from faregate.spark.source.bounds import ALLOWED, EARLIEST, LATEST, Bounds, MalformedBound, parse_bounds
+from faregate.ports.schemes import LOGS, hide_password, is_known
+from faregate.spark import other_sources
+from faregate.spark.source.bounds import (
+    ALLOWED,
+    ALLOWED_TIMES,
+    EARLIEST,
+    LATEST,
+    Bounds,
+    MalformedBound,
+    parse_bounds,
+    parse_time,
+)
 from faregate.units import parse_bytes
 
 Place = str | Path
@@ -29,7 +41,9 @@ Place = str | Path
 class Options:
     """What a user asked for. Plain values: it travels to executors."""
 
-    path: Place
+    places: tuple[Place, ...]
+    """Where the log lies; where several journals do, or patterns of their folders."""
+    several: bool = False
     starting: Bounds = EARLIEST
     ending: Bounds = LATEST
     fail_on_data_loss: bool = True
@@ -46,6 +60,18 @@ class Options:
     given: frozenset[str] = frozenset()
     """The names of the options that were set."""
 
+    @property
+    def path(self) -> Place:
+        """Where the one log lies. Raises `InvalidOption` for several."""
+        if self.several:
+            raise InvalidOption(f"option path names several journals, and this needs one: {', '.join(self.named)}")
+        return self.places[0]
+
+    @property
+    def named(self) -> list[str]:
+        """The places as people may see them."""
+        return [shown(place) for place in self.places]
+
     def refuse(self, names: Iterable[str], why: str) -> None:
         """Raises `InvalidOption` when one of these was set: an option without effect is a misunderstanding."""
         for name in sorted(self.given.intersection(names)):
@@ -54,29 +80,54 @@ class Options:
 
 def parse_options(given: Mapping[str, str]) -> Options:
     """Raises `InvalidOption`."""
-    by_lower = {name.lower(): name for name in (*_PARSERS, *_OTHERS)}
+    by_lower = {name.lower(): name for name in (*_PARSERS, *_SYNONYMS, *_OF_SPARK)}
     parsed: dict[str, Any] = {}
+    fields: dict[str, str] = {}
     for key, value in given.items():
         name = by_lower.get(key.lower())
         if name is None:
             raise InvalidOption(f"there is no option {key!r} of faregate: {_hint(key, by_lower)}")
-        if name in _PARSERS:
-            field, parse = _PARSERS[name]
-            try:
-                found = parse(name, value)
-            except InvalidOption:
-                raise
-            except ConfigurationError as exc:
-                raise InvalidOption(str(exc)) from exc
-            if field in parsed:
-                raise InvalidOption("options path and url both say where the log is: give one of them")
-            parsed[field] = found
-    if "path" not in parsed:
-        raise InvalidOption("option path is missing: the journal's folder, for example load('/data/journal')")
-    return Options(**parsed, given=frozenset(by_lower[key.lower()] for key in given))
+        if name in _OF_SPARK:
+            continue
+        field, parse = (_PARSERS | _SYNONYMS)[name]
+        try:
+            parsed[field] = parse(name, value)
+        except InvalidOption:
+            raise
+        except ConfigurationError as exc:
+            raise InvalidOption(str(exc)) from exc
+        if field in fields:
+            raise InvalidOption(
+                f"options {' and '.join(sorted((name, fields[field])))} mean the same: give one of them"
+            )
+        fields[field] = name
+    if "places" not in parsed:
+        raise InvalidOption(
+            "option path is missing: the journal's folder, for example load('/data/journal'). (Of a table, Spark "
+            "passes options on only to read it, and only if CREATE TABLE named no columns: to choose columns say "
+            "columns, and for INSERT INTO use a temporary view)"
+        )
+    several = len(parsed["places"]) > 1 or is_pattern(parsed["places"][0])
+    return Options(**parsed, several=several, given=frozenset(fields.values()))
+
+
+def names_place(given: Mapping[str, str]) -> bool:
+    return any(name.lower() in PLACES for name in given)
+
+
+def shown(place: Place) -> str:
+    """Without a password."""
+    return str(place) if isinstance(place, Path) else hide_password(place)
+
+
+def is_pattern(place: Place) -> bool:
+    """Whether it stands for all folders that match it. One that is there is meant itself, whatever its name."""
+    return isinstance(place, Path) and has_magic(str(place)) and not place.is_dir()
 
 
 def _hint(key: str, by_lower: Mapping[str, str]) -> str:
+    if instead := other_sources.hint(key):
+        return instead
     close = get_close_matches(key.lower(), by_lower, n=1)
     known = ", ".join(name for name in _PARSERS)
     return f"did you mean {by_lower[close[0]]!r}?" if close else f"there are {known}"
@@ -86,7 +137,18 @@ def _wrong(name: str, value: str, allowed: str) -> InvalidOption:
     return InvalidOption(f"option {name} is {value!r}: {allowed}")
 
 
-def _path(name: str, value: str) -> Place:
+def _places(name: str, value: str) -> tuple[Place, ...]:
+    """One, or several: separated by commas, or a JSON array, as Spark makes of `load([…])`."""
+    if not value.lstrip().startswith("["):
+        whole = _place(name, value)
+        if "," not in value or isinstance(whole, str) or whole.is_dir():
+            return (whole,)
+        if "{" in value:
+            raise _wrong(name, value, "braces are not known here: write whole folders, with commas between them")
+    return tuple(_place(name, item) for item in _list(name, value))
+
+
+def _place(name: str, value: str) -> Place:
     parts = urlsplit(value)
     if parts.scheme and parts.scheme != "journal" and is_known(LOGS, parts.scheme):
         return value
@@ -100,14 +162,14 @@ def _path(name: str, value: str) -> Place:
     return Path(folder).absolute()
 
 
-def _url(name: str, value: str) -> str:
+def _url(name: str, value: str) -> tuple[Place, ...]:
     scheme = value.partition(":")[0]
     if scheme == "journal" or not is_known(LOGS, scheme):
         raise InvalidOption(
             f"option {name}: {scheme}: is no log of a package that is installed here; read a journal with option path, "
             "the folder behind journal: in the URL of the bus"
         )
-    return value
+    return (value,)
 
 
 def _bounds(name: str, value: str) -> Bounds:
@@ -115,6 +177,13 @@ def _bounds(name: str, value: str) -> Bounds:
         return parse_bounds(value)
     except MalformedBound as exc:
         raise _wrong(name, value, f"{exc}; allowed are {ALLOWED}") from exc
+
+
+def _time(name: str, value: str) -> Bounds:
+    try:
+        return parse_time(value)
+    except MalformedBound as exc:
+        raise _wrong(name, value, f"{exc}; allowed are {ALLOWED_TIMES}") from exc
 
 
 def _flag(name: str, value: str) -> bool:
@@ -163,7 +232,7 @@ def _name(name: str, value: str) -> str:
 
 
 _PARSERS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
-    "path": ("path", _path),
+    "path": ("places", _places),
     "startingOffsets": ("starting", _bounds),
     "endingOffsets": ("ending", _bounds),
     "failOnDataLoss": ("fail_on_data_loss", _flag),
@@ -176,12 +245,22 @@ _PARSERS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "rows": ("frames", _rows),
     "readerName": ("reader_name", _name),
     "source": ("source", _name),
-    "url": ("path", _url),
+    "url": ("places", _url),
 }
 """Each option, the field it fills, and how its text is read."""
 
-FOR_WRITING = ("source",)
-FOR_READING = tuple(name for name in _PARSERS if name not in ("path", "url", *FOR_WRITING))
+_SYNONYMS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
+    "paths": ("places", _places),  # what Spark makes of load([…])
+    "maxOffsetsPerTrigger": ("max_messages", _count),
+    "startingTimestamp": ("starting", _time),
+    "endingTimestamp": ("ending", _time),
+}
+"""Other names that mean the same, most of them Kafka's."""
 
-_OTHERS = ("checkpointLocation",)
-"""Known as well: it is Spark's, and passed on by it."""
+PLACES = ("path", "paths", "url")
+FOR_WRITING = ("source",)
+ENDING = ("endingOffsets", "endingTimestamp")
+FOR_READING = tuple(name for name in (*_PARSERS, *_SYNONYMS) if name not in (*PLACES, *FOR_WRITING))
+
+_OF_SPARK = ("checkpointLocation",)
+"""Known as well: they are Spark's, and passed on by it."""

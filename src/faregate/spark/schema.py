@@ -4,6 +4,7 @@ Rules kept here:
 - One table says which columns there are; docs/spark/reading.md repeats it for people.
 - A row's columns are the log's, `payload` as `body` and `time` as `appended_at`. The route number (`topic`) stays
   inside: `recipients` says the same in names.
+- `journal`, which says where a message was read, is a column where several journals are read, or where it is asked for.
 - Between our own steps messages travel as frames: a row is thousands of them, as they stand in the log. Spark handles a
   row of bytes as fast as a row of two numbers, so what a message costs it is gone.
 - The Arrow schema of every batch equals the one that Spark derives from its own, field by field: Spark refuses others.
@@ -14,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
-from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
 from faregate.columns import SCHEMA
 from faregate.errors import ConfigurationError, InvalidOption
@@ -36,6 +37,10 @@ COLUMNS = {
     name: StructField(name, from_arrow_type(stored(name).type), stored(name).nullable) for name in _ORDER.split()
 }
 
+JOURNAL = "journal"
+READABLE = {JOURNAL: StructField(JOURNAL, StringType(), False), **COLUMNS}
+"""All that can be asked for."""
+
 FRAMES = (
     StructType().add("offset", LongType(), False).add("count", IntegerType(), False).add("frame", BinaryType(), False)
 )
@@ -46,18 +51,20 @@ STAGED = StructType().add("staged", BinaryType(), False)
 """What handlers give to the sink: a `Staged`, which says in which file their task put its messages already."""
 
 
-def row_schema(columns: tuple[str, ...] = (), *, frames: bool = False) -> StructType:
+def row_schema(columns: tuple[str, ...] = (), *, frames: bool = False, several: bool = False) -> StructType:
     """The rows' schema, of these columns alone when some are given. Raises `InvalidOption`."""
     if frames:
+        if several:
+            raise InvalidOption("option rows: frames are read from one journal, and option path names several")
         if columns:
             raise InvalidOption(f"option columns is for rows=messages; frames have {', '.join(FRAMES.fieldNames())}")
         return FRAMES
-    unknown = [name for name in columns if name not in COLUMNS]
+    unknown = [name for name in columns if name not in READABLE]
     if unknown:
-        raise InvalidOption(f"option columns names {', '.join(unknown)}; there are {', '.join(COLUMNS)}")
+        raise InvalidOption(f"option columns names {', '.join(unknown)}; there are {', '.join(READABLE)}")
     if len(set(columns)) != len(columns):
         raise InvalidOption(f"option columns names a column twice: {', '.join(columns)}")
-    return StructType([COLUMNS[name] for name in columns or COLUMNS])
+    return StructType([READABLE[name] for name in columns or (READABLE if several else COLUMNS)])
 
 
 def check_schema(schema: StructType) -> None:
@@ -65,9 +72,9 @@ def check_schema(schema: StructType) -> None:
     if schema == FRAMES:
         return
     for field in schema.fields:
-        column = COLUMNS.get(field.name)
+        column = READABLE.get(field.name)
         if column is None:
-            raise ConfigurationError(f"the schema names {field.name!r}, which is no column; there are {list(COLUMNS)}")
+            raise ConfigurationError(f"the schema names {field.name!r}, which is no column; there are {list(READABLE)}")
         given, own = field.dataType.simpleString(), column.dataType.simpleString()
         if given != own:
             raise ConfigurationError(f"the schema says {field.name} {given}; it is {own}")
@@ -87,14 +94,23 @@ def batches_to_rows(batches: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
 class Projection:
     """Batches of a log to the rows of a schema, without copying the columns."""
 
-    def __init__(self, schema: StructType) -> None:
+    def __init__(self, schema: StructType, journal: str = "") -> None:
         self.schema: Any = to_arrow_schema(schema, timezone="UTC")
-        self._places = [SCHEMA.get_field_index(stored(name).name) for name in schema.fieldNames()]
-        self._casts = [SCHEMA.field(at).type != to for at, to in zip(self._places, self.schema.types, strict=True)]
+        self._journal = journal
+        self._columns = [self._found(name, to) for name, to in zip(schema.fieldNames(), self.schema.types, strict=True)]
+
+    def _found(self, name: str, wanted: Any) -> tuple[int | None, Any, bool]:
+        """Where the log has a column, its type for Spark, and whether it must be made to have it."""
+        if name == JOURNAL:
+            return None, wanted, False
+        at = SCHEMA.get_field_index(stored(name).name)
+        return at, wanted, SCHEMA.field(at).type != wanted
 
     def __call__(self, batch: Any) -> Any:
-        columns = [
-            batch.column(place).cast(type) if cast else batch.column(place)
-            for place, type, cast in zip(self._places, self.schema.types, self._casts, strict=True)
-        ]
+        columns = [self._column(batch, *found) for found in self._columns]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _column(self, batch: Any, at: int | None, type: Any, cast: bool) -> Any:
+        if at is None:
+            return pa.repeat(pa.scalar(self._journal, type), batch.num_rows)
+        return batch.column(at).cast(type) if cast else batch.column(at)

@@ -4,7 +4,8 @@
 
 A bare number is an offset; a time is ISO 8601 with its zone, or seconds since the epoch behind `@`, as `date` takes
 them. A time without zone is refused: driver and executors may live in different ones. The JSON form names partitions;
-a journal has one, "0". What a streaming query reports as its offset is such a JSON, so it can be pasted.
+a journal has one, "0", and of several journals each is one, by its folder. What a streaming query reports as its offset
+is such a JSON, so it can be pasted.
 """
 
 import json
@@ -19,10 +20,15 @@ from faregate.ports.log import LogTransport
 LOG_KEY = "log"
 """Beside the partitions, an offset of ours names the log that it belongs to."""
 
+LogId = str | dict[str, str]
+"""The id of a log; of several journals, the id of each by its folder."""
+
 ALLOWED = (
     "'earliest', 'latest', an offset such as 17, a time such as 2026-11-15T09:00:00Z or @1794733200, "
     'or JSON by partition such as {"0": 17}'
 )
+
+ALLOWED_TIMES = "milliseconds since the epoch, as Kafka has them, or a time such as 2026-11-15T09:00:00Z or @1794733200"
 
 _NUMBER = re.compile(r"\d{1,18}")
 _SECONDS = re.compile(r"@(\d{1,12}(?:\.\d{1,9})?)")
@@ -44,7 +50,7 @@ class Bounds:
 
     everywhere: Bound | None = None
     by_partition: dict[str, Bound] = field(default_factory=dict)
-    log: str | None = None
+    log: LogId | None = None
     """The log that the offsets were taken from, when they say so."""
 
     def of(self, partition: str) -> Bound:
@@ -72,7 +78,19 @@ def parse_bounds(text: str) -> Bounds:
     log = found.pop(LOG_KEY, None)
     if not found:
         raise MalformedBound("it names no partition")
-    return Bounds(None, {name: _parse(value) for name, value in found.items()}, None if log is None else str(log))
+    by_partition = {name: _parse(value) for name, value in found.items()}
+    return Bounds(None, by_partition, log if log is None or isinstance(log, dict) else str(log))
+
+
+def parse_time(text: str) -> Bounds:
+    """A bound that is a time; a bare number is one here. Raises `MalformedBound`."""
+    stripped = text.strip()
+    if _NUMBER.fullmatch(stripped):
+        return Bounds(AtTime(int(stripped) / 1000))
+    found = _parse(stripped)
+    if not isinstance(found, AtTime):
+        raise MalformedBound(f"{stripped!r} is no time")
+    return Bounds(found)
 
 
 def _parse(value: Any) -> Bound:
@@ -108,9 +126,9 @@ def resolve(bound: Bound, log: LogTransport) -> int:
     return bound
 
 
-def check_partitions(bounds: Bounds, option: str, partitions: list[str], log: str) -> None:
+def check_partitions(bounds: Bounds, option: str, partitions: list[str], log: LogId) -> None:
     """The JSON form must speak of this log, and of all of its partitions."""
-    if bounds.log is not None and bounds.log != log:
+    if bounds.log is not None and bounds.log != log and isinstance(bounds.log, type(log)):
         raise ConfigurationError(f"{option} holds offsets of the log {bounds.log}, and this is the log {log}")
     if bounds.everywhere is None and sorted(bounds.by_partition) != sorted(partitions):
         raise ConfigurationError(

@@ -19,8 +19,8 @@ from pyspark.sql.types import StructType
 from faregate.columns import read_batch, write_batch
 from faregate.errors import OffsetGone
 from faregate.ports.log import LogTransport
-from faregate.spark.logs import open_partitions
-from faregate.spark.options import Options
+from faregate.spark.logs import open_partition
+from faregate.spark.options import Options, shown
 from faregate.spark.schema import FRAMES, Projection, rows_to_batch
 from faregate.spark.source.bounds import lost
 from faregate.spark.source.ranges import OffsetRange
@@ -34,13 +34,13 @@ BATCH_BYTES = 8 * 1024 * 1024
 
 def read_range(options: Options, schema: StructType, span: OffsetRange) -> Iterator[Any]:
     """The rows of a range, in order, as record batches of exactly Spark's Arrow schema."""
-    opened = open_partitions(options)
-    stored = _stored(opened.partitions[span.partition], span, options.fail_on_data_loss)
+    stored = _stored(open_partition(options, span.partition), span, options.fail_on_data_loss)
     fitting = (chosen(batch, options.types, options.nodes) for batch in stored)
     wanted = (batch for batch in fitting if batch.num_rows)
     if options.frames:
         return _framed(_together(wanted), span.end)
-    return _together(map(Projection(schema), wanted))
+    journal = span.partition if options.several else shown(options.path)
+    return _together(map(Projection(schema, journal), wanted))
 
 
 _FRAME_ROW: Any = to_arrow_schema(FRAMES, timezone="UTC")

@@ -1,8 +1,11 @@
 """A streaming read: offsets for Spark's checkpoint, limits per trigger, and a fixed end for available-now.
 
 Rules kept here:
-- An offset is {"0": the next offset to read, "log": the log's id}. A checkpoint of another log is refused: its
-  numbers would mean other messages.
+- An offset is {"0": the next offset to read, "log": the log's id}; of several journals {folder: the next offset to
+  read, …, "log": {folder: the journal's id, …}}. A checkpoint of another log is refused: its numbers would mean other
+  messages.
+- A journal that is new joins with a batch that reads nothing of it. So an offset says where each begins, and reading
+  begins there also after a restart. One that is gone is a loss.
 - Offsets never go back. What a limit leaves waits for the next trigger; every message is in exactly one batch.
 - `partitions` is arithmetic; whether the messages are still there is asked when a batch is made and when it is read.
 - `commit` is a hint for retention and only given when `readerName` asks: Spark calls it a batch late, and recovery
@@ -12,7 +15,6 @@ Rules kept here:
 from collections.abc import Iterator
 from typing import Any
 
-import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -24,11 +26,12 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from faregate.errors import ConfigurationError
+from faregate.errors import ConfigurationError, OffsetGone
 from faregate.ports.log import LogTransport
 from faregate.spark.logs import OpenLog, open_partitions
-from faregate.spark.options import Options
+from faregate.spark.options import ENDING, Options
 from faregate.spark.source.bounds import LOG_KEY, check_partitions, lost, resolve
+from faregate.spark.source.limits import Waiting, within
 from faregate.spark.source.ranges import HANDLED_MESSAGES, LEAST_HANDLED, TASK_MESSAGES, OffsetRange, split
 from faregate.spark.source.reading import lose, read_range
 
@@ -38,15 +41,15 @@ Offset = dict[str, Any]
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Options, schema: StructType) -> None:
         options.refuse(
-            ["endingOffsets"],
+            ENDING,
             "is for batch reads: a stream has no end; to read what is there and stop, use trigger(availableNow=True)",
         )
         self._options = options
         self._schema = schema
         self._target: dict[str, int] | None = None
         """Where available-now ends; None for the other triggers."""
-        self._warned = ""
-        """The last loss that was logged: Spark asks a hundred times a second."""
+        self._warned: dict[str, str] = {}
+        """The last loss that was logged, by journal: Spark asks a hundred times a second."""
 
     # --- where ---------------------------------------------------------------------------------------------
 
@@ -80,46 +83,56 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """How far the next batch goes. Raises `OffsetGone` when messages behind `start` were removed unread."""
         opened = open_partitions(self._options)
-        starts = self._starts(opened, start)
-        ends: dict[str, int] = {}
+        ids, ends = self._known(opened, start)
+        waiting: dict[str, Waiting] = {}
         for name, source in opened.partitions.items():
-            begin = self._present(starts[name], source, "the checkpoint")
-            available = source.latest() if self._target is None else self._target[name]
-            ends[name] = max(starts[name], self._limited(source, begin, available, limit, len(opened.partitions)))
-        return self._offset(opened, ends)
+            if name in ends:
+                begin = self._present(ends[name], source, "the checkpoint")
+                # A journal that joined meanwhile is left for a later run.
+                available = source.latest() if self._target is None else self._target.get(name, begin)
+                waiting[name] = Waiting(source, begin, available)
+            elif self._target is None or name in self._target:
+                ends[name] = source.earliest()
+                ids[name] = source.log_id
+        for name, end in self._limited(waiting, limit).items():
+            ends[name] = max(ends[name], end)
+        return {**ends, LOG_KEY: ids if self._options.several else opened.log_id}
 
-    def _limited(self, source: LogTransport, begin: int, available: int, limit: ReadLimit, shares: int) -> int:
-        if begin >= available or isinstance(limit, ReadAllAvailable):
-            return available
+    def _limited(self, waiting: dict[str, Waiting], limit: ReadLimit) -> dict[str, int]:
         if isinstance(limit, ReadMinRows):
             # Available-now must reach its end, however little is left.
-            return available if self._target is not None or available - begin >= limit.min_rows else begin
-        end = available
-        if isinstance(limit, ReadMaxRows):
-            end = min(end, begin + max(1, limit.max_rows // shares))
+            enough = self._target is not None or sum(each.count for each in waiting.values()) >= limit.min_rows
+            return {name: each.end if enough else each.begin for name, each in waiting.items()}
+        if isinstance(limit, ReadAllAvailable):
+            return within(waiting, None, None)
         # Spark's limits cannot be combined, so the second of ours is applied here.
+        most_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         most_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.max_bytes
-        return end if most_bytes is None else _end_within(source, begin, end, max(1, most_bytes // shares))
+        return within(waiting, most_rows, most_bytes)
 
     def _present(self, wanted: int, source: LogTransport, who: str) -> int:
         """The offset to go on from: the wanted one, or what is left when losses are allowed."""
         loss = lost(who, wanted, source)
         if loss is None:
             return wanted
-        if str(loss) != self._warned:
-            lose(loss, self._options.fail_on_data_loss)
-            self._warned = str(loss)
+        self._lose(source.name, loss)
         return max(wanted, source.earliest())
+
+    def _lose(self, name: str, loss: OffsetGone) -> None:
+        if self._warned.get(name) != str(loss):
+            lose(loss, self._options.fail_on_data_loss)
+            self._warned[name] = str(loss)
 
     # --- what ----------------------------------------------------------------------------------------------
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        starts, ends = _numbers(start), _numbers(end)
+        ends = _numbers(end)
+        starts = {**ends, **_numbers(start)}
         least, most = self._options.min_partitions, TASK_MESSAGES
         if self._options.frames:
-            total = sum(ends.values()) - sum(starts.get(name, 0) for name in ends)
+            total = sum(ends.values()) - sum(starts.values())
             least, most = min(least, -(-total // LEAST_HANDLED)), HANDLED_MESSAGES
-        return [*split({name: starts.get(name, 0) for name in ends}, ends, least, most)]
+        return [*split(starts, ends, least, most)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, OffsetRange)
@@ -134,36 +147,41 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _keep_reader_offset(self, offsets: dict[str, int]) -> None:
         if self._options.reader_name is not None:
             for name, source in open_partitions(self._options).partitions.items():
-                source.save_reader_offset(self._options.reader_name, offsets[name])
+                if name in offsets:
+                    source.save_reader_offset(self._options.reader_name, offsets[name])
 
     # --- offsets -------------------------------------------------------------------------------------------
 
     def _offset(self, opened: OpenLog, numbers: dict[str, int]) -> Offset:
         return {**numbers, LOG_KEY: opened.log_id}
 
-    def _starts(self, opened: OpenLog, start: Offset) -> dict[str, int]:
-        if start.get(LOG_KEY) != opened.log_id:
+    def _known(self, opened: OpenLog, start: Offset) -> tuple[dict[str, str], dict[str, int]]:
+        """The journals of a checkpoint: their ids, where there are several, and where to go on."""
+        given, own = start.get(LOG_KEY), opened.log_id
+        if not isinstance(given, dict) or not isinstance(own, dict):
+            self._check_id(opened.name, given, own)
+            return {}, _numbers(start)
+        for name, log_id in given.items():
+            if name in own:
+                self._check_id(f"the journal {name}", log_id, own[name])
+            else:
+                self._lose(name, _gone(name, start[name]))
+        return dict(given), _numbers(start)
+
+    def _check_id(self, name: str, given: object, own: object) -> None:
+        if given != own:
             raise ConfigurationError(
-                f"the checkpoint belongs to the log {start.get(LOG_KEY)}, and {opened.name} is the log "
-                f"{opened.log_id}: it was made anew, or another path was given. Use a new checkpointLocation"
+                f"the checkpoint belongs to the log {given}, and {name} is the log {own}: it was made anew, or another "
+                "path was given. Use a new checkpointLocation"
             )
-        return _numbers(start)
+
+
+def _gone(name: str, read: int) -> OffsetGone:
+    return OffsetGone(
+        f"the journal {name}, which the checkpoint has read up to {read}, is not there any more. Bring it back, or set "
+        "failOnDataLoss=false to go on without it"
+    )
 
 
 def _numbers(offset: Offset) -> dict[str, int]:
     return {name: number for name, number in offset.items() if name != LOG_KEY}
-
-
-def _end_within(source: LogTransport, start: int, end: int, budget: int) -> int:
-    """The first offset whose message would take the bodies over the budget; one message always fits."""
-    first = True
-    for batch in source.batches(start, end):
-        lengths = pc.fill_null(pc.binary_length(batch.column("payload")), 0)
-        running = pc.cumulative_sum(pc.cast(lengths, "int64"))
-        if running[-1].as_py() > budget:
-            fitting = pc.sum(pc.less_equal(running, budget)).as_py()
-            cut: int = batch.column("offset")[fitting].as_py()
-            return cut + 1 if first and not fitting else cut
-        budget -= running[-1].as_py()
-        first = False
-    return end
