@@ -27,8 +27,13 @@ class OpenLog:
 
 
 def open_partitions(options: Options) -> OpenLog:
-    """A log as the source reads it. Raises `JournalNotFound`, `NotAJournal`, `JournalTooNew`."""
+    """A log as the source reads it. Raises `JournalNotFound`, `NotAJournal`, `JournalTooNew`, `NotAnArchive`,
+    `ArchiveUnavailable`."""
     log = open_log(options.path)
+    if options.archive is not None:
+        from faregate.spark.source.archive import with_archive  # who reads none needs no Parquet
+
+        log = with_archive(log, options)
     return OpenLog(log.name, log.log_id, {"0": log})
 
 

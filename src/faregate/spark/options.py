@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from faregate.archive.target import absolute
 from faregate.errors import ConfigurationError, InvalidOption
 from faregate.message import check_name
 from faregate.ports.schemes import LOGS, is_known
@@ -42,6 +43,8 @@ class Options:
     frames: bool = False
     """Whether a row is a whole piece of the log instead of a message."""
     reader_name: str | None = None
+    archive: str | None = None
+    """Where the messages are that the log has no more."""
     source: str | None = None
     given: frozenset[str] = frozenset()
     """The names of the options that were set."""
@@ -162,6 +165,13 @@ def _name(name: str, value: str) -> str:
     return check_name(value, f"option {name}:")
 
 
+def _archive(name: str, value: str) -> str:
+    try:
+        return absolute(value)
+    except ConfigurationError as exc:
+        raise InvalidOption(f"option {name}: {exc}") from exc
+
+
 _PARSERS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "path": ("path", _path),
     "startingOffsets": ("starting", _bounds),
@@ -175,6 +185,7 @@ _PARSERS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "columns": ("columns", _list),
     "rows": ("frames", _rows),
     "readerName": ("reader_name", _name),
+    "archive": ("archive", _archive),
     "source": ("source", _name),
     "url": ("path", _url),
 }
