@@ -14,7 +14,6 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 
 from faregate.errors import ArchiveUnavailable, ConfigurationError
-from faregate.ports.schemes import hide_password
 
 FORMS = "s3://BUCKET/PREFIX or file:/PATH"
 
@@ -73,7 +72,16 @@ def absolute(given: str) -> str:
     if colon and scheme == "file" and parts.netloc in ("", "localhost") and parts.path.strip("/"):
         return Path(unquote(parts.path)).absolute().as_uri()
     hint = "" if colon else f"; for this folder, file:{Path(given).absolute()}"
-    raise ConfigurationError(f"{hide_password(given)!r} is no place for an archive: write {FORMS}{hint}")
+    raise ConfigurationError(f"{public(given)!r} is no place for an archive: write {FORMS}{hint}")
+
+
+def public(given: str) -> str:
+    """For people and logs: without user, password and options."""
+    scheme, colon, rest = given.partition(":")
+    if not colon or scheme == "file":
+        return given
+    hidden = rest.rpartition("@")[2].partition("?")[0].lstrip("/")
+    return f"{scheme}://{hidden}"
 
 
 def open_target(given: str) -> Target:
@@ -85,7 +93,7 @@ def open_target(given: str) -> Target:
     if uri.startswith("file:"):
         folder = Path(unquote(urlsplit(uri).path))
         return Target(f"file:{folder}", LocalFileSystem(), str(folder), folder)
-    shown = hide_password(uri)
+    shown = public(uri)
     try:
         files, root = FileSystem.from_uri(uri)
     except pa.ArrowInvalid as exc:

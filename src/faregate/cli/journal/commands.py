@@ -12,7 +12,6 @@ import typer
 from faregate.cli.journal.progress import JournalPath, folder_of, plain_errors, progress
 from faregate.cli.output import AsJson, answer
 from faregate.errors import ConfigurationError
-from faregate.ports.schemes import hide_password
 from faregate.units import bytes_text, counted
 
 if TYPE_CHECKING:
@@ -153,12 +152,13 @@ def archive(
     'faregate journal info' lists. Rights for S3 come from where AWS tools look: the environment, ~/.aws, or the role of
     the machine. Spark reads both as one log with the option archive.
     """
+    from faregate.archive.target import public
     from faregate.broker.journal.archive import archive_journal
 
     root = folder_of(path)
     with plain_errors(), progress("archiving", in_bytes=False) as tell:
         done = archive_journal(root, target, allow_gap=allow_gap, progress=tell)
-    shown = hide_password(target)
+    shown = public(target)
     told = (
         f"archived {counted(done.messages, 'message')} of {counted(done.segments, 'segment')} in "
         f"{counted(done.files, 'file')} ({bytes_text(done.bytes)}); {shown} has the offsets {done.start:,} to "
