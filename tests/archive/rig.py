@@ -1,5 +1,6 @@
 """Journals that are archived, what they held before, and what both sides hold together."""
 
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,13 @@ class Written:
     def table(self) -> Any:
         return as_table(self.held)
 
+    def copy(self, root: Path) -> "Written":
+        """The same journal elsewhere."""
+        shutil.copytree(self.root, root)
+        copied = Written(root)
+        copied.now, copied.held = self.now, list(self.held)
+        return copied
+
     def _log(self) -> "_Opened":
         return _Opened(Log(self.layout, DISK, segment_size=16 * 1024, clock=lambda: round(self.now * 1_000_000)))
 
@@ -97,16 +105,16 @@ class _Opened(list[Log]):
         self[0].close()
 
 
-def three_segments(root: Path) -> Written:
+def full_segments(root: Path, count: int = 3) -> Written:
     """Of two types and two days each, and the one that is written to."""
     written = Written(root)
-    for number in range(0, 60, 20):
+    for number in range(0, count * 20, 20):
         written.append(range(number, number + 5), roll=number > 0)
         written.append(range(number + 5, number + 10), TYPES[1])
         written.bury()
         written.now += DAY
         written.append(range(number + 10, number + 20))
-    written.append(range(60, 64), roll=True)
+    written.append(range(count * 20, count * 20 + 4), roll=True)
     return written
 
 

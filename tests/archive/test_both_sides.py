@@ -21,7 +21,7 @@ from tests.archive.rig import (
     as_table,
     both_sides,
     joined,
-    three_segments,
+    full_segments,
 )
 
 STEPS = st.one_of(
@@ -81,7 +81,7 @@ def test_whatever_happens_after_the_first_run_both_sides_are_the_log(
 
 
 def test_types_and_sources_that_are_not_wanted_are_not_read(tmp_path: Path) -> None:
-    written, target = three_segments(tmp_path / "j"), f"file:{tmp_path / 'a'}"
+    written, target = full_segments(tmp_path / "j"), f"file:{tmp_path / 'a'}"
     archive_journal(written.root, target)
     written.expire()
     for file in (tmp_path / "a").glob("day=*/type=OrderPlaced/*"):
@@ -94,7 +94,7 @@ def test_types_and_sources_that_are_not_wanted_are_not_read(tmp_path: Path) -> N
 
 
 def test_retention_goes_by_while_the_log_is_read(tmp_path: Path) -> None:
-    written, target = three_segments(tmp_path / "j"), f"file:{tmp_path / 'a'}"
+    written, target = full_segments(tmp_path / "j"), f"file:{tmp_path / 'a'}"
     written.seal()
     archive_journal(written.root, target)
     log = joined(written.root, target)
@@ -105,7 +105,7 @@ def test_retention_goes_by_while_the_log_is_read(tmp_path: Path) -> None:
 
 
 def test_what_is_on_neither_side_is_told_before_what_is_behind_it(tmp_path: Path) -> None:
-    written, target = three_segments(tmp_path / "j"), f"file:{tmp_path / 'a'}"
+    written, target = full_segments(tmp_path / "j"), f"file:{tmp_path / 'a'}"
     reader = archive_journal(written.root, target).reader
     written.append(range(64, 70))
     written.append(range(70, 75), roll=True)
@@ -135,7 +135,7 @@ def test_what_is_on_neither_side_is_told_before_what_is_behind_it(tmp_path: Path
 
 
 def test_files_that_somebody_removed_are_a_loss(tmp_path: Path) -> None:
-    written, target = three_segments(tmp_path / "j"), f"file:{tmp_path / 'a'}"
+    written, target = full_segments(tmp_path / "j"), f"file:{tmp_path / 'a'}"
     archive_journal(written.root, target)
     written.expire()
     for file in (tmp_path / "a").glob("day=*/type=OrderCancelled/*-00000000000000000021.parquet"):
@@ -166,7 +166,7 @@ def test_any_engine_reads_the_files_by_day_and_type(tmp_path: Path) -> None:
 
 
 def test_the_archive_of_another_journal_is_not_read(tmp_path: Path) -> None:
-    one, other = three_segments(tmp_path / "one"), three_segments(tmp_path / "other")
+    one, other = full_segments(tmp_path / "one"), full_segments(tmp_path / "other")
     archive_journal(one.root, f"file:{tmp_path / 'a'}")
     with pytest.raises(NotAnArchive, match="is the archive of the log .* is the log"):
         joined(other.root, f"file:{tmp_path / 'a'}")

@@ -15,7 +15,7 @@ from faregate.errors import OffsetGone
 from faregate.spark.options import InvalidOption, Options, parse_options
 from faregate.spark.source.batch_reader import BatchReader
 from faregate.spark.source.stream_reader import StreamReader
-from tests.archive.rig import BEGIN, DAY, TYPES, Written, three_segments
+from tests.archive.rig import BEGIN, DAY, TYPES, Written, full_segments
 from tests.spark.rig import SCHEMA, options
 
 
@@ -43,7 +43,7 @@ def triggers(chosen: Options) -> Iterator[Any]:
 
 @pytest.fixture
 def archived(tmp_path: Path) -> tuple[Written, str]:
-    written, target = three_segments(tmp_path / "j"), f"file:{tmp_path / 'a'}"
+    written, target = full_segments(tmp_path / "j"), f"file:{tmp_path / 'a'}"
     archive_journal(written.root, target)
     return written, target
 
@@ -175,7 +175,7 @@ def test_spark_says_what_is_wrong_with_an_archive(
     written, target = archived
     with pytest.raises(AnalysisException, match="NotAnArchive: there is no archive in"):
         load(spark, written, archive=f"file:{tmp_path / 'nowhere'}")
-    other = three_segments(tmp_path / "other")
+    other = full_segments(tmp_path / "other")
     with pytest.raises(AnalysisException, match="NotAnArchive: .* is the archive of the log"):
         load(spark, other, archive=target)
     [reader] = JournalReader(written.root).reader_offsets()

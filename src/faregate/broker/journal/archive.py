@@ -83,6 +83,7 @@ class Archiver:
         self._reader.save_reader_offset(self._name, min(begin, self._reader.earliest()))
         begin = spans[-1].end if spans else self._reader.earliest()
         todo = self._todo(begin, allow_gap)
+        self._reader.save_reader_offset(self._name, begin)  # which a run that was killed may have left to do
         done: list[Manifest] = []
         for footer in todo:
             done.append(self._archive_segment(footer))
