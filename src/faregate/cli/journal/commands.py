@@ -145,12 +145,14 @@ def archive(
 ) -> None:
     """Keep the full segments of a journal as Parquet files, by day and type, before retention removes them.
 
-    A run archives what is full now, and ends: run it every few minutes (cron, a systemd timer). Works beside a running
-    bus. If it is interrupted, run it again: it goes on, no message is archived twice, and none is left out.
+    A run archives what is full now, and ends: run it every few minutes (cron, a
+    systemd timer). Works beside a running bus. If it is interrupted, run it
+    again: it goes on, no message is archived twice, and none is left out.
 
-    From the first run on, retention keeps what is not archived: the archive is a reader of the journal, which
-    'faregate journal info' lists. Rights for S3 come from where AWS tools look: the environment, ~/.aws, or the role of
-    the machine. Spark reads both as one log with the option archive.
+    From the first run on, retention keeps what is not archived: the archive is a
+    reader of the journal, which 'faregate journal info' lists. Rights for S3 come
+    from the environment, ~/.aws, or the role of the machine. Spark reads archive
+    and journal as one log with its option archive.
     """
     from faregate.archive.target import public
     from faregate.broker.journal.archive import archive_journal
