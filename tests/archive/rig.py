@@ -76,9 +76,7 @@ class Written:
     def expire(self, waiting: list[tuple[int, int]] | None = None) -> list[int]:
         """Let retention take what it may: everything is too old."""
         moment = round((self.now + 1000 * DAY) * 1_000_000)
-        return apply_retention(
-            self.layout, DISK, JournalReader(self.root), Retention(seconds=0), waiting or [], moment
-        )
+        return apply_retention(self.layout, DISK, JournalReader(self.root), Retention(seconds=0), waiting or [], moment)
 
     def table(self) -> Any:
         return as_table(self.held)

@@ -59,8 +59,6 @@ def stop_at(place: str, die: Callable[[], None], patches: Patches) -> list[str]:
         return rename(path, target)
 
     patches.setattr(archive, "put", counted_put)
-    patches.setattr(
-        JournalReader, "save_reader_offset", lambda self, *given: around("reader", save, self, *given)
-    )
+    patches.setattr(JournalReader, "save_reader_offset", lambda self, *given: around("reader", save, self, *given))
     patches.setattr(Path, "rename", counted_rename)
     return seen

@@ -20,8 +20,8 @@ from tests.archive.rig import (
     as_any_engine,
     as_table,
     both_sides,
-    joined,
     full_segments,
+    joined,
 )
 
 STEPS = st.one_of(
@@ -93,6 +93,21 @@ def test_types_and_sources_that_are_not_wanted_are_not_read(tmp_path: Path) -> N
     assert as_table(log.batches(0, first)).equals(whole.filter(wanted))
 
 
+def test_a_log_that_is_open_learns_of_what_is_archived_later(tmp_path: Path) -> None:
+    written, target = full_segments(tmp_path / "j", 1), f"file:{tmp_path / 'a'}"
+    archive_journal(written.root, target)
+    log = joined(written.root, target)
+    assert (log.earliest(), log.offset_at(BEGIN + DAY + 1), len(log.parts())) == (0, log.latest(), 2)
+    written.now += DAY
+    written.append(range(24, 30), roll=True)
+    written.append(range(30, 33), roll=True)
+    archive_journal(written.root, target)
+    assert len(written.expire()) == 3
+    assert log.offset_at(BEGIN + DAY + 1) == 25
+    assert [(part.start, part.end) for part in log.parts()] == [(0, 21), (21, 25), (25, 31), (31, 34)]
+    assert as_table(log.batches(0)).equals(written.table())
+
+
 def test_retention_goes_by_while_the_log_is_read(tmp_path: Path) -> None:
     written, target = full_segments(tmp_path / "j"), f"file:{tmp_path / 'a'}"
     written.seal()
@@ -113,7 +128,7 @@ def test_what_is_on_neither_side_is_told_before_what_is_behind_it(tmp_path: Path
     written.expire()
     first = JournalReader(written.root).earliest()
     log, got = joined(written.root, target), []
-    with pytest.raises(OffsetGone, match=f"the messages from 63 to {first - 1} are missing in the journal"):
+    with pytest.raises(OffsetGone, match=rf"the messages from 63 to {first - 1} are missing in the journal"):
         got.extend(log.batches(0))
     assert max(batch.column("offset")[-1].as_py() for batch in got) < 63
     losses: list[OffsetGone] = []
@@ -122,7 +137,7 @@ def test_what_is_on_neither_side_is_told_before_what_is_behind_it(tmp_path: Path
     assert rest.equals(written.table().filter(~lost))
     assert len(losses) == 1
     # Who archives is told, too, and nothing happens unless it is allowed.
-    with pytest.raises(OffsetGone, match=f"the messages from 63 to {first - 1} were removed"):
+    with pytest.raises(OffsetGone, match=rf"the messages from 63 to {first - 1} were removed"):
         archive_journal(written.root, target)
     written.append([75], roll=True)
     assert archive_journal(written.root, target, allow_gap=True).end > first
@@ -130,7 +145,7 @@ def test_what_is_on_neither_side_is_told_before_what_is_behind_it(tmp_path: Path
     assert both_sides(written.root, target, on_loss=losses.append).equals(written.table().filter(~lost))
     with pytest.raises(OffsetGone, match="begins at offset 0; reading was to start at -1"):
         next(log.batches(-1))
-    with pytest.raises(OffsetGone, match="is not in .* yet"):
+    with pytest.raises(OffsetGone, match=r"is not in .* yet"):
         next(log.batches(1000))
 
 
@@ -140,7 +155,7 @@ def test_files_that_somebody_removed_are_a_loss(tmp_path: Path) -> None:
     written.expire()
     for file in (tmp_path / "a").glob("day=*/type=OrderCancelled/*-00000000000000000021.parquet"):
         file.unlink()
-    with pytest.raises(OffsetGone, match="the messages 21 to 41 are not in the archive .* any more"):
+    with pytest.raises(OffsetGone, match=r"the messages 21 to 41 are not in the archive .* any more"):
         both_sides(written.root, target)
     losses: list[OffsetGone] = []
     rest = both_sides(written.root, target, on_loss=losses.append)
@@ -168,7 +183,7 @@ def test_any_engine_reads_the_files_by_day_and_type(tmp_path: Path) -> None:
 def test_the_archive_of_another_journal_is_not_read(tmp_path: Path) -> None:
     one, other = full_segments(tmp_path / "one"), full_segments(tmp_path / "other")
     archive_journal(one.root, f"file:{tmp_path / 'a'}")
-    with pytest.raises(NotAnArchive, match="is the archive of the log .* is the log"):
+    with pytest.raises(NotAnArchive, match=r"is the archive of the log .* is the log"):
         joined(other.root, f"file:{tmp_path / 'a'}")
-    with pytest.raises(NotAnArchive, match="there is no archive in file:.*/b: 'faregate journal archive"):
+    with pytest.raises(NotAnArchive, match=r"there is no archive in file:.*/b: 'faregate journal archive"):
         joined(other.root, f"file:{tmp_path / 'b'}")

@@ -1,6 +1,6 @@
 """A process to be killed: `faregate journal archive JOURNAL TARGET`, which ends by SIGKILL at a place of `steps`.
 
-    python -m tests.archive.worker PLACE JOURNAL TARGET
+python -m tests.archive.worker PLACE JOURNAL TARGET
 """
 
 import os

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from faregate.archive.target import FORMS
 from faregate.broker.journal.archive import archive_journal
 from faregate.broker.journal.disk import RealDisk
 from faregate.broker.journal.layout import Layout
@@ -46,7 +47,10 @@ def test_before_anything_is_full_retention_knows_of_the_archive(tmp_path: Path) 
 def test_what_is_no_journal_and_no_place_is_refused(tmp_path: Path) -> None:
     root = full_segments(tmp_path / "j").root
     for place, why in [
-        ("a", f"'a' is no place for an archive: write s3://BUCKET/PREFIX or file:/PATH; for this folder, file:{Path.cwd()}/a"),
+        (
+            "a",
+            f"'a' is no place for an archive: write {FORMS}; for this folder, file:{Path.cwd()}/a",
+        ),
         ("gs://bucket/x", "'gs://bucket/x' is no place for an archive: write s3://BUCKET/PREFIX or file:/PATH"),
         ("file:", "'file:' is no place for an archive"),
         ("file://host/a", "'file://host/a' is no place for an archive"),
@@ -133,7 +137,12 @@ def test_credentials_are_shown_nowhere(tmp_path: Path, caplog: pytest.LogCapture
         server.refused = True
         shown.append(journal("archive", written.root, target))
         assert "the archive s3://bucket/prefix cannot be used: " in shown[-1].error
-    for wrong in (f"{target}&bogus=1", target.replace("s3:", "s3a:"), "s3:SOMEKEY:se%2Fcret@bucket", "s3://SOMEKEY:se%2Fcret@"):
+    for wrong in (
+        f"{target}&bogus=1",
+        target.replace("s3:", "s3a:"),
+        "s3:SOMEKEY:se%2Fcret@bucket",
+        "s3://SOMEKEY:se%2Fcret@",
+    ):
         shown.append(journal("archive", written.root, wrong))
         assert shown[-1].code == 1, wrong
     told = "".join(each.out + each.error for each in shown) + caplog.text

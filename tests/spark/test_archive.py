@@ -112,7 +112,7 @@ def test_the_option_names_a_place_and_shows_no_secret() -> None:
     found = parse_options({"path": "/j", "archive": "file:///data/my%20archive"})
     assert found.archive == "file:///data/my%20archive"
     assert parse_options({"path": "/j", "archive": "s3://bucket/prefix"}).archive == "s3://bucket/prefix"
-    with pytest.raises(InvalidOption, match="option archive: '/data/a' is no place .*: write .* file:/data/a"):
+    with pytest.raises(InvalidOption, match=r"option archive: '/data/a' is no place .*: write .* file:/data/a"):
         parse_options({"path": "/j", "archive": "/data/a"})
     with pytest.raises(InvalidOption) as refused:
         parse_options({"path": "/j", "archive": "s3a://me:secret@bucket/prefix"})
@@ -155,7 +155,7 @@ def test_spark_reads_archive_and_journal_as_one_log(
 def test_spark_reads_the_files_alone_by_day_and_type(
     spark: SparkSession, archived: tuple[Written, str], tmp_path: Path
 ) -> None:
-    written, target = archived
+    _, target = archived
     found = spark.read.parquet(target).groupBy("day", "type").count().orderBy("day", "type").collect()
     assert [(str(row["day"]), row["type"], row["count"]) for row in found] == [
         ("2026-11-17", "OrderCancelled", 5),
@@ -176,7 +176,7 @@ def test_spark_says_what_is_wrong_with_an_archive(
     with pytest.raises(AnalysisException, match="NotAnArchive: there is no archive in"):
         load(spark, written, archive=f"file:{tmp_path / 'nowhere'}")
     other = full_segments(tmp_path / "other")
-    with pytest.raises(AnalysisException, match="NotAnArchive: .* is the archive of the log"):
+    with pytest.raises(AnalysisException, match=r"NotAnArchive: .* is the archive of the log"):
         load(spark, other, archive=target)
     [reader] = JournalReader(written.root).reader_offsets()
     JournalReader(written.root).forget_reader(reader.name)

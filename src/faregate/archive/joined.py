@@ -88,9 +88,7 @@ class ArchivedLog:
             return behind
         behind = min(span.end, stop)
         try:
-            yield from self._archive.batches(
-                span, start, behind, rows=rows, types=self._types, sources=self._sources
-            )
+            yield from self._archive.batches(span, start, behind, rows=rows, types=self._types, sources=self._sources)
         except OffsetGone as loss:
             self._on_loss(loss)
         return behind
@@ -108,7 +106,7 @@ class ArchivedLog:
     def parts(self, start: int | None = None, end: int | None = None) -> list[LogPart]:
         first = self._log.earliest()
         stop = first if end is None else min(end, first)
-        spans = [(span.base, max(span.base, start or 0), min(span.end, stop)) for span in self._archive.spans()]
+        spans = [(span.base, max(span.base, start or 0), min(span.end, stop)) for span in self._archive.list()]
         archived = [LogPart(base, begin, behind) for base, begin, behind in spans if begin < behind]
         return archived + self._log.parts(start, end)
 

@@ -93,13 +93,13 @@ class Archive:
     def offset_at(self, time: float, before: int) -> int | None:
         """The first offset below `before` that was appended at that time or later; None when there is none."""
         wanted = round(time * 1_000_000)
-        spans = self.spans()
+        spans = self.list()
         first = bisect_left(spans, wanted, key=lambda span: self.manifest(span).last_time)
         for span in spans[first:]:
             if span.base >= before:
                 return None
             moment = pc.field("time") >= pa.scalar(wanted, _TIME)
-            tables = [self._table(file, moment, ["offset"]) for file in self.manifest(span).files]
+            tables = [self._table(span, file, moment, ["offset"]) for file in self.manifest(span).files]
             offsets = [pc.min(table.column("offset")).as_py() for table in tables if table.num_rows]
             if offsets:
                 return min(offsets) if min(offsets) < before else None
@@ -127,32 +127,30 @@ class Archive:
             for file in self.manifest(span).files
             if file.first < end and file.last >= start and (not types or file.type in types)
         ]
-        try:
-            tables = [self._whole(file, wanted) for file in files]
-        except FileNotFoundError as exc:
-            raise self._gone(str(exc), span) from exc
+        tables = [self._whole(span, file, wanted) for file in files]
         found = [table for table in tables if table.num_rows]
         if not found:
             return
         table = found[0] if len(found) == 1 else pa.concat_tables(found).sort_by("offset")
         yield from (batch for batch in table.combine_chunks().to_batches(max_chunksize=rows) if batch.num_rows)
 
-    def _whole(self, file: File, wanted: Any) -> Any:
+    def _whole(self, span: Span, file: File, wanted: Any) -> Any:
         """With the columns of a log: the type stands in the path, and an older version had fewer."""
-        table = self._table(file, wanted)
+        table = self._table(span, file, wanted)
         own = {name: table.column(name) for name in table.column_names}
         own["type"] = pa.repeat(pa.scalar(file.type, pa.string()), table.num_rows)
         columns = [own.get(field.name, pa.nulls(table.num_rows, field.type)) for field in SCHEMA]
         return pa.Table.from_arrays(columns, names=SCHEMA.names).cast(SCHEMA)
 
-    def _table(self, file: File, wanted: Any, columns: "list[str] | None" = None) -> Any:
+    def _table(self, span: Span, file: File, wanted: Any, columns: "list[str] | None" = None) -> Any:
         import pyarrow.parquet as parquet
 
-        place = self.target.place(file.path)
-        with self.target.available():
-            return parquet.read_table(
-                place, columns=columns, filesystem=self.target.files, filters=wanted, partitioning=None
-            )
+        place, files = self.target.place(file.path), self.target.files
+        try:
+            with self.target.available():
+                return parquet.read_table(place, columns=columns, filesystem=files, filters=wanted, partitioning=None)
+        except FileNotFoundError as exc:
+            raise self._gone(file.path, span) from exc
 
     def _gone(self, what: str, span: Span) -> OffsetGone:
         return OffsetGone(

@@ -122,9 +122,9 @@ class Archiver:
         if begin < earliest and not allow_gap:
             raise OffsetGone(
                 f"the messages from {begin} to {earliest - 1} were removed from {self._reader.layout.root} before they "
-                f"were archived in {self._target.shown}: the reader {self._name} was forgotten, or an older copy of the "
-                "archive was restored. --allow-gap goes on behind them; who reads them from the archive is told that "
-                "they are lost"
+                f"were archived in {self._target.shown}: the reader {self._name} was forgotten, or the archive is an "
+                "older copy. --allow-gap goes on behind them; who reads them from the archive is told that they are "
+                "lost"
             )
         return [footer for footer in footers if footer.base >= begin]
 
