@@ -19,6 +19,7 @@ from faregate.core.breaker import Breaker, BreakerStatus
 from faregate.core.context import AsyncContext, BlockingContext, Context
 from faregate.core.handler_database import HandlerDatabase
 from faregate.errors import (
+    ArchiveUnavailable,
     BareCommand,
     BatchDiffers,
     BelowFloor,
@@ -50,6 +51,7 @@ from faregate.errors import (
     MissingExtra,
     MissingProperties,
     NotAJournal,
+    NotAnArchive,
     OffsetGone,
     OutcomeUnknown,
     Permanent,
@@ -100,6 +102,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Alarm",
+    "ArchiveUnavailable",
     "AsyncContext",
     "AsyncOutbox",
     "BareCommand",
@@ -148,6 +151,7 @@ __all__ = [
     "MissingProperties",
     "Node",
     "NotAJournal",
+    "NotAnArchive",
     "OffsetGone",
     "Options",
     "Outbox",

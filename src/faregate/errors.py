@@ -112,6 +112,10 @@ class JournalTooNew(ConfigurationError):
     """The journal is written in a newer version of the format."""
 
 
+class NotAnArchive(ConfigurationError):
+    """There is no archive at that place, or it is another log's, or something else lies there."""
+
+
 class StreamNotFound(ConfigurationError):
     """RabbitMQ has no stream of that name."""
 
@@ -180,6 +184,10 @@ class JournalLocked(Transient):
 
 class JournalFull(Transient):
     """The disk has no room; nothing of what was refused is in the journal."""
+
+
+class ArchiveUnavailable(Transient):
+    """The place of an archive cannot be read or written now. Nothing is lost: the log keeps what is not archived."""
 
 
 class StoreUnavailable(Unavailable):

@@ -28,9 +28,10 @@ class OpenLog:
 
 
 def open_partitions(options: Options) -> OpenLog:
-    """A log as the source reads it. Raises `JournalNotFound`, `NotAJournal`, `JournalTooNew`."""
+    """A log as the source reads it. Raises `JournalNotFound`, `NotAJournal`, `JournalTooNew`, `NotAnArchive`,
+    `ArchiveUnavailable`."""
     if not options.several:
-        log = open_log(options.path)
+        log = open_partition(options, "0")
         return OpenLog(log.name, log.log_id, {"0": log})
     found: dict[str, LogTransport] = {}
     for place in options.places:
@@ -42,9 +43,14 @@ def open_partitions(options: Options) -> OpenLog:
 
 def open_partition(options: Options, name: str) -> LogTransport:
     """One of them, for a task that has nothing to do with the others."""
-    if not options.several:
-        return open_log(options.path)
-    return open_log({shown(place): place for place in options.places}.get(name, Path(name)))
+    if options.several:
+        return open_log({shown(place): place for place in options.places}.get(name, Path(name)))
+    log = open_log(options.path)
+    if options.archive is None:
+        return log
+    from faregate.spark.source.archive import with_archive  # who reads none needs no Parquet
+
+    return with_archive(log, options)
 
 
 def _matching(pattern: Place) -> dict[str, LogTransport]:

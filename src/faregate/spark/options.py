@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from faregate.archive.target import absolute
 from faregate.errors import ConfigurationError, InvalidOption
 from faregate.message import check_name
 from faregate.ports.schemes import LOGS, hide_password, is_known
@@ -56,6 +57,8 @@ class Options:
     frames: bool = False
     """Whether a row is a whole piece of the log instead of a message."""
     reader_name: str | None = None
+    archive: str | None = None
+    """Where the messages are that the log has no more."""
     source: str | None = None
     given: frozenset[str] = frozenset()
     """The names of the options that were set."""
@@ -108,7 +111,10 @@ def parse_options(given: Mapping[str, str]) -> Options:
             "columns, and for INSERT INTO use a temporary view)"
         )
     several = len(parsed["places"]) > 1 or is_pattern(parsed["places"][0])
-    return Options(**parsed, several=several, given=frozenset(fields.values()))
+    options = Options(**parsed, several=several, given=frozenset(fields.values()))
+    if several:
+        options.refuse(["archive"], "belongs to one journal: read the others by themselves, and union the rows")
+    return options
 
 
 def names_place(given: Mapping[str, str]) -> bool:
@@ -231,6 +237,13 @@ def _name(name: str, value: str) -> str:
     return check_name(value, f"option {name}:")
 
 
+def _archive(name: str, value: str) -> str:
+    try:
+        return absolute(value)
+    except ConfigurationError as exc:
+        raise InvalidOption(f"option {name}: {exc}") from exc
+
+
 _PARSERS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "path": ("places", _places),
     "startingOffsets": ("starting", _bounds),
@@ -244,6 +257,7 @@ _PARSERS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "columns": ("columns", _list),
     "rows": ("frames", _rows),
     "readerName": ("reader_name", _name),
+    "archive": ("archive", _archive),
     "source": ("source", _name),
     "url": ("places", _url),
 }

@@ -1,4 +1,4 @@
-"""`faregate journal`: look at a journal, check, repair and upgrade it, export it, back it up.
+"""`faregate journal`: look at a journal, check, repair and upgrade it, export and archive it, back it up.
 
 What needs pyarrow is imported by the command that uses it: the rest of the command line starts without it.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from faregate.broker.journal.reader import JournalReader
 
 journal = typer.Typer(
-    no_args_is_help=True, help="Look at a journal, check and repair it, export it, back it up, upgrade it."
+    no_args_is_help=True, help="Look at a journal, check and repair it, export and archive it, back it up, upgrade it."
 )
 
 Types = Annotated[list[str] | None, typer.Option("--type", help="Only messages of this type; may be repeated.")]
@@ -132,6 +132,43 @@ def export(
         )
     told = f"wrote {counted(written.rows, 'message')} to {out} ({bytes_text(written.bytes)})"
     answer({"file": str(out), **written._asdict()}, told, as_json=as_json)
+
+
+@journal.command()
+def archive(
+    path: JournalPath,
+    target: Annotated[str, typer.Argument(help="s3://BUCKET/PREFIX or file:/PATH.", metavar="TARGET")],
+    allow_gap: Annotated[
+        bool, typer.Option("--allow-gap", help="Go on although messages were removed before they were archived.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Keep the full segments of a journal as Parquet files, by day and type, before retention removes them.
+
+    A run archives what is full now, and ends: run it every few minutes (cron, a
+    systemd timer). Works beside a running bus. If it is interrupted, run it
+    again: it goes on, no message is archived twice, and none is left out.
+
+    From the first run on, retention keeps what is not archived: the archive is a
+    reader of the journal, which 'faregate journal info' lists. Rights for S3 come
+    from the environment, ~/.aws, or the role of the machine. Spark reads archive
+    and journal as one log with its option archive.
+    """
+    from faregate.archive.target import public
+    from faregate.broker.journal.archive import archive_journal
+
+    root = folder_of(path)
+    with plain_errors(), progress("archiving", in_bytes=False) as tell:
+        done = archive_journal(root, target, allow_gap=allow_gap, progress=tell)
+    shown = public(target)
+    told = (
+        f"archived {counted(done.messages, 'message')} of {counted(done.segments, 'segment')} in "
+        f"{counted(done.files, 'file')} ({bytes_text(done.bytes)}); {shown} has the offsets {done.start:,} to "
+        f"{done.end - 1:,}, and {done.left:,} follow in the journal"
+        if done.segments
+        else f"nothing to archive: no segment is full that is not in {shown} already"
+    )
+    answer({"path": str(root), "target": shown, **done._asdict()}, told, as_json=as_json)
 
 
 @journal.command()
