@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from faregate.spark.jobs.stores import store_table
     from faregate.spark.runs.progress import RunProgress
     from faregate.spark.runs.run import Run, run
+    from faregate.spark.source.messages import messages
 
 __all__ = [
     "FaregateSource",
@@ -37,6 +38,7 @@ __all__ = [
     "audit",
     "drain",
     "letters",
+    "messages",
     "rates",
     "register",
     "replay",
@@ -51,6 +53,7 @@ _JOBS = {
     "audit": "faregate.spark.jobs.audit",
     "drain": "faregate.spark.jobs.drain",
     "letters": "faregate.spark.jobs.drain",
+    "messages": "faregate.spark.source.messages",
     "rates": "faregate.spark.jobs.rates",
     "replay": "faregate.spark.jobs.replay",
     "run": "faregate.spark.runs.run",

@@ -41,6 +41,8 @@ class Options:
     columns: tuple[str, ...] = ()
     frames: bool = False
     """Whether a row is a whole piece of the log instead of a message."""
+    load: str | None = None
+    """Under which the filters of its queries are remembered; None: Spark's filters are not asked for."""
     reader_name: str | None = None
     source: str | None = None
     given: frozenset[str] = frozenset()
@@ -154,6 +156,12 @@ def _rows(name: str, value: str) -> bool:
     return value.strip().lower() == "frames"
 
 
+def _load(name: str, value: str) -> str:
+    if not re.fullmatch("[0-9a-f]{32}", value):
+        raise _wrong(name, value, "it cannot be set by hand; fg.spark.messages(spark, journal) reads with filters")
+    return value
+
+
 def _names(name: str, value: str) -> tuple[str, ...]:
     return tuple(_name(name, item) for item in _list(name, value))
 
@@ -174,6 +182,7 @@ _PARSERS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "nodes": ("nodes", _names),
     "columns": ("columns", _list),
     "rows": ("frames", _rows),
+    "pushFilters": ("load", _load),
     "readerName": ("reader_name", _name),
     "source": ("source", _name),
     "url": ("path", _url),
