@@ -27,7 +27,7 @@ _decode = msgspec.json.Decoder(tuple[Condition, ...]).decode
 
 
 def remember(load: str | None, conditions: tuple[Condition, ...]) -> Wanted:
-    """Note these down, and return what was wanted so far. Raises `OSError`: without the note, others would lack rows."""
+    """Note these down, and return what was wanted so far. Raises `OSError`: others would lack rows without the note."""
     file = os.open(_place() / f"faregate-filters-{load}", os.O_CREAT | os.O_APPEND | os.O_RDWR, 0o600)
     try:
         os.write(file, msgspec.json.encode([each for each in conditions if each != _EVERY]) + b"\n")
