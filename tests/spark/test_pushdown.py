@@ -283,10 +283,10 @@ WHERE = [
 
 @pytest.fixture
 def pushing(spark: SparkSession) -> Iterator[SparkSession]:
-    """A session in another time zone, in which the setting is off before and after."""
+    """A session in another time zone, in which the setting is off."""
     name, zone = "spark.sql.python.filterPushdown.enabled", "spark.sql.session.timeZone"
-    assert spark.conf.get(name) == "false"
     before = spark.conf.get(zone)
+    spark.conf.unset(name)
     spark.conf.set(zone, "Asia/Tokyo")
     yield spark
     spark.conf.set(zone, before)
@@ -339,3 +339,5 @@ def test_without_the_setting_spark_names_it(pushing: SparkSession, sample: Sampl
         log.count()
     with pytest.raises(InvalidOption, match="there is no option 'type'"):
         fg.spark.messages(pushing, sample.path, type="Paid")
+    with pytest.raises(InvalidOption, match="option rows is not for"):
+        fg.spark.messages(pushing, sample.path, rows="frames")

@@ -27,7 +27,9 @@ def messages(spark: SparkSession, journal: str | Path, **options: str | int | bo
     """
     given = {name: _text(value) for name, value in options.items()}
     place = options_of(log_place(journal))
-    columns = parse_options({**given, **place}).columns
+    chosen = parse_options({**given, **place})
+    chosen.refuse(["rows"], "is not for fg.spark.messages, whose rows are messages")
+    columns = chosen.columns
     if columns and "offset" not in columns:
         given["columns"] = ",".join((*columns, "offset"))
     register(spark)
