@@ -125,18 +125,28 @@ def all_hold(filters: list[Any], row: dict[str, Any]) -> bool:
     return all(holds(each, row) is True for each in filters)
 
 
-_moments = st.builds(
-    lambda half_seconds, more, hours: (
-        datetime.fromtimestamp(START, UTC) + timedelta(seconds=half_seconds / 2, microseconds=more)
-    ).astimezone(timezone(timedelta(hours=hours))),
-    st.integers(-4, SEGMENTS * SEGMENT),
-    st.sampled_from([0, 0, 1, -1]),
-    st.integers(-11, 12),
-)
+def _moments(seconds: int) -> Any:
+    return st.builds(
+        lambda half_seconds, more, hours: (
+            datetime.fromtimestamp(START, UTC) + timedelta(seconds=half_seconds / 2, microseconds=more)
+        ).astimezone(timezone(timedelta(hours=hours))),
+        st.integers(-4, 2 * seconds),
+        st.sampled_from([0, 0, 0, 1, -1]),
+        st.integers(-11, 12),
+    )
+
+
+_EDGES = [
+    segment * (SEGMENT + 1) + frame + more
+    for segment in range(1, SEGMENTS - 2)
+    for frame in range(0, SEGMENT + 1, FRAME)
+    for more in (-1, 0)
+]
+"""The first and last offsets of frames."""
 _VALUES: dict[str, Any] = {
-    "offset": st.integers(-2, SEGMENTS * (SEGMENT + 1) + 2),
-    "appended_at": _moments,
-    "sent_at": _moments,
+    "offset": st.sampled_from(_EDGES) | st.integers(-2, SEGMENTS * (SEGMENT + 1) + 2),
+    "appended_at": _moments(SEGMENTS * SEGMENT // COMMIT),
+    "sent_at": _moments(SEGMENTS * SEGMENT // 2),
     "type": st.sampled_from(["Placed", "Paid", "Refund-2", "Nothing", "P", "", "Refund"]),
     "source": st.sampled_from(["shop", "web", "nobody"]),
     "key": st.sampled_from(["k0", "k3", "k", "K0", "kß", "ß"]),
@@ -158,7 +168,7 @@ _TEXT = [spark.StringStartsWith, spark.StringEndsWith, spark.StringContains]
 @st.composite
 def filters(draw: st.DrawFn) -> Any:
     """One of those that Spark hands over, on any column that they are for."""
-    column = draw(st.sampled_from(COLUMNS))
+    column = draw(st.sampled_from(COLUMNS + 3 * ("offset", "appended_at")))
     values, attribute = _VALUES[column], (column,)
     kind = draw(st.sampled_from(["compare", "compare", "compare", "in", "null", "text"]))
     found: Any
