@@ -14,7 +14,7 @@ from faregate.broker.journal.views import ClosedJournal
 from faregate.columns import to_envelopes
 from faregate.message import Envelope
 from faregate.ports.dead_letter import DeadLetter
-from faregate.ports.log import LogPart, Outcomes, Piece, ReaderOffset, Staged, Waits
+from faregate.ports.log import LogPart, Outcomes, Piece, ReaderOffset, Staged, Stretch, Waits
 from faregate.ports.queue import Binding
 from faregate.ports.topology import Reading
 from faregate.testing.log_capability_suite import CAPABILITY_CASES, capability_cases, run_capability_case
@@ -101,6 +101,18 @@ class NeverLooksAgain(JournalLog):
     def high_water(self) -> HighWater:
         self._seen = getattr(self, "_seen", None) or super().high_water()
         return self._seen
+
+
+@breaks("a_stretch_says_nothing_wrong_of_its_messages")
+class ForgetsTheTail(JournalLog):
+    def stretches(self, start: int, end: int) -> Iterator[Stretch]:
+        return (each._replace(end=each.end - 1) for each in super().stretches(start, end))
+
+
+@breaks("a_stretch_says_nothing_wrong_of_its_messages")
+class NamesOtherTypes(JournalLog):
+    def stretches(self, start: int, end: int) -> Iterator[Stretch]:
+        return (each._replace(types=["Type0"]) for each in super().stretches(start, end))
 
 
 @breaks("an_offset_is_found_by_time")

@@ -1,6 +1,7 @@
 """The log transport port: messages by offset, replayable, read by any number of readers at their own pace.
 
     LogTransport   reading: offsets, moments, batches of columns, named readers, parts for tasks that share the work
+    Outlined       what is known of stretches of it that nobody has read: which of them to pass over
     Appendable     appending a batch, once by its name
     Staging        appending what many tasks made, once by (origin, batch): they stage, one commits
     Subscribed     who subscribed to what
@@ -106,6 +107,27 @@ class LogTransport(Protocol):
 
     def forget_reader(self, name: str) -> None:
         """Retention need not wait for it any more. Unknown names are fine."""
+
+
+class Stretch(NamedTuple):
+    """Some of a log, and what is in it. None: that is not known without reading it."""
+
+    start: int
+    end: int
+    """Behind the last offset."""
+    times: tuple[int, int] | None = None
+    """When the first and the last of its messages were appended, in microseconds since the epoch."""
+    types: Sequence[str] | None = None
+    sources: Sequence[str] | None = None
+    """Each that one of its messages has, and no other."""
+
+
+class Outlined(Protocol):
+    """A log that knows of its messages without reading them."""
+
+    def stretches(self, start: int, end: int) -> Iterator[Stretch]:
+        """What is between two offsets, in order: every message is in one of them. What was removed, or is not there
+        yet, is in one of which nothing is known: who reads it is told."""
 
 
 class Appendable(Protocol):

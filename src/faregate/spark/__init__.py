@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from faregate.spark.progress import ProgressListener, StreamProgress
     from faregate.spark.runs.progress import RunProgress
     from faregate.spark.runs.run import Run, run
+    from faregate.spark.source.messages import messages
     from faregate.spark.typed.read import read, read_stream
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "audit",
     "drain",
     "letters",
+    "messages",
     "rates",
     "read",
     "read_stream",
@@ -59,6 +61,7 @@ _JOBS = {
     "audit": "faregate.spark.jobs.audit",
     "drain": "faregate.spark.jobs.drain",
     "letters": "faregate.spark.jobs.drain",
+    "messages": "faregate.spark.source.messages",
     "rates": "faregate.spark.jobs.rates",
     "read": "faregate.spark.typed.read",
     "read_stream": "faregate.spark.typed.read",

@@ -21,7 +21,7 @@ from faregate.spark.logs import open_partitions
 from faregate.spark.options import FOR_READING, FOR_WRITING, Options, names_place, parse_options
 from faregate.spark.schema import check_schema, row_schema
 from faregate.spark.sink.writer import BatchWriter, StreamWriter
-from faregate.spark.source.batch_reader import BatchReader
+from faregate.spark.source.batch_reader import BatchReader, PushedReader
 from faregate.spark.source.stream_reader import StreamReader
 
 
@@ -51,7 +51,8 @@ class FaregateSource(DataSource):
         return tables.keep(schema, options, self._given) if self._is_new_table else schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return BatchReader(self._for_reading(schema), schema)
+        chosen = self._for_reading(schema)
+        return BatchReader(chosen, schema) if chosen.load is None else PushedReader(chosen, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         return StreamReader(self._for_reading(schema), schema)

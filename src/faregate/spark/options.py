@@ -56,6 +56,8 @@ class Options:
     columns: tuple[str, ...] = ()
     frames: bool = False
     """Whether a row is a whole piece of the log instead of a message."""
+    load: str | None = None
+    """Under which the filters of its queries are remembered; None: Spark's filters are not asked for."""
     reader_name: str | None = None
     archive: str | None = None
     """Where the messages are that the log has no more."""
@@ -229,6 +231,12 @@ def _rows(name: str, value: str) -> bool:
     return value.strip().lower() == "frames"
 
 
+def _load(name: str, value: str) -> str:
+    if not re.fullmatch("[0-9a-f]{32}", value):
+        raise _wrong(name, value, "it cannot be set by hand; fg.spark.messages(spark, journal) reads with filters")
+    return value
+
+
 def _names(name: str, value: str) -> tuple[str, ...]:
     return tuple(_name(name, item) for item in _list(name, value))
 
@@ -256,6 +264,7 @@ _PARSERS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "nodes": ("nodes", _names),
     "columns": ("columns", _list),
     "rows": ("frames", _rows),
+    "pushFilters": ("load", _load),
     "readerName": ("reader_name", _name),
     "archive": ("archive", _archive),
     "source": ("source", _name),

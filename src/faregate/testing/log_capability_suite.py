@@ -11,7 +11,7 @@ from faregate.columns import to_batch
 from faregate.errors import BatchDiffers
 from faregate.message import Envelope
 from faregate.ports.dead_letter import DeadLetter
-from faregate.ports.log import HANDLED, REDELIVER, Appendable, Settled, Staging, TwoViews, Waits
+from faregate.ports.log import HANDLED, REDELIVER, Appendable, Outlined, Settled, Staging, TwoViews, Waits
 from faregate.ports.queue import Binding
 from faregate.ports.schemes import members
 from faregate.testing.cases import Case, Cases, refused, run_case
@@ -50,6 +50,30 @@ async def _taken_in(log: Any) -> None:
 
 def _batch(*found: Envelope) -> Any:
     return to_batch(found, [-1] * len(found), range(len(found)), 0)
+
+
+# --- skipping ---------------------------------------------------------------------------------------------------
+
+
+@needs(Outlined)
+async def a_stretch_says_nothing_wrong_of_its_messages(subject: LogSubject) -> None:
+    log: Any = subject.reader
+    for number in range(5):
+        subject.append([message(f"{number}", type=f"Type{number % 2}", source=f"node-{number % 3}")] * 3)
+        subject.pass_time(1)
+    start, end = log.earliest() + 1, log.latest() - 1
+    found = list(log.stretches(start, end))
+    edges = [edge for each in found for edge in (each.start, each.end)]
+    assert edges == sorted(edges) and start <= edges[0] and edges[-1] <= end, f"the stretches are {found}"
+    for batch in log.batches(start, end):
+        times = batch.column("time").cast("int64").to_pylist()
+        for (offset, type, source), time in zip(_rows(batch, ("offset", "type", "source")), times, strict=True):
+            there = [each for each in found if each.start <= offset < each.end]
+            assert len(there) == 1, f"offset {offset} is in {there}"
+            [own] = there
+            assert own.types is None or type in own.types, f"{type} at offset {offset} is not in {own}"
+            assert own.sources is None or source in own.sources, f"{source} at offset {offset} is not in {own}"
+            assert own.times is None or own.times[0] <= time <= own.times[1], f"{time} at {offset} is not in {own}"
 
 
 # --- appending --------------------------------------------------------------------------------------------------

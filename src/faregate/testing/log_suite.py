@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from faregate import ids
 from faregate.broker.journal.disk import RealDisk
@@ -82,7 +83,8 @@ async def journal_log_subject(
 
 
 def message(text: str, **more: object) -> Envelope:
-    return Envelope(publication_id=ids.root_id(), type="Noted", source="author", body=text.encode(), **more)  # type: ignore[arg-type]
+    fields: dict[str, Any] = {"type": "Noted", "source": "author", **more}
+    return Envelope(publication_id=ids.root_id(), body=text.encode(), **fields)
 
 
 def texts(subject: LogSubject, start: int = 0, end: int | None = None) -> list[str]:

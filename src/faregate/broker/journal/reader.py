@@ -26,7 +26,7 @@ from faregate.broker.journal.layout import Layout, check_meta, read_json
 from faregate.columns import to_envelopes
 from faregate.errors import JournalCorrupt, JournalTooNew, OffsetGone
 from faregate.message import Envelope, check_name
-from faregate.ports.log import ReaderOffset
+from faregate.ports.log import ReaderOffset, Stretch
 from faregate.ports.topology import Topology
 
 T = TypeVar("T")
@@ -133,6 +133,28 @@ class JournalReader:
             step = rows or max(1, batch.num_rows)
             for first in range(0, batch.num_rows, step):
                 yield batch.slice(first, step)
+
+    def stretches(self, start: int, end: int) -> Iterator[Stretch]:
+        """What is between two offsets, by the footers: frames of sealed segments, the others as a whole."""
+        mark = self.high_water()
+        for base, view in self._segments(start, min(end, mark.offset), mark):
+            footer = view.footer
+            if start < base:  # what retention removed
+                yield Stretch(start, base)
+                start = base
+            if footer is None or footer.compacted or not footer.ranges:
+                following = mark.offset if footer is None else footer.end
+                yield Stretch(start, min(end, following))
+            else:
+                for each in footer.ranges:
+                    if each.last >= start and each.first < end:
+                        times = (each.first_time, each.last_time)
+                        first, behind = max(start, each.first), min(end, each.last + 1)
+                        yield Stretch(first, behind, times, each.types, each.sources)
+                following = footer.end
+            start = min(end, following)
+        if start < end:
+            yield Stretch(start, end)
 
     def stored(self, start: int, stop: int, read: Callable[[frames.Frame, Any], T]) -> Iterator[T]:
         """All that is stored between two offsets, also what retention kept only because it still waits. `read` is one

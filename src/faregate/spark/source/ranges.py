@@ -3,8 +3,9 @@
 Pure: the same bounds give the same ranges, whenever and wherever they are asked for.
 """
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from pyspark.sql.datasource import InputPartition
 
@@ -37,3 +38,23 @@ def split(starts: dict[str, int], ends: dict[str, int], least: int, most: int = 
         bounds = [starts[name] + length * number // pieces for number in range(pieces + 1)]
         found += [OffsetRange(name, first, last) for first, last in pairwise(bounds)]
     return found
+
+
+def split_spans(spans: dict[str, list[tuple[int, int]]], least: int) -> list[OffsetRange]:
+    """The same of what is to be read of each partition, from and up to. A range may reach over what lies between them:
+    its task passes over that again."""
+    lengths = {name: sum(end - start for start, end in found) for name, found in spans.items()}
+    behind = {name: list(accumulate(end - start for start, end in found)) for name, found in spans.items()}
+
+    def placed(name: str, count: int, at: int) -> int:
+        """The offset where so many are before it, in the span of that number."""
+        return spans[name][at][1] - behind[name][at] + count
+
+    return [
+        OffsetRange(
+            name := each.partition,
+            placed(name, each.start, bisect_right(behind[name], each.start)),
+            placed(name, each.end, bisect_left(behind[name], each.end)),
+        )
+        for each in split(dict.fromkeys(lengths, 0), lengths, least)
+    ]

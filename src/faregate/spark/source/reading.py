@@ -5,24 +5,25 @@ Rules kept here:
   a batch costs Spark as much as a thousand rows.
 - Messages that retention removed meanwhile are an error that names both offsets, or, with failOnDataLoss=false, a
   warning. Never silence.
+- What is not wanted is not read where the log knows of it (`Outlined`); the rest of it is left out row by row.
 """
 
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from faregate.columns import read_batch, write_batch
 from faregate.errors import OffsetGone
-from faregate.ports.log import LogTransport
+from faregate.ports.log import LogTransport, Outlined
 from faregate.spark.logs import open_partition
 from faregate.spark.options import Options, shown
 from faregate.spark.schema import FRAMES, Projection, rows_to_batch
 from faregate.spark.source.bounds import lost
+from faregate.spark.source.conditions import ALL, Wanted, fitting, may_be_in, of_options
 from faregate.spark.source.ranges import OffsetRange
 
 log = logging.getLogger("faregate.spark")
@@ -32,15 +33,43 @@ BATCH_BYTES = 8 * 1024 * 1024
 """Small frames are put together up to this."""
 
 
-def read_range(options: Options, schema: StructType, span: OffsetRange) -> Iterator[Any]:
-    """The rows of a range, in order, as record batches of exactly Spark's Arrow schema."""
-    stored = _stored(open_partition(options, span.partition), span, options.fail_on_data_loss)
-    fitting = (chosen(batch, options.types, options.nodes) for batch in stored)
-    wanted = (batch for batch in fitting if batch.num_rows)
+def read_range(options: Options, schema: StructType, span: OffsetRange, wanted: Wanted | None = None) -> Iterator[Any]:
+    """The rows of a range, in order, as record batches of exactly Spark's Arrow schema: those that are wanted, or that
+    the options choose."""
+    wanted = wanted or wanted_by(options)
+    stored = _stored(open_partition(options, span.partition), span, options.fail_on_data_loss, wanted)
+    found = (fitting(wanted, batch) for batch in stored)
+    filled = (batch for batch in found if batch.num_rows)
     if options.frames:
-        return _framed(_together(wanted), span.end)
+        return _framed(_together(filled), span.end)
     journal = span.partition if options.several else shown(options.path)
-    return _together(map(Projection(schema, journal), wanted))
+    return _together(map(Projection(schema, journal), filled))
+
+
+def wanted_by(options: Options) -> Wanted:
+    return (of_options(options.types, options.nodes),)
+
+
+def spans_of(source: LogTransport, start: int, end: int, wanted: Wanted) -> Iterator[tuple[int, int]]:
+    """What to read between two offsets to have all that is wanted, in order: from, and up to."""
+    if wanted == ALL or not _is_outlined(source):
+        yield start, end
+        return
+    first = behind = -1
+    for stretch in source.stretches(start, end):
+        if not may_be_in(wanted, stretch):
+            if behind >= 0:
+                yield first, behind
+            behind = -1
+        else:
+            first = stretch.start if behind < 0 else first
+            behind = stretch.end
+    if behind >= 0:
+        yield first, behind
+
+
+def _is_outlined(log: LogTransport) -> TypeGuard[Outlined]:
+    return hasattr(log, "stretches")
 
 
 _FRAME_ROW: Any = to_arrow_schema(FRAMES, timezone="UTC")
@@ -71,16 +100,18 @@ def ends_in(rows: Any) -> list[int]:
     ]
 
 
-def _stored(source: LogTransport, span: OffsetRange, fail: bool) -> Iterator[Any]:
+def _stored(source: LogTransport, span: OffsetRange, fail: bool, wanted: Wanted) -> Iterator[Any]:
     start = span.start
     if source.latest() < span.end:
         # A planned range was durable once. A log that is shorter now would quietly give fewer rows.
         lose(lost("a planned read", span.end, source), fail)
     while start < min(span.end, source.latest()):
         try:
-            for batch in source.batches(start, span.end, rows=BATCH_ROWS):
-                yield batch
-                start = batch.column("offset")[-1].as_py() + 1
+            for first, behind in spans_of(source, start, span.end, wanted):
+                start = first
+                for batch in source.batches(first, behind, rows=BATCH_ROWS):
+                    yield batch
+                    start = batch.column("offset")[-1].as_py() + 1
             return
         except OffsetGone as exc:
             loss = lost("a planned read", start, source)
@@ -100,11 +131,7 @@ def lose(loss: OffsetGone | None, fail: bool, cause: Exception | None = None) ->
 
 def chosen(batch: Any, types: Sequence[str], nodes: Sequence[str]) -> Any:
     """The messages of these types, published by these nodes; where none are named, of all."""
-    for column, values in (("type", types), ("source", nodes)):
-        if values:
-            fits = pc.is_in(batch.column(column), value_set=pa.array(values, pa.string()))
-            batch = batch if pc.all(fits).as_py() else batch.filter(fits)
-    return batch
+    return fitting((of_options(types, nodes),), batch)
 
 
 def _together(batches: Iterator[Any]) -> Iterator[Any]:

@@ -44,6 +44,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ENDING,
             "is for batch reads: a stream has no end; to read what is there and stop, use trigger(availableNow=True)",
         )
+        options.refuse(["pushFilters"], "is for batch reads: Spark does not tell a stream its filters")
         self._options = options
         self._schema = schema
         self._target: dict[str, int] | None = None
