@@ -21,7 +21,7 @@ from faregate.bus.dead_letter_retention import RetainDead
 from faregate.bus.dead_letters import DeadLetters
 from faregate.bus.heart import Heart
 from faregate.bus.mistakes import Mistakes
-from faregate.bus.node_stores import Given, NodeStores
+from faregate.bus.node_stores import Given, GivenByNode, NodeStores
 from faregate.bus.requests import REQUEST_SECONDS, RequestCounts, Requests, check_reply, check_timeout
 from faregate.bus.stalls import StallDetector
 from faregate.bus.status import Reporter
@@ -119,7 +119,7 @@ class Bus:
     """Runs nodes on a transport. Making one does no I/O; `async with` starts and stops it.
 
     `transport` is a URL or an object with the protocol `QueueTransport`. `store` is the nodes' database, a URL or a
-    `Store`, or a mapping of node name to one; a handler's writes and outgoing messages are one commit there. `tokens`
+    `Store`, or a mapping of nodes or their names to one; a handler's writes and outgoing messages are one commit there. `tokens`
     is the token store, a URL or a `TokenStore`, where subscriptions with dedup="tokens" do not share one store with all
     other nodes. The bus opens and closes the objects that it is given. `retain_ledger` is for how many seconds handled
     messages are remembered, `retain_dead` for how long dead letters are kept, and where they are exported to then;
@@ -138,7 +138,7 @@ class Bus:
         transport: str | QueueTransport,
         *,
         nodes: Sequence[Node],
-        store: Given | Mapping[str, Given] | None = None,
+        store: Given | GivenByNode | None = None,
         codec: str | Codec = "json",
         compress_above: int | None = None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
