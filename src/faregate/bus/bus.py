@@ -119,8 +119,8 @@ class Bus:
     """Runs nodes on a transport. Making one does no I/O; `async with` starts and stops it.
 
     `transport` is a URL or an object with the protocol `QueueTransport`. `store` is the nodes' database, a URL or a
-    `Store`, or a mapping of nodes or their names to one; a handler's writes and outgoing messages are one commit there. `tokens`
-    is the token store, a URL or a `TokenStore`, where subscriptions with dedup="tokens" do not share one store with all
+    `Store`, or a mapping of nodes or their names; a handler's writes and outgoing messages are one commit there.
+    `tokens` is the token store, a URL or a `TokenStore`, where subscriptions with dedup="tokens" do not share one store with all
     other nodes. The bus opens and closes the objects that it is given. `retain_ledger` is for how many seconds handled
     messages are remembered, `retain_dead` for how long dead letters are kept, and where they are exported to then;
     None: they stay. `max_message_bytes` bounds encoded bodies both ways. `codec` is what this bus writes with, by name
