@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
@@ -88,26 +87,19 @@ def test_a_callback_that_fails_is_logged_and_stops_nothing(caplog: pytest.LogCap
     assert record.exc_info is not None
 
 
-def test_prometheus_shows_the_queries_that_run() -> None:
-    registry = CollectorRegistry()
-    listener = fg.spark.ProgressListener(registry=registry)
-
-    def lag() -> float | None:
-        return registry.get_sample_value("faregate_spark_lag_messages", {"query": "totals", "log": "abc"})
-
-    def rates() -> list[float | None]:
-        names = ("faregate_spark_input_rows_per_second", "faregate_spark_processed_rows_per_second")
-        return [registry.get_sample_value(name, {"query": "totals"}) for name in names]
-
-    assert lag() is None
+def test_a_query_with_nothing_to_read_has_no_lag_and_one_that_ended_is_forgotten() -> None:
+    seen: list[fg.spark.StreamProgress] = []
+    listener = fg.spark.ProgressListener(seen.append)
+    idle = QueryIdleEvent.fromJson({"id": ID, "runId": RUN, "timestamp": "2026-11-15T09:00:10.000Z"})
+    listener.onQueryIdle(idle)
+    assert seen == [], "it may be a query that reads no log"
     listener.onQueryProgress(event(ONE, inputRowsPerSecond=float("nan")))
-    assert (lag(), rates()) == (15, [0, 20])
-    listener.onQueryIdle(QueryIdleEvent.fromJson({"id": ID, "runId": RUN, "timestamp": "2026-11-15T09:00:10.000Z"}))
-    assert (lag(), rates()) == (0, [0, 0])
-    listener.onQueryTerminated(
-        QueryTerminatedEvent.fromJson({"id": ID, "runId": RUN, "exception": None, "errorClassOnException": None})
-    )
-    assert (lag(), rates()) == (None, [None, None])
+    assert seen[0].input_rows_per_second == 0, "before the first batch there is no time to divide by"
+    listener.onQueryIdle(idle)
+    assert seen[1:] == listener.latest() == [("totals", 3, 0, 0.0, 0.0, {"abc": 0})]
+    ended = {"id": ID, "runId": RUN, "exception": None, "errorClassOnException": None}
+    listener.onQueryTerminated(QueryTerminatedEvent.fromJson(ended))
+    assert listener.latest() == []
 
 
 @pytest.mark.services

@@ -11,8 +11,8 @@ Rules kept here:
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
@@ -24,9 +24,6 @@ from pyspark.sql.streaming.listener import (
 )
 
 from faregate.spark.source.bounds import LOG_KEY
-
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
 
 log = logging.getLogger("faregate.spark")
 
@@ -50,24 +47,21 @@ class StreamProgress(NamedTuple):
         return sum(self.lags.values())
 
 
+_NOTHING: dict[str, Any] = {"rows": 0, "input_rows_per_second": 0.0, "processed_rows_per_second": 0.0}
+
+
 class ProgressListener(StreamingQueryListener):
     """Logs the lag and the rates of each query that reads a log of Faregate, after each batch.
 
-    `on_progress` is called with each `StreamProgress`, in a thread of Spark's. `registry`, one of prometheus_client,
-    shows them as metrics.
+    `on_progress` is called with each `StreamProgress`, in a thread of Spark's; also, with rates and lag of 0, while
+    there is nothing to read.
     """
 
-    def __init__(
-        self,
-        on_progress: Callable[[StreamProgress], None] | None = None,
-        registry: "CollectorRegistry | None" = None,
-    ) -> None:
+    def __init__(self, on_progress: Callable[[StreamProgress], None] | None = None) -> None:
         self._on_progress = on_progress
         self._latest: dict[str, StreamProgress] = {}
         """By the id of the run."""
         self._lock = threading.Lock()
-        if registry is not None:
-            registry.register(_Collector(self.latest))
 
     def latest(self) -> list[StreamProgress]:
         """Of each query that runs, the last."""
@@ -81,28 +75,28 @@ class ProgressListener(StreamingQueryListener):
         found = read_progress(event.progress)
         if found is None:
             return
-        with self._lock:
-            self._latest[str(event.progress.runId)] = found
         log.info(
             "query %s, batch %d: %d messages behind; %d rows, %.1f a second came in, %.1f a second were processed",
             *(found.query, found.batch, found.lag, found.rows),
             *(found.input_rows_per_second, found.processed_rows_per_second),
         )
-        if self._on_progress is not None:
-            try:
-                self._on_progress(found)
-            except Exception:
-                log.exception(
-                    "on_progress failed for batch %d of query %s; the query goes on", found.batch, found.query
-                )
+        self._tell(str(event.progress.runId), found)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """There was nothing to read since the last batch."""
         with self._lock:
             last = self._latest.get(str(event.runId))
-            if last is not None:
-                self._latest[str(event.runId)] = last._replace(
-                    input_rows_per_second=0.0, processed_rows_per_second=0.0, lags=dict.fromkeys(last.lags, 0)
+        if last is not None:
+            self._tell(str(event.runId), last._replace(**_NOTHING, lags=dict.fromkeys(last.lags, 0)))
+
+    def _tell(self, run: str, progress: StreamProgress) -> None:
+        with self._lock:
+            self._latest[run] = progress
+        if self._on_progress is not None:
+            try:
+                self._on_progress(progress)
+            except Exception:
+                log.exception(
+                    "on_progress failed for batch %d of query %s; the query goes on", progress.batch, progress.query
                 )
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
@@ -147,29 +141,3 @@ def _offset(text: str | None) -> dict[str, Any] | None:
 def _finite(rate: float | None) -> float:
     """Spark divides by the time since the last batch, and there is none before the first."""
     return 0.0 if rate is None or rate != rate or rate in (float("inf"), float("-inf")) else rate
-
-
-class _Collector:
-    """For prometheus_client, which asks at each scrape."""
-
-    def __init__(self, latest: Callable[[], list[StreamProgress]]) -> None:
-        self._latest = latest
-
-    def describe(self) -> list[Any]:
-        """Nothing: who registers it must not be asked for values yet."""
-        return []
-
-    def collect(self) -> Iterator[Any]:
-        from prometheus_client.metrics_core import GaugeMetricFamily
-
-        lag = GaugeMetricFamily(
-            "faregate_spark_lag_messages", "Messages that a query has not read.", labels=("query", "log")
-        )
-        came = GaugeMetricFamily("faregate_spark_input_rows_per_second", "Rows that came in.", labels=("query",))
-        done = GaugeMetricFamily("faregate_spark_processed_rows_per_second", "Rows processed.", labels=("query",))
-        for each in self._latest():
-            came.add_metric((each.query,), each.input_rows_per_second)
-            done.add_metric((each.query,), each.processed_rows_per_second)
-            for name, number in each.lags.items():
-                lag.add_metric((each.query, name), number)
-        yield from (lag, came, done)
