@@ -106,7 +106,7 @@ class ArchivedLog:
     def parts(self, start: int | None = None, end: int | None = None) -> list[LogPart]:
         first = self._log.earliest()
         stop = first if end is None else min(end, first)
-        spans = [(span.base, max(span.base, start or 0), min(span.end, stop)) for span in self._archive.list()]
+        spans = [(span.base, max(span.base, start or 0), min(span.end, stop)) for span in self._archive.look()]
         archived = [LogPart(base, begin, behind) for base, begin, behind in spans if begin < behind]
         return archived + self._log.parts(start, end)
 

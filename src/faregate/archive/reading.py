@@ -63,9 +63,9 @@ class Archive:
 
     def spans(self) -> list[Span]:
         """What is archived, in order, as it was listed last."""
-        return self._spans or self.list()
+        return self._spans or self.look()
 
-    def list(self) -> "list[Span]":
+    def look(self) -> list[Span]:
         """The same, as it is now."""
         found = map(span_of, self.target.names(SEGMENTS))
         self._spans = sorted(span for span in found if span is not None)
@@ -73,9 +73,9 @@ class Archive:
 
     def at(self, offset: int) -> Span | None:
         """The segment with that offset."""
-        return self._at(offset, self.spans()) or self._at(offset, self.list())
+        return self._at(offset, self.spans()) or self._at(offset, self.look())
 
-    def _at(self, offset: int, spans: "Sequence[Span]") -> Span | None:
+    def _at(self, offset: int, spans: Sequence[Span]) -> Span | None:
         found = bisect_right(spans, offset, key=lambda span: span.base) - 1
         return spans[found] if found >= 0 and offset < spans[found].end else None
 
@@ -93,7 +93,7 @@ class Archive:
     def offset_at(self, time: float, before: int) -> int | None:
         """The first offset below `before` that was appended at that time or later; None when there is none."""
         wanted = round(time * 1_000_000)
-        spans = self.list()
+        spans = self.look()
         first = bisect_left(spans, wanted, key=lambda span: self.manifest(span).last_time)
         for span in spans[first:]:
             if span.base >= before:
@@ -142,7 +142,7 @@ class Archive:
         columns = [own.get(field.name, pa.nulls(table.num_rows, field.type)) for field in SCHEMA]
         return pa.Table.from_arrays(columns, names=SCHEMA.names).cast(SCHEMA)
 
-    def _table(self, span: Span, file: File, wanted: Any, columns: "list[str] | None" = None) -> Any:
+    def _table(self, span: Span, file: File, wanted: Any, columns: list[str] | None = None) -> Any:
         import pyarrow.parquet as parquet
 
         place, files = self.target.place(file.path), self.target.files

@@ -66,7 +66,7 @@ class Target:
 def absolute(given: str) -> str:
     """A target as it may travel to other processes. Raises `ConfigurationError` for what is none."""
     scheme, colon, rest = given.partition(":")
-    if colon and scheme == "s3" and rest.startswith("//") and rest.strip("/"):
+    if scheme == "s3" and rest.startswith("//") and public(given) != "s3://":
         return given
     parts = urlsplit(given)
     if colon and scheme == "file" and parts.netloc in ("", "localhost") and parts.path.strip("/"):

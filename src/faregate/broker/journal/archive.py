@@ -77,7 +77,7 @@ class Archiver:
         self._name = archive.meta.reader_name
 
     def run(self, allow_gap: bool, progress: Callable[[int, int], None]) -> Archived:
-        spans = self._archive.list()
+        spans = self._archive.look()
         begin = spans[-1].end if spans else self._reader.earliest()
         # Registered first: from then on, what there is stays.
         self._reader.save_reader_offset(self._name, min(begin, self._reader.earliest()))
@@ -89,7 +89,7 @@ class Archiver:
             done.append(self._archive_segment(footer))
             self._reader.save_reader_offset(self._name, footer.end)
             progress(footer.end - begin, todo[-1].end - begin)
-        spans = self._archive.list()
+        spans = self._archive.look()
         end = spans[-1].end if spans else begin
         files = [file for manifest in done for file in manifest.files]
         return Archived(
