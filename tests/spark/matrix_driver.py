@@ -6,7 +6,7 @@ matrix_driver NODE LOG STORE CHECKPOINT DIE_AT [MASTER]; a STORE of "-" is none
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 
 import faregate as fg
 from faregate.broker.journal import commits
+from faregate.ports import faults
 from faregate.spark.runs import run as run_node
 from faregate.spark.runs.driver import Driver
 from faregate.spark.sink.writer import StreamWriter
@@ -23,6 +24,8 @@ from faregate.transports.rabbitmq_log.exchange import Exchange
 from faregate.transports.rabbitmq_stream.staging import Stage
 
 POINTS = ("never", "after-offset-log", "after-handlers", "in-dispatch", "before-commit-log")
+TOKEN_POINTS = ("tokens.registered", "tokens.created", "tokens.chosen", "tokens.deleted")
+"""Fault points of the driver's own, with tokens in another database."""
 SINK_POINTS = ("before-the-spool", "after-the-spool", "after-the-record")
 _DRIVER = "MATRIX_DRIVER"
 
@@ -41,6 +44,14 @@ def _dying(function: Callable[..., Any], *, before: bool) -> Callable[..., Any]:
     return dying
 
 
+def _die_at(point: str) -> Callable[[str], Awaitable[None]]:
+    async def hook(name: str) -> None:
+        if name == point:
+            die()
+
+    return hook
+
+
 def prepare(point: str) -> None:
     if point == "after-offset-log":
         run_node.Run.handle_batch = _dying(run_node.Run.handle_batch, before=True)  # type: ignore[method-assign]
@@ -49,6 +60,8 @@ def prepare(point: str) -> None:
     elif point == "in-dispatch":
         journal_log.spool = _dying(journal_log.spool, before=False)  # type: ignore[attr-defined]
         Exchange.send = _dying(Exchange.send, before=False)  # type: ignore[method-assign]
+    elif point in TOKEN_POINTS:
+        faults.hook = _die_at(point)
     elif point == "before-commit-log":
         run_node.Run.handle_batch = _dying(run_node.Run.handle_batch, before=False)  # type: ignore[method-assign]
 
@@ -109,6 +122,7 @@ def main() -> None:
         spark,
         source=log,
         store=None if store == "-" else store,
+        tokens=os.environ.get("MATRIX_TOKENS"),
         checkpoint=checkpoint,
         max_messages_per_trigger=int(os.environ.get("MATRIX_AT_ONCE", "8")),
     )

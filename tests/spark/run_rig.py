@@ -27,6 +27,10 @@ class Shop:
         self.journal = folder / "journal"
         self.url = url or f"journal:{self.journal}"
         self.store = f"sqlite:{folder / 'shop.db'}"
+        self.tokens: str | None = None
+        """Where tokens are, if that is elsewhere."""
+        self.node, self.table = "billing", "invoices"
+        """Who runs on Spark, and where its effects are."""
         self.token = os.urandom(3).hex()
         self.placed = 0
 
@@ -39,7 +43,8 @@ class Shop:
         """Append orders; keys take turns, numbers grow."""
 
         async def main() -> None:
-            async with fg.Bus(self.url, nodes=list(nodes)) as bus:
+            store = None if self.tokens is None else self.store  # a token is made by way of the outbox
+            async with fg.Bus(self.url, nodes=list(nodes), store=store, tokens=self.tokens) as bus:
                 for number in range(self.placed, self.placed + count):
                     order = OrderPlaced(order_id=self.key(number), number=number, total=total)
                     await bus.publish(order, node="shop", idempotency_key=f"order-{number}")
@@ -54,12 +59,14 @@ class Shop:
 
     # --- engines ---
 
-    def run(self, node: str = "billing", **more: Any) -> fg.spark.Run:
+    def run(self, node: str = "", **more: Any) -> fg.spark.Run:
+        node = node or self.node
         options: dict[str, Any] = {"source": self.url, "store": self.store, "trigger": "available-now"}
+        options["tokens"] = self.tokens
         options.update(checkpoint=self.folder / f"checkpoint-{node}", **more)
         return fg.spark.run(getattr(run_shop, node), self.spark, **options)
 
-    def run_to_end(self, node: str = "billing", **more: Any) -> fg.spark.Run:
+    def run_to_end(self, node: str = "", **more: Any) -> fg.spark.Run:
         handle = self.run(node, **more)
         handle.await_termination()
         return handle
@@ -67,7 +74,7 @@ class Shop:
     def run_bus(self, *names: str) -> None:
         async def main() -> None:
             nodes = [getattr(run_shop, name) for name in names]
-            async with fg.Bus(self.url, nodes=nodes, store=self.store) as bus:
+            async with fg.Bus(self.url, nodes=nodes, store=self.store, tokens=self.tokens) as bus:
                 await bus.idle(timeout=30)
 
         asyncio.run(main())
@@ -78,10 +85,10 @@ class Shop:
         with closing(sqlite3.connect(self.folder / "shop.db")) as connection:
             return connection.execute(sql).fetchall()
 
-    def effects(self, table: str = "invoices") -> list[tuple[str, int, str]]:
-        return self.rows(f"select order_id, number, message_id from {table} order by seq")
+    def effects(self, table: str = "") -> list[tuple[str, int, str]]:
+        return self.rows(f"select order_id, number, message_id from {table or self.table} order by seq")
 
-    def check(self, count: int, table: str = "invoices", *, but: Any = ()) -> None:
+    def check(self, count: int, table: str = "", *, but: Any = ()) -> None:
         """Every order once, those of a key in order."""
         found = self.effects(table)
         assert sorted(number for _, number, _ in found) == [each for each in range(count) if each not in but]
@@ -108,3 +115,37 @@ class Shop:
 @pytest.fixture
 def the_shop(tmp_path: Path, spark: Any) -> Shop:
     return Shop(tmp_path, spark)
+
+
+class TokenShop(Shop):
+    """Its node deduplicates by tokens, and these are in a database of their own."""
+
+    def __init__(self, folder: Path, spark: Any, url: str | None = None) -> None:
+        super().__init__(folder, spark, url)
+        self.tokens = f"sqlite:{folder / 'tokens.db'}"
+        self.node, self.table = "stamping", "stamps"
+
+    def left(self) -> dict[str, int]:
+        """What is left of the protocol: nothing, once everything is sent and handled."""
+        with closing(sqlite3.connect(self.folder / "tokens.db")) as connection:
+            [(tokens,)] = connection.execute("select count(*) from faregate_tokens").fetchall()
+        [(claims, outbox)] = self.rows(
+            "select (select count(*) from faregate_claims), "
+            "(select count(*) from faregate_outbox where dispatched_at is null)"
+        )
+        return {"tokens": tokens, "claims": claims, "outbox": outbox}
+
+    def check_all(self, count: int) -> None:
+        """Effects, those of who it sends to, and that nothing is left."""
+        self.check(count)
+        self.run_bus("payments", "filing")
+        self.check(count, "charges")
+        self.check(count, "files")
+        assert self.left() == {"tokens": 0, "claims": 0, "outbox": 0}
+
+
+@pytest.fixture
+def token_shop(tmp_path: Path, spark: Any) -> TokenShop:
+    shop = TokenShop(tmp_path, spark)
+    shop.run_bus("payments", "filing")  # somebody takes what it sends
+    return shop

@@ -60,6 +60,11 @@ def misbehave(what: str) -> bool:
 
 @billing.on(OrderPlaced, source="shop", key="order_id", retry=fg.Retry(1, delay=0.01), redeliver=fg.Redeliver(0.2, 0.2))
 async def bill(order: OrderPlaced, ctx: fg.Context) -> object:
+    return await _take(order, ctx, "invoices")
+
+
+async def _take(order: OrderPlaced, ctx: fg.Context, table: str) -> object:
+    """A row, and a command; or what a test left word of."""
     if misbehave(f"slow-{order.order_id}-{order.number}"):
         await asyncio.sleep(8)
     if order.total < 0:
@@ -69,7 +74,7 @@ async def bill(order: OrderPlaced, ctx: fg.Context) -> object:
     if misbehave(f"bill-{order.order_id}-{order.number}-again"):
         raise RuntimeError("the second try fails")
     await ctx.db.execute(
-        "insert into invoices(order_id, number, message_id) values (?, ?, ?)",
+        f"insert into {table}(order_id, number, message_id) values (?, ?, ?)",
         (order.order_id, order.number, ctx.message_id),
     )
     if misbehave(f"kill-{order.order_id}-{order.number}"):
@@ -93,6 +98,36 @@ async def ship(charged: CardCharged, ctx: fg.Context) -> object:
         (charged.order_id, charged.number, ctx.message_id),
     )
     return OrderShipped(order_id=charged.order_id, number=charged.number)
+
+
+class Stamped(fg.Event):
+    order_id: str
+    number: int
+
+
+stamping = fg.Node("stamping", schema=_schema("stamps"))
+filing = fg.Node("filing", schema=_schema("files"))
+
+
+@stamping.on(
+    OrderPlaced,
+    source="shop",
+    key="order_id",
+    dedup="tokens",
+    retry=fg.Retry(1, delay=0.01),
+    redeliver=fg.Redeliver(0.2, 0.2),
+)
+async def stamp(order: OrderPlaced, ctx: fg.Context) -> object:
+    """As billing does, by tokens; one recipient of what it sends has a ledger, and one wants tokens."""
+    return [await _take(order, ctx, "stamps"), Stamped(order_id=order.order_id, number=order.number)]
+
+
+@filing.on(Stamped, source="stamping", key="order_id", dedup="tokens")
+async def file(stamped: Stamped, ctx: fg.Context) -> None:
+    await ctx.db.execute(
+        "insert into files(order_id, number, message_id) values (?, ?, ?)",
+        (stamped.order_id, stamped.number, ctx.message_id),
+    )
 
 
 queueing = fg.Node("queueing", schema=_schema("tickets"))

@@ -22,10 +22,13 @@ import pytest
 import faregate as fg
 from faregate.broker.journal.reader import JournalReader
 from faregate.errors import JournalLocked
+from faregate.ports.clock import SystemClock
+from faregate.ports.schemes import open_store
+from faregate.spark.runs.handover import hand_over
 from tests.crash.server import private_postgres
 from tests.spark import run_shop
-from tests.spark.matrix_driver import POINTS, SINK_POINTS
-from tests.spark.run_rig import Shop
+from tests.spark.matrix_driver import POINTS, SINK_POINTS, TOKEN_POINTS
+from tests.spark.run_rig import Shop, TokenShop
 
 pytestmark = [pytest.mark.services, pytest.mark.full]
 ROOT = Path(__file__).parents[2]
@@ -40,8 +43,11 @@ def shop(tmp_path: Path) -> Shop:
 
 
 def driver(
-    shop: Shop, point: str = "never", master: str | None = None, *, node: str = "billing", **more: str
+    shop: Shop, point: str = "never", master: str | None = None, *, node: str = "", **more: str
 ) -> "subprocess.Popen[str]":
+    node = node or shop.node
+    if shop.tokens is not None:
+        more["MATRIX_TOKENS"] = shop.tokens
     store = "-" if node == "counting" else shop.store
     arguments = [node, shop.url, store, str(shop.folder / f"checkpoint-{node}"), point]
     return subprocess.Popen(
@@ -68,11 +74,12 @@ def judge(shop: Shop, count: int) -> None:
     """Every order once and in order, by the rows; and by the audit, which knows nothing of handlers."""
     shop.check(count)
     command = [sys.executable, "-m", "faregate", "spark", "audit", shop.url, "--json", "--master", "local[2]"]
-    chosen = ["--store", f"billing={shop.store}", "--effects", "billing:select message_id from invoices"]
+    node = shop.node
+    chosen = ["--store", f"{node}={shop.store}", "--effects", f"{node}:select message_id from {shop.table}"]
     found = subprocess.run([*command, *chosen], cwd=ROOT, capture_output=True, text=True, timeout=LONG, check=False)
     assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-3000:]
-    [billing] = [row for row in json.loads(found.stdout)["table"] if row["node"] == "billing"]
-    assert (billing["published"], billing["handled"], billing["in_flight"]) == (count, count, 0), billing
+    [row] = [row for row in json.loads(found.stdout)["table"] if row["node"] == node]
+    assert (row["published"], row["handled"], row["in_flight"]) == (count, count, 0), row
 
 
 @pytest.mark.parametrize("point", POINTS[1:])
@@ -81,6 +88,24 @@ def test_the_driver_is_killed(shop: Shop, point: str) -> None:
     finish(driver(shop, point), dies=True)
     finish(driver(shop))
     judge(shop, 20)
+
+
+@pytest.fixture
+def token_shop(tmp_path: Path) -> TokenShop:
+    made = TokenShop(tmp_path, None)
+    made.run_bus("shop", "payments", "filing", "stamping")
+    hand_over(run_shop.stamping, made.url, open_store(made.store, SystemClock()), "log")
+    return made
+
+
+@pytest.mark.parametrize("point", [*POINTS[1:], *TOKEN_POINTS])
+def test_the_driver_is_killed_with_tokens_in_another_database(token_shop: TokenShop, point: str) -> None:
+    token_shop.place(20)
+    token_shop.arm(7, "kill")
+    finish(driver(token_shop, point), dies=True)
+    finish(driver(token_shop))
+    judge(token_shop, 20)
+    token_shop.check_all(20)
 
 
 @pytest.mark.parametrize("point", SINK_POINTS)
