@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 import faregate as fg
-from faregate.ports.schemes import open_log
+from faregate.ports.clock import SystemClock
+from faregate.ports.schemes import open_log, open_store
+from faregate.spark.runs.handover import hand_over
 from tests.spark import run_shop
 from tests.spark.run_shop import OrderPlaced
 
@@ -146,6 +148,12 @@ class TokenShop(Shop):
 
 @pytest.fixture
 def token_shop(tmp_path: Path, spark: Any) -> TokenShop:
-    shop = TokenShop(tmp_path, spark)
-    shop.run_bus("payments", "filing")  # somebody takes what it sends
+    return open_token_shop(tmp_path, spark)
+
+
+def open_token_shop(folder: Path, spark: Any) -> TokenShop:
+    """Somebody takes what its node sends; and senders know that this wants tokens, as it was on a bus before."""
+    shop = TokenShop(folder, spark)
+    shop.run_bus("shop", "payments", "filing", "stamping")
+    hand_over(run_shop.stamping, shop.url, open_store(shop.store, SystemClock()), "log")
     return shop

@@ -47,8 +47,6 @@ def test_the_driver_dies_after_the_handlers_commit_before_the_commit_log(the_sho
 
 def test_a_worker_is_killed_with_tokens_in_another_database(token_shop: TokenShop) -> None:
     """And before that the first message of the run fails, and is parked with its claim."""
-    token_shop.place(0)
-    token_shop.run_to_end()  # it is on the recipient lists from now on
     token_shop.place(12)
     token_shop.arm(0)
     token_shop.arm(0, more="-again")
@@ -60,8 +58,6 @@ def test_a_worker_is_killed_with_tokens_in_another_database(token_shop: TokenSho
 
 
 def test_a_batch_runs_again_after_its_tokens_are_gone(token_shop: TokenShop) -> None:
-    token_shop.place(0)
-    token_shop.run_to_end()
     token_shop.place(8)
     token_shop.run_to_end()
     assert token_shop.rows("select count(*) from faregate_ledger where node = 'stamping'") == [(0,)], "no tokens at all"

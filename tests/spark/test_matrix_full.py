@@ -22,13 +22,10 @@ import pytest
 import faregate as fg
 from faregate.broker.journal.reader import JournalReader
 from faregate.errors import JournalLocked
-from faregate.ports.clock import SystemClock
-from faregate.ports.schemes import open_store
-from faregate.spark.runs.handover import hand_over
 from tests.crash.server import private_postgres
 from tests.spark import run_shop
 from tests.spark.matrix_driver import POINTS, SINK_POINTS, TOKEN_POINTS
-from tests.spark.run_rig import Shop, TokenShop
+from tests.spark.run_rig import Shop, TokenShop, open_token_shop
 
 pytestmark = [pytest.mark.services, pytest.mark.full]
 ROOT = Path(__file__).parents[2]
@@ -92,10 +89,7 @@ def test_the_driver_is_killed(shop: Shop, point: str) -> None:
 
 @pytest.fixture
 def token_shop(tmp_path: Path) -> TokenShop:
-    made = TokenShop(tmp_path, None)
-    made.run_bus("shop", "payments", "filing", "stamping")
-    hand_over(run_shop.stamping, made.url, open_store(made.store, SystemClock()), "log")
-    return made
+    return open_token_shop(tmp_path, None)
 
 
 @pytest.mark.parametrize("point", [*POINTS[1:], *TOKEN_POINTS])

@@ -40,6 +40,8 @@ T = TypeVar("T")
 PARKED_AT_ONCE = 20_000
 _EVICTION_SECONDS = 60.0
 _EVICTED_AT_ONCE = 50_000
+_EVICTING_SECONDS = 10.0
+"""How long a batch may be held up by it, about."""
 
 
 class LoopThread:
@@ -232,7 +234,10 @@ class Driver:
         now = self._clock.monotonic()
         if now >= self._next_eviction:
             self._next_eviction = now + _EVICTION_SECONDS
-            await self._store.evict(self._node.name, self._clock.time() - self._retain_ledger, _EVICTED_AT_ONCE)
+            until, before = now + _EVICTING_SECONDS, self._clock.time() - self._retain_ledger
+            while await self._store.evict(self._node.name, before, _EVICTED_AT_ONCE) == _EVICTED_AT_ONCE:
+                if self._clock.monotonic() >= until:
+                    break  # the rest goes next time: a batch waits for this
             if self._claims is not None:
                 await self._claims.sweep(self._clock.time() - CLAIM_AGE)
             await self._spooler.discard_strays()
