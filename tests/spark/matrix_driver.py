@@ -128,7 +128,20 @@ def main() -> None:
     )
     handle.await_termination()
     print("outcomes", dict(handle.outcomes))
+    print("speculative attempts", *speculative_attempts(spark))
     spark.stop()
+
+
+def speculative_attempts(spark: SparkSession) -> list[str]:
+    """How each attempt ended that Spark started beside another of the same task."""
+    kept = spark.sparkContext._jsc.sc().statusStore()
+    stages = kept.stageList(None, False, False, getattr(kept, "stageList$default$4")(), None)
+    found = []
+    for number in range(stages.size()):
+        stage = stages.apply(number)
+        tasks = kept.taskList(stage.stageId(), stage.attemptId(), 1_000)
+        found += [tasks.apply(at).status() for at in range(tasks.size()) if tasks.apply(at).speculative()]
+    return found
 
 
 if __name__ == "__main__":

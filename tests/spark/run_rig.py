@@ -3,6 +3,8 @@
 import asyncio
 import os
 import sqlite3
+import time
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,20 @@ class Shop:
         """Let the handler of this order misbehave, once."""
         run_shop.WORDS.mkdir(exist_ok=True)
         (run_shop.WORDS / f"{what}-{self.key(number)}-{number}{more}").touch()
+
+    def hits(self, what: str, numbers: Sequence[int]) -> int:
+        """How many of these have misbehaved by now: that is when their word goes."""
+        return sum(not (run_shop.WORDS / f"{what}-{self.key(number)}-{number}").exists() for number in numbers)
+
+    def wait_for_slow(self, number: int, seconds: float) -> int:
+        """Until the handler of this order takes its time; the process in which it does."""
+        word = run_shop.WORDS / f"pid-{self.key(number)}-{number}"
+        until = time.monotonic() + seconds
+        while not (word.exists() and (said := word.read_text())):
+            assert time.monotonic() < until, f"order {number} was not handled within {seconds} s"
+            time.sleep(0.05)  # it is in a process of Spark's, which gives no signal
+        word.unlink()
+        return int(said)
 
     # --- engines ---
 

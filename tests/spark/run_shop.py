@@ -66,6 +66,7 @@ async def bill(order: OrderPlaced, ctx: fg.Context) -> object:
 async def _take(order: OrderPlaced, ctx: fg.Context, table: str) -> object:
     """A row, and a command; or what a test left word of."""
     if misbehave(f"slow-{order.order_id}-{order.number}"):
+        (WORDS / f"pid-{order.order_id}-{order.number}").write_text(str(os.getpid()))
         await asyncio.sleep(8)
     if order.total < 0:
         raise fg.Permanent(f"order {order.order_id} has the impossible total {order.total}")
