@@ -6,6 +6,7 @@ Blocks with a title are files of their own, which the tests of their page write.
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -25,15 +26,19 @@ SPARK = (pytest.mark.services, pytest.mark.full)
 
 
 BROKER = "rabbitmq-stream://guest:guest@localhost:5552/"
-MARKS = {"spark.md": SPARK, "rabbitmq-streams.md": pytest.mark.services}
+
+
+def marks(page: Path) -> Sequence[pytest.MarkDecorator]:
+    if page.parent.name == "spark":
+        return SPARK
+    return [pytest.mark.services] if page.name == "rabbitmq-streams.md" else []
 
 
 @pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, marks=MARKS.get(page.name, ()), id=name(page)) for page in PAGES if snippets(page)],
+    "page", [pytest.param(page, marks=marks(page), id=name(page)) for page in PAGES if snippets(page)]
 )
 def test_the_snippets_of_a_page_run(page: Path, request: pytest.FixtureRequest) -> None:
-    if page.name == "spark.md":
+    if page.parent.name == "spark":
         request.getfixturevalue("spark")
     names: dict[str, object] = {"__name__": "snippet"}
     for number, code in enumerate(snippets(page), 1):

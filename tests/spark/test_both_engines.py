@@ -1,5 +1,6 @@
-"""Handlers on Spark (spark.md). A handler is written once and runs on either engine, so most of these tests give
-the same input to a bus and to Spark, and compare what is in the store, the dead letters and what was sent."""
+"""Handlers on Spark (docs/spark/handlers.md). A handler is written once and runs on either engine, so most of these
+tests give the same input to a bus and to Spark, and compare what is in the store, the dead letters and what was
+sent."""
 
 import asyncio
 import contextlib

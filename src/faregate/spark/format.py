@@ -24,7 +24,7 @@ from faregate.spark.source.stream_reader import StreamReader
 
 
 class FaregateSource(DataSource):
-    """Reads and writes the messages of a log. docs/spark.md lists options and columns.
+    """Reads and writes the messages of a log. docs/spark/reading.md lists options and columns.
 
     Raises `InvalidOption`, `JournalNotFound`, `NotAJournal`, `JournalTooNew`.
     """

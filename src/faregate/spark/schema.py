@@ -1,7 +1,7 @@
 """The rows that Spark sees, and how the columns of a log become them.
 
 Rules kept here:
-- One table says which columns there are; docs/spark.md repeats it for people.
+- One table says which columns there are; docs/spark/reading.md repeats it for people.
 - A row's columns are the log's, `payload` as `body` and `time` as `appended_at`. The route number (`topic`) stays
   inside: `recipients` says the same in names.
 - Between our own steps messages travel as frames: a row is thousands of them, as they stand in the log. Spark handles a
