@@ -137,7 +137,6 @@ class DriverProcess(Process):
         driver._recipient_lists = None if world.tokens is None else RecipientLists(driver._tokens)
         driver._alarms = Alarms()
         driver._claims = claims_of("a", driver._store, driver._tokens, driver._alarms, world.clock)
-        driver._wanting = [each for each in world.nodes["a"].subscriptions.values() if each.dedup == "tokens"]
         driver._marks, driver._retain_ledger, driver._next_eviction = [], 1e9, 0.0
         driver._body_limit = _LIMIT
         driver._observers = ()

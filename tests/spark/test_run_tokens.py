@@ -21,6 +21,7 @@ from faregate.ports.schemes import open_store, open_token_store
 from faregate.ports.tokens import Token
 from faregate.ports.topology import Reading
 from faregate.spark.runs.driver import Driver
+from faregate.spark.runs.handover import hand_over
 from faregate.spark.runs.views import bindings_of
 from tests.spark.test_run_engine import Noted, Rig
 
@@ -69,6 +70,9 @@ class TokenRig(Rig):
             f"journal:{self.journal}", nodes=[fg.Node("author"), *nodes], store=self.url, tokens=tokens or self.tokens
         ):
             pass
+
+    def take_log(self) -> None:
+        hand_over(self.node, self.journal, open_store(self.url, SystemClock()), "log")
 
     def begin(self, tokens: str | None) -> dict[str, str]:
         """A driver that begins; how the node is on the recipient list then."""
@@ -168,13 +172,13 @@ def test_a_run_puts_its_node_on_the_recipient_lists(token_rig: TokenRig) -> None
 
 def test_a_run_with_another_token_store_than_before_is_refused(token_rig: TokenRig, tmp_path: Path) -> None:
     """There it would find no token, and take every message for a duplicate."""
-    other = f"sqlite:{tmp_path / 'other.db'}"
-    refused = pytest.raises(ConfigurationError, match=r"reader.* deduplicates by tokens, and .* has no list that says")
     asyncio.run(token_rig.bus(token_rig.node))  # now its queue is there, and senders make tokens
-    for tokens in (other, None):
-        with refused:
-            token_rig.begin(tokens)
-    assert token_rig.begin(token_rig.tokens) == {"reader": "tokens"}
+    for _ in range(2):
+        for tokens in (f"sqlite:{tmp_path / 'other.db'}", None):
+            with pytest.raises(ConfigurationError, match=r"reader.* by tokens, and .* has no list that says so"):
+                token_rig.begin(tokens)
+        assert token_rig.begin(token_rig.tokens) == {"reader": "tokens"}
+        token_rig.take_log()
 
 
 def test_so_it_is_if_only_spark_ran_it(token_rig: TokenRig, tmp_path: Path) -> None:
@@ -182,10 +186,18 @@ def test_so_it_is_if_only_spark_ran_it(token_rig: TokenRig, tmp_path: Path) -> N
     with pytest.raises(ConfigurationError, match=r"Say which, with tokens=URL \(--tokens URL\)"):
         token_rig.begin(None)
     token_rig.begin(token_rig.tokens)
-    topology = tmp_path / "journal" / "topology.json"
-    assert "reader" not in topology.read_text(), "it has taken no view here; what tells is in its store"
+    token_rig.take_log()
     with pytest.raises(ConfigurationError, match="has no list that says so"):
         token_rig.begin(f"sqlite:{tmp_path / 'other.db'}")
+
+
+def test_a_run_that_died_before_it_was_on_the_lists_is_repeated(token_rig: TokenRig) -> None:
+    asyncio.run(token_rig.bus())
+    driver = Driver(token_rig.node, token_rig.url, token_rig.journal, 1.0, 1000, (), token_rig.tokens)
+    driver.run(driver.open())
+    driver.close()
+    token_rig.take_log()
+    assert token_rig.begin(token_rig.tokens) == {"reader": "tokens"}
 
 
 def test_what_cannot_be_is_refused(token_rig: TokenRig, tmp_path: Path) -> None:

@@ -126,9 +126,6 @@ class Driver:
         Raises `BelowFloor`, and `ConfigurationError` for a store that knows less than the checkpoint.
         """
         self._marks = [label, *(low_water_name(queue, begin.epoch) for queue, begin in begins.items())]
-        for each in self._wanting:
-            queue = each.binding(self._body_limit).queue
-            self._marks.append(token_mark_name(queue, begins[queue].epoch))
         known = await self._read_low_water(self._marks)
         if read > known.get(label, 0):
             raise ConfigurationError(
@@ -184,23 +181,25 @@ class Driver:
 
     async def _check_lists(self) -> None:
         """Raises `ConfigurationError` where tokens are not: one that is looked for in the wrong place is missing, and
-        its message would be taken for a duplicate."""
+        its message would be taken for a duplicate. Notes that they are here before the log says that there are any: a
+        run that dies before the node is on its lists can be repeated."""
         if self._tokens is None or not self._wanting:
             return
         topology = open_subscribed(self._path).topology()
         lists = await self._tokens.recipients([topic_for(each) for each in self._wanting])
+        queues = {each: each.binding(self._body_limit).queue for each in self._wanting}
+        marks = {each: token_mark_name(queue, self._tokens.database_id) for each, queue in queues.items()}
+        known = await self._read_low_water(list(marks.values()))
         for each in self._wanting:
             if lists[topic_for(each)].modes.get(self._node.name) == "tokens":
                 continue
-            queue = each.binding(self._body_limit).queue
-            reading = topology.reading(queue)
-            mark = token_mark_name(queue, reading.epoch)
-            had = "tokens" in topology.ways(queue) and reading.view == "queue"  # a bus put it on a list
-            if self._finds_out or had or mark in await self._read_low_water([mark]):
+            if self._finds_out or ("tokens" in topology.ways(queues[each]) and marks[each] not in known):
                 raise ConfigurationError(
                     f"{each} deduplicates by tokens, and {self._tokens.url} has no list that says so: its tokens are in "
                     "another database. Say which, with tokens=URL (--tokens URL), as on the bus"
                 )
+        async with self._store.transaction() as transaction:
+            await transaction.advance(self._node.name, LOW_WATER, dict.fromkeys(marks.values(), 0))
 
     async def _read_low_water(self, marks: list[str]) -> dict[str, int]:
         async with self._store.transaction() as transaction:

@@ -152,6 +152,6 @@ def low_water_name(queue: str, epoch: int) -> str:
     return f"{queue}@{epoch}"
 
 
-def token_mark_name(queue: str, epoch: int) -> str:
-    """The mark of a subscription that is on a recipient list with `tokens`; its position means nothing."""
-    return f"{low_water_name(queue, epoch)} tokens"
+def token_mark_name(queue: str, database: str) -> str:
+    """The mark of a subscription that looks for its tokens in that database; its position means nothing."""
+    return f"{queue} tokens {database}"
