@@ -223,7 +223,9 @@ class SparkWorld(World):
         [subscription] = self.nodes["a"].subscriptions.values()
         self.queue = subscription.binding(_LIMIT).queue
         name = self.store.url
-        self.spec = RunSpec(name, "a", "tests:a", None, name, "application/json", _LIMIT, tokens=self.tokens and self.tokens.url)
+        self.spec = RunSpec(
+            name, "a", "tests:a", None, name, "application/json", _LIMIT, tokens=self.tokens and self.tokens.url
+        )
         self.drivers: list[DriverProcess] = []
         self.workers: list[Worker] = []
 

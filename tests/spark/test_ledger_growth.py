@@ -1,8 +1,8 @@
 """A run beside a long ledger: what its statements read does not grow with the rows that are there.
 
-Everything that touches a store in a run is played here, without Spark: a driver that begins, a task that handles, parks,
-recognises and gives up, the end of the batch with its eviction. PostgreSQL says by itself whether it read a table from
-end to end; SQLite is asked for the plan of every statement that it ran, and counts its own steps.
+Everything that touches a store in a run is played here, without Spark: a driver that begins, a task that handles,
+parks, recognises and gives up, the end of the batch with its eviction. PostgreSQL says by itself whether it read a
+table from end to end; SQLite is asked for the plan of every statement that it ran, and counts its own steps.
 """
 
 import asyncio
@@ -11,14 +11,12 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import psycopg
 import pytest
 
 import faregate as fg
-from faregate.message import Envelope
 from faregate.ports.topology import Reading
 from faregate.spark.runs.driver import Driver
 from faregate.stores.sqlite.database import SqliteDatabase
@@ -124,7 +122,9 @@ class LongLedger(Rig):
         return counts
 
     def old(self) -> int:
-        return int(self._query(f"select count(*) from faregate_ledger where node = 'reader' and handled_at < {YOUNG}")[0][0])
+        return int(
+            self._query(f"select count(*) from faregate_ledger where node = 'reader' and handled_at < {YOUNG}")[0][0]
+        )
 
 
 @contextmanager

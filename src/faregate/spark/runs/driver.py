@@ -195,8 +195,8 @@ class Driver:
                 continue
             if self._finds_out or ("tokens" in topology.ways(queues[each]) and marks[each] not in known):
                 raise ConfigurationError(
-                    f"{each} deduplicates by tokens, and {self._tokens.url} has no list that says so: its tokens are in "
-                    "another database. Say which, with tokens=URL (--tokens URL), as on the bus"
+                    f"{each} deduplicates by tokens, and {self._tokens.url} has no list that says so: its tokens are "
+                    "in another database. Say which, with tokens=URL (--tokens URL), as on the bus"
                 )
         async with self._store.transaction() as transaction:
             await transaction.advance(self._node.name, LOW_WATER, dict.fromkeys(marks.values(), 0))
@@ -228,7 +228,7 @@ class Driver:
         return sent, parked
 
     async def _evict(self) -> None:
-        """Ledger rows go by age, as on the bus; the floor rises with them. So do claims and tokens that a crash left."""
+        """Ledger rows go by age, as on the bus; the floor rises with them. So do claims and tokens a crash left."""
         assert self._spooler is not None
         now = self._clock.monotonic()
         if now >= self._next_eviction:

@@ -311,9 +311,7 @@ def _reader(spark: SparkSession, node: Node, max_messages_per_trigger: int) -> D
     )
 
 
-def _check(
-    node: Node, store: str | None, tokens: str | None, codec: str | Codec, max_messages_per_trigger: int
-) -> str:
+def _check(node: Node, store: str | None, tokens: str | None, codec: str | Codec, max_messages_per_trigger: int) -> str:
     """The content type of the codec, by which the workers find it."""
     content_type = find_codec(codec if isinstance(codec, str) else codec.content_type).content_type
     if max_messages_per_trigger < 1:
