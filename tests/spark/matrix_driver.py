@@ -106,6 +106,7 @@ def main() -> None:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.adaptive.enabled", "false")
         .config("spark.speculation", os.environ.get("MATRIX_SPECULATION", "false"))
+        .config("spark.locality.wait", "0s")  # or the second task of a stage waits for the host that has its input
         .config("spark.speculation.interval", "50ms")
         .config("spark.speculation.efficiency.enabled", "false")
         .config("spark.speculation.multiplier", "1.01")

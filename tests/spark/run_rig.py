@@ -59,15 +59,21 @@ class Shop:
     def arm(self, number: int, what: str = "bill", more: str = "") -> None:
         """Let the handler of this order misbehave, once."""
         run_shop.WORDS.mkdir(exist_ok=True)
-        (run_shop.WORDS / f"{what}-{self.key(number)}-{number}{more}").touch()
+        self._word(number, what, more).touch()
+
+    def is_armed(self, number: int, what: str, more: str = "") -> bool:
+        return self._word(number, what, more).exists()
 
     def hits(self, what: str, numbers: Sequence[int]) -> int:
         """How many of these have misbehaved by now: that is when their word goes."""
-        return sum(not (run_shop.WORDS / f"{what}-{self.key(number)}-{number}").exists() for number in numbers)
+        return sum(not self.is_armed(number, what) for number in numbers)
+
+    def _word(self, number: int, what: str, more: str = "") -> Path:
+        return run_shop.WORDS / f"{what}-{self.key(number)}-{number}{more}"
 
     def wait_for_slow(self, number: int, seconds: float) -> int:
         """Until the handler of this order takes its time; the process in which it does."""
-        word = run_shop.WORDS / f"pid-{self.key(number)}-{number}"
+        word = self._word(number, "pid")
         until = time.monotonic() + seconds
         while not (word.exists() and (said := word.read_text())):
             assert time.monotonic() < until, f"order {number} was not handled within {seconds} s"

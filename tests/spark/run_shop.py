@@ -4,6 +4,7 @@ that a double shows. Handlers misbehave when a file says so: workers are other p
 import asyncio
 import os
 import tempfile
+import time
 from pathlib import Path
 
 import faregate as fg
@@ -68,6 +69,7 @@ async def _take(order: OrderPlaced, ctx: fg.Context, table: str) -> object:
     if misbehave(f"slow-{order.order_id}-{order.number}"):
         (WORDS / f"pid-{order.order_id}-{order.number}").write_text(str(os.getpid()))
         await asyncio.sleep(8)
+    await _meet_twin(f"twin-{order.order_id}-{order.number}")
     if order.total < 0:
         raise fg.Permanent(f"order {order.order_id} has the impossible total {order.total}")
     if misbehave(f"bill-{order.order_id}-{order.number}"):
@@ -99,6 +101,17 @@ async def ship(charged: CardCharged, ctx: fg.Context) -> object:
         (charged.order_id, charged.number, ctx.message_id),
     )
     return OrderShipped(order_id=charged.order_id, number=charged.number)
+
+
+async def _meet_twin(word: str) -> None:
+    """The first who finds the word waits until another attempt comes as far as this."""
+    if misbehave(word):
+        (WORDS / f"{word}-waits").touch()
+        until = time.monotonic() + 200
+        while (WORDS / f"{word}-waits").exists() and time.monotonic() < until:  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.05)
+    else:
+        misbehave(f"{word}-waits")
 
 
 class Stamped(fg.Event):

@@ -255,14 +255,16 @@ def cluster(folder: Path) -> Iterator[str]:
 
 
 def test_a_second_attempt_is_started_by_speculation(shop: Shop) -> None:
-    """On a cluster: a session on one machine never speculates. What two attempts do to each other at every moment is
-    seen in the simulator, in test_matrix.py and in test_run_engine.py."""
+    """On a cluster: a session on one machine never speculates. The first attempt waits in its handler until the second
+    one is there, so both run at once. What they may do to each other at every moment is seen in the simulator, in
+    test_matrix.py and in test_run_engine.py."""
     shop.place(40)
-    shop.arm(0, "slow")
+    shop.arm(0, "twin")
     with cluster(shop.folder) as master:
         said = finish(driver(shop, "never", master, MATRIX_SPECULATION="true", MATRIX_AT_ONCE="40"))
     [attempts] = [line.split()[2:] for line in said.splitlines() if line.startswith("speculative attempts")]
     assert attempts, said[-3000:]
+    assert shop.hits("twin", [0]) == 1 and not shop.is_armed(0, "twin", "-waits"), "nobody else came to that order"
     judge(shop, 40)
 
 
