@@ -14,7 +14,7 @@ from tests.simulation.scenario import Scenario
 from tests.simulation.test_operations import replay_all
 from tests.simulation.test_parting import SLOW, SLOW_AND_LOST, SLOW_BY_KEY, SLOW_IN_ITS_TRANSACTION, TOGETHER
 from tests.simulation.test_send import left_behind, of_one_key
-from tests.simulation.test_spark import KEYED, NOT_STRICT, REPLAYED, ZOMBIES, first_fails_once, on_spark, one_of_a_key
+from tests.simulation.test_spark import KEYED, NOT_STRICT, REPLAYED, first_fails_once, on_spark, one_of_a_key
 from tests.simulation.test_where import BEHIND_ON_SPARK, WITH_TOKENS
 from tests.simulation.test_where import TOGETHER as TOGETHER_WHERE
 from tests.simulation.world import World
@@ -185,7 +185,7 @@ CASES: list[tuple[Mutation, Scenario, set[int]]] = [
     (mutations.outbox_of_spark_sent_before_the_commit, on_spark(one, crashes=1), {5}),
     (mutations.outbox_rows_forgotten_before_they_are_spooled, on_spark(one, crashes=1), {7}),
     (mutations.tokens_of_spark_gone_before_the_sends, on_spark(one, "separate"), {4}),
-    (mutations.done_claims_of_spark_read_behind_the_sends, on_spark(one, "separate", spark=ZOMBIES, faults=1), {4}),
+    (mutations.done_claims_of_spark_read_behind_the_sends, on_spark(one, "separate", crashes=1), {4}),
     (mutations.tokens_of_spark_stay, on_spark(one, "separate"), {6}),
     (mutations.claims_of_spark_deleted_before_the_tokens, on_spark(one, "separate", crashes=1), {1, 3, 6}),
 ]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import faregate as fg
+from faregate.broker.journal.reader import JournalReader
 from faregate.core.alarms import Alarms
 from faregate.core.dedup.claims import claims_of
 from faregate.errors import ConfigurationError
@@ -21,8 +22,13 @@ from faregate.ports.schemes import open_store, open_token_store
 from faregate.ports.tokens import Token
 from faregate.ports.topology import Reading
 from faregate.spark.runs.driver import Driver
+from faregate.spark.runs.engine import Engine
 from faregate.spark.runs.handover import hand_over
+from faregate.spark.runs.rows import Places
+from faregate.spark.runs.spec import RunSpec
 from faregate.spark.runs.views import bindings_of
+from tests.spark import run_shop
+from tests.spark.run_rig import open_token_shop
 from tests.spark.test_run_engine import Noted, Rig
 
 
@@ -198,6 +204,63 @@ def test_a_run_that_died_before_it_was_on_the_lists_is_repeated(token_rig: Token
     driver.close()
     token_rig.take_log()
     assert token_rig.begin(token_rig.tokens) == {"reader": "tokens"}
+
+
+def test_messages_come_from_a_bus_and_go_to_one(tmp_path: Path) -> None:
+    """All of it but for Spark: a bus makes tokens, a task handles, the driver makes those of what it sent, and forgets;
+    nodes on a bus get that. In between the driver dies, twice."""
+    shop = open_token_shop(tmp_path, None)
+    shop.place(8)
+    given = ("stamping", "tests.spark.run_shop:stamping", None, shop.store, "json", 1 << 20)
+    spec = RunSpec("stamping", *given, tokens=shop.tokens)
+    places = Places(spec)
+    orders = [(at, each) for at, each in JournalReader(shop.journal).envelopes() if each.type == "OrderPlaced"]
+    assert all(each.attempt_id is not None for _, each in orders)
+    rows = [places.row(0, envelope, offset, 0.0, None) for offset, envelope in orders]
+
+    async def task() -> dict[str, int]:
+        engine = Engine(spec)
+        await engine.open()
+        try:
+            return await engine.run(rows)
+        finally:
+            await engine.close()
+
+    def begin() -> Driver:
+        driver = Driver(run_shop.stamping, shop.store, shop.journal, 3600.0, 1 << 20, (), shop.tokens)
+        driver.run(driver.open())
+        driver.run(driver.subscribe())
+        queue = places.bindings[0].queue
+        driver.run(driver.begin("run", {queue: JournalReader(shop.journal).topology().reading(queue)}, None, 0))
+        return driver
+
+    begin().close()
+    assert asyncio.run(task())["handled"] == 8
+    assert shop.left() == {"tokens": 8, "claims": 8, "outbox": 16}
+    for point in ("tokens.created", "tokens.deleted"):
+        faults.hook = _crash_at(point)
+        with pytest.raises(faults.Crash):
+            begin()
+        faults.hook = None
+    driver = begin()
+    assert asyncio.run(task()) == {"duplicate": 8, "last": rows[-1][0]}
+    driver.run(driver.finish_batch(rows[-1][0] + 1))
+    driver.close()
+    assert shop.left()["claims"] == shop.left()["outbox"] == 0
+    sent = shop.log("Stamped")
+    assert {each.recipients for each in sent} == {("filing",)} and None not in {each.attempt_id for each in sent}
+    shop.check(8)
+    shop.run_bus("payments", "filing")
+    shop.check(8, "charges")
+    shop.check(8, "files")
+
+
+def _crash_at(point: str) -> Any:
+    async def hook(name: str) -> None:
+        if name == point:
+            raise faults.Crash
+
+    return hook
 
 
 def test_what_cannot_be_is_refused(token_rig: TokenRig, tmp_path: Path) -> None:
