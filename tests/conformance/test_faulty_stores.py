@@ -649,6 +649,20 @@ class DeletesAClaimThatIsDone(Faulty):
         return await super().delete_claim(node, message_id, claim_id, only_new=False)
 
 
+@breaks("claims_that_are_done_are_found_and_deleted_together")
+class FindsClaimsThatAreNotDone(Faulty):
+    async def done_claims(self, node: str) -> list[ClaimRecord]:
+        return [each for each in await self.claim_records(1e12, 1000) if each.node == node]
+
+
+@breaks("claims_that_are_done_are_found_and_deleted_together")
+class DeletesNewerClaims(Faulty):
+    class tx(SqliteTransaction):
+        async def delete_claims(self, records: Sequence[ClaimRecord]) -> int:
+            rows = [(each.node, self.id_in(each.message_id)) for each in records]
+            return await self.executemany("delete from faregate_claims where node = ? and message_id = ?", rows)
+
+
 @breaks("old_claims_are_found_oldest_first")
 class SweepsFreshClaims(Faulty):
     async def claim_records(self, before: float, limit: int) -> list[ClaimRecord]:

@@ -30,7 +30,7 @@ def disarmed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(attempts, "FENCE_SECONDS", 1.0)
     monkeypatch.setattr(housekeeping, "_LONGEST_PERIOD", 0.2)
     monkeypatch.setattr(housekeeping, "_SHORTEST_PERIOD", 0.2)
-    monkeypatch.setattr(housekeeping, "_CLAIM_AGE", 1.0)
+    monkeypatch.setattr(housekeeping, "CLAIM_AGE", 1.0)
     yield
     faults.hook = None
 

@@ -58,7 +58,7 @@ def shorten() -> None:
     """Sweep up within a second or two: what it does is the same, and a minute is long for a test."""
     attempts.FENCE_SECONDS = 1.0
     housekeeping._LONGEST_PERIOD = housekeeping._SHORTEST_PERIOD = 0.2
-    housekeeping._CLAIM_AGE = 1.0
+    housekeeping.CLAIM_AGE = 1.0
 
 
 def state(fact: str) -> None:

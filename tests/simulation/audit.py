@@ -50,6 +50,9 @@ class Audit:
                 self.breach(3, f"row {seq} chose {self.chosen[seq]}, then {chosen}")
         elif call == "tokens.delete":
             self._check_sent(args[0])
+        elif call == "tokens.discard":
+            for attempt in args[0]:
+                self._check_sent(attempt)
         elif call in ("store.positions", "store.advance", "store.park"):
             self._check_locked(call, *args, result)
 

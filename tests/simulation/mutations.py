@@ -518,6 +518,46 @@ def outbox_rows_forgotten_before_they_are_spooled(patch: MonkeyPatch) -> None:
     patch.setattr(OutboxSpooler, "_send_rows", mutant)
 
 
+def tokens_of_spark_gone_before_the_sends(patch: MonkeyPatch) -> None:
+    finish_all = Claims.finish_all
+
+    async def mutant(self: Any, send: Any) -> Any:
+        await finish_all(self, _nothing)
+        return await send()
+
+    patch.setattr(Claims, "finish_all", mutant)
+
+
+def done_claims_of_spark_read_behind_the_sends(patch: MonkeyPatch) -> None:
+    finish_all = Claims.finish_all
+
+    async def mutant(self: Any, send: Any) -> Any:
+        sent = await send()
+        await finish_all(self, _nothing)
+        return sent
+
+    patch.setattr(Claims, "finish_all", mutant)
+
+
+def tokens_of_spark_stay(patch: MonkeyPatch) -> None:
+    async def mutant(self: Any, send: Any) -> Any:
+        return await send()
+
+    patch.setattr(Claims, "finish_all", mutant)
+
+
+def claims_of_spark_deleted_before_the_tokens(patch: MonkeyPatch) -> None:
+    async def mutant(self: Any, send: Any) -> Any:
+        done = await self._store.done_claims(self._node)
+        sent = await send()
+        async with self._store.transaction() as transaction:
+            await transaction.delete_claims(done)
+        await self._tokens.discard([each.attempt_id for each in done])
+        return sent
+
+    patch.setattr(Claims, "finish_all", mutant)
+
+
 class _Without:
     """A transaction that does all but one thing."""
 

@@ -21,6 +21,8 @@ from unittest import mock
 import msgspec
 
 from faregate.columns import to_batch
+from faregate.core.alarms import Alarms
+from faregate.core.dedup.claims import claims_of
 from faregate.core.recipients import RecipientLists
 from faregate.errors import FaregateError, Unroutable
 from faregate.message import Envelope
@@ -133,6 +135,8 @@ class DriverProcess(Process):
         driver._store = world.port("store", world.store)
         driver._tokens = None if world.tokens is None else world.port("tokens", world.tokens)
         driver._recipient_lists = None if world.tokens is None else RecipientLists(driver._tokens)
+        driver._alarms = Alarms()
+        driver._claims = claims_of("a", driver._store, driver._tokens, driver._alarms, world.clock)
         driver._marks, driver._retain_ledger, driver._next_eviction = [], 1e9, 0.0
         driver._body_limit = _LIMIT
         driver._observers = ()
@@ -219,7 +223,9 @@ class SparkWorld(World):
         [subscription] = self.nodes["a"].subscriptions.values()
         self.queue = subscription.binding(_LIMIT).queue
         name = self.store.url
-        self.spec = RunSpec(name, "a", "tests:a", None, name, "application/json", _LIMIT)
+        self.spec = RunSpec(
+            name, "a", "tests:a", None, name, "application/json", _LIMIT, tokens=self.tokens and self.tokens.url
+        )
         self.drivers: list[DriverProcess] = []
         self.workers: list[Worker] = []
 

@@ -126,7 +126,8 @@ class Stage:
             stack.enter_context(running(self.loop))
             for module in ("core.dedup.claims", "bus.attempts"):
                 stack.enter_context(mock.patch(f"faregate.{module}.uuid4", self._uuid))
-            stack.enter_context(mock.patch("faregate.bus.housekeeping._CLAIM_AGE", self.scenario.claim_age))
+            for module in ("bus.housekeeping", "spark.runs.driver"):
+                stack.enter_context(mock.patch(f"faregate.{module}.CLAIM_AGE", self.scenario.claim_age))
             stack.enter_context(mock.patch("faregate.bus.lanes.LaneTask", SimLane))
             stack.enter_context(mock.patch.object(faults, "hook", None if self.scenario.together else self._hook))
             level = logging.root.manager.disable

@@ -184,6 +184,10 @@ CASES: list[tuple[Mutation, Scenario, set[int]]] = [
     (mutations.nobody_waits_for_what_is_parked, on_spark(first_fails_once, options=KEYED), {8}),
     (mutations.outbox_of_spark_sent_before_the_commit, on_spark(one, crashes=1), {5}),
     (mutations.outbox_rows_forgotten_before_they_are_spooled, on_spark(one, crashes=1), {7}),
+    (mutations.tokens_of_spark_gone_before_the_sends, on_spark(one, "separate"), {4}),
+    (mutations.done_claims_of_spark_read_behind_the_sends, on_spark(one, "separate", crashes=1), {4}),
+    (mutations.tokens_of_spark_stay, on_spark(one, "separate"), {6}),
+    (mutations.claims_of_spark_deleted_before_the_tokens, on_spark(one, "separate", crashes=1), {1, 3, 6}),
 ]
 
 

@@ -14,16 +14,13 @@ from faregate.errors import Permanent
 from tests.simulation.scenario import Do, Mode, OnSpark, Scenario
 from tests.simulation.spark import SparkWorld
 from tests.simulation.test_operations import letters
-from tests.simulation.tiers import explored, limits_on_spark
+from tests.simulation.tiers import explored, in_every_mode, limits_on_spark
 from tests.simulation.world import World
 
 KEYED = {"key": "key", "order": fg.ByKey(2)}
 NOT_STRICT = {"key": "key", "order": fg.ByKey(2, strict=False)}
 ONCE = OnSpark()
 ZOMBIES = OnSpark(zombies=True)
-IN_ONE_STORE: tuple[Mode, ...] = ("ledger", "merged")
-
-in_every_mode_of_one_store = pytest.mark.parametrize("mode", IN_ONE_STORE)
 
 
 def on_spark(begin: Do, mode: Mode = "ledger", *, spark: OnSpark = ONCE, **given: Any) -> Scenario:
@@ -51,20 +48,20 @@ def first_fails_once(world: World) -> None:
 
 
 @limits_on_spark
-@in_every_mode_of_one_store
+@in_every_mode
 def test_one_message(mode: Mode, limit: int) -> None:
     explored(on_spark(one, mode, crashes=2, deviations=2), limit, 60)
 
 
 @limits_on_spark
-@in_every_mode_of_one_store
+@in_every_mode
 def test_copies_in_the_log(mode: Mode, limit: int) -> None:
     explored(on_spark(two_copies, mode, crashes=1), limit, 30)
     explored(on_spark(two_copies, mode, crashes=1, spark=OnSpark(trigger=1)), limit, 30)
 
 
 @limits_on_spark
-@in_every_mode_of_one_store
+@in_every_mode
 @pytest.mark.parametrize("trigger", [1, 100])
 def test_first_of_a_key_fails_once_and_the_second_waits(mode: Mode, trigger: int, limit: int) -> None:
     spark = OnSpark(partitions=2, trigger=trigger, zombies=True)
@@ -72,7 +69,7 @@ def test_first_of_a_key_fails_once_and_the_second_waits(mode: Mode, trigger: int
 
 
 @limits_on_spark
-@in_every_mode_of_one_store
+@in_every_mode
 @pytest.mark.parametrize("begin", [two_copies, first_fails_once])
 def test_zombie_beside_its_retry(begin: Do, mode: Mode, limit: int) -> None:
     scenario = on_spark(begin, mode, spark=ZOMBIES, faults=2, every_point=True, options=KEYED)
@@ -80,7 +77,7 @@ def test_zombie_beside_its_retry(begin: Do, mode: Mode, limit: int) -> None:
 
 
 @limits_on_spark
-@in_every_mode_of_one_store
+@in_every_mode
 @pytest.mark.parametrize("begin", [one, first_fails_once])
 def test_commit_outcome_unknown(begin: Do, mode: Mode, limit: int) -> None:
     modes = {"store.commit": ("lose", "fail"), "store.undispatched": ("fail",)}
@@ -89,7 +86,7 @@ def test_commit_outcome_unknown(begin: Do, mode: Mode, limit: int) -> None:
 
 
 @limits_on_spark
-@in_every_mode_of_one_store
+@in_every_mode
 def test_two_drivers_on_one_checkpoint(mode: Mode, limit: int) -> None:
     scenario = on_spark(first_fails_once, mode, spark=OnSpark(drivers=2), crashes=1, options=KEYED)
     explored(scenario, limit, 120)
@@ -144,13 +141,13 @@ REPLAYED = on_spark(
 
 
 @limits_on_spark
-@in_every_mode_of_one_store
+@in_every_mode
 def test_dead_letter_replayed_while_a_zombie_goes_on(mode: Mode, limit: int) -> None:
     explored(replace(REPLAYED, mode=mode), limit, 40)
 
 
 @limits_on_spark
-@in_every_mode_of_one_store
+@in_every_mode
 def test_zombie_that_gave_up_meets_the_replay_parked_again(mode: Mode, limit: int) -> None:
     scenario = replace(REPLAYED, mode=mode, crashes=0, every_point=True, deviations=1)
     guide = ["D0 done", "W0 done", "D0 done", "time passes", "D0 done", "W0@unit.before-commit", "W0@store.begin"]

@@ -7,7 +7,7 @@ import pytest
 
 import faregate as fg
 from tests.simulation.scenario import Mode, OnSpark, Scenario
-from tests.simulation.test_spark import IN_ONE_STORE, KEYED, on_spark
+from tests.simulation.test_spark import KEYED, on_spark
 from tests.simulation.tiers import explored, in_every_mode, limits, limits_on_spark
 from tests.simulation.world import World
 
@@ -69,7 +69,7 @@ def test_behind_one_of_its_key_that_waits(limit: int) -> None:
 
 
 @limits_on_spark
-@pytest.mark.parametrize("mode", IN_ONE_STORE)
+@in_every_mode
 def test_on_spark(mode: Mode, limit: int) -> None:
     spark = OnSpark(partitions=2, zombies=True)
     explored(on_spark(copies_of_it, mode, spark=spark, crashes=1, faults=1, options=WHERE), limit, 30)

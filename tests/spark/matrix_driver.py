@@ -6,7 +6,7 @@ matrix_driver NODE LOG STORE CHECKPOINT DIE_AT [MASTER]; a STORE of "-" is none
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 
 import faregate as fg
 from faregate.broker.journal import commits
+from faregate.ports import faults
 from faregate.spark.runs import run as run_node
 from faregate.spark.runs.driver import Driver
 from faregate.spark.sink.writer import StreamWriter
@@ -23,6 +24,8 @@ from faregate.transports.rabbitmq_log.exchange import Exchange
 from faregate.transports.rabbitmq_stream.staging import Stage
 
 POINTS = ("never", "after-offset-log", "after-handlers", "in-dispatch", "before-commit-log")
+TOKEN_POINTS = ("tokens.registered", "tokens.created", "tokens.chosen", "tokens.deleted")
+"""Fault points of the driver's own, with tokens in another database."""
 SINK_POINTS = ("before-the-spool", "after-the-spool", "after-the-record")
 _DRIVER = "MATRIX_DRIVER"
 
@@ -41,6 +44,14 @@ def _dying(function: Callable[..., Any], *, before: bool) -> Callable[..., Any]:
     return dying
 
 
+def _die_at(point: str) -> Callable[[str], Awaitable[None]]:
+    async def hook(name: str) -> None:
+        if name == point:
+            die()
+
+    return hook
+
+
 def prepare(point: str) -> None:
     if point == "after-offset-log":
         run_node.Run.handle_batch = _dying(run_node.Run.handle_batch, before=True)  # type: ignore[method-assign]
@@ -49,6 +60,8 @@ def prepare(point: str) -> None:
     elif point == "in-dispatch":
         journal_log.spool = _dying(journal_log.spool, before=False)  # type: ignore[attr-defined]
         Exchange.send = _dying(Exchange.send, before=False)  # type: ignore[method-assign]
+    elif point in TOKEN_POINTS:
+        faults.hook = _die_at(point)
     elif point == "before-commit-log":
         run_node.Run.handle_batch = _dying(run_node.Run.handle_batch, before=False)  # type: ignore[method-assign]
 
@@ -93,6 +106,7 @@ def main() -> None:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.adaptive.enabled", "false")
         .config("spark.speculation", os.environ.get("MATRIX_SPECULATION", "false"))
+        .config("spark.locality.wait", "0s")  # or the second task of a stage waits for the host that has its input
         .config("spark.speculation.interval", "50ms")
         .config("spark.speculation.efficiency.enabled", "false")
         .config("spark.speculation.multiplier", "1.01")
@@ -109,12 +123,26 @@ def main() -> None:
         spark,
         source=log,
         store=None if store == "-" else store,
+        tokens=os.environ.get("MATRIX_TOKENS"),
         checkpoint=checkpoint,
         max_messages_per_trigger=int(os.environ.get("MATRIX_AT_ONCE", "8")),
     )
     handle.await_termination()
     print("outcomes", dict(handle.outcomes))
+    print("speculative attempts", *speculative_attempts(spark))
     spark.stop()
+
+
+def speculative_attempts(spark: SparkSession) -> list[str]:
+    """How each attempt ended that Spark started beside another of the same task."""
+    kept = spark.sparkContext._jsc.sc().statusStore()
+    stages = kept.stageList(None, False, False, getattr(kept, "stageList$default$4")(), None)
+    found = []
+    for number in range(stages.size()):
+        stage = stages.apply(number)
+        tasks = kept.taskList(stage.stageId(), stage.attemptId(), 1_000)
+        found += [tasks.apply(at).status() for at in range(tasks.size()) if tasks.apply(at).speculative()]
+    return found
 
 
 if __name__ == "__main__":

@@ -33,12 +33,12 @@ def rabbitmq_url(**options: str) -> str:
 
 
 @contextmanager
-def rabbitmq_shop(folder: Path, spark: Any) -> Iterator[Shop]:
+def rabbitmq_shop(folder: Path, spark: Any, made: type[Shop] = Shop) -> Iterator[Shop]:
     """Names of nodes are those of all tests, so whatever they leave on the broker is removed."""
     url = rabbitmq_url()
     asyncio.run(_clean(url))
     try:
-        yield Shop(folder, spark, url)
+        yield made(folder, spark, url)
     finally:
         asyncio.run(_clean(url))
 

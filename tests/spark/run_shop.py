@@ -4,6 +4,7 @@ that a double shows. Handlers misbehave when a file says so: workers are other p
 import asyncio
 import os
 import tempfile
+import time
 from pathlib import Path
 
 import faregate as fg
@@ -60,8 +61,15 @@ def misbehave(what: str) -> bool:
 
 @billing.on(OrderPlaced, source="shop", key="order_id", retry=fg.Retry(1, delay=0.01), redeliver=fg.Redeliver(0.2, 0.2))
 async def bill(order: OrderPlaced, ctx: fg.Context) -> object:
+    return await _take(order, ctx, "invoices")
+
+
+async def _take(order: OrderPlaced, ctx: fg.Context, table: str) -> object:
+    """A row, and a command; or what a test left word of."""
     if misbehave(f"slow-{order.order_id}-{order.number}"):
+        (WORDS / f"pid-{order.order_id}-{order.number}").write_text(str(os.getpid()))
         await asyncio.sleep(8)
+    await _meet_twin(f"twin-{order.order_id}-{order.number}")
     if order.total < 0:
         raise fg.Permanent(f"order {order.order_id} has the impossible total {order.total}")
     if misbehave(f"bill-{order.order_id}-{order.number}"):
@@ -69,7 +77,7 @@ async def bill(order: OrderPlaced, ctx: fg.Context) -> object:
     if misbehave(f"bill-{order.order_id}-{order.number}-again"):
         raise RuntimeError("the second try fails")
     await ctx.db.execute(
-        "insert into invoices(order_id, number, message_id) values (?, ?, ?)",
+        f"insert into {table}(order_id, number, message_id) values (?, ?, ?)",
         (order.order_id, order.number, ctx.message_id),
     )
     if misbehave(f"kill-{order.order_id}-{order.number}"):
@@ -93,6 +101,47 @@ async def ship(charged: CardCharged, ctx: fg.Context) -> object:
         (charged.order_id, charged.number, ctx.message_id),
     )
     return OrderShipped(order_id=charged.order_id, number=charged.number)
+
+
+async def _meet_twin(word: str) -> None:
+    """The first who finds the word waits until another attempt comes as far as this."""
+    if misbehave(word):
+        (WORDS / f"{word}-waits").touch()
+        until = time.monotonic() + 200
+        while (WORDS / f"{word}-waits").exists() and time.monotonic() < until:  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.05)
+    else:
+        misbehave(f"{word}-waits")
+
+
+class Stamped(fg.Event):
+    order_id: str
+    number: int
+
+
+stamping = fg.Node("stamping", schema=_schema("stamps"))
+filing = fg.Node("filing", schema=_schema("files"))
+
+
+@stamping.on(
+    OrderPlaced,
+    source="shop",
+    key="order_id",
+    dedup="tokens",
+    retry=fg.Retry(1, delay=0.01),
+    redeliver=fg.Redeliver(0.2, 0.2),
+)
+async def stamp(order: OrderPlaced, ctx: fg.Context) -> object:
+    """As billing does, by tokens; one recipient of what it sends has a ledger, and one wants tokens."""
+    return [await _take(order, ctx, "stamps"), Stamped(order_id=order.order_id, number=order.number)]
+
+
+@filing.on(Stamped, source="stamping", key="order_id", dedup="tokens")
+async def file(stamped: Stamped, ctx: fg.Context) -> None:
+    await ctx.db.execute(
+        "insert into files(order_id, number, message_id) values (?, ?, ?)",
+        (stamped.order_id, stamped.number, ctx.message_id),
+    )
 
 
 queueing = fg.Node("queueing", schema=_schema("tickets"))

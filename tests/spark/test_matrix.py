@@ -15,15 +15,15 @@ from faregate.broker.journal.disk import RealDisk
 from faregate.broker.journal.layout import Layout
 from faregate.broker.journal.reader import JournalReader
 from tests.spark.rig import append, truncate
-from tests.spark.run_rig import Shop, the_shop
+from tests.spark.run_rig import Shop, TokenShop, the_shop, token_shop
 from tests.spark.test_run_engine import Rig
 
-__all__ = ["the_shop"]
+__all__ = ["the_shop", "token_shop"]
 pytestmark = pytest.mark.services
 
 
 def checkpoint_of(shop: Shop) -> Path:
-    [folder] = (shop.folder / "checkpoint-billing").iterdir()
+    [folder] = (shop.folder / f"checkpoint-{shop.node}").iterdir()
     return folder
 
 
@@ -43,6 +43,29 @@ def test_the_driver_dies_after_the_handlers_commit_before_the_commit_log(the_sho
     run = the_shop.run_to_end()
     assert run.outcomes == {"duplicate": 4}
     the_shop.check(8)
+
+
+def test_a_worker_is_killed_with_tokens_in_another_database(token_shop: TokenShop) -> None:
+    """And before that the first message of the run fails, and is parked with its claim."""
+    token_shop.place(12)
+    token_shop.arm(0)
+    token_shop.arm(0, more="-again")
+    token_shop.arm(6, "kill")
+    token_shop.run_to_end(max_messages_per_trigger=8)
+    token_shop.make_due()
+    token_shop.run_to_end()
+    token_shop.check_all(12)
+
+
+def test_a_batch_runs_again_after_its_tokens_are_gone(token_shop: TokenShop) -> None:
+    token_shop.place(8)
+    token_shop.run_to_end()
+    assert token_shop.rows("select count(*) from faregate_ledger where node = 'stamping'") == [(0,)], "no tokens at all"
+    for folder in ("commits", "offsets"):
+        shutil.rmtree(checkpoint_of(token_shop) / folder)
+    token_shop.set_marks(0)
+    assert token_shop.run_to_end().outcomes == {"duplicate": 8}
+    token_shop.check_all(8)
 
 
 @pytest.mark.full

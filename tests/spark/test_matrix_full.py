@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,9 @@ from faregate.broker.journal.reader import JournalReader
 from faregate.errors import JournalLocked
 from tests.crash.server import private_postgres
 from tests.spark import run_shop
-from tests.spark.matrix_driver import POINTS, SINK_POINTS
-from tests.spark.run_rig import Shop
+from tests.spark.matrix_driver import POINTS, SINK_POINTS, TOKEN_POINTS
+from tests.spark.rabbitmq_rig import rabbitmq_shop
+from tests.spark.run_rig import Shop, TokenShop, open_token_shop
 
 pytestmark = [pytest.mark.services, pytest.mark.full]
 ROOT = Path(__file__).parents[2]
@@ -34,14 +35,21 @@ LONG = 300
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Shop:
-    made = Shop(tmp_path, None)
+    return open_shop(tmp_path)
+
+
+def open_shop(folder: Path) -> Shop:
+    made = Shop(folder, None)
     made.run_bus("shop", "payments")  # somebody takes what billing sends
     return made
 
 
 def driver(
-    shop: Shop, point: str = "never", master: str | None = None, *, node: str = "billing", **more: str
+    shop: Shop, point: str = "never", master: str | None = None, *, node: str = "", **more: str
 ) -> "subprocess.Popen[str]":
+    node = node or shop.node
+    if shop.tokens is not None:
+        more["MATRIX_TOKENS"] = shop.tokens
     store = "-" if node == "counting" else shop.store
     arguments = [node, shop.url, store, str(shop.folder / f"checkpoint-{node}"), point]
     return subprocess.Popen(
@@ -68,11 +76,12 @@ def judge(shop: Shop, count: int) -> None:
     """Every order once and in order, by the rows; and by the audit, which knows nothing of handlers."""
     shop.check(count)
     command = [sys.executable, "-m", "faregate", "spark", "audit", shop.url, "--json", "--master", "local[2]"]
-    chosen = ["--store", f"billing={shop.store}", "--effects", "billing:select message_id from invoices"]
+    node = shop.node
+    chosen = ["--store", f"{node}={shop.store}", "--effects", f"{node}:select message_id from {shop.table}"]
     found = subprocess.run([*command, *chosen], cwd=ROOT, capture_output=True, text=True, timeout=LONG, check=False)
     assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-3000:]
-    [billing] = [row for row in json.loads(found.stdout)["table"] if row["node"] == "billing"]
-    assert (billing["published"], billing["handled"], billing["in_flight"]) == (count, count, 0), billing
+    [row] = [row for row in json.loads(found.stdout)["table"] if row["node"] == node]
+    assert (row["published"], row["handled"], row["in_flight"]) == (count, count, 0), row
 
 
 @pytest.mark.parametrize("point", POINTS[1:])
@@ -81,6 +90,21 @@ def test_the_driver_is_killed(shop: Shop, point: str) -> None:
     finish(driver(shop, point), dies=True)
     finish(driver(shop))
     judge(shop, 20)
+
+
+@pytest.fixture
+def token_shop(tmp_path: Path) -> TokenShop:
+    return open_token_shop(tmp_path, None)
+
+
+@pytest.mark.parametrize("point", [*POINTS[1:], *TOKEN_POINTS])
+def test_the_driver_is_killed_with_tokens_in_another_database(token_shop: TokenShop, point: str) -> None:
+    token_shop.place(20)
+    token_shop.arm(7, "kill")
+    finish(driver(token_shop, point), dies=True)
+    finish(driver(token_shop))
+    judge(token_shop, 20)
+    token_shop.check_all(20)
 
 
 @pytest.mark.parametrize("point", SINK_POINTS)
@@ -126,27 +150,51 @@ def test_available_now_repeated_to_a_fixpoint_while_appending(shop: Shop) -> Non
     judge(shop, shop.placed)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_random_kills(shop: Shop, seed: int) -> None:
+KILLS = 11
+"""Of workers, in each test of random kills: the three with a ledger have 30 that hit a running batch, and more."""
+
+
+@pytest.mark.parametrize(("kind", "seed"), [("ledger", 1), ("ledger", 2), ("ledger", 3), ("tokens", 4)])
+def test_random_kills(tmp_path: Path, kind: str, seed: int) -> None:
+    """Workers die within the transactions of their batches, drivers wherever they are; first of all one that leaves
+    parked messages."""
     chance = random.Random(seed)
+    shop = open_token_shop(tmp_path, None) if kind == "tokens" else open_shop(tmp_path)
     shop.place(60)
-    for number in chance.sample(range(60), 3):
+    killed = chance.sample(range(8, 60), KILLS)
+    for number in killed:
         shop.arm(number, "kill")
-    for _ in range(3):
-        process = driver(shop, chance.choice(POINTS), MATRIX_AT_ONCE=str(chance.choice([4, 7, 30])))
+    for number in chance.sample(range(4), 2):  # in the first batch
+        for more in ("", "-again"):
+            shop.arm(number, more=more)
+    patient = "local[2,30]"  # so many tries has a task
+    finish(driver(shop, chance.choice(POINTS[2:]), patient, MATRIX_AT_ONCE="4"), dies=True)
+    assert shop.rows("select count(*) from faregate_parked")[0][0] > 0, "the driver left nothing parked"
+    for _ in range(2):
+        process = driver(shop, chance.choice(POINTS), patient, MATRIX_AT_ONCE=str(chance.choice([4, 7, 30])))
         try:
             process.communicate(timeout=chance.uniform(8, 25))
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-    finish(driver(shop))
+    finish(driver(shop, "never", patient))
+    if shop.rows("select count(*) from faregate_parked") != [(0,)]:
+        shop.make_due()
+        finish(driver(shop, "never", patient))
+    assert shop.hits("kill", killed) == KILLS >= 10, "a kill hit nothing"
     judge(shop, 60)
 
 
 class PostgresShop(Shop):
+    """The node on Spark has its store on PostgreSQL, those on a bus have one on SQLite."""
+
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
         with psycopg.connect(self.store) as connection:
             return connection.execute(sql).fetchall()
+
+    def beside(self) -> Shop:
+        """The same as the nodes on a bus see it."""
+        return Shop(self.folder, None, self.url)
 
 
 def test_postgres_restarts_while_a_batch_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,28 +249,61 @@ def cluster(folder: Path) -> Iterator[str]:
         yield url
     finally:
         for each in started:
-            os.killpg(each.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # a test killed it
+                os.killpg(each.pid, signal.SIGKILL)
             each.wait()
 
 
-def test_with_speculation_switched_on(shop: Shop) -> None:
-    """On a cluster: a session on one machine never speculates. Whether a second attempt is started is Spark's choice;
-    what two attempts do to each other is seen in test_matrix.py and test_run_engine.py."""
+def test_a_second_attempt_is_started_by_speculation(shop: Shop) -> None:
+    """On a cluster: a session on one machine never speculates. The first attempt waits in its handler until the second
+    one is there, so both run at once. What they may do to each other at every moment is seen in the simulator, in
+    test_matrix.py and in test_run_engine.py."""
     shop.place(40)
-    shop.arm(0, "slow")
+    shop.arm(0, "twin")
     with cluster(shop.folder) as master:
-        finish(driver(shop, "never", master, MATRIX_SPECULATION="true", MATRIX_AT_ONCE="40"))
+        said = finish(driver(shop, "never", master, MATRIX_SPECULATION="true", MATRIX_AT_ONCE="40"))
+    [attempts] = [line.split()[2:] for line in said.splitlines() if line.startswith("speculative attempts")]
+    assert attempts, said[-3000:]
+    assert shop.hits("twin", [0]) == 1 and not shop.is_armed(0, "twin", "-waits"), "nobody else came to that order"
     judge(shop, 40)
 
 
-def test_a_standalone_cluster(tmp_path: Path) -> None:
-    with private_postgres() as server, cluster(tmp_path) as master:
-        shop = PostgresShop(tmp_path, None)
+def kill_executor(pid: int) -> None:
+    """The worker of the cluster in whose executor this Python process runs: the worker, its executor, and all of that
+    but for the Python process, which goes on as a zombie until it finds nobody to tell."""
+    while "CoarseGrainedExecutorBackend" not in Path(f"/proc/{pid}/cmdline").read_text():
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        assert pid > 1, "no executor above it"
+    os.killpg(os.getpgid(pid), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("log", ["journal", "rabbitmq"])
+def test_a_standalone_cluster(tmp_path: Path, log: str) -> None:
+    """With a journal that all workers reach, and with the stream beside RabbitMQ's queues. A Python process dies in a
+    batch, and then a whole worker of the cluster."""
+    with ExitStack() as stack:
+        server = stack.enter_context(private_postgres())
+        if log == "rabbitmq":
+            shop = stack.enter_context(rabbitmq_shop(tmp_path, None, PostgresShop))
+        else:
+            shop = PostgresShop(tmp_path, None)
         shop.store = server.url()
+        master = stack.enter_context(cluster(tmp_path))
+        shop.beside().run_bus("shop", "payments")
         shop.place(24)
         shop.arm(5, "kill")
-        finish(driver(shop, "never", master, RUN_SHOP_POSTGRES="1"))
+        shop.arm(14, "slow")
+        process = driver(shop, "never", master, RUN_SHOP_POSTGRES="1")
+        try:
+            kill_executor(shop.wait_for_slow(14, LONG))
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+        finish(process)
+        assert shop.hits("kill", [5]) == 1
         judge(shop, 24)
+        shop.beside().run_bus("payments")
+        shop.beside().check(24, "charges")
 
 
 def test_the_whole_log_is_there_for_others(shop: Shop) -> None:

@@ -101,7 +101,7 @@ async def read_by_spark(url: str) -> None:
 
 
 async def run_on_spark(url: str) -> None:
-    check(repr(RunSpec("1", "listener", "module:listener", None, url, "application/json", 1)))
+    check(repr(RunSpec("1", "listener", "module:listener", None, url, "application/json", 1, tokens=url)))
     [_, listener] = nodes()
     Driver(listener, url, Path("journal"), 1.0, 1).close()
 

@@ -18,6 +18,7 @@ from faregate.bus.dead_letter_retention import RetainDead, prune
 from faregate.bus.dispatcher import Dispatcher
 from faregate.bus.supplied import Supplied
 from faregate.core.dead_letter import dead_letter
+from faregate.core.dedup.claims import CLAIM_AGE
 from faregate.core.escalation import Escalation
 from faregate.core.node_store import NodeStore
 from faregate.core.unit import TRANSACTION_LOST
@@ -38,8 +39,6 @@ _ROWS_AT_A_TIME = 500
 _STORE_DOWN_SECONDS = 10.0
 _DRAINED: frozenset[Capability] = frozenset({"dead letters", "delay"})
 """What a transport needs so that its dead letters can wait for a store that is away."""
-_CLAIM_AGE = 60.0
-"""Nobody still works on a claim this old whose token is gone."""
 
 
 class Housekeeper:
@@ -203,5 +202,5 @@ class Housekeeper:
     async def _sweep(self) -> None:
         """Remove claims without a token, and tokens without a signal."""
         if self._shared.claims is not None:
-            await self._shared.claims.sweep(self._now() - _CLAIM_AGE)
+            await self._shared.claims.sweep(self._now() - CLAIM_AGE)
         await self._dispatcher.discard_strays()

@@ -13,7 +13,7 @@ from faregate.bus.outbox_place import OutboxPlace
 from faregate.bus.supplied import Waiting
 from faregate.core.alarms import Alarms
 from faregate.core.breaker import Circuit
-from faregate.core.dedup.claims import Claims
+from faregate.core.dedup.claims import claims_of
 from faregate.core.escalation import Escalation
 from faregate.core.node_store import NodeStore
 from faregate.core.observer import Observers
@@ -89,9 +89,8 @@ class NodeStores:
             self.dispatchers[opened.database_id] = dispatcher
         self._of: dict[str, NodeStore] = {}
         for name, opened in stores.items():
-            dispatcher, claims = self.dispatchers[opened.database_id], None
-            if self._tokens is not None and self._tokens.database_id != opened.database_id:
-                claims = Claims(name, opened, self._tokens, dispatcher.dispatch, alarms, clock)
+            dispatcher = self.dispatchers[opened.database_id]
+            claims = claims_of(name, opened, self._tokens, alarms, clock, dispatcher.dispatch)
             young = min(_YOUNG_SECONDS, retain_ledger)
             self._of[name] = NodeStore(opened, dispatcher, alarms, self._tokens, claims, young_seconds=young)
         self._clock = clock

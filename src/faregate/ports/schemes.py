@@ -115,11 +115,11 @@ async def describe_store(url: str) -> StoreInfo:
     return await to_thread(store.reader().describe)
 
 
-def url_for_workers(given: object) -> str:
+def url_for_workers(given: object, what: str = "store=") -> str:
     """The URL of a store that other processes are to open, too. Raises `ConfigurationError` for an object."""
     if not isinstance(given, str):
         raise ConfigurationError(
-            f"store= got a {type(given).__name__}, an object, which cannot travel to Spark's workers: give a URL, such "
+            f"{what} got a {type(given).__name__}, an object, which cannot travel to Spark's workers: give a URL, such "
             "as sqlite:PATH or postgresql://…, which each of them opens for itself"
         )
     return given

@@ -31,6 +31,9 @@ def run(
     store: Annotated[
         str | None, typer.Option(help="The node's store, sqlite:PATH or postgresql://…; none: no effects, no store.")
     ] = None,
+    tokens: Annotated[
+        str | None, typer.Option(help="The bus' token store, where that is another database than the node's store.")
+    ] = None,
     trigger: Annotated[str, typer.Option(help="available-now, or how often to look: 5s, 500ms.")] = "available-now",
     max_messages: Annotated[int, typer.Option(min=1, help="At most so many messages a batch.")] = 200_000,
     handover: Annotated[
@@ -66,6 +69,7 @@ def run(
                 spark,
                 source=log,
                 store=store,
+                tokens=tokens,
                 checkpoint=checkpoint,
                 trigger=trigger,
                 max_messages_per_trigger=max_messages,

@@ -11,10 +11,13 @@
 
 The claim is looked up before the token: whoever finds none of both is a duplicate, whatever it raced with. A crash
 after any step leaves the delivery unsettled, and the next copy goes on from what is recorded.
+
+On Spark one process sends for many that handle (docs/decisions/0055). There a task ends with R5, and whoever sends does
+D and G for all that is done (`finish_all`); the log keeps the message, so that nothing has to be settled.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 from uuid import uuid4
 
 from faregate.core.alarms import Alarms
@@ -31,7 +34,12 @@ Admission = Literal["run", "done", "duplicate", "taken"]
 Dispatch = Callable[[Sequence[OutboxRow]], Awaitable[None]]
 """Returns once these rows of the outbox are sent."""
 
+T = TypeVar("T")
+
+CLAIM_AGE = 60.0
+"""Nobody still works on a claim this old whose token is gone."""
 _TAKEN_SECONDS = 5.0
+_FINISHED_AT_ONCE = 1_000
 
 
 class ClaimLost(StoreConflict):
@@ -42,8 +50,9 @@ class Claims(Dedup):
     one_by_one = True
 
     def __init__(
-        self, node: str, store: Store, tokens: TokenStore, dispatch: Dispatch, alarms: Alarms, clock: Clock
+        self, node: str, store: Store, tokens: TokenStore, dispatch: Dispatch | None, alarms: Alarms, clock: Clock
     ) -> None:
+        """`dispatch` is None where another process sends, and finishes."""
         self._node = node
         self._store = store
         self._tokens = tokens
@@ -124,8 +133,22 @@ class Claims(Dedup):
 
     async def finish(self, work: Work) -> None:
         """D and G: see that everything is sent, then forget the message."""
-        await self._dispatch(await self._store.outbox_rows_of(self._node, work.message_id))
-        await self.forget(work)
+        if self._dispatch is not None:
+            await self._dispatch(await self._store.outbox_rows_of(self._node, work.message_id))
+            await self.forget(work)
+
+    async def finish_all(self, send: Callable[[], Awaitable[T]]) -> T:
+        """D and G of all messages that are done by now. `send` sends everything that is in the outbox."""
+        done = await self._store.done_claims(self._node)
+        answer = await send()
+        for start in range(0, len(done), _FINISHED_AT_ONCE):
+            some = done[start : start + _FINISHED_AT_ONCE]
+            await self._tokens.discard([each.attempt_id for each in some])  # that of a dead letter may be unclaimed
+            if faults.hook is not None:
+                await faults.hook("tokens.deleted")
+            async with self._store.transaction() as transaction:
+                await transaction.delete_claims(some)
+        return answer
 
     async def forget(self, work: Work) -> None:
         """G: the token first. The other way round, a late copy would find a token and no claim."""
@@ -157,3 +180,12 @@ class Claims(Dedup):
             if record.node == self._node and await self._tokens.read(record.attempt_id) is None:
                 swept += await self._store.delete_claim(record.node, record.message_id, record.claim_id, only_new=False)
         return swept
+
+
+def claims_of(
+    node: str, store: Store, tokens: TokenStore | None, alarms: Alarms, clock: Clock, dispatch: Dispatch | None = None
+) -> Claims | None:
+    """How a node claims messages; None where it need not, as tokens and business data are one database."""
+    if tokens is None or tokens.database_id == store.database_id:
+        return None
+    return Claims(node, store, tokens, dispatch, alarms, clock)

@@ -32,6 +32,9 @@ class TokenTransaction(Protocol):
     async def finish_claim(self, node: str, message_id: str, claim_id: str) -> bool:
         """NEW becomes DONE; False, and the effects must not be committed, when this claim does not hold it as NEW."""
 
+    async def delete_claims(self, records: Sequence[ClaimRecord]) -> int:
+        """Remove those that are still these claims, in whatever state; how many."""
+
 
 class ClaimStore(Protocol):
     """Each change is a commit of its own."""
@@ -39,6 +42,9 @@ class ClaimStore(Protocol):
     async def claim_record(self, node: str, message_id: str) -> ClaimRecord | None: ...
     async def claim_records(self, before: float, limit: int) -> list[ClaimRecord]:
         """Claims made before this time, oldest first: what a sweeper looks at."""
+
+    async def done_claims(self, node: str) -> list[ClaimRecord]:
+        """A node's claims whose effects are committed: where one sends for many, what it finishes afterwards."""
 
     async def insert_claim(self, node: str, message_id: str, claim_id: str, attempt_id: str, at: float) -> bool:
         """Record a NEW claim; False when there is one of the same message already, which stays as it is."""

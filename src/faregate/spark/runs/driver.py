@@ -1,6 +1,6 @@
 """The driver's side of a handler run: what happens around each batch, on one store and one log.
 
-    due parked rows -> (the batch runs) -> outbox to the log -> low-water mark -> what retention may remove
+    due parked rows -> (the batch runs) -> outbox to the log, tokens go -> low-water mark -> what retention may remove
 
 All of it runs on an event loop of its own in a thread of its own (`Driver.run`), so that the store stays open from
 batch to batch.
@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
+from faregate.core.alarms import Alarms
+from faregate.core.dedup.claims import CLAIM_AGE, claims_of
 from faregate.core.observer import Observers
 from faregate.core.recipients import RecipientLists, topic_for
 from faregate.errors import BelowFloor, ConfigurationError
@@ -22,15 +24,24 @@ from faregate.ports.queue import Binding
 from faregate.ports.schemes import open_store, open_token_store
 from faregate.ports.store import Parked
 from faregate.ports.topology import Reading
-from faregate.spark.logs import open_log
+from faregate.spark.logs import open_log, open_subscribed
 from faregate.spark.options import Place
 from faregate.spark.runs.outbox import OutboxSpooler
-from faregate.spark.runs.views import LOW_WATER, check_parked, low_water_name, reader_name, with_generations
+from faregate.spark.runs.views import (
+    LOW_WATER,
+    check_parked,
+    low_water_name,
+    reader_name,
+    token_mark_name,
+    with_generations,
+)
 
 T = TypeVar("T")
 PARKED_AT_ONCE = 20_000
 _EVICTION_SECONDS = 60.0
 _EVICTED_AT_ONCE = 50_000
+_EVICTING_SECONDS = 10.0
+"""How long a batch may be held up by it, about."""
 
 
 class LoopThread:
@@ -55,19 +66,34 @@ class Driver:
     """`open` and `begin` first, `close` at the end. The thread that Spark calls runs the coroutines with `run`."""
 
     def __init__(
-        self, node: Node, store: str, path: Place, retain_ledger: float, body_limit: int, observers: Observers = ()
+        self,
+        node: Node,
+        store: str,
+        path: Place,
+        retain_ledger: float,
+        body_limit: int,
+        observers: Observers = (),
+        tokens: str | None = None,
     ) -> None:
-        if store.partition(":")[0] == "memory":
-            raise ConfigurationError(
-                "memory: is a database of one process; Spark's workers need sqlite: or postgresql:"
-            )
+        for url in (store, tokens or ""):
+            if url.partition(":")[0] == "memory":
+                raise ConfigurationError(
+                    "memory: is a database of one process; Spark's workers need sqlite: or postgresql:"
+                )
         self._node = node
         self._clock = SystemClock()
         self._store = open_store(store, self._clock)
-        self._tokens = open_token_store(store, self._clock)
+        self._wanting = [each for each in node.subscriptions.values() if each.dedup == "tokens"]
+        self._finds_out = tokens is None
+        """Whether nobody said where tokens are: then it has to be known already."""
+        self.tokens = tokens or (store if self._wanting else None)
+        """Where tokens are; None where the node has nothing to do with any."""
+        self._tokens = None if self.tokens is None else open_token_store(self.tokens, self._clock)
+        self._recipient_lists = None if self._tokens is None else RecipientLists(self._tokens)
+        self._alarms = Alarms()
+        self._claims = claims_of(node.name, self._store, self._tokens, self._alarms, self._clock)
         self._path = path
         self._marks: list[str] = []
-        self._recipient_lists: RecipientLists | None = None
         self._spooler: OutboxSpooler | None = None
         self._retain_ledger = retain_ledger
         self._body_limit = body_limit
@@ -81,10 +107,17 @@ class Driver:
     async def open(self) -> None:
         """Connect to the store and make its tables: what can fail for reasons of its own, before anything is taken."""
         await self._store.open()
-        await self._tokens.open()
+        if self._tokens is not None:
+            await self._tokens.open()
         if self._node.schema is not None:
             await self._store.apply_schema(self._node.schema)
-        self._recipient_lists = await self._find_recipient_lists()
+        await self._check_lists()
+
+    async def subscribe(self) -> None:
+        """Put the node on the recipient lists, as a bus does. Its views are taken."""
+        if self._recipient_lists is not None:
+            for each in self._node.subscriptions.values():
+                await self._recipient_lists.subscribe(topic_for(each), self._node.name, each.dedup)
 
     async def begin(self, label: str, begins: dict[str, Reading], start: int | None, read: int) -> dict[str, Reading]:
         """Where each subscription goes on, by the low-water marks of the store. `start` is where one without a mark
@@ -116,7 +149,7 @@ class Driver:
             self._observers,
         )
         await self._spooler.open()
-        await self._spooler.send()
+        await self._send(self._spooler)
         await self._spooler.take_in()
         return going_on
 
@@ -146,21 +179,27 @@ class Driver:
         """Raises `ConfigurationError` for what a bus keeps in the store."""
         await check_parked(bindings, self._store)
 
-    async def _find_recipient_lists(self) -> RecipientLists | None:
-        """The recipient lists, for a node that deduplicates by tokens. They must be in its own store: a token that is
-        looked for in the wrong place is missing, and its message would be taken for a duplicate."""
-        wanted = [sub for sub in self._node.subscriptions.values() if sub.dedup == "tokens"]
-        if not wanted:
-            return None
-        lists = await self._tokens.recipients([topic_for(sub) for sub in wanted])
-        for subscription in wanted:
-            if lists[topic_for(subscription)].modes.get(self._node.name) != "tokens":
+    async def _check_lists(self) -> None:
+        """Raises `ConfigurationError` where tokens are not: one that is looked for in the wrong place is missing, and
+        its message would be taken for a duplicate. Notes that they are here before the log says that there are any: a
+        run that dies before the node is on its lists can be repeated."""
+        if self._tokens is None or not self._wanting:
+            return
+        topology = open_subscribed(self._path).topology()
+        lists = await self._tokens.recipients([topic_for(each) for each in self._wanting])
+        queues = {each: each.binding(self._body_limit).queue for each in self._wanting}
+        marks = {each: token_mark_name(queue, self._tokens.database_id) for each, queue in queues.items()}
+        known = await self._read_low_water(list(marks.values()))
+        for each in self._wanting:
+            if lists[topic_for(each)].modes.get(self._node.name) == "tokens":
+                continue
+            if self._finds_out or ("tokens" in topology.ways(queues[each]) and marks[each] not in known):
                 raise ConfigurationError(
-                    f"{subscription} deduplicates by tokens, and {self._store.url} has no list that says so: on Spark "
-                    "tokens must be in the node's own store. Start a bus once whose nodes all share that store, or use "
-                    "dedup='ledger'"
+                    f"{each} deduplicates by tokens, and {self._tokens.url} has no list that says so: its tokens are "
+                    "in another database. Say which, with tokens=URL (--tokens URL), as on the bus"
                 )
-        return RecipientLists(self._tokens)
+        async with self._store.transaction() as transaction:
+            await transaction.advance(self._node.name, LOW_WATER, dict.fromkeys(marks.values(), 0))
 
     async def _read_low_water(self, marks: list[str]) -> dict[str, int]:
         async with self._store.transaction() as transaction:
@@ -177,7 +216,7 @@ class Driver:
     async def finish_batch(self, done: int) -> tuple[int, int]:
         """Everything below `done` is decided: send what was sent, and note it. Returns (sent, parked)."""
         assert self._spooler is not None
-        sent = await self._spooler.send()
+        sent = await self._send(self._spooler)
         async with self._store.transaction() as transaction:
             await transaction.advance(self._node.name, LOW_WATER, dict.fromkeys(self._marks, done))
             parked, lowest = await transaction.count_parked(self._node.name)
@@ -189,19 +228,31 @@ class Driver:
         return sent, parked
 
     async def _evict(self) -> None:
-        """Ledger rows go by age, as on the bus; the floor rises with them."""
+        """Ledger rows go by age, as on the bus; the floor rises with them. So do claims and tokens a crash left."""
+        assert self._spooler is not None
         now = self._clock.monotonic()
         if now >= self._next_eviction:
             self._next_eviction = now + _EVICTION_SECONDS
-            await self._store.evict(self._node.name, self._clock.time() - self._retain_ledger, _EVICTED_AT_ONCE)
+            until, before = now + _EVICTING_SECONDS, self._clock.time() - self._retain_ledger
+            while await self._store.evict(self._node.name, before, _EVICTED_AT_ONCE) == _EVICTED_AT_ONCE:
+                if self._clock.monotonic() >= until:
+                    break  # the rest goes next time: a batch waits for this
+            if self._claims is not None:
+                await self._claims.sweep(self._clock.time() - CLAIM_AGE)
+            await self._spooler.discard_strays()
 
     async def send(self) -> int:
         """Send what nobody was told of: a zombie committed it after its batch, or a person replays a dead letter."""
         assert self._spooler is not None
-        sent = await self._spooler.send()
+        sent = await self._send(self._spooler)
         if sent:
             await self._spooler.take_in()
+        await self._evict()
         return sent
+
+    async def _send(self, spooler: OutboxSpooler) -> int:
+        """Send what is in the outbox; with tokens in another database, forget what is done and sent."""
+        return await (spooler.send() if self._claims is None else self._claims.finish_all(spooler.send))
 
     def close(self) -> None:
         self._loop.run(self._close())
@@ -210,5 +261,6 @@ class Driver:
     async def _close(self) -> None:
         if self._spooler is not None:
             await self._spooler.close()
-        await self._tokens.close()
+        if self._tokens is not None:
+            await self._tokens.close()
         await self._store.close()

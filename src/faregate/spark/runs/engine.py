@@ -23,6 +23,7 @@ from faregate.bus.lanes import Lanes
 from faregate.bus.several_keys import lanes_of
 from faregate.codec import BodyWriter, find_codec
 from faregate.core.alarms import Alarms
+from faregate.core.dedup.claims import claims_of
 from faregate.core.handling import Handling
 from faregate.core.life import Life
 from faregate.core.node_store import NodeStore
@@ -94,10 +95,10 @@ class Engine:
         self.clock: Clock = SystemClock()
         self.pool = HandlerThreads()
         self.store = open_store(spec.store, self.clock, blocking=True)
-        wants_tokens = any(sub.dedup == "tokens" for sub in self.node.subscriptions.values())
-        self._tokens = open_token_store(spec.store, self.clock) if wants_tokens else None
+        self._tokens = None if spec.tokens is None else open_token_store(spec.tokens, self.clock)
         alarms = Alarms()
-        self.shared = NodeStore(self.store, OutboxOnly(), alarms, self._tokens)
+        claims = claims_of(self.node.name, self.store, self._tokens, alarms, self.clock)
+        self.shared = NodeStore(self.store, OutboxOnly(), alarms, self._tokens, claims)
         writer = BodyWriter(find_codec(spec.codec), limit=spec.body_limit)
         self.resources = Resources(self.node, self.pool, alarms)
         self._life = Life([self.resources])

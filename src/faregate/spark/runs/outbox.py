@@ -65,7 +65,7 @@ class OutboxSpooler:
         self._clock = clock
         self._observers = observers
         self._alarms = Alarms()
-        self._recipient_lists = lists
+        self._attempts = None if lists is None else Attempts(store, lists, clock, self._alarms)
         """Where some recipients may want tokens."""
         resources = Resources(node, alarms=self._alarms, only_outgoing=True)
         self._life = Life([resources])
@@ -92,7 +92,7 @@ class OutboxSpooler:
         await self._take_due()
         while rows := await self._store.undispatched(_AT_ONCE, self._nodes):
             sent += len(rows)
-            if self._recipient_lists is not None or (self._around and any(row.ordinal == FROM_OUTSIDE for row in rows)):
+            if self._attempts is not None or (self._around and any(row.ordinal == FROM_OUTSIDE for row in rows)):
                 await self._dispatch()
                 break
             await self._send_rows([without_attempts(row) for row in rows])
@@ -112,15 +112,13 @@ class OutboxSpooler:
     async def _dispatch(self) -> None:
         """Recipients may want tokens, or outgoing middlewares want to see what `fg.outbox` recorded: the bus' own
         dispatcher sees to both, and sends through the log."""
-        lists, alarms = self._recipient_lists, self._alarms
-        attempts = None if lists is None else Attempts(self._store, lists, self._clock, alarms)
         spooling = _Spooling(self._subscribed, self._log)
         dispatcher = Dispatcher(
             self._store,
             spooling,
             self._clock,
-            alarms,
-            attempts,
+            self._alarms,
+            self._attempts,
             self._nodes,
             self._around,
             _PATIENCE,
@@ -158,6 +156,11 @@ class OutboxSpooler:
             for letter in letters:
                 await transaction.add_dead(letter)
             await transaction.dispatched([row.seq for row in rows])
+
+    async def discard_strays(self) -> None:
+        """Remove tokens of attempts that no signal carries, once nobody can create them any more."""
+        if self._attempts is not None:
+            await self._attempts.discard_strays()
 
     async def take_in(self) -> bool:
         """See that what was appended gets into the log; whether it is there now. False while a bus runs: it does."""

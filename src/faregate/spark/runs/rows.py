@@ -15,6 +15,7 @@ from zlib import crc32
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import replace
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, BooleanType, DoubleType, IntegerType, LongType, StringType, StructType
 
@@ -99,6 +100,8 @@ class Places:
         else:
             bucket = bucket_of(self.subscriptions[number].name, "" if binding.several else key)
             key = str(key)
+        if envelope.attempt_id is not None and self._node not in envelope.recipients:
+            envelope = replace(envelope, attempt_id=None)  # the token is for another node: this one was unknown then
         redeliveries = envelope.redeliveries if parked is None else parked.redeliveries
         return position, bucket, number, key, pack(envelope), at, redeliveries, parked is not None
 

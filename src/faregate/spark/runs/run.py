@@ -205,6 +205,7 @@ def run(
     *,
     source: str | Path,
     store: str | None = None,
+    tokens: str | None = None,
     checkpoint: str | Path,
     trigger: str | float = "available-now",
     max_messages_per_trigger: int = MESSAGES_PER_TRIGGER,
@@ -222,7 +223,8 @@ def run(
     `node` is an `fg.Node` or `module:attribute`. `trigger` is "available-now" (handle what is there, and end), or how
     often to look: "5s", "500ms", or seconds. Without `store` handlers have no effect but what they send, and take the
     fast path; it is a URL, never an object, as each worker opens it for itself. `handover` takes subscriptions over
-    from their queues. `start` is the offset at which a subscription begins that has not run on Spark yet; without it,
+    from their queues. `tokens` is the token store of the bus, a URL, where that is another database than `store`.
+    `start` is the offset at which a subscription begins that has not run on Spark yet; without it,
     it begins with what waits for it, or with the log.
     `retain_ledger`, `codec` and `max_message_bytes` are those of the bus; a codec of your own is one that the node's
     module registers (`fg.register_codec`), as the workers import that. `observe` names who observes the run, as
@@ -236,14 +238,14 @@ def run(
     target, folder = (node, str(Path.cwd())) if isinstance(node, str) else locate(node)
     found = load_node(node, folder) if isinstance(node, str) else node
     observers = load_observers(observe, folder)
-    content_type = _check(found, store, codec, max_messages_per_trigger)
+    content_type = _check(found, store, tokens, codec, max_messages_per_trigger)
     open_log(path)  # raises when there is none
     reader = _reader(spark, found, max_messages_per_trigger).options(**options_of(path))
     partitions = _partitions(spark)
     driver = None
     if store is not None:
         retain = check_delay(retain_ledger, "retain_ledger")
-        driver = Driver(found, store, path, retain, max_message_bytes, observers)
+        driver = Driver(found, store, path, retain, max_message_bytes, observers, tokens)
     try:
         bindings = bindings_of(found, max_message_bytes)
         if driver is not None:
@@ -260,10 +262,22 @@ def run(
         label = label_of(path, found, max_message_bytes)
         place = f"{checkpoint}/{label}"
         if driver is not None:
+            driver.run(driver.subscribe())
             begins = driver.run(driver.begin(label, begins, start, committed_end(place)))
         elif start is not None:
             begins = {queue: replace(begin, offset=max(begin.offset, start)) for queue, begin in begins.items()}
-        spec = RunSpec(uuid4().hex, found.name, target, folder, store, content_type, max_message_bytes, begins, observe)
+        spec = RunSpec(
+            uuid4().hex,
+            found.name,
+            target,
+            folder,
+            store,
+            content_type,
+            max_message_bytes,
+            begins,
+            observe,
+            None if driver is None else driver.tokens,
+        )
         reader = reader.option("startingOffsets", min(begin.offset for begin in begins.values()))
         handle: Run | StatelessRun
         if driver is not None:
@@ -297,7 +311,7 @@ def _reader(spark: SparkSession, node: Node, max_messages_per_trigger: int) -> D
     )
 
 
-def _check(node: Node, store: str | None, codec: str | Codec, max_messages_per_trigger: int) -> str:
+def _check(node: Node, store: str | None, tokens: str | None, codec: str | Codec, max_messages_per_trigger: int) -> str:
     """The content type of the codec, by which the workers find it."""
     content_type = find_codec(codec if isinstance(codec, str) else codec.content_type).content_type
     if max_messages_per_trigger < 1:
@@ -315,6 +329,12 @@ def _check(node: Node, store: str | None, codec: str | Codec, max_messages_per_t
         check_stateless(node)
     else:
         url_for_workers(store)
+    if tokens is not None:
+        url_for_workers(tokens, "tokens=")
+        if store is None:
+            raise ConfigurationError(
+                f"tokens= belongs to a node with a store, and {node.name!r} has none here: say which, with store="
+            )
     return content_type
 
 

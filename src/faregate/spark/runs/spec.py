@@ -35,6 +35,8 @@ class RunSpec:
     """By queue, where its subscription goes on in the log."""
     observe: str | None = None
     """module:attribute of who observes the run, in the driver and in each worker."""
+    tokens: str | None = field(default=None, repr=False)
+    """Where signals with an attempt have their tokens; the node's own store, or another database."""
 
 
 _loaded: dict[str, Node] = {}

@@ -150,3 +150,8 @@ in one run of handovers. Below such a mark everything is handled, dead or parked
 def low_water_name(queue: str, epoch: int) -> str:
     """What the low-water mark of one subscription is kept under."""
     return f"{queue}@{epoch}"
+
+
+def token_mark_name(queue: str, database: str) -> str:
+    """The mark of a subscription that looks for its tokens in that database; its position means nothing."""
+    return f"{queue} tokens {database}"

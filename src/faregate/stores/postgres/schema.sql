@@ -17,7 +17,7 @@ create table faregate_ledger (
     sent_ids bytea,
     primary key (node, message_id)
 );
-create index faregate_ledger_by_time on faregate_ledger using brin (handled_at);
+create index faregate_ledger_by_time on faregate_ledger (node, handled_at);
 
 -- Outgoing messages. A seq is never used again, so a repeated removal cannot hit another row.
 create table faregate_outbox (
@@ -61,6 +61,7 @@ create table faregate_identities (
     claimed_at double precision not null,
     primary key (node, handler, identity)
 );
+create index faregate_identities_by_time on faregate_identities (node, claimed_at);
 
 -- Dead letters.
 create table faregate_dead (

@@ -96,6 +96,10 @@ select node, message_id, claim_id, attempt_id, state, created_at from faregate_c
 select node, message_id, claim_id, attempt_id, state, created_at from faregate_claims
 where created_at < ? order by created_at, node, message_id limit ?;
 
+-- name: done_claims
+-- The claims of a node whose effects are committed.
+select node, message_id, claim_id, attempt_id, state, created_at from faregate_claims where node = ? and state = 'DONE';
+
 -- name: read_token
 -- One token.
 select attempt_id, message_id, recipient, producer, created_at, not_after, payload_ref, claim_id

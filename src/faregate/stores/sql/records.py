@@ -221,6 +221,11 @@ class SqlTransaction(SqlRecords):
     async def finish_claim(self, node: str, message_id: str, claim_id: str) -> bool:
         return await self._change("finish_claim", (node, self.id_in(message_id), claim_id)) == 1
 
+    async def delete_claims(self, records: Sequence[ClaimRecord]) -> int:
+        given = sorted(records)  # two that remove the same ones do not wait for each other crosswise
+        rows = [(each.node, self.id_in(each.message_id), each.claim_id, False) for each in given]
+        return await self._change_many("delete_claim", rows)
+
 
 class SqlStore(SqlRecords):
     """Reads see what is committed; each change is a commit of its own."""
@@ -335,6 +340,9 @@ class SqlStore(SqlRecords):
 
     async def claim_records(self, before: float, limit: int) -> list[ClaimRecord]:
         return [self._claim(row) for row in await self._read("claim_records", (before, limit))]
+
+    async def done_claims(self, node: str) -> list[ClaimRecord]:
+        return [self._claim(row) for row in await self._read("done_claims", (node,))]
 
     def _claim(self, row: Sequence[Any]) -> ClaimRecord:
         node, message_id, *others = row

@@ -192,31 +192,23 @@ select 1 from faregate_dead where node = ? limit 1;
 select message_id, iif(status = 'discarded', 'discarded', 'dead'), replays from faregate_dead
 where node = ? and message_id in (/*values*/) and status in ('open', 'replayed', 'discarded');
 
--- name: young_row
--- Where to stop looking for old ledger rows: the seq of the row that has so many young ones before it.
-select seq from faregate_ledger where handled_at >= ? order by seq limit 1 offset ?;
-
 -- name: evict
--- Remove old ledger rows up to a seq whose outputs are all dispatched.
+-- Remove old ledger rows whose outputs are all dispatched.
 delete from faregate_ledger where seq in (
-    select seq from faregate_ledger not indexed
-    where seq <= :last and node = :node and handled_at < :before and message_id not in (
+    select seq from faregate_ledger indexed by faregate_ledger_by_time
+    where node = :node and handled_at < :before and message_id not in (
         select message_id from faregate_outbox
         where node = :node and message_id is not null and dispatched_at is null
     )
-    order by seq limit :limit
+    order by handled_at limit :limit
 );
 
--- name: young_business_key
--- The same for business keys: the rowid of the one that has so many young ones before it.
-select rowid from faregate_identities not indexed where claimed_at >= ? order by rowid limit 1 offset ?;
-
 -- name: evict_business_keys
--- Remove business keys up to a rowid that are as old.
+-- Remove business keys that are as old.
 delete from faregate_identities where rowid in (
-    select rowid from faregate_identities not indexed
-    where rowid <= :last and node = :node and claimed_at < :before
-    order by rowid limit :limit
+    select rowid from faregate_identities indexed by faregate_identities_by_time
+    where node = :node and claimed_at < :before
+    limit :limit
 );
 
 -- name: raise_floor

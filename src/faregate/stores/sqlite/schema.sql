@@ -16,6 +16,7 @@ create table faregate_ledger (
     sent_ids blob
 );
 create unique index faregate_ledger_once on faregate_ledger (node, message_id);
+create index faregate_ledger_by_time on faregate_ledger (node, handled_at);
 
 -- Outgoing messages. A seq is never used again, so a repeated removal cannot hit another row.
 create table faregate_outbox (
@@ -59,6 +60,7 @@ create table faregate_identities (
     claimed_at real not null,
     primary key (node, handler, identity)
 );
+create index faregate_identities_by_time on faregate_identities (node, claimed_at);
 
 -- Dead letters.
 create table faregate_dead (

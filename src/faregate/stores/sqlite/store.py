@@ -26,18 +26,12 @@ from faregate.stores.sqlite.transaction import SqliteTransaction
 if TYPE_CHECKING:
     from faregate.stores.sql.sessions import UnitDialect
 
-_YOUNG_ROWS = 10_000
-"""After how many young rows the search for old ones ends."""
-_ALL_ROWS = (1 << 63) - 1
-
 
 class SqliteStore(SqliteFile, SqlStore):
     """`sqlite:PATH`. One transaction at a time runs on it: handlers with effects in this store follow each other."""
 
     dear_savepoints, one_writer = False, True
     insertion = insertion
-    _looked_through: frozenset[str] = frozenset()
-    """The nodes whose first search for old ledger rows is done."""
 
     def reader(self) -> SqliteReader:
         if self._place.path is None:
@@ -72,29 +66,17 @@ class SqliteStore(SqliteFile, SqlStore):
         return [outbox_row(row, self.id_out) for row in await self._read("undispatched", values)]
 
     async def evict(self, node: str, before: float, limit: int) -> int:
-        """There is no index on the time. Rows are nearly in its order, so the search ends after some young rows.
-
-        A clock that was wrong can leave more of them before old ones, so the first search for a node sees all rows.
-        """
-        thorough = node not in self._looked_through
+        values = {"node": node, "before": before, "limit": limit}
 
         def work(connection: sqlite3.Connection) -> int:
-            def remove(young: str, evict: str) -> int:
-                found = None if thorough else connection.execute(QUERIES[young], (before, _YOUNG_ROWS)).fetchone()
-                last = _ALL_ROWS if found is None else found[0]
-                values = {"node": node, "before": before, "limit": limit, "last": last}
-                return connection.execute(QUERIES[evict], values).rowcount
-
-            gone, keys_gone = remove("young_row", "evict"), remove("young_business_key", "evict_business_keys")
+            gone = connection.execute(QUERIES["evict"], values).rowcount
+            keys_gone = connection.execute(QUERIES["evict_business_keys"], values).rowcount
             connection.execute(QUERIES["evict_cancelled"], (node, before))
             if gone or keys_gone:
                 connection.execute(QUERIES["raise_floor"], (node, before))
             return gone
 
-        evicted = await self._write(work)
-        if evicted < limit:
-            self._looked_through |= {node}
-        return evicted
+        return await self._write(work)
 
     async def keep_dispatched(self, seqs: Sequence[int], at: float) -> None:
         values = [(at, seq) for seq in seqs]

@@ -49,6 +49,29 @@ async def old_claims_are_found_oldest_first(subject: StoreSubject) -> None:
 
 
 @case
+async def claims_that_are_done_are_found_and_deleted_together(subject: StoreSubject) -> None:
+    store, [done, again, new, others] = subject.store, ids(4)
+    for node, message_id in (("billing", done), ("billing", again), ("billing", new), ("shipping", others)):
+        await store.insert_claim(node, message_id, "c1", f"a-{message_id}", 5.0)
+    async with store.transaction() as tx:
+        for node, message_id in (("billing", done), ("billing", again), ("shipping", others)):
+            await tx.finish_claim(node, message_id, "c1")
+    found = await store.done_claims("billing")
+    assert {record.message_id for record in found} == {done, again}, "done is what is DONE, and this node's"
+    assert {record.attempt_id for record in found} == {f"a-{done}", f"a-{again}"}
+    await store.delete_claim("billing", again, "c1", only_new=False)
+    await store.insert_claim("billing", again, "c2", "a2", 6.0)
+    async with aborted(store) as tx:
+        assert await tx.delete_claims(found) == 1
+    async with store.transaction() as tx:
+        assert await tx.delete_claims(found) == 1, "a newer claim on the message was deleted, or none"
+        assert await tx.delete_claims([]) == 0
+    assert await store.claim_record("billing", done) is None
+    for node, message_id in (("billing", again), ("billing", new), ("shipping", others)):
+        assert await store.claim_record(node, message_id) is not None
+
+
+@case
 async def attempts_change_only_from_the_version_that_was_read(subject: StoreSubject) -> None:
     store, [cause] = subject.store, ids(1)
     async with store.transaction() as tx:
