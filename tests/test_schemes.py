@@ -1,6 +1,7 @@
 """A bus takes its transport, stores and token store as URLs, by schemes that packages register, or as objects."""
 
 import asyncio
+import re
 import subprocess
 import sys
 import tomllib
@@ -179,3 +180,19 @@ def test_an_unknown_scheme_says_what_is_known_and_hides_the_password(url: str) -
         open_store(url, SystemClock())
     assert ("faregate-mysql by custom" in str(raised.value)) == url.startswith("mysql:")
     assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("url", ["postgresql+psycopg://me@host/shop", "sqlite+aiosqlite:///shop.db"])
+def test_a_url_in_the_way_of_sqlalchemy_is_answered_with_ours(url: str) -> None:
+    scheme = url.partition(":")[0]
+    with pytest.raises(fg.ConfigurationError, match=re.escape(f"{scheme}: is how SQLAlchemy writes it, here it is ")):
+        fg.Bus("memory:", nodes=[fg.Node("a")], store=url)
+
+
+async def test_a_mapping_of_stores_names_nodes_or_has_them(tmp_path: Path) -> None:
+    shop, billing = fg.Node("shop"), fg.Node("billing")
+    stores = {shop: f"sqlite:{tmp_path}/shop.db", "billing": f"sqlite:{tmp_path}/billing.db"}
+    bus = fg.Bus("memory:", nodes=[shop, billing], store=stores)
+    assert sorted(store.url for store in bus.stores.values()) == sorted(stores.values())
+    with pytest.raises(fg.ConfigurationError, match="store= names 'other'; the nodes of this bus are: shop"):
+        fg.Bus("memory:", nodes=[shop], store={fg.Node("other"): "memory:"})

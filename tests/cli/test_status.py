@@ -332,7 +332,8 @@ def test_a_killed_process_leaves_a_socket_that_harms_nobody(tmp_path: Path) -> N
         assert json.loads(run(tmp_path, "status", "journal:./data", "--json").stdout)["missing"] == []
 
 
-def test_schedules_and_what_looks_like_a_mistake_are_shown() -> None:
+def test_schedules_and_what_looks_like_a_mistake_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(Seen.shown.__globals__, "room", lambda: None)
     seen = Seen("memory:", [])
     schedules = [
         ScheduleStatus("nightly", "0 3 * * *", "Europe/Madrid", 1_700_100_000.0, 1_700_013_600.0),

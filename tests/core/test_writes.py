@@ -326,3 +326,38 @@ async def test_a_write_that_ends_the_transaction_is_refused(either_way: str) -> 
     bus, found = await run(either_way, handle)
     assert found == ([0, 1, 2, 4, 5], [0, 1, 2, 4, 5])
     assert bus.outcomes()["dead"] == 1
+
+
+async def test_a_statement_without_await_is_a_failure_and_nothing_of_it_stays(
+    either_way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def handle(asked: Asked, ctx: fg.Context) -> Answered:
+        await ctx.db.execute(INSERT, (asked.n,))
+        if asked.n % 2:
+            ctx.db.execute("insert into notes values (?)", (100 + asked.n,))
+        return Answered(n=asked.n)
+
+    bus, found = await run(either_way, handle)
+    assert found == ([0, 2, 4], [0, 2, 4])
+    assert bus.alarms["dead-letter"] == 3
+    assert caplog.text.count("ctx.db.execute('insert into notes values (?)', …) without await") == 3
+
+
+async def test_statements_that_never_began_because_they_were_cancelled_are_none_that_was_forgotten(
+    either_way: str,
+) -> None:
+    async def fail() -> None:
+        raise OSError("the other one")
+
+    async def handle(asked: Asked, ctx: fg.Context) -> Answered:
+        with contextlib.suppress(ExceptionGroup):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(fail())
+                group.create_task(ctx.db.execute(INSERT, (1000,)))
+        for _ in range(100):
+            await ctx.db.fetchone(COUNT, (asked.n,))
+        await ctx.db.execute(INSERT, (asked.n,))
+        return Answered(n=asked.n)
+
+    _, (written, answered) = await run(either_way, handle, count=3)
+    assert [n for n in written if n < 1000] == answered == [0, 1, 2]

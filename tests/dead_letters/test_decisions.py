@@ -183,6 +183,8 @@ async def test_the_beginning_of_an_id_is_enough_while_it_is_the_only_one(rig: Ri
         found = await bench.bus.dead_letters()
         for letter in found:
             assert (await letters(bench).one(letter.message_id[:8].upper())).letter == letter
+            assert (await letters(bench).one(letter.publication_id)).letter == letter
+            assert letter.publication_id != letter.message_id
         with pytest.raises(fg.ConfigurationError, match="too short"):
             await letters(bench).one(found[0].message_id[:7])
         with pytest.raises(fg.DeadLetterNotFound):
@@ -195,7 +197,7 @@ async def test_the_beginning_of_several_ids_is_refused_with_some_of_them(rig: Ri
             await bench.send(Job(name=name))  # all of one moment of the bench's clock
         await bench.settle()
         first, *_ = await bench.bus.dead_letters()
-        with pytest.raises(fg.ConfigurationError, match=f"the beginning of 5 ids.*{first.message_id}.*…"):
+        with pytest.raises(fg.ConfigurationError, match=f"stands for 5 dead letters.*{first.message_id}.*…"):
             await letters(bench).one(first.message_id[:8])
 
 

@@ -21,7 +21,7 @@ from faregate.bus.dead_letter_retention import RetainDead
 from faregate.bus.dead_letters import DeadLetters
 from faregate.bus.heart import Heart
 from faregate.bus.mistakes import Mistakes
-from faregate.bus.node_stores import Given, NodeStores
+from faregate.bus.node_stores import Given, GivenByNode, NodeStores
 from faregate.bus.requests import REQUEST_SECONDS, RequestCounts, Requests, check_reply, check_timeout
 from faregate.bus.stalls import StallDetector
 from faregate.bus.status import Reporter
@@ -119,26 +119,25 @@ class Bus:
     """Runs nodes on a transport. Making one does no I/O; `async with` starts and stops it.
 
     `transport` is a URL or an object with the protocol `QueueTransport`. `store` is the nodes' database, a URL or a
-    `Store`, or a mapping of node name to one; a handler's writes and outgoing messages are one commit there. `tokens`
-    is the token store, a URL or a `TokenStore`, where subscriptions with dedup="tokens" do not share one store with all
-    other nodes. The bus opens and closes the objects that it is given. `retain_ledger` is for how many seconds handled
-    messages are remembered, `retain_dead` for how long dead letters are kept, and where they are exported to then;
-    None: they stay. `max_message_bytes` bounds encoded bodies both ways. `codec` is what this bus writes with, by name
-    or as an object with the codec's protocol; it reads all that are registered in this process. `compress_above`
+    `Store`, or a mapping of nodes or their names; a handler's writes and outgoing messages are one commit there.
+    `tokens` is the token store, a URL or a `TokenStore`, where subscriptions with dedup="tokens" do not share one store
+    with all other nodes. The bus opens and closes the objects that it is given. `retain_ledger` is for how many seconds
+    handled messages are remembered, `retain_dead` for how long dead letters are kept, and where they are exported to
+    then; None: they stay. `max_message_bytes` bounds encoded bodies both ways. `codec` is what this bus writes with, by
+    name or as an object with the codec's protocol; it reads all that are registered in this process. `compress_above`
     compresses larger bodies. `drain_seconds` is how long leaving waits for running handlers. After `stall_seconds`
     without progress an alarm names what stands still; None: nobody looks. `breaker` says when sending stops for a while
     because the broker takes nothing; None: never. `control` opens a socket by which this user's `faregate status`,
     `pause` and `resume` reach the bus: True, or its path. None: `faregate run` opens it; False: nobody does, and what
     is asked through RabbitMQ is not heeded either. `observe` is what looks at its work: one of `fg.observe`, or a list
-    of them.
-    """
+    of them."""
 
     def __init__(
         self,
         transport: str | QueueTransport,
         *,
         nodes: Sequence[Node],
-        store: Given | Mapping[str, Given] | None = None,
+        store: Given | GivenByNode | None = None,
         codec: str | Codec = "json",
         compress_above: int | None = None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,

@@ -58,7 +58,7 @@ class DeadLetters:
         return sorted(found, key=lambda each: each.letter.last_failed_at)[:limit]
 
     async def one(self, message_id: str, node: str | None = None) -> Found:
-        """The letter with this message id, or the only one whose id begins like this.
+        """The letter with this message id, or this publication's only one, or the only one whose id begins like this.
 
         Raises `DeadLetterNotFound`, and `ConfigurationError` for a beginning that several have.
         """
@@ -70,6 +70,9 @@ class DeadLetters:
             )
         found = await self.find(DeadFilter(node=node, message_id=wanted if is_whole else None))
         fitting = [each for each in found if each.letter.message_id.startswith(wanted)]
+        if is_whole and not fitting:
+            found = await self.find(DeadFilter(node=node))
+            fitting = [each for each in found if each.letter.publication_id == wanted]
         if not fitting:
             where = " and ".join(store.url for store in self.stores)
             raise DeadLetterNotFound(f"there is no dead letter {message_id} in {where}")
@@ -77,7 +80,7 @@ class DeadLetters:
             some = ", ".join(each.letter.message_id for each in fitting[:3])
             more = ", …" if len(fitting) > 3 else ""
             raise ConfigurationError(
-                f"{message_id} is the beginning of {len(fitting)} ids: give more of it ({some}{more})"
+                f"{message_id} stands for {len(fitting)} dead letters: give the id of one ({some}{more})"
             )
         return fitting[0]
 

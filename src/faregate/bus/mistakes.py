@@ -136,10 +136,10 @@ class Mistakes:
 
     def _of_outbox(self, store: str, node: str) -> str:
         _, _, count = self._unsent[store, node]
-        messages = "1 message of node" if count == 1 else f"{count:,} messages of node"
+        messages, verb = ("1 message", "is") if count == 1 else (f"{count:,} messages", "are")
         return (
-            f"{messages} {node!r} in the outbox of {store} are sent by nobody: no bus that has this store runs that "
-            f"node{did_you_mean(node, self._nodes)}"
+            f"{messages} of node {node!r} in the outbox of {store} {verb} sent by nobody: no bus that has this store "
+            f"runs that node{did_you_mean(node, self._nodes)}"
         )
 
     def _look_soon(self) -> None:

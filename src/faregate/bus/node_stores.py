@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
+from typing import Any
 
 from faregate.bus.attempts import Attempts
 from faregate.bus.dead_letter_retention import RetainDead
@@ -32,6 +33,7 @@ log = logging.getLogger("faregate.bus")
 _YOUNG_SECONDS = 60.0
 Given = str | Store
 """What `store=` takes for a node: a URL, or a store."""
+GivenByNode = Mapping[str, Given] | Mapping[Node, Given] | Mapping[str | Node, Given]
 
 
 class NodeStores:
@@ -40,7 +42,7 @@ class NodeStores:
     def __init__(
         self,
         nodes: Mapping[str, Node],
-        store: Given | Mapping[str, Given] | None,
+        store: Given | GivenByNode | None,
         *,
         transport: QueueTransport,
         clock: Clock,
@@ -226,11 +228,12 @@ def _shared_tokens(nodes: Iterable[Node], given: Mapping[str, Given], databases:
     )
 
 
-def _given(nodes: Mapping[str, Node], store: Given | Mapping[str, Given] | None) -> dict[str, Given]:
+def _given(nodes: Mapping[str, Node], store: Given | GivenByNode | None) -> dict[str, Given]:
     """By node. A database in memory gets a name, so that all of this bus find the same one."""
     if store is None:
         return {}
-    given = store if isinstance(store, Mapping) else dict.fromkeys(nodes, store)
+    by_node: Mapping[Any, Given] = store if isinstance(store, Mapping) else dict.fromkeys(nodes, store)
+    given = {node.name if isinstance(node, Node) else node: each for node, each in by_node.items()}
     unknown = [name for name in given if name not in nodes]
     if unknown:
         raise ConfigurationError(

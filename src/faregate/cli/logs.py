@@ -24,7 +24,7 @@ _run = logging.getLogger("faregate.run")
 
 
 def to_people(text: str) -> None:
-    errors.print(text, markup=False)
+    errors.print(text, markup=False, soft_wrap=not errors.is_terminal)  # in a file a line stays one
 
 
 class Log:

@@ -73,19 +73,19 @@ class Database:
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> Coroutine[Any, Any, int]:
         """Run a statement; how many rows it changed."""
-        return self._work.unit_for(self._ctx).run(self._work, self._ctx, "execute", sql, parameters)
+        return self._work.ask(self._ctx, "execute", sql, parameters)
 
     def executemany(self, sql: str, rows: Sequence[Sequence[Any]]) -> Coroutine[Any, Any, int]:
         """Run a statement once for each row of parameters; how many rows it changed in all."""
-        return self._work.unit_for(self._ctx).run(self._work, self._ctx, "executemany", sql, rows)
+        return self._work.ask(self._ctx, "executemany", sql, rows)
 
     def fetchone(self, sql: str, parameters: Sequence[Any] = ()) -> Coroutine[Any, Any, Row | None]:
         """The first row of the result, or None."""
-        return self._work.unit_for(self._ctx).run(self._work, self._ctx, "fetchone", sql, parameters)
+        return self._work.ask(self._ctx, "fetchone", sql, parameters)
 
     def fetchall(self, sql: str, parameters: Sequence[Any] = ()) -> Coroutine[Any, Any, list[Row]]:
         """All rows, as a list of tuples."""
-        return self._work.unit_for(self._ctx).run(self._work, self._ctx, "fetchall", sql, parameters)
+        return self._work.ask(self._ctx, "fetchall", sql, parameters)
 
     def write(self, sql: str, parameters: Sequence[Any] = ()) -> None:
         """Run a statement whose result nobody needs; not awaited. Many of them go out together."""
@@ -121,21 +121,28 @@ class BlockingDatabase:
     def _wait(self, start: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         return wait_for(self._ctx, self._work, start, *args)
 
+    def _run(self, statement: str, sql: str, parameters: Any) -> Coroutine[Any, Any, Any]:
+        return self._work.unit_for(self._ctx).run(self._work, self._ctx, statement, sql, parameters)
+
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> int:
         """Run a statement; how many rows it changed."""
-        return self._wait(self._database.execute, sql, parameters)
+        found: int = self._wait(self._run, "execute", sql, parameters)
+        return found
 
     def executemany(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
         """Run a statement once for each row of parameters; how many rows it changed in all."""
-        return self._wait(self._database.executemany, sql, rows)
+        found: int = self._wait(self._run, "executemany", sql, rows)
+        return found
 
     def fetchone(self, sql: str, parameters: Sequence[Any] = ()) -> Row | None:
         """The first row of the result, or None."""
-        return self._wait(self._database.fetchone, sql, parameters)
+        found: Row | None = self._wait(self._run, "fetchone", sql, parameters)
+        return found
 
     def fetchall(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
         """All rows, as a list of tuples."""
-        return self._wait(self._database.fetchall, sql, parameters)
+        found: list[Row] = self._wait(self._run, "fetchall", sql, parameters)
+        return found
 
     def write(self, sql: str, parameters: Sequence[Any] = ()) -> None:
         if self._work.write(self._ctx, _taken_over(sql, parameters)):

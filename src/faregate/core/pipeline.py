@@ -136,6 +136,8 @@ def _core(
                     if own._session is not None or ctx._session is not None:
                         await own._flush()
                         await ctx._flush()  # that of middlewares and resources: the handler may have used it
+                    if work.asked:
+                        work.check_awaited()
                     if work.wrote:
                         await work.send_writes(own)
                 except BaseException as exc:

@@ -285,7 +285,7 @@ class UnitOfWork:
         end_if_forked(self.home.generation)
         await self.still(cancel=True)
         work.stop_sending()
-        work.writes, work.wrote, work.refused = (), False, None
+        work.writes, work.wrote, work.refused, work.asked = (), False, None, ()
         if self.transaction is None or not (work.entered or work.has_savepoint or self.alone):
             return
         if work.entered and not self.transaction.is_open:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextvars import ContextVar
+from inspect import CORO_CREATED, getcoroutinelocals, getcoroutinestate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from faregate.core.states import TABLE, Event, State, after
+from faregate.errors import TransactionMisused
 from faregate.ids import message_id_of
 
 if TYPE_CHECKING:
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from faregate.core.unit import UnitOfWork
     from faregate.message import Envelope
     from faregate.ports.queue import Delivery
+
+_MANY_ASKED = 64
+"""When a handler has asked for so many statements, those that it has awaited are forgotten."""
 
 
 class Interrupt(BaseException):
@@ -153,6 +158,8 @@ class Work:
         """Whether it wrote anything in this try, sent or not."""
         self.writes: list[Write] | tuple[()] = ()
         """What its handler wrote in this try and is not sent yet."""
+        self.asked: list[Coroutine[Any, Any, Any]] | tuple[()] = ()
+        """The statements that its handler asked for in this try, to be awaited."""
         self.sent: Sequence[Envelope] = ()
         """What its handler sends, sealed."""
 
@@ -176,6 +183,34 @@ class Work:
         if ctx._ended or unit is None or unit.current is not self:
             ctx._refuse()
         return unit
+
+    def ask(self, ctx: Context, statement: str, sql: str, parameters: Any) -> Coroutine[Any, Any, Any]:
+        """A statement, for the handler to await."""
+        asked = self.unit_for(ctx).run(self, ctx, statement, sql, parameters)
+        if not self.asked:
+            self.asked = []
+        elif len(self.asked) >= _MANY_ASKED:
+            self.asked = [each for each in self.asked if getcoroutinestate(each) == CORO_CREATED]
+        self.asked.append(asked)
+        return asked
+
+    def check_awaited(self) -> None:
+        """The handler has returned. Raises `TransactionMisused` for a statement that it asked for and never awaited:
+        it would be missing, and nobody told."""
+        asked, self.asked = self.asked, ()
+        forgotten = [each for each in asked if getcoroutinestate(each) == CORO_CREATED]
+        if forgotten:  # a task that was left behind is told when it runs: `TryEnded`
+            begun = {task.get_coro() for task in asyncio.all_tasks()}
+            forgotten = [each for each in forgotten if each not in begun]
+        if not forgotten:
+            return
+        told = getcoroutinelocals(forgotten[0])
+        for each in forgotten:
+            each.close()  # or Python warns of it, too
+        raise TransactionMisused(
+            f"the handler of {self.ctx} called ctx.db.{told['statement']}({told['sql']!r}, …) without await, so it did "
+            "not run. Await it; what needs no answer can be written with ctx.db.write(…), which is not awaited"
+        )
 
     async def enter(self, ctx: Context) -> None:
         """Have the transaction open, ready for this message's statements."""

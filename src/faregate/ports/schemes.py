@@ -170,6 +170,8 @@ def _factory(group: str, url: str) -> Any:
     if value is None:
         named = colon and re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme)
         hint = f"; a package that brings it, faregate-{scheme} by custom, is not installed here" if named else ""
+        if _value(group, plain := scheme.partition("+")[0]) is not None:
+            hint = f"; {scheme}: is how SQLAlchemy writes it, here it is {plain}:"
         raise ConfigurationError(
             f"{hide_password(url)!r} names no {_WORDS[group]}; known: {known_schemes(group)}{hint}"
         )

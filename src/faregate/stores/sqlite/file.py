@@ -41,7 +41,7 @@ class SqliteFile(SqliteRecords):
         if not path or path.startswith(("//", ":memory:")):
             raise ConfigurationError(
                 f"'sqlite:{path}' names no file: write sqlite:PATH, for example sqlite:./shop.db or sqlite:/data/a.db; "
-                "a database in memory is memory:"
+                "a database in memory is memory:. (SQLAlchemy writes three slashes, Faregate none)"
             )
         return Place(f"sqlite:{path}", f"sqlite:{os.path.realpath(path)}", Path(path).absolute())
 
