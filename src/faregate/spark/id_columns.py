@@ -5,6 +5,8 @@ columns, and so is the text made of the digest; left for each id is one SHA-256.
 a test compares the two, id by id.
 """
 
+from binascii import hexlify
+from collections.abc import Iterable
 from hashlib import sha256
 from typing import Any
 
@@ -14,14 +16,24 @@ import pyarrow.compute as pc
 
 from faregate.ids import FIRST, LENGTH, ROOT, ROOT_PATTERN, SECOND, THIRD, VARIANT, VARIANT_AT, framed
 
-_HEX = np.array([list(f"{value:02x}".encode()) for value in range(256)], np.uint8)
 _VARIANT = np.zeros(256, np.uint8)
 for _digit, _variant in VARIANT.items():
     _VARIANT[ord(_digit)] = ord(_variant)
+_DIGEST = sha256().digest_size
+_DIGESTED = 10
+"""Bytes of a digest that an id is made of."""
 _ID = f"{LENGTH}:"
 """What stands before an id that is hashed."""
 
+_TEXT = pa.string()
+
 Ids = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def digests(texts: Iterable[bytes], length: int) -> Ids:
+    """The first so many bytes of the SHA-256 of each, as rows of a matrix."""
+    whole = b"".join([sha256(text).digest() for text in texts])
+    return np.ascontiguousarray(np.frombuffer(whole, np.uint8).reshape(-1, _DIGEST)[:, :length])
 
 
 def are_ids(column: Any) -> bool:
@@ -37,10 +49,11 @@ def from_arrow(column: Any) -> Ids:
     return np.frombuffer(data, np.uint8)[start : start + LENGTH * len(column)].reshape(-1, LENGTH)
 
 
-def to_arrow(ids: Ids) -> Any:
-    offsets = np.arange(0, LENGTH * (len(ids) + 1), LENGTH, dtype=np.int32)
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(ids))]
-    return pa.Array.from_buffers(pa.string(), len(ids), buffers)
+def to_arrow(rows: Ids, type: Any = _TEXT) -> Any:
+    """An Arrow column of texts, or of bytes, that are all as long."""
+    count, length = rows.shape
+    offsets = np.arange(0, length * (count + 1), length, dtype=np.int32)
+    return pa.Array.from_buffers(type, count, [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(rows))])
 
 
 def message_ids(publications: Ids, recipient: str) -> Ids:
@@ -63,9 +76,9 @@ def _derived(roots: Ids, hashed: list[str | Ids]) -> Ids:
         for part in hashed
     ]
     whole = np.hstack(parts)
-    data, length = whole.tobytes(), whole.shape[1]
-    digests = b"".join([sha256(data[at : at + length]).digest() for at in range(0, count * length, length)])
-    digits = _HEX[np.frombuffer(digests, np.uint8).reshape(count, 32)[:, :10]].reshape(count, 20)
+    # A row as bytes: numpy makes a list of them ten times faster than slicing does.
+    texts = whole.view(f"V{whole.shape[1]}").ravel().tolist()
+    digits = np.frombuffer(hexlify(digests(texts, _DIGESTED)), np.uint8).reshape(count, 2 * _DIGESTED)
     made = np.empty((count, LENGTH), np.uint8)
     made[:, :ROOT] = roots[:, :ROOT]
     made[:, (13, 18, 23)] = ord("-")
