@@ -5,7 +5,7 @@ columns, and so is the text made of the digest; left for each id is one SHA-256.
 a test compares the two, id by id.
 """
 
-from binascii import hexlify
+from binascii import hexlify, unhexlify
 from collections.abc import Iterable
 from hashlib import sha256
 from typing import Any
@@ -25,6 +25,7 @@ _DIGESTED = 10
 _ID = f"{LENGTH}:"
 """What stands before an id that is hashed."""
 
+_DIGITS_AT = [at for at in range(LENGTH) if at not in (8, 13, 18, 23)]
 _TEXT = pa.string()
 
 Ids = np.ndarray[Any, np.dtype[np.uint8]]
@@ -42,11 +43,18 @@ def are_ids(column: Any) -> bool:
     return bool(lengths) and bool(pc.all(pc.match_substring_regex(column, ROOT_PATTERN)).as_py())
 
 
-def from_arrow(column: Any) -> Ids:
-    """Of a column for which `are_ids` holds."""
+def from_arrow(column: Any, length: int = LENGTH) -> Ids:
+    """Of a column for which `are_ids` holds, or of bytes that are all as long, without a null."""
     _, offsets, data = column.buffers()
     start = int(np.frombuffer(offsets, np.int32)[column.offset])
-    return np.frombuffer(data, np.uint8)[start : start + LENGTH * len(column)].reshape(-1, LENGTH)
+    return np.frombuffer(data, np.uint8)[start : start + length * len(column)].reshape(-1, length)
+
+
+def as_longs(ids: Ids) -> tuple[Any, Any]:
+    """The 16 bytes of each id as two arrays of longs."""
+    digits = np.ascontiguousarray(ids[:, _DIGITS_AT])
+    pairs = np.frombuffer(unhexlify(digits.data), ">i8").reshape(-1, 2).astype("i8")
+    return np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])
 
 
 def to_arrow(rows: Ids, type: Any = _TEXT) -> Any:
