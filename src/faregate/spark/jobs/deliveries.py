@@ -94,7 +94,8 @@ class Ends:
 
 
 def exploded(plan: JournalPlan, segment: LogPart) -> Iterator[tuple[Any, Any, Any, Any]]:
-    """Batches of a segment's messages, and for each recipient the row it is of, its node's place and its queue."""
+    """Batches of a segment's messages, and for each recipient the row it is of, its node's place and its queue; also
+    those that nobody got anything of."""
     nodes = pa.array(plan.nodes, pa.string())
     readers = [(plan.nodes.index(each.queue.node), each) for each in plan.handed_over if each.reads_log]
     queues = _queue_numbers(plan)
@@ -112,8 +113,7 @@ def exploded(plan: JournalPlan, segment: LogPart) -> Iterator[tuple[Any, Any, An
             rows = np.concatenate((rows, more))
             places = np.concatenate((places, np.full(len(more), place, places.dtype)))
             numbers = np.concatenate((numbers, np.full(len(more), number, numbers.dtype)))
-        if len(rows):
-            yield batch, rows, places, numbers
+        yield batch, rows, places, numbers
 
 
 def _taken_from_log(batch: Any, reader: HandedOverQueue, named: Any, counted: Any) -> Any:
@@ -133,8 +133,8 @@ def _taken_from_log(batch: Any, reader: HandedOverQueue, named: Any, counted: An
     return np.flatnonzero(early)
 
 
-def read_deliveries(plan: JournalPlan, segment: LogPart) -> Iterator[Any]:
-    """One row per recipient and copy: `FIELDS`."""
+def read_deliveries(plan: JournalPlan, segment: LogPart) -> Iterator[tuple[Any, Any]]:
+    """Batches of a segment's messages, each with one row per recipient and copy: `FIELDS`."""
     ends = Ends(plan, segment)
     read = np.zeros(max((queue.number for queue in plan.queues), default=0) + 2, np.int64)  # the last is for queue -1
     for each in plan.handed_over:
@@ -157,7 +157,7 @@ def read_deliveries(plan: JournalPlan, segment: LogPart) -> Iterator[Any]:
             "digest": _first_longs(batch.column("body_digest")).take(pa.array(rows)),
             "runs": np.maximum(1, ends.started(offsets, places)),
         }
-        yield batch_of(FIELDS, len(rows), columns)
+        yield batch, batch_of(FIELDS, len(rows), columns)
 
 
 def digest_longs(digests: Iterable[bytes | None]) -> list[int | None]:
