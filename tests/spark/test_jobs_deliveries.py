@@ -40,7 +40,7 @@ def deliveries(folder: Path, change: Callable[[Topology], object], *more: Envelo
     [queue] = [each.number for each in topology.queues if not each.is_dead_letter_queue]
     layout.settled_log(0).write_bytes(settled.pack(settled.Record(4, queue, HANDLED, 1, 0, 1.0)))
     plan = plan_journal(folder)
-    rows = [row for segment in plan.segments for each in read_deliveries(plan, segment) for row in each.to_pylist()]
+    rows = [row for segment in plan.segments for _, each in read_deliveries(plan, segment) for row in each.to_pylist()]
     assert {(row["node"], row["queue"]) for row in rows} <= {(0, queue)}
     found = {row["offset"]: (id_text(row["hi"], row["lo"]), row["kind"]) for row in rows}
     assert len(found) == len(rows)

@@ -5,6 +5,8 @@ columns, and so is the text made of the digest; left for each id is one SHA-256.
 a test compares the two, id by id.
 """
 
+from binascii import hexlify, unhexlify
+from collections.abc import Iterable
 from hashlib import sha256
 from typing import Any
 
@@ -14,14 +16,25 @@ import pyarrow.compute as pc
 
 from faregate.ids import FIRST, LENGTH, ROOT, ROOT_PATTERN, SECOND, THIRD, VARIANT, VARIANT_AT, framed
 
-_HEX = np.array([list(f"{value:02x}".encode()) for value in range(256)], np.uint8)
 _VARIANT = np.zeros(256, np.uint8)
 for _digit, _variant in VARIANT.items():
     _VARIANT[ord(_digit)] = ord(_variant)
+_DIGEST = sha256().digest_size
+_DIGESTED = 10
+"""Bytes of a digest that an id is made of."""
 _ID = f"{LENGTH}:"
 """What stands before an id that is hashed."""
 
+_DIGITS_AT = [at for at in range(LENGTH) if at not in (8, 13, 18, 23)]
+_TEXT = pa.string()
+
 Ids = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def digests(texts: Iterable[bytes], length: int) -> Ids:
+    """The first so many bytes of the SHA-256 of each, as rows of a matrix."""
+    whole = b"".join([sha256(text).digest() for text in texts])
+    return np.ascontiguousarray(np.frombuffer(whole, np.uint8).reshape(-1, _DIGEST)[:, :length])
 
 
 def are_ids(column: Any) -> bool:
@@ -30,17 +43,25 @@ def are_ids(column: Any) -> bool:
     return bool(lengths) and bool(pc.all(pc.match_substring_regex(column, ROOT_PATTERN)).as_py())
 
 
-def from_arrow(column: Any) -> Ids:
-    """Of a column for which `are_ids` holds."""
+def from_arrow(column: Any, length: int = LENGTH) -> Ids:
+    """Of a column for which `are_ids` holds, or of bytes that are all as long, without a null."""
     _, offsets, data = column.buffers()
     start = int(np.frombuffer(offsets, np.int32)[column.offset])
-    return np.frombuffer(data, np.uint8)[start : start + LENGTH * len(column)].reshape(-1, LENGTH)
+    return np.frombuffer(data, np.uint8)[start : start + length * len(column)].reshape(-1, length)
 
 
-def to_arrow(ids: Ids) -> Any:
-    offsets = np.arange(0, LENGTH * (len(ids) + 1), LENGTH, dtype=np.int32)
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(ids))]
-    return pa.Array.from_buffers(pa.string(), len(ids), buffers)
+def as_longs(ids: Ids) -> tuple[Any, Any]:
+    """The 16 bytes of each id as two arrays of longs."""
+    digits = np.ascontiguousarray(ids[:, _DIGITS_AT])
+    pairs = np.frombuffer(unhexlify(digits.data), ">i8").reshape(-1, 2).astype("i8")
+    return np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])
+
+
+def to_arrow(rows: Ids, type: Any = _TEXT) -> Any:
+    """An Arrow column of texts, or of bytes, that are all as long."""
+    count, length = rows.shape
+    offsets = np.arange(0, length * (count + 1), length, dtype=np.int32)
+    return pa.Array.from_buffers(type, count, [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(rows))])
 
 
 def message_ids(publications: Ids, recipient: str) -> Ids:
@@ -63,9 +84,9 @@ def _derived(roots: Ids, hashed: list[str | Ids]) -> Ids:
         for part in hashed
     ]
     whole = np.hstack(parts)
-    data, length = whole.tobytes(), whole.shape[1]
-    digests = b"".join([sha256(data[at : at + length]).digest() for at in range(0, count * length, length)])
-    digits = _HEX[np.frombuffer(digests, np.uint8).reshape(count, 32)[:, :10]].reshape(count, 20)
+    # A row as bytes: numpy makes a list of them ten times faster than slicing does.
+    texts = whole.view(f"V{whole.shape[1]}").ravel().tolist()
+    digits = np.frombuffer(hexlify(digests(texts, _DIGESTED).data), np.uint8).reshape(count, 2 * _DIGESTED)
     made = np.empty((count, LENGTH), np.uint8)
     made[:, :ROOT] = roots[:, :ROOT]
     made[:, (13, 18, 23)] = ord("-")

@@ -31,7 +31,6 @@ from faregate.ports.store import Part, Table
 from faregate.spark.jobs.deliveries import FIELDS, digest_longs, id_pairs, read_dead_letters, read_deliveries
 from faregate.spark.jobs.settlements import JournalPlan, batch_of, by_task
 from faregate.spark.jobs.stores import JobStore, id_of
-from faregate.spark.logs import open_log
 
 LEDGER, LEDGER_SKIPPED, LEDGER_FILTERED, PARKED, EFFECT = 10, 11, 12, 30, 40
 OPEN, REPLAYED, DISCARDED, RESOLVED, DEAD_LETTER = 20, 21, 22, 23, 24
@@ -86,8 +85,8 @@ def deliveries(spark: SparkSession, plan: JournalPlan) -> DataFrame:
     """The copies in the log, and the bodies there that were altered: `FIELDS`."""
 
     def read(segment: LogPart) -> Iterator[Any]:
-        yield from read_deliveries(plan, segment)
-        for batch in open_log(plan.path).batches(segment.start, segment.end):
+        for batch, delivered in read_deliveries(plan, segment):
+            yield delivered
             if offsets := altered_offsets(batch):
                 count = len(offsets)
                 same = {"node": [NOBODY] * count, "lo": [0] * count, "kind": [ALTERED] * count}

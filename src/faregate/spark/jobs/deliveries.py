@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from faregate import ids
 from faregate.columns import to_envelopes
 from faregate.ports.log import DEAD, DUPLICATE, FILTERED, HANDLED, REDELIVER, REQUEUE, SKIPPED, LogPart
+from faregate.spark import id_columns
 from faregate.spark.jobs.settlements import HandedOverQueue, JournalPlan, batch_of
 from faregate.spark.logs import dead_letters_of, open_log, open_subscribed, settlements_of
 from faregate.spark.options import Place
@@ -28,6 +29,7 @@ FIELDS = (
 )
 """`digest`: the first eight bytes of the body's. `runs`: how often a handler started on it, as far as one knows."""
 UNSETTLED = 0
+_DIGEST_BYTES = 16
 PASSED = 9
 """Instead of unsettled: a reader of the log has dealt with it."""
 _ENDED = (HANDLED, SKIPPED, DEAD, DUPLICATE, FILTERED)
@@ -92,7 +94,8 @@ class Ends:
 
 
 def exploded(plan: JournalPlan, segment: LogPart) -> Iterator[tuple[Any, Any, Any, Any]]:
-    """Batches of a segment's messages, and for each recipient the row it is of, its node's place and its queue."""
+    """Batches of a segment's messages, and for each recipient the row it is of, its node's place and its queue; also
+    those that nobody got anything of."""
     nodes = pa.array(plan.nodes, pa.string())
     readers = [(plan.nodes.index(each.queue.node), each) for each in plan.handed_over if each.reads_log]
     queues = _queue_numbers(plan)
@@ -110,8 +113,7 @@ def exploded(plan: JournalPlan, segment: LogPart) -> Iterator[tuple[Any, Any, An
             rows = np.concatenate((rows, more))
             places = np.concatenate((places, np.full(len(more), place, places.dtype)))
             numbers = np.concatenate((numbers, np.full(len(more), number, numbers.dtype)))
-        if len(rows):
-            yield batch, rows, places, numbers
+        yield batch, rows, places, numbers
 
 
 def _taken_from_log(batch: Any, reader: HandedOverQueue, named: Any, counted: Any) -> Any:
@@ -131,8 +133,8 @@ def _taken_from_log(batch: Any, reader: HandedOverQueue, named: Any, counted: An
     return np.flatnonzero(early)
 
 
-def read_deliveries(plan: JournalPlan, segment: LogPart) -> Iterator[Any]:
-    """One row per recipient and copy: `FIELDS`."""
+def read_deliveries(plan: JournalPlan, segment: LogPart) -> Iterator[tuple[Any, Any]]:
+    """Batches of a segment's messages, each with one row per recipient and copy: `FIELDS`."""
     ends = Ends(plan, segment)
     read = np.zeros(max((queue.number for queue in plan.queues), default=0) + 2, np.int64)  # the last is for queue -1
     for each in plan.handed_over:
@@ -141,7 +143,7 @@ def read_deliveries(plan: JournalPlan, segment: LogPart) -> Iterator[Any]:
         offsets = batch.column("offset").to_numpy()[rows]
         outcomes = ends.outcomes(offsets, places)
         outcomes[(outcomes == UNSETTLED) & (offsets < read[queues])] = PASSED
-        hi, lo = id_pairs(message_ids(batch, rows, places, plan.nodes))
+        hi, lo = message_ids(batch, rows, places, plan.nodes)
         columns = {
             "node": places,
             "hi": hi,
@@ -152,10 +154,10 @@ def read_deliveries(plan: JournalPlan, segment: LogPart) -> Iterator[Any]:
             "appended": (batch.column("time").cast(pa.int64()).to_numpy() / 1e6)[rows],
             "token": pc.is_valid(batch.column("attempt_id")).take(pa.array(rows)),
             "delayed": pc.is_valid(batch.column("deliver_at")).take(pa.array(rows)),
-            "digest": pa.array(digest_longs(batch.column("body_digest").to_pylist()), pa.int64()).take(pa.array(rows)),
+            "digest": _first_longs(batch.column("body_digest")).take(pa.array(rows)),
             "runs": np.maximum(1, ends.started(offsets, places)),
         }
-        yield batch_of(FIELDS, len(rows), columns)
+        yield batch, batch_of(FIELDS, len(rows), columns)
 
 
 def digest_longs(digests: Iterable[bytes | None]) -> list[int | None]:
@@ -183,7 +185,29 @@ def read_dead_letters(plan: JournalPlan) -> Iterator[list[tuple[str, bytes, floa
         yield [(each.node, id_digits(each.message_id), each.at) for each in letters]
 
 
-def message_ids(batch: Any, rows: Any, places: Any, nodes: Sequence[str]) -> list[bytes]:
+def _first_longs(digests: Any) -> Any:
+    """`digest_longs` of a column; nearly always each has its 16 bytes."""
+    if digests.null_count or not pc.all(pc.equal(pc.binary_length(digests), _DIGEST_BYTES)).as_py():
+        return pa.array(digest_longs(digests.to_pylist()), pa.int64())
+    first = np.ascontiguousarray(id_columns.from_arrow(digests, _DIGEST_BYTES)[:, :8])
+    return pa.array(first.view(">i8").ravel().astype("i8"))
+
+
+def message_ids(batch: Any, rows: Any, places: Any, nodes: Sequence[str]) -> tuple[Any, Any]:
+    """The message id of each recipient, as two arrays of longs."""
+    publications = batch.column("publication_id")
+    if not id_columns.are_ids(publications):
+        return id_pairs(_message_ids_one_by_one(batch, rows, places, nodes))
+    texts = id_columns.from_arrow(publications)[rows]
+    made = np.empty_like(texts)
+    for place in np.unique(places):
+        own = places == place
+        made[own] = id_columns.message_ids(texts[own], nodes[place])
+    return id_columns.as_longs(made)
+
+
+def _message_ids_one_by_one(batch: Any, rows: Any, places: Any, nodes: Sequence[str]) -> list[bytes]:
+    """Also of what has no id, or one that a foreign sender made up."""
     texts = batch.column("publication_id").to_pylist()
     derive = [ids.message_ids(node) for node in nodes]
     made = []

@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 from faregate.errors import ConfigurationError
 from faregate.ports.log import DUPLICATE, FILTERED, LogPart
 from faregate.spark.jobs import audit_evidence as seen
-from faregate.spark.jobs.deliveries import Ends, exploded, id_pairs, message_ids
+from faregate.spark.jobs.deliveries import Ends, exploded, message_ids
 from faregate.spark.jobs.settlements import JournalPlan, batch_of, by_task, plan_journal
 from faregate.spark.jobs.stores import StoreUrls, open_stores
 from faregate.units import parse_seconds
@@ -125,7 +125,7 @@ def _timed(plan: JournalPlan, segment: LogPart) -> Iterator[Any]:
     names = np.array(plan.nodes, dtype=object)
     for batch, rows, places, _ in exploded(plan, segment):
         offsets = batch.column("offset").to_numpy()[rows]
-        hi, lo = id_pairs(message_ids(batch, rows, places, plan.nodes))
+        hi, lo = message_ids(batch, rows, places, plan.nodes)
         columns = {
             "node": names[places],
             "place": places,
