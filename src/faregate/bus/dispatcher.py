@@ -577,12 +577,17 @@ class Dispatcher(OutboxOutlet):
         except Permanent:
             refused = await self._publish_singly(rows)
         else:
-            self._sent.update(dict.fromkeys([row.seq for row in rows]))
+            self._are_sent(rows)
         if faults.hook is not None:
             await faults.hook("bus.after-publish")
         if self._attempts is not None:
             await self._keep_strays(rows)
         return refused
+
+    def _are_sent(self, rows: list[OutboxRow]) -> None:
+        """They leave the table with the next commit of any task, but for those that stay because of their strays."""
+        leaving = rows if self._attempts is None else [row for row in rows if not has_strays(row)]
+        self._sent.update(dict.fromkeys([row.seq for row in leaving]))
 
     def _publish_to_transport(self, envelopes: Sequence[Envelope]) -> Awaitable[None]:
         return self._transport.publish(envelopes)
@@ -608,8 +613,6 @@ class Dispatcher(OutboxOutlet):
         strays = [row.seq for row in rows if has_strays(row)]
         if strays:
             await self._store.keep_dispatched(strays, self._clock.time())
-            for seq in strays:
-                self._sent.pop(seq, None)
             self._held.difference_update(strays)
 
     async def discard_strays(self) -> None:
@@ -633,7 +636,7 @@ class Dispatcher(OutboxOutlet):
             if refused:
                 await self._add_dead(row, refused)
             else:
-                self._sent[row.seq] = None
+                self._are_sent([row])
         return last
 
     async def _add_dead(self, row: OutboxRow, refused: list[tuple[Envelope, Permanent]]) -> None:
