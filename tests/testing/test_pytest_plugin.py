@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 PAGE = Path(__file__).parents[2] / "docs" / "testing.md"
-[EXAMPLE, CONFTEST, ANYIO_CONFTEST, *_] = re.findall(
-    r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE
-)
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+EXAMPLE = BLOCKS[0]
+[CONFTEST, ANYIO_CONFTEST] = [block for block in BLOCKS if block.startswith("# conftest.py")]
 
 
 def run(folder: Path, *arguments: str) -> str:

@@ -3,6 +3,7 @@
 Rules kept here:
 - The transaction opens at the first statement, so a handler that waits for something else first holds no lock.
 - The handler cannot end it: its writes, the ledger and the outbox are one commit, and that is not its own.
+- What is asked for is awaited: a statement that the handler forgot fails its message (`Work.check_awaited`).
 - What is only written needs no answer (`write`): it waits until something could tell the difference. Its parameters
   are the handler's own again at once.
 - With the try that it was made for it ends: what a handler left behind finds `TryEnded`, and writes nothing.
