@@ -1094,7 +1094,7 @@ OPTIONS = {
     "failOnDataLoss": ("maybe", "true"),
     "minPartitions": ("0", "1"),
     "columns": ("offset,price", "publication_id"),
-    "rows": ("bytes", "frames"),
+    "rows": ("bytes", "ranges"),
     "startingOfsets": ("earliest", "startingOffsets"),
 }
 

@@ -340,4 +340,4 @@ def test_without_the_setting_spark_names_it(pushing: SparkSession, sample: Sampl
     with pytest.raises(InvalidOption, match="there is no option 'type'"):
         fg.spark.messages(pushing, sample.path, type="Paid")
     with pytest.raises(InvalidOption, match="option rows is not for"):
-        fg.spark.messages(pushing, sample.path, rows="frames")
+        fg.spark.messages(pushing, sample.path, rows="ranges")

@@ -47,7 +47,7 @@ class FaregateSource(DataSource):
 
     def schema(self) -> StructType:
         options = self._options or parse_options(self._given)
-        schema = row_schema(options.columns, frames=options.frames, several=options.several)
+        schema = row_schema(options.columns, ranges=options.ranges, several=options.several)
         return tables.keep(schema, options, self._given) if self._is_new_table else schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -66,7 +66,7 @@ class FaregateSource(DataSource):
     def _for_reading(self, schema: StructType) -> Options:
         options = self._options or parse_options({**tables.kept_in(schema), **self._given})
         options.refuse(FOR_WRITING, "is for writing; to read what a node published, use nodes")
-        own = row_schema(options.columns, frames=options.frames, several=options.several)
+        own = row_schema(options.columns, ranges=options.ranges, several=options.several)
         if schema.fieldNames() != own.fieldNames():
             options.refuse(["columns"], "and a schema are two ways to name columns: give one of them")
         check_schema(schema)

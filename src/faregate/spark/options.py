@@ -54,8 +54,8 @@ class Options:
     types: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
-    frames: bool = False
-    """Whether a row is a whole piece of the log instead of a message."""
+    ranges: bool = False
+    """Whether a row is a range of offsets instead of a message."""
     load: str | None = None
     """Under which the filters of its queries are remembered; None: Spark's filters are not asked for."""
     reader_name: str | None = None
@@ -226,9 +226,9 @@ def _list(name: str, value: str) -> tuple[str, ...]:
 
 
 def _rows(name: str, value: str) -> bool:
-    if value.strip().lower() not in ("messages", "frames"):
-        raise _wrong(name, value, "it must be messages, one a row, or frames, whole pieces of the log")
-    return value.strip().lower() == "frames"
+    if value.strip().lower() not in ("messages", "ranges"):
+        raise _wrong(name, value, "it must be messages, one a row, or ranges of their offsets")
+    return value.strip().lower() == "ranges"
 
 
 def _load(name: str, value: str) -> str:
@@ -263,7 +263,7 @@ _PARSERS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "types": ("types", _names),
     "nodes": ("nodes", _names),
     "columns": ("columns", _list),
-    "rows": ("frames", _rows),
+    "rows": ("ranges", _rows),
     "pushFilters": ("load", _load),
     "readerName": ("reader_name", _name),
     "archive": ("archive", _archive),

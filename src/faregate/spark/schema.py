@@ -5,8 +5,8 @@ Rules kept here:
 - A row's columns are the log's, `payload` as `body` and `time` as `appended_at`. The route number (`topic`) stays
   inside: `recipients` says the same in names.
 - `journal`, which says where a message was read, is a column where several journals are read, or where it is asked for.
-- Between our own steps messages travel as frames: a row is thousands of them, as they stand in the log. Spark handles a
-  row of bytes as fast as a row of two numbers, so what a message costs it is gone.
+- Between our own steps messages do not travel: a row is a range of offsets, and the step that handles them reads the
+  log itself. What a message would cost Spark on its way from one Python process to another is gone.
 - The Arrow schema of every batch equals the one that Spark derives from its own, field by field: Spark refuses others.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
-from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from faregate.columns import SCHEMA
 from faregate.errors import ConfigurationError, InvalidOption
@@ -41,24 +41,23 @@ JOURNAL = "journal"
 READABLE = {JOURNAL: StructField(JOURNAL, StringType(), False), **COLUMNS}
 """All that can be asked for."""
 
-FRAMES = (
-    StructType().add("offset", LongType(), False).add("count", IntegerType(), False).add("frame", BinaryType(), False)
+RANGES = (
+    StructType().add("partition", StringType(), False).add("start", LongType(), False).add("end", LongType(), False)
 )
-"""Messages of the log as one row: the offset of the first, how many, and the bytes of their record batch. A row
-without messages says where a range ends."""
+"""An `OffsetRange` as one row: messages that whoever gets it reads from the log."""
 
 STAGED = StructType().add("staged", BinaryType(), False)
 """What handlers give to the sink: a `Staged`, which says in which file their task put its messages already."""
 
 
-def row_schema(columns: tuple[str, ...] = (), *, frames: bool = False, several: bool = False) -> StructType:
+def row_schema(columns: tuple[str, ...] = (), *, ranges: bool = False, several: bool = False) -> StructType:
     """The rows' schema, of these columns alone when some are given. Raises `InvalidOption`."""
-    if frames:
+    if ranges:
         if several:
-            raise InvalidOption("option rows: frames are read from one journal, and option path names several")
+            raise InvalidOption("option rows: ranges are read from one journal, and option path names several")
         if columns:
-            raise InvalidOption(f"option columns is for rows=messages; frames have {', '.join(FRAMES.fieldNames())}")
-        return FRAMES
+            raise InvalidOption(f"option columns is for rows=messages; ranges have {', '.join(RANGES.fieldNames())}")
+        return RANGES
     unknown = [name for name in columns if name not in READABLE]
     if unknown:
         raise InvalidOption(f"option columns names {', '.join(unknown)}; there are {', '.join(READABLE)}")
@@ -69,7 +68,7 @@ def row_schema(columns: tuple[str, ...] = (), *, frames: bool = False, several: 
 
 def check_schema(schema: StructType) -> None:
     """A schema that the user gave instead of `columns`: any of the columns, with their types."""
-    if schema == FRAMES:
+    if schema == RANGES:
         return
     for field in schema.fields:
         column = READABLE.get(field.name)

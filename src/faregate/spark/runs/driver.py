@@ -92,7 +92,7 @@ class Driver:
         self._recipient_lists = None if self._tokens is None else RecipientLists(self._tokens)
         self._alarms = Alarms()
         self._claims = claims_of(node.name, self._store, self._tokens, self._alarms, self._clock)
-        self._path = path
+        self.path = path
         self._marks: list[str] = []
         self._spooler: OutboxSpooler | None = None
         self._retain_ledger = retain_ledger
@@ -138,11 +138,11 @@ class Driver:
         low = min(begin.offset for begin in going_on.values())
         async with self._store.transaction() as transaction:
             await transaction.advance(self._node.name, LOW_WATER, {label: low})  # the store belongs to the checkpoint
-        open_log(self._path).save_reader_offset(reader_name(self._node.name), low)
+        open_log(self.path).save_reader_offset(reader_name(self._node.name), low)
         self._spooler = OutboxSpooler(
             self._store,
             self._node,
-            self._path,
+            self.path,
             self._clock,
             self._recipient_lists,
             self._body_limit,
@@ -163,7 +163,7 @@ class Driver:
         }
         low = min(begin.offset for begin in going_on.values())
         floor = await self._store.floor(self._node.name)
-        if floor is not None and low < (first := open_log(self._path).offset_at(floor)):
+        if floor is not None and low < (first := open_log(self.path).offset_at(floor)):
             new = [queue for queue, begin in going_on.items() if begin.offset < first]
             raise BelowFloor(
                 f"{', '.join(new)} would begin at offset {low}, and the ledger of {self._node.name!r} remembers "
@@ -185,7 +185,7 @@ class Driver:
         run that dies before the node is on its lists can be repeated."""
         if self._tokens is None or not self._wanting:
             return
-        topology = open_subscribed(self._path).topology()
+        topology = open_subscribed(self.path).topology()
         lists = await self._tokens.recipients([topic_for(each) for each in self._wanting])
         queues = {each: each.binding(self._body_limit).queue for each in self._wanting}
         marks = {each: token_mark_name(queue, self._tokens.database_id) for each, queue in queues.items()}
@@ -220,7 +220,7 @@ class Driver:
         async with self._store.transaction() as transaction:
             await transaction.advance(self._node.name, LOW_WATER, dict.fromkeys(self._marks, done))
             parked, lowest = await transaction.count_parked(self._node.name)
-        open_log(self._path).save_reader_offset(
+        open_log(self.path).save_reader_offset(
             reader_name(self._node.name), done if lowest is None else min(done, lowest)
         )
         await self._spooler.take_in()

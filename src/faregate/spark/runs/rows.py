@@ -1,6 +1,6 @@
 """Log rows to work rows: which messages are the node's, for which handler, in which bucket. Runs in executors.
 
-    frames of the log -> (position, bucket, handler, key, envelope, appended_at, redeliveries, parked)
+    ranges of the log -> (position, bucket, handler, key, envelope, appended_at, redeliveries, parked)
 
 A bucket is what is shuffled by: all messages of one key are in one bucket, so one task has them, in order. Those of a
 subscription whose messages may have several keys are all in one. What needs no order is spread over buckets of its own.
@@ -24,6 +24,7 @@ from faregate.message import Envelope, too_late_at
 from faregate.ports.keys import keys_of
 from faregate.ports.store import BUCKETS, Parked
 from faregate.ports.topology import FROM_THE_BEGINNING
+from faregate.spark.options import Options, Place
 from faregate.spark.runs.delivery import LogDelivery, Owner
 from faregate.spark.runs.spec import RunSpec, node_of
 from faregate.spark.schema import rows_to_batch
@@ -59,6 +60,10 @@ class Places:
         self.begins = [spec.begins.get(each.queue, FROM_THE_BEGINNING) for each in self.bindings]
         for number, subscription in enumerate(self.subscriptions):
             self._by_topic[subscription.message_type.wire, subscription.source] = number
+
+    def reading(self, place: Place) -> Options:
+        """How the log is read for them."""
+        return Options((place,), types=tuple(sorted({each.message_type.wire for each in self.subscriptions})))
 
     def handler(self, envelope: Envelope) -> int | None:
         """Which subscription handles it, by number."""
@@ -156,20 +161,21 @@ def located(batch: Any) -> Iterator[tuple[Envelope, int, float]]:
         yield envelope, offset, time / 1_000_000
 
 
-def work_rows(spec: RunSpec) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """For `mapInArrow` over frames of the source."""
+def work_rows(spec: RunSpec, place: Place) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """For `mapInArrow` over ranges of the source."""
 
-    def place(batches: Iterable[Any]) -> Iterator[Any]:
+    def placed(batches: Iterable[Any]) -> Iterator[Any]:
         places = Places(spec)
-        for frames in batches:
-            rows = [
-                places.row(number, envelope, offset, time, None)
-                for batch in messages_of(frames)
-                for number in range(len(places.subscriptions))
-                for envelope, offset, time in located(places.taken(number, batch))
-            ]
-            rows += [(end - 1, 0, NOBODY, None, b"", 0.0, 0, False) for end in ends_in(frames)]
-            if rows:
-                yield rows_to_batch(rows, _ARROW)
+        options = places.reading(place)
+        for ranges in batches:
+            for batch in messages_of(options, ranges):
+                rows = [
+                    places.row(number, envelope, offset, time, None)
+                    for number in range(len(places.subscriptions))
+                    for envelope, offset, time in located(places.taken(number, batch))
+                ]
+                if rows:
+                    yield rows_to_batch(rows, _ARROW)
+            yield rows_to_batch([(end - 1, 0, NOBODY, None, b"", 0.0, 0, False) for end in ends_in(ranges)], _ARROW)
 
-    return place
+    return placed

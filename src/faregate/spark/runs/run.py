@@ -87,7 +87,7 @@ class Run:
         try:
             self._check_going_on(number)
             parked = self._places.parked_rows(self._driver.run(self._driver.due()))
-            work = frame.mapInArrow(work_rows(self._spec), WORK)
+            work = frame.mapInArrow(work_rows(self._spec, self._driver.path), WORK)
             if parked:
                 work = work.unionAll(frame.sparkSession.createDataFrame(parked, WORK))
             self._handle(work, number)
@@ -304,7 +304,7 @@ def _reader(spark: SparkSession, node: Node, max_messages_per_trigger: int) -> D
     types = sorted({subscription.message_type.wire for subscription in node.subscriptions.values()})
     return (
         spark.readStream.format("faregate")
-        .option("rows", "frames")
+        .option("rows", "ranges")
         .option("types", ",".join(types))
         .option("maxMessagesPerTrigger", max_messages_per_trigger)
         .option("minPartitions", max(1, spark.sparkContext.defaultParallelism))

@@ -251,10 +251,11 @@ def handle_ordered(spec: RunSpec, place: Place) -> Callable[[Iterable[Any]], Ite
 
 
 def handle_as_they_come(spec: RunSpec, place: Place) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """For `mapInArrow` over frames of the source, where no order is asked for: nothing is shuffled."""
+    """For `mapInArrow` over ranges of the source, where no order is asked for: nothing is shuffled."""
 
     def pieces(task: Task, run: Run, batches: Iterable[Any]) -> Iterator[Piece]:
-        for batch in (batch for frames in batches for batch in messages_of(frames)):
+        options = task.places.reading(place)
+        for batch in (batch for ranges in batches for batch in messages_of(options, ranges)):
             for number in range(len(task.places.subscriptions)):
                 ours = task.places.taken(number, batch)
                 if len(ours):

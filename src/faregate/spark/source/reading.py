@@ -10,18 +10,18 @@ Rules kept here:
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import astuple
 from typing import Any, TypeGuard
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from faregate.columns import read_batch, write_batch
 from faregate.errors import OffsetGone
 from faregate.ports.log import LogTransport, Outlined
 from faregate.spark.logs import open_partition
 from faregate.spark.options import Options, shown
-from faregate.spark.schema import FRAMES, Projection, rows_to_batch
+from faregate.spark.schema import RANGES, Projection, batches_to_rows, rows_to_batch
 from faregate.spark.source.bounds import lost
 from faregate.spark.source.conditions import ALL, Wanted, fitting, may_be_in, of_options
 from faregate.spark.source.ranges import OffsetRange
@@ -36,14 +36,10 @@ BATCH_BYTES = 8 * 1024 * 1024
 def read_range(options: Options, schema: StructType, span: OffsetRange, wanted: Wanted | None = None) -> Iterator[Any]:
     """The rows of a range, in order, as record batches of exactly Spark's Arrow schema: those that are wanted, or that
     the options choose."""
-    wanted = wanted or wanted_by(options)
-    stored = _stored(open_partition(options, span.partition), span, options.fail_on_data_loss, wanted)
-    found = (fitting(wanted, batch) for batch in stored)
-    filled = (batch for batch in found if batch.num_rows)
-    if options.frames:
-        return _framed(_together(filled), span.end)
+    if options.ranges:
+        return iter([rows_to_batch([astuple(span)], _RANGE_ROW)])
     journal = span.partition if options.several else shown(options.path)
-    return _together(map(Projection(schema, journal), filled))
+    return _together(map(Projection(schema, journal), _found(options, span, wanted or wanted_by(options))))
 
 
 def wanted_by(options: Options) -> Wanted:
@@ -72,32 +68,26 @@ def _is_outlined(log: LogTransport) -> TypeGuard[Outlined]:
     return hasattr(log, "stretches")
 
 
-_FRAME_ROW: Any = to_arrow_schema(FRAMES, timezone="UTC")
+_RANGE_ROW: Any = to_arrow_schema(RANGES, timezone="UTC")
 
 
-def _framed(batches: Iterator[Any], end: int) -> Iterator[Any]:
-    """Each batch as a row, and where the range ends as the last: what is not wanted is read, too."""
-    for batch in batches:
-        row = (batch.column("offset")[0].as_py(), batch.num_rows, bytes(write_batch(batch)))
-        yield rows_to_batch([row], _FRAME_ROW)
-    yield rows_to_batch([(end, 0, b"")], _FRAME_ROW)
-
-
-def messages_of(rows: Any) -> Iterator[Any]:
-    """The record batches of the log in rows of `FRAMES`."""
-    for frame in rows.column("frame"):
-        body = frame.as_buffer()
-        if body.size:
-            yield read_batch(body)
+def messages_of(options: Options, rows: Any) -> Iterator[Any]:
+    """The record batches of the log that rows of `RANGES` stand for."""
+    for row in batches_to_rows([rows]):
+        yield from _together(_found(options, OffsetRange(*row), wanted_by(options)))
 
 
 def ends_in(rows: Any) -> list[int]:
-    """Where ranges end, by rows of `FRAMES`."""
-    return [
-        offset
-        for offset, count in zip(*(rows.column(name).to_pylist() for name in ("offset", "count")), strict=True)
-        if not count
-    ]
+    """Where ranges end, by rows of `RANGES`."""
+    found: list[int] = rows.column("end").to_pylist()
+    return found
+
+
+def _found(options: Options, span: OffsetRange, wanted: Wanted) -> Iterator[Any]:
+    """The batches of a range with what is wanted of them."""
+    stored = _stored(open_partition(options, span.partition), span, options.fail_on_data_loss, wanted)
+    found = (fitting(wanted, batch) for batch in stored)
+    return (batch for batch in found if batch.num_rows)
 
 
 def _stored(source: LogTransport, span: OffsetRange, fail: bool, wanted: Wanted) -> Iterator[Any]:

@@ -130,7 +130,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = _numbers(end)
         starts = {**ends, **_numbers(start)}
         least, most = self._options.min_partitions, TASK_MESSAGES
-        if self._options.frames:
+        if self._options.ranges:
             total = sum(ends.values()) - sum(starts.values())
             least, most = min(least, -(-total // LEAST_HANDLED)), HANDLED_MESSAGES
         return [*split(starts, ends, least, most)]

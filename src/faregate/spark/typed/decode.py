@@ -1,6 +1,6 @@
-"""Frames of the log to typed rows. Runs in executors.
+"""Ranges of the log to typed rows. Runs in executors.
 
-    frames -> (fields of the class ..., _message, _error)
+    ranges -> (fields of the class ..., _message, _error)
 
 Rules kept here:
 - Bodies are decoded as for handlers: by the content type, with our codecs and the registered ones, decompressed, within
@@ -22,6 +22,7 @@ from faregate.codec import BodyReader
 from faregate.errors import ConfigurationError, Undecodable
 from faregate.message import Envelope
 from faregate.plain import plain
+from faregate.spark.options import Options
 from faregate.spark.schema import Projection, row_schema
 from faregate.spark.source.reading import messages_of
 from faregate.spark.typed.fields import converted, members_of, struct_of
@@ -66,13 +67,13 @@ def schema_of(cls: type) -> StructType:
     return StructType([*fields, StructField(MESSAGE, _ENVELOPE, False), StructField(ERROR, _FAILURE)])
 
 
-def typed_rows(spec: TypedSpec) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """For `mapInArrow` over frames of the source."""
+def typed_rows(spec: TypedSpec, options: Options) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """For `mapInArrow` over ranges of the source, which was read with these options."""
 
     def decode(batches: Iterable[Any]) -> Iterator[Any]:
         decoder = Decoder(spec)
-        for frames in batches:
-            for batch in messages_of(frames):
+        for ranges in batches:
+            for batch in messages_of(options, ranges):
                 yield decoder.rows(batch)
 
     return decode

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.utils import to_str
 
 from faregate.errors import InvalidOption
 from faregate.message import describe_either
 from faregate.spark import register
 from faregate.spark.logs import log_place, options_of
-from faregate.spark.schema import FRAMES
+from faregate.spark.options import parse_options
+from faregate.spark.schema import RANGES
 from faregate.spark.typed.decode import TypedSpec, schema_of, typed_rows
 from faregate.spark.typed.travel import pack_class
 
@@ -22,7 +24,7 @@ MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 _OURS = {
     "types": "the class says which type is read; call it once for each class",
     "columns": "the columns are the fields of the class; select from the result",
-    "rows": "a row is a message; for frames use spark.read.format('faregate')",
+    "rows": "a row is a message; for ranges of offsets use spark.read.format('faregate')",
     "schema": "the schema is that of the class",
     "path": "the log is the second argument",
     "url": "the log is the second argument",
@@ -70,11 +72,8 @@ def _load(
             raise InvalidOption(f"option {name} is not for fg.spark.read: {_OURS[name.lower()]}")
     schema = schema_of(cls)
     spec = TypedSpec(pack_class(cls), found.wire, schema, limit)
+    chosen = {**options, **options_of(log_place(source)), "types": found.wire}
+    given = {name: text for name, value in chosen.items() if (text := to_str(value)) is not None}
     register(spark)
-    frames: DataFrame = (
-        reader.format("faregate")
-        .options(**options)
-        .options(**options_of(log_place(source)), rows="frames", types=found.wire)
-        .load()
-    )
-    return frames.select(*FRAMES.fieldNames()).mapInArrow(typed_rows(spec), schema)
+    ranges: DataFrame = reader.format("faregate").options(**given, rows="ranges").load()
+    return ranges.select(*RANGES.fieldNames()).mapInArrow(typed_rows(spec, parse_options(given)), schema)
