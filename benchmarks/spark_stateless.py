@@ -8,7 +8,9 @@
     bytewax       for information: the same function on the same bodies, a line each, from a file into a file, in one
                   process: no journal, no ids, nothing durable
 
-Time includes the start of the query; that the node reads the log was agreed on before.
+Time includes the start of the query; that the node reads the log was agreed on before. The log is as the bus left it:
+segments that are not sealed yet are rows, and to make columns of them is a large part of what `bare` does. With far
+fewer messages the start of a query hides what a message costs.
 """
 
 import asyncio
@@ -30,7 +32,7 @@ from faregate.bus.bus import MAX_MESSAGE_BYTES
 from faregate.spark.runs.stateless_query import batch_counts
 from faregate.spark.runs.views import bindings_of, take_views
 
-TARGET = 0.5
+TARGET = 0.7
 _AT_ONCE = 5_000
 
 
@@ -57,7 +59,7 @@ def bare(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def main() -> None:
-    args = options(__doc__, rounds=3, messages=200_000)
+    args = options(__doc__, rounds=3, messages=1_000_000)
     report = Report("spark-stateless", args.json)
     scratch = Path(tempfile.mkdtemp(prefix="faregate-bench-"))
     spark = start_spark(scratch, "spark-stateless")

@@ -70,7 +70,9 @@ def to_batch(
         _integers(times, _TIME),
         _column(topics, "topic", count),
     ]
-    columns += [write(values, name, count) for (name, write), values in zip(_WRITERS.items(), _by_field(envelopes), strict=True)]
+    columns += [
+        write(values, name, count) for (name, write), values in zip(_WRITERS.items(), _by_field(envelopes), strict=True)
+    ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 

@@ -3,17 +3,20 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+
 from faregate.broker.journal import settled
 from faregate.broker.journal.disk import RealDisk
 from faregate.broker.journal.layout import Layout, prepare, write_json
 from faregate.broker.journal.log import Log
+from faregate.columns import to_batch
 from faregate.ids import idempotent_id, message_id
 from faregate.message import Envelope
 from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.log import HANDLED
 from faregate.ports.queue import Binding
 from faregate.ports.topology import Topology
-from faregate.spark.jobs.deliveries import PASSED, UNSETTLED, id_text, read_dead_letters, read_deliveries
+from faregate.spark.jobs.deliveries import PASSED, UNSETTLED, id_text, message_ids, read_dead_letters, read_deliveries
 from faregate.spark.jobs.settlements import plan_journal
 from tests.spark.rig import note
 
@@ -93,3 +96,17 @@ def test_one_without_an_id_is_known_by_its_content(tmp_path: Path) -> None:
     [rows] = read_dead_letters(plan_journal(tmp_path))
     texts = [known, message_id("note-5", "reader")]
     assert rows == [("reader", bytes.fromhex(each.replace("-", "")), 7.0) for each in texts]
+
+
+def test_ids_by_columns_are_those_one_by_one() -> None:
+    """Also where one was made up by a foreign sender: then all of the batch go one by one."""
+    rows, places, nodes = np.array([0, 2, 2, 1]), np.array([1, 0, 1, 0]), ("billing", "reader")
+    for foreign in ("", "order-17"):
+        envelopes = [note(n) for n in range(3)]
+        if foreign:
+            envelopes[2] = note(2, publication_id=foreign)
+        batch = to_batch(envelopes, [0] * 3, range(3), 0)
+        hi, lo = message_ids(batch, rows, places, nodes)
+        found = [id_text(*pair) for pair in zip(hi.tolist(), lo.tolist(), strict=True)]
+        pairs = zip(rows.tolist(), places.tolist(), strict=True)
+        assert found == [message_id(envelopes[row].publication_id, nodes[place]) for row, place in pairs]
