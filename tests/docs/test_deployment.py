@@ -35,6 +35,8 @@ def check_command(words: list[str]) -> None:
     command: Any = typer.main.get_command(app)
     context = command.make_context("faregate", [], resilient_parsing=True)
     while hasattr(command, "commands"):
+        if words and words[0].startswith("-") and command.invoke_without_command:
+            break  # a group that is a command, too
         assert words and words[0] in command.commands, f"there is no command {' '.join(words)!r}"
         command, words = command.commands[words[0]], words[1:]
     command.make_context(command.name, [*words], parent=context)

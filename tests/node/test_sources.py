@@ -123,11 +123,11 @@ def test_on_spark_a_node_says_its_sources_itself() -> None:
     pytest.importorskip("pyspark", reason="needs the extra faregate[spark]")
     from faregate.spark.runs.run import _check
 
-    _check(listener("billing", [], source="shop"), "memory:", "json", 1)
+    _check(listener("billing", [], source="shop"), "memory:", None, "json", 1)
     with pytest.raises(
         fg.ConfigurationError, match=r"listen at billing \(Placed\): on Spark a node runs alone.*source="
     ):
-        _check(listener("billing", []), "memory:", "json", 1)
+        _check(listener("billing", []), "memory:", None, "json", 1)
 
 
 def test_a_node_publishes_declared_events_only() -> None:
