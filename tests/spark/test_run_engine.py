@@ -72,6 +72,7 @@ class Rig:
             store=self.url,
             codec="json",
             body_limit=1 << 20,
+            tokens=self.url,
         )
         provide(self.spec, self.node)
         self.places = Places(self.spec)

@@ -30,7 +30,7 @@ from faregate.node.node import Node
 from faregate.node.policy import Parallel
 from faregate.ports.clock import SystemClock
 from faregate.ports.schemes import open_log, open_store
-from faregate.ports.store import Store
+from faregate.stores.sizes import sizes_of
 from faregate.testing.store_subjects import postgres_schema
 from faregate.transports.journal import JournalTransport
 
@@ -103,33 +103,11 @@ async def _on_journal(
     bus = Bus(f"journal:{folder / name}", nodes=[sender, taker], store=store)
     async with bus:
         opened = next(iter(bus.stores.values()), None)
-        before = await _sizes(opened)
+        before = await sizes_of(opened)
         spent = await _run(bus, (sender.name, taker.name), size, server or Server(None, 0), customers)
-        after = await _sizes(opened)
+        after = await sizes_of(opened)
         spent.noted = {each: after[each] - before[each] for each in after}
     return spent
-
-
-async def _sizes(store: Store | None) -> dict[str, float]:
-    """Of a store: bytes of the ledger (of the whole file, of SQLite) and of the write-ahead log, and commits."""
-    if store is None:
-        return {}
-    if store.url.startswith("sqlite"):
-        [pages] = await _row(store, "select page_count * page_size from pragma_page_count, pragma_page_size")
-        return {"ledger": float(pages)}
-    [ledger] = await _row(store, "select pg_total_relation_size('faregate_ledger')")
-    [wal] = await _row(store, "select pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')")
-    [commits] = await _row(store, "select count(distinct xmin::text) from faregate_ledger")
-    return {"ledger": float(ledger), "wal": float(wal), "commits": float(commits)}
-
-
-async def _row(store: Store, sql: str) -> Any:
-    transaction = store.transaction()
-    await transaction.begin()
-    try:
-        return await transaction.fetchone(sql)
-    finally:
-        await transaction.roll_back()
 
 
 async def _median(size: Size, run: Callable[[], Any]) -> dict[str, float]:
