@@ -202,4 +202,4 @@ def test_a_node_with_a_schedule_is_refused() -> None:
     async def clean(tick: fg.Tick) -> None: ...
 
     with pytest.raises(fg.ConfigurationError, match="has the schedule 'clean', and on Spark nobody makes its ticks"):
-        run._check(node, None, "json", 1)
+        run._check(node, None, None, "json", 1)

@@ -252,8 +252,9 @@ class Sealer:
         """Something was rolled, or may have been before."""
         self._wanted.set()
         if (self._thread is None or not self._thread.is_alive()) and not self._stopped:
-            self._thread = threading.Thread(target=self._run, name="faregate-sealer", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="faregate-sealer", daemon=True)
+            thread.start()  # before `stop`, in another thread, can see it and join it
+            self._thread = thread
 
     def stop(self, seconds: float = 1.0) -> None:
         """What is half done is left behind; a thread that hangs, too."""
