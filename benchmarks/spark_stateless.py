@@ -8,9 +8,8 @@
     bytewax       for information: the same function on the same bodies, a line each, from a file into a file, in one
                   process: no journal, no ids, nothing durable
 
-Time includes the start of the query; that the node reads the log was agreed on before. The log is as the bus left it:
-segments that are not sealed yet are rows, and to make columns of them is a large part of what `bare` does. With far
-fewer messages the start of a query hides what a message costs.
+The journal is sealed before, as one is that was not written just now. Time includes the start of the query; that the
+node reads the log was agreed on before. With far fewer messages the start of a query hides what a message costs.
 """
 
 import asyncio
@@ -28,6 +27,9 @@ from _spark_nodes import shop, stateless
 from _spark_session import start_spark
 
 import faregate as fg
+from faregate.broker.journal.disk import RealDisk
+from faregate.broker.journal.layout import Layout
+from faregate.broker.journal.sealing import seal_all
 from faregate.bus.bus import MAX_MESSAGE_BYTES
 from faregate.spark.runs.stateless_query import batch_counts
 from faregate.spark.runs.views import bindings_of, take_views
@@ -65,6 +67,7 @@ def main() -> None:
     spark = start_spark(scratch, "spark-stateless")
     source = scratch / "source"
     fill(source, args.messages)
+    seal_all(Layout(source), RealDisk())
     take_views(
         source,
         bindings_of(stateless, MAX_MESSAGE_BYTES),

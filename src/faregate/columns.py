@@ -170,6 +170,17 @@ def write_batch(batch: Any) -> Any:
     return batch.serialize()
 
 
+_SCHEMA_BYTES = SCHEMA.serialize().size
+_PACKED = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+
+
+def pack_batch(batch: Any) -> Any:
+    """The same, compressed: for what is copied and synced, and read once. `read_batch` reads it, too."""
+    stream = pa.BufferOutputStream()
+    pa.ipc.RecordBatchStreamWriter(stream, SCHEMA, options=_PACKED).write_batch(batch)
+    return stream.getvalue()[_SCHEMA_BYTES:]  # a stream begins with its schema, which frames do without
+
+
 def write_envelopes(envelopes: Sequence[Envelope], topics: Sequence[int], offsets: Sequence[int], moment: int) -> Any:
     """The bytes of messages as they stand in a frame. Raises `Unwritable`."""
     try:

@@ -7,6 +7,7 @@ Rules kept here:
 - Every attempt writes under a name of its own: speculation, retries and zombies never touch each other's files.
 - Only what the commit names goes into the batch; it is one file, synced, then moved into the spool. Its name is the
   batch's identity: the journal appends a name once, however often it comes.
+- Messages are compressed: each is copied and synced, and read once.
 - Staged files need not survive a crash, so they are not synced. What nobody commits is collected: with a later commit
   of the same origin, or by any sink once it is a day old.
 """
@@ -28,7 +29,7 @@ from faregate.broker.journal.disk import PRIVATE_FOLDER, RealDisk
 from faregate.broker.journal.layout import BATCH_SUFFIX, Layout
 from faregate.broker.journal.segment import batch_frames
 from faregate.broker.journal.spool import LARGEST_BATCH
-from faregate.columns import write_batch
+from faregate.columns import pack_batch
 from faregate.errors import JournalCorrupt, MessageTooLarge
 from faregate.ports.log import Piece, Staged
 
@@ -88,7 +89,7 @@ def _described(piece: Piece) -> tuple[int, Any, int, int]:
         size = sum(len(each.envelope.body) for each in piece)
         return frames.DEAD_LETTERS, dead_letters.encode(piece), len(piece), size
     size = pc.sum(pc.binary_length(piece.column("payload"))).as_py() or 0
-    return frames.COLUMNS, write_batch(piece), piece.num_rows, size
+    return frames.COLUMNS, pack_batch(piece), piece.num_rows, size
 
 
 def spool_path(layout: Layout, origin: str, batch: int) -> Path:
