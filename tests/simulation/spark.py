@@ -131,7 +131,7 @@ class DriverProcess(Process):
         """As `Driver.open` leaves it, without a thread."""
         world = self.world
         driver: Any = Driver.__new__(Driver)
-        driver._node, driver._clock, driver._path = world.nodes["a"], world.clock, "log"
+        driver._node, driver._clock, driver.path = world.nodes["a"], world.clock, "log"
         driver._store = world.port("store", world.store)
         driver._tokens = None if world.tokens is None else world.port("tokens", world.tokens)
         driver._recipient_lists = None if world.tokens is None else RecipientLists(driver._tokens)

@@ -486,7 +486,7 @@ def test_a_scheduled_message_is_handled_when_it_is_due_and_holds_nobody_up(
     place = Place(tmp_path)
     place.bind()
     place.run(spark)
-    later = [(Step(key="d", number=0), {"delay": 8, "idempotency_key": "later"})]
+    later = [(Step(key="d", number=0), {"delay": 20, "idempotency_key": "later"})]
     until = tmp_path / "until"
     put_off = [(Again(number=5), {"to": "desk", "headers": {"until": str(until)}})]
     place.publish([*later, *steps("d", 1, 2), *put_off])
