@@ -37,7 +37,10 @@ def marks(page: Path) -> Sequence[pytest.MarkDecorator]:
 @pytest.mark.parametrize(
     "page", [pytest.param(page, marks=marks(page), id=name(page)) for page in PAGES if snippets(page)]
 )
-def test_the_snippets_of_a_page_run(page: Path, request: pytest.FixtureRequest) -> None:
+def test_the_snippets_of_a_page_run(
+    page: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)  # where `faregate` is
     if page.parent.name == "spark":
         request.getfixturevalue("spark")
     names: dict[str, object] = {"__name__": "snippet"}
