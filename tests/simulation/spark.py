@@ -138,6 +138,7 @@ class DriverProcess(Process):
         driver._alarms = Alarms()
         driver._claims = claims_of("a", driver._store, driver._tokens, driver._alarms, world.clock)
         driver._marks, driver._retain_ledger, driver._next_eviction = [], 1e9, 0.0
+        driver._next_sweep = 0.0
         driver._body_limit = _LIMIT
         driver._observers = ()
         return driver

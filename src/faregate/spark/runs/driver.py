@@ -98,7 +98,7 @@ class Driver:
         self._retain_ledger = retain_ledger
         self._body_limit = body_limit
         self._observers = observers
-        self._next_eviction = 0.0
+        self._next_eviction = self._next_sweep = 0.0
         self._loop = LoopThread()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -225,11 +225,12 @@ class Driver:
         )
         await self._spooler.take_in()
         await self._evict()
+        await self._sweep()
         return sent, parked
 
     async def _evict(self) -> None:
-        """Ledger rows go by age, as on the bus; the floor rises with them. So do claims and tokens a crash left."""
-        assert self._spooler is not None
+        """Ledger rows go by age, as on the bus; the floor rises with them. Behind a batch, and never before one: what
+        waits to be read must not be below it."""
         now = self._clock.monotonic()
         if now >= self._next_eviction:
             self._next_eviction = now + _EVICTION_SECONDS
@@ -237,6 +238,13 @@ class Driver:
             while await self._store.evict(self._node.name, before, _EVICTED_AT_ONCE) == _EVICTED_AT_ONCE:
                 if self._clock.monotonic() >= until:
                     break  # the rest goes next time: a batch waits for this
+
+    async def _sweep(self) -> None:
+        """Claims and tokens that a crash left go."""
+        assert self._spooler is not None
+        now = self._clock.monotonic()
+        if now >= self._next_sweep:
+            self._next_sweep = now + _EVICTION_SECONDS
             if self._claims is not None:
                 await self._claims.sweep(self._clock.time() - CLAIM_AGE)
             await self._spooler.discard_strays()
@@ -247,7 +255,7 @@ class Driver:
         sent = await self._send(self._spooler)
         if sent:
             await self._spooler.take_in()
-        await self._evict()
+        await self._sweep()
         return sent
 
     async def _send(self, spooler: OutboxSpooler) -> int:
