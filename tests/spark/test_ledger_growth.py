@@ -141,7 +141,9 @@ def traced(on_connection: Callable[[sqlite3.Connection], None]) -> Iterator[None
 
 
 def check_outcomes(counts: dict[str, int]) -> None:
-    assert counts["handled"] and counts["dead"] and counts["redelivered"], counts
+    assert counts["handled"] and counts["dead"], counts
+    # Those that fail are tried later; in a second batch they wait behind the ones of their keys that failed before.
+    assert counts.get("redelivered") or counts.get("parked"), counts
 
 
 def test_no_statement_of_a_run_scans_the_ledger_on_sqlite(tmp_path: Path) -> None:
