@@ -10,7 +10,7 @@ from faregate.broker.journal.disk import RealDisk
 from faregate.broker.journal.layout import Layout, prepare, write_json
 from faregate.broker.journal.log import Log
 from faregate.columns import to_batch
-from faregate.ids import idempotent_id, message_id
+from faregate.ids import idempotent_id, message_id, root_id
 from faregate.message import Envelope
 from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.log import HANDLED
@@ -102,9 +102,8 @@ def test_ids_by_columns_are_those_one_by_one() -> None:
     """Also where one was made up by a foreign sender: then all of the batch go one by one."""
     rows, places, nodes = np.array([0, 2, 2, 1]), np.array([1, 0, 1, 0]), ("billing", "reader")
     for foreign in ("", "order-17"):
-        envelopes = [note(n) for n in range(3)]
-        if foreign:
-            envelopes[2] = note(2, publication_id=foreign)
+        names = [root_id(), root_id(), foreign or root_id()]
+        envelopes = [Envelope(publication_id=each, type="Noted", source="author") for each in names]
         batch = to_batch(envelopes, [0] * 3, range(3), 0)
         hi, lo = message_ids(batch, rows, places, nodes)
         found = [id_text(*pair) for pair in zip(hi.tolist(), lo.tolist(), strict=True)]

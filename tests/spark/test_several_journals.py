@@ -88,7 +88,7 @@ def test_the_journal_is_a_column_where_there_are_several_or_it_is_asked_for(data
 
 
 def test_what_is_for_one_journal_refuses_several(data: Path) -> None:
-    with pytest.raises(InvalidOption, match="frames are read from one journal"):
+    with pytest.raises(InvalidOption, match="ranges are read from one journal"):
         FaregateSource({"path": f"{data}/*", "rows": "ranges"})
     source = FaregateSource({"path": f"{data}/*", "source": "author"})
     with pytest.raises(InvalidOption, match=r"a write goes to one journal; option path names .*/data/\*"):
