@@ -473,3 +473,17 @@ def test_a_segment_of_many_small_frames_is_rolled_before_it_is_full(monkeypatch:
     again.close()
     assert LAYOUT.segment_bases(disk) == [0, 5, 10, 15], "what was there before it was opened counts"
     assert len(list(JournalReader(ROOT, disk).envelopes())) == 16
+
+
+def test_stopping_while_its_thread_starts_waits_for_nothing_that_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late(threading.Thread):
+        def start(self) -> None:
+            starting.stop()  # as another thread may, just now
+            super().start()
+
+    starting = Sealer(LAYOUT, SimulatedDisk(), lambda work: None)
+    monkeypatch.setattr("faregate.broker.journal.sealing.threading.Thread", Late)
+    starting.look()
+    assert starting._thread is not None
+    starting._thread.join(10)
+    assert not starting._thread.is_alive()
