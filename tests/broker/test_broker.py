@@ -4,6 +4,7 @@ import pytest
 from msgspec import structs
 
 from faregate.broker import Broker
+from faregate.broker.recent import RecentPublications
 from faregate.errors import ConfigurationError, InvalidSelector, QueueNotFound, Unroutable
 from faregate.message import Envelope
 from faregate.ports.queue import Binding, check_command
@@ -65,6 +66,30 @@ async def test_a_publication_is_recognised_within_the_window_and_by_its_replay()
     broker.append([event("c"), event("a")])
     assert held_by(broker, NOTED.queue) == ["a", "a", "b", "c", "a"], "the oldest has left the window"
     assert len(broker.recent._known) == 3
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        ["a", "b", "c"],
+        ["a", "a", "b"],
+        ["b", "known", "c"],
+        ["a", "", "", "b"],
+        ["a", "b", "c", "d", "e"],
+    ],
+)
+def test_many_publications_are_recognised_as_each_would_be(batch: list[str]) -> None:
+    one_by_one, together = RecentPublications(4), RecentPublications(4)
+    for recent in (one_by_one, together):
+        assert recent.add(event("known"))
+    assert together.add_all([event(each) for each in batch]) == [one_by_one.add(event(each)) for each in batch]
+    assert together._known == one_by_one._known
+    assert together.duplicates == one_by_one.duplicates
+
+
+def test_a_replay_among_many_is_another_publication() -> None:
+    recent = RecentPublications()
+    assert recent.add_all([event("a"), event("a", replay=1), event("a", replay=1)]) == [True, True, False]
 
 
 async def test_an_id_is_not_taken_for_the_replay_of_another() -> None:

@@ -9,9 +9,14 @@ from faregate.codec import CODECS, BodyWriter
 from faregate.core.sealing import Sealer
 from faregate.message import describe
 from faregate.node.key import read_key
+from faregate.node.outgoing import Alike, as_events
 
 
 class Placed(fg.Event):
+    order_id: str
+
+
+class Paid(fg.Event):
     order_id: str
 
 
@@ -86,3 +91,29 @@ def test_an_envelope_does_not_change() -> None:
     envelope = sealer().seal_root(fg.publish(MESSAGE), 100.0)
     with pytest.raises(AttributeError):
         envelope.source = "stranger"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("compress_above", [None, 30])
+def test_many_of_one_class_are_sealed_as_each_would_be(compress_above: int | None) -> None:
+    by = sealer(compress_above=compress_above)
+    messages = [Placed(order_id=order_id) for order_id in ("17", "18", "a much longer name than the others" * 5)]
+    together = by.seal_roots(as_events(messages), 100.0)
+    assert isinstance(as_events(messages), Alike)
+    assert len({envelope.publication_id for envelope in together}) == len(messages)
+    assert together == [
+        by.seal_root(fg.publish(message), 100.0, envelope.publication_id)
+        for message, envelope in zip(messages, together, strict=True)
+    ]
+    assert [envelope.content_encoding is None for envelope in together] == [True, True, compress_above is None]
+
+
+def test_events_with_options_or_of_several_classes_are_not_alike() -> None:
+    mixed: list[list[Any]] = [[MESSAGE, fg.publish(MESSAGE, delay=1)], [MESSAGE, Paid(order_id="17")], []]
+    assert not any(isinstance(as_events(events), Alike) for events in mixed)
+    with pytest.raises(fg.UnknownMessage, match="Charge is a command"):
+        as_events([Charge(order_id="17")])
+
+
+def test_one_of_many_that_is_too_large_is_named() -> None:
+    with pytest.raises(fg.MessageTooLarge, match="Placed is 10"):
+        sealer().seal_roots(as_events([MESSAGE, Placed(order_id="x" * 1000)]), 100.0)

@@ -5,6 +5,7 @@ A test marked with `bug` shows a fault that is known and not mended yet; once it
 
 import asyncio
 import errno
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -313,9 +314,22 @@ async def test_when_side_logs_cannot_be_written_publishing_goes_on_and_nothing_i
 
 
 @quiet_threads
-async def test_a_message_that_cannot_be_written_is_refused_alone() -> None:
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"headers": {"text": "\ud800"}},
+        {"headers": {"text": 7}},
+        {"key": 7},
+        {"key": ("a", "b")},
+        {"body": "text"},
+        {"sent_at": float("nan")},
+        {"deliver_at": 1e13},
+        {"depth": 1 << 31},
+    ],
+)
+async def test_a_message_that_cannot_be_written_is_refused_alone(wrong: dict[str, Any]) -> None:
     async with station() as it:
-        bad = structs.replace(noted("bad"), headers={"text": "\ud800"})
+        bad = structs.replace(noted("bad"), **wrong)
         told = await asyncio.gather(
             it.publish(noted("a")), it.publish(bad), it.publish(noted("b")), return_exceptions=True
         )

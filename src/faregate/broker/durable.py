@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import compress, repeat
+from operator import attrgetter
 from pathlib import Path
 from time import monotonic
 from typing import TypeVar
@@ -40,6 +41,9 @@ _RESTS, _FAILED_SECONDS = 50, 1.0
 """To take a snapshot may take one part in so many of the time; after one that failed comes a pause."""
 _CAREFUL_STARTS = 10_000
 _WRITE_AGAIN_SECONDS = 1.0
+
+
+_is_partial = attrgetter("partial")
 
 
 def _place(letter: DeadLetter) -> tuple[str, str, str]:
@@ -217,7 +221,10 @@ class DurableBroker(Broker):
                 await self._journal.wait_for_room()
             routes = self.routes(envelopes)
             add, knows = self.recent.add, self.recent.knows
-            added = [add(envelope, route.partial) for envelope, route in zip(envelopes, routes, strict=True)]
+            if any(map(_is_partial, routes)):
+                added = [add(envelope, route.partial) for envelope, route in zip(envelopes, routes, strict=True)]
+            else:
+                added = self.recent.add_all(envelopes)
             if all(added):
                 await self._commit(envelopes, routes)
                 return

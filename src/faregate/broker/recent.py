@@ -47,6 +47,21 @@ class RecentPublications:
             self._disagree(envelope)
         return False
 
+    def add_all(self, envelopes: Sequence[Envelope]) -> list[bool]:
+        """The same for some that go to all recipients."""
+        known = self._known
+        fresh = {
+            each.publication_id: each.body_digest or hash(each.body)
+            for each in envelopes
+            if not each.replay and each.attempt_id is None
+        }
+        if len(fresh) < len(envelopes) or "" in fresh or not known.keys().isdisjoint(fresh):
+            return [self.add(envelope) for envelope in envelopes]
+        known.update(fresh)
+        while len(known) > self.window:
+            known.popitem(last=False)
+        return [True] * len(envelopes)
+
     def restore(self, load: Callable[[], Sequence[tuple[PublicationKey, bytes | None]]]) -> None:
         """`load` gives what was published before this process began, the oldest first. It is called when somebody
         publishes, who gets what it raises."""

@@ -46,10 +46,10 @@ from faregate.core.sender import Sender, message_classes
 from faregate.core.threads import HandlerThreads
 from faregate.core.verdict import first_line
 from faregate.errors import ConfigurationError, IdleTimeout, WrongEventLoop, check_delay
-from faregate.message import Envelope, known
+from faregate.message import Envelope, MessageType, known
 from faregate.node.key import Key
 from faregate.node.node import Node
-from faregate.node.outgoing import Options, Outgoing, as_command, as_event, as_events, check_scheduled
+from faregate.node.outgoing import Alike, Options, as_command, as_event, as_events, check_scheduled
 from faregate.node.policy import check_count
 from faregate.node.sources import publishers, with_sources
 from faregate.node.subscription import Subscription
@@ -541,7 +541,7 @@ class Bus:
             await self._sender(event.source, ()).publish_again(event)
             return event.publication_id
         outgoing = as_event(event, options)
-        sender = self._sender(node, (outgoing,))
+        sender = self._sender(node, (outgoing.message_type,))
         publication_id, published = sender.publish(outgoing)
         try:
             await published
@@ -555,7 +555,9 @@ class Bus:
     async def publish_many(self, events: Iterable[Any], *, node: str | Node | None = None) -> list[str]:
         """Publish events, or `fg.publish(…)` and `fg.send(…)` with their options, together: all or none."""
         outgoing = as_events(events)
-        return await self._sender(node, outgoing).publish_many(outgoing)
+        alike = isinstance(outgoing, Alike)
+        types = [outgoing.message_type] if alike else [out.message_type for out in outgoing]
+        return await self._sender(node, types).publish_many(outgoing)
 
     async def send(
         self,
@@ -567,7 +569,7 @@ class Bus:
     ) -> str:
         """Send a command to the node `to`; raises `Unroutable` when that node does not handle it."""
         outgoing = as_command(command, to, options)
-        sender = self._sender(node, (outgoing,))
+        sender = self._sender(node, (outgoing.message_type,))
         publication_id, published = sender.publish(outgoing)
         try:
             await published
@@ -657,7 +659,7 @@ class Bus:
                 f"the bus is {self._state}: a request needs the process that runs the nodes of {self.url}, since the "
                 "answer comes to that process alone, and the spool brings none. Start this bus, or spool the command"
             )
-        return await self._requests.ask(self._sender(node, (outgoing,)), outgoing, seconds, classes)
+        return await self._requests.ask(self._sender(node, (outgoing.message_type,)), outgoing, seconds, classes)
 
     def request_counts(self) -> RequestCounts:
         """What became of requests, and of replies, so far."""
@@ -681,16 +683,16 @@ class Bus:
         if not isinstance(self._transport, SpoolTransport):
             raise ConfigurationError(f"{self.url} has no spool: start the bus and publish")
         outgoing = as_event(message, options) if to is None else as_command(message, to, options)
-        sender = self._named_sender(node, (outgoing,))
+        sender = self._named_sender(node, (outgoing.message_type,))
         publication_id, published = sender.publish(outgoing, through=self._transport.spool)
         await published
         return publication_id
 
-    def _sender(self, node: str | Node | None, outgoing: Sequence[Outgoing]) -> Sender:
+    def _sender(self, node: str | Node | None, types: Sequence[MessageType]) -> Sender:
         self._check_running()
-        return self._named_sender(node, outgoing)
+        return self._named_sender(node, types)
 
-    def _named_sender(self, node: str | Node | None, outgoing: Sequence[Outgoing]) -> Sender:
+    def _named_sender(self, node: str | Node | None, types: Sequence[MessageType]) -> Sender:
         if node is not None:
             name = node if isinstance(node, str) else node.name
             sender = self._senders.get(name)
@@ -700,11 +702,11 @@ class Bus:
         if len(self._senders) == 1:
             return next(iter(self._senders.values()))
         able = set(self._senders)
-        for out in outgoing:
-            if out.kind == "event":
-                able &= self._publishers.get(out.message_type.wire, set())
+        for message_type in types:
+            if message_type.kind == "event":
+                able &= self._publishers.get(message_type.wire, set())
         if len(able) != 1:
-            what = ", ".join(sorted({out.message_type.wire for out in outgoing}))
+            what = ", ".join(sorted({message_type.wire for message_type in types}))
             raise ConfigurationError(
                 f"say which node publishes {what}, with node=, one of {', '.join(sorted(able)) or self._names()}"
             )

@@ -1,6 +1,8 @@
 """Bodies of envelopes: encode, compress and bound on the way out; bound, decompress and decode on the way in."""
 
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
+from itertools import repeat
 from typing import Any
 
 from faregate.codec.compression import GZIP, compress, decompress, unpacked
@@ -40,6 +42,17 @@ class BodyWriter:
                 "send a reference to the data instead, or raise max_message_bytes of the bus"
             )
         return compress(plain), GZIP, digest
+
+    def write_all(self, messages: Sequence[Any]) -> Iterable[Body]:
+        """The same for some of one class."""
+        cls = type(messages[0])
+        encode = self._encoders.get(cls) or self._encoders.setdefault(cls, self._codec.encoder(cls))
+        plains = list(map(encode, messages))
+        if max(map(len, plains)) > self._compress_above:
+            return map(self.write, messages)
+        count = len(plains)
+        digests = [sha256(plain).digest()[:16] for plain in plains] if self._digests else repeat(None, count)
+        return zip(plains, repeat(None, count), digests, strict=True)
 
 
 def digest_of(envelope: Envelope) -> bytes | None:

@@ -2,14 +2,16 @@
 publication has the same id whichever way it takes."""
 
 from collections.abc import Sequence
+from itertools import repeat
+from typing import Any
 
 from faregate import ids
 from faregate.codec import BodyWriter
 from faregate.core.observer import TRACESTATE, TraceContext
 from faregate.errors import ConfigurationError
-from faregate.message import Envelope, Kind
+from faregate.message import Envelope, Kind, MessageType
 from faregate.node.key import Key, type_key
-from faregate.node.outgoing import Outgoing
+from faregate.node.outgoing import Alike, Outgoing
 from faregate.ports.store import SCHEDULE_KEY, OutboxRow
 
 Keys = dict[tuple[Kind, str | None, str], Key]
@@ -23,10 +25,26 @@ class Sealer:
         self._writer = writer
         self._keys = keys
 
-    def seal_roots(self, outs: Sequence[Outgoing], now: float) -> list[Envelope]:
+    def seal_roots(self, outs: Sequence[Outgoing] | Alike, now: float) -> list[Envelope]:
         """The envelopes of what no handler caused, of one moment."""
+        if isinstance(outs, Alike):
+            return self._seal_alike(outs.message_type, outs.messages, now)
         roots = ids.root_ids(len(outs), int(now * 1000))
         return [self.seal_root(out, now, root) for out, root in zip(outs, roots, strict=True)]
+
+    def _seal_alike(self, message_type: MessageType, messages: list[Any], now: float) -> list[Envelope]:
+        """As `seal_root` does it for each: what they have in common is looked up once."""
+        wire, kind, node, content_type = message_type.wire, message_type.kind, self._node, self._writer.content_type
+        roots = ids.root_ids(len(messages), int(now * 1000))
+        by = self._key_by(message_type, None)
+        keys = repeat(None, len(messages)) if by is None else map(by.hint, messages)
+        bodies = self._writer.write_all(messages)
+        # In the order of the fields, as in `_seal`; what is left out at the end has its default.
+        return [
+            Envelope(root, wire, kind, node, body, (), None, root, None, 0, key, None, now, None, None, 0, 0,
+                     content_type, encoding, None, None, None, digest)
+            for root, key, (body, encoding, digest) in zip(roots, keys, bodies, strict=True)
+        ]  # fmt: skip
 
     def seal_root(self, out: Outgoing, now: float, root: str | None = None) -> Envelope:
         """The envelope of what no handler caused. `root`: a fresh id, where there is one at hand."""
@@ -42,6 +60,13 @@ class Sealer:
         elif root is None:
             root = ids.root_id(int(now * 1000))
         return self._seal(out, root, root, None, 0, now)
+
+    def _key_by(self, message_type: MessageType, destination: str | None) -> Key | None:
+        """What the key of such a message is made of."""
+        if message_type.key:
+            return type_key(message_type.cls)
+        kind, address = message_type.kind, self._node if message_type.kind == "event" else destination
+        return self._keys.get((kind, address, message_type.wire))
 
     def outbox_row(self, envelope: Envelope, cause: str | None, ordinal: int) -> OutboxRow:
         """How a sealed envelope stands in the outbox of this node's store."""
@@ -61,12 +86,9 @@ class Sealer:
         kind, wire = message_type.kind, message_type.wire
         body, encoding, digest = self._writer.write(out.message)
         key = None
-        if message_type.key:
-            by = type_key(message_type.cls)
+        if message_type.key or self._keys:
+            by = self._key_by(message_type, out.destination)
             key = None if by is None else by.hint(out.message)
-        elif self._keys:
-            found = self._keys.get((kind, self._node if kind == "event" else out.destination, wire))
-            key = None if found is None else found.hint(out.message)
         headers = {} if out.headers is None else out.headers
         if trace is not None and trace.tracestate:
             headers = {**headers, TRACESTATE: trace.tracestate}

@@ -22,7 +22,7 @@ from faregate.errors import ConfigurationError, DuplicateIdKey, Undecodable, Unr
 from faregate.message import Envelope, Kind
 from faregate.node.kill_switch import SwitchTripped
 from faregate.node.node import Node
-from faregate.node.outgoing import Outgoing
+from faregate.node.outgoing import Alike, Outgoing
 from faregate.ports import faults
 from faregate.ports.clock import Clock
 from faregate.ports.dead_letter import DeadLetter
@@ -116,14 +116,15 @@ class Sender(Sealer):
         """Publish a root again, as it was: nobody knows whether it arrived."""
         return _hand_over((envelope,), self._hand_over_guarded)
 
-    async def publish_many(self, outgoing: Sequence[Outgoing]) -> list[str]:
+    async def publish_many(self, outgoing: Sequence[Outgoing] | Alike) -> list[str]:
         """Publish roots together: all or none."""
         sealed = self.seal_roots(outgoing, self._clock.time())
         if self._chain is None or not sealed:
             await self._publish_all(sealed)
         else:
-            pairs = zip(outgoing, sealed, strict=True)
-            outs = [OutgoingContext(envelope, out.message, None) for out, envelope in pairs]
+            messages = outgoing.messages if isinstance(outgoing, Alike) else [out.message for out in outgoing]
+            pairs = zip(messages, sealed, strict=True)
+            outs = [OutgoingContext(envelope, message, None) for message, envelope in pairs]
             await send_together(self._chain, outs, self._publish_all)
         return [envelope.publication_id for envelope in sealed]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack
 
 import msgspec
 
@@ -87,20 +87,20 @@ def as_event(event: Any, options: Options) -> Outgoing:
     return Outgoing(event, message_type, **_checked(options)) if options else Outgoing(event, message_type)
 
 
-def as_events(events: Iterable[Any]) -> list[Outgoing]:
-    """The same for many, whose options they have with them. A class is looked up once."""
-    types: dict[type, MessageType] = {}
-    made: list[Outgoing] = []
-    for event in events:
-        message_type = types.get(type(event))
-        if message_type is not None:
-            made.append(Outgoing(event, message_type))
-            continue
-        first = as_event(event, {})
-        if first is not event:
-            types[type(event)] = first.message_type
-        made.append(first)
-    return made
+class Alike(NamedTuple):
+    """Events of one class without options, as most are that are published together: nothing is made for each."""
+
+    message_type: MessageType
+    messages: list[Any]
+
+
+def as_events(events: Iterable[Any]) -> list[Outgoing] | Alike:
+    """The same for many, whose options they have with them."""
+    messages = list(events)
+    classes = set(map(type, messages))
+    if len(classes) == 1 and not issubclass(cls := classes.pop(), Outgoing):
+        return Alike(describe(cls, "event"), messages)
+    return [as_event(message, {}) for message in messages]
 
 
 def send(command: Any, *, to: "str | Node", **options: Unpack[Options]) -> Outgoing:

@@ -3,8 +3,9 @@
 Rules kept here:
 - Both forms give the same answers; nobody else asks which one it is.
 - A row is the envelope as the outbox of a store has it too: a map of the fields that are not their defaults.
-- What was written can be read, also as columns. So a body of rows is decoded once before it is confirmed, and its
-  numbers are looked at: a field of a wrong type, or a time that no column holds, would be found when it is too late.
+- What was written can be read, also as columns. So what comes from others is looked at before it is confirmed: bodies
+  (codecs), keys (functions), headers (middlewares), times. A field of a wrong type, or a time that no column holds,
+  would be found when it is too late.
 """
 
 from __future__ import annotations
@@ -64,7 +65,10 @@ def write_rows(envelopes: Sequence[Envelope], topics: Sequence[int]) -> bytes:
         odd = [
             each
             for each in envelopes
-            if each.deliver_at is not None
+            if each.headers
+            or each.body.__class__ is not bytes
+            or (each.key is not None and each.key.__class__ is not str)
+            or each.deliver_at is not None
             or each.expires_at is not None
             or not 0 <= each.sent_at < _LAST_SECOND
             or each.depth
@@ -77,7 +81,8 @@ def write_rows(envelopes: Sequence[Envelope], topics: Sequence[int]) -> bytes:
             # What was asked for as a delay is of no use to who reads the log.
             envelopes = [msgspec.structs.replace(envelope, delay=None) for envelope in envelopes]
         body = _encode((alike, envelopes))
-        _decode(body)
+        if odd:
+            _decode(body)
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as exc:
         raise Unwritable(f"a message cannot be written to the journal: {exc}") from exc
     return body
