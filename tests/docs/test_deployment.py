@@ -1,4 +1,4 @@
-"""The files that operations.md and the guides show can be used as they stand, and every command line is one of ours."""
+"""The files that operating.md and the guides show can be used as they stand, and every command line is one of ours."""
 
 import configparser
 import re
@@ -18,11 +18,11 @@ from faregate.cli import app
 from tests.child import Child
 from tests.docs.pages import DOCS, PAGES, blocks, name
 
-OPERATIONS = DOCS / "operations.md"
+OPERATING = DOCS / "operating.md"
 
 
 def file(title: str) -> str:
-    [found] = [block.text for block in blocks(OPERATIONS, "ini", "yaml", "dockerfile") if block.title == title]
+    [found] = [block.text for block in blocks(OPERATING, "ini", "yaml", "dockerfile") if block.title == title]
     return found
 
 
@@ -124,7 +124,7 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
 
 
 def test_the_logging_of_the_program_replaces_that_of_the_command(tmp_path: Path) -> None:
-    [block] = [block for block in blocks(OPERATIONS, "python") if block.title == "shop/app.py"]
+    [block] = [block for block in blocks(OPERATING, "python") if block.title == "shop/app.py"]
     bus = 'import faregate as fg\nbus = fg.Bus("memory:", nodes=[fg.Node("shop")])\n'
     (tmp_path / "logged.py").write_text(block.text + bus)
     arguments = [sys.executable, "-m", "faregate", "run", "logged:bus"]
