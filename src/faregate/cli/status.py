@@ -36,7 +36,7 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Go on until you press Ctrl-C.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show which processes run which nodes, what they consume, and how they fare.
+    """Show which processes run which nodes, what they consume, their counts and their alarms.
 
     A process of this machine is asked over its control socket. On RabbitMQ each
     tells it every five seconds, so this listens for six. Exits with 1 when nobody
