@@ -163,7 +163,7 @@ def _instances(found: list[tuple[float, Heartbeat]], now: float) -> Iterator[Ren
     """A line for each, and below it a line for each type that it takes: both fit a narrow terminal."""
     for at, beat in found:
         state = _state(beat, now - at)
-        taking = "" if beat.consumes else ", takes nothing"
+        taking = "" if beat.consumes else ", no subscriptions"
         yield from hanging(Text.assemble(f"{plain(beat.instance)}  ", state, taking), room(), "  ")
         if beat.consumes:
             yield from _table(beat.consumes)
@@ -180,7 +180,7 @@ def _instances(found: list[tuple[float, Heartbeat]], now: float) -> Iterator[Ren
 
 def _table(consumes: list[Consumed]) -> Iterator[Text]:
     parts = [_parts_of(each) for each in consumes]
-    columns = [Column("TAKES"), *numbers("PER S", "HANDLED", "AGAIN", "DEAD", "BUSY")]
+    columns = [Column("SUBSCRIPTION"), *numbers("PER S", "HANDLED", "REDELIVERED", "DEAD", "BUSY")]
     rows = []
     for each, part in zip(consumes, parts, strict=True):
         counts = (each.handled, each.redelivered, each.dead, each.busy)
