@@ -38,10 +38,10 @@ def status(
 ) -> None:
     """Show which processes run which nodes, what they consume, their counts and their alarms.
 
-    A process of this machine is asked over its control socket. On RabbitMQ each
-    tells it every five seconds, so this listens for six. Exits with 1 when nobody
-    runs a node of the bus, or a process does not answer. With --json --watch there is a line for each heartbeat.
-    Without a TARGET, --json is a list, of one for each bus.
+    A process on this machine answers over its control socket. On RabbitMQ each process reports every five seconds, so
+    the command listens for six. Exits with 1 if no process runs a node of the bus, or if one does not answer. With
+    --json --watch there is a line for each heartbeat. Without a TARGET, --json prints a list, with one entry for each
+    bus.
     """
     place = locate(target)
     failed: list[FaregateError] = []
