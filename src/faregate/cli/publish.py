@@ -21,7 +21,7 @@ def publish(
     message: Annotated[str, typer.Argument(help="The wire name of the message, for example OrderPlaced.")],
     body: Annotated[str, typer.Argument(help="The message as JSON, or - to read it from standard input.")],
     node: Annotated[str | None, typer.Option(help="The node that publishes; needed if several could.")] = None,
-    to: Annotated[str | None, typer.Option(help="The node that a command goes to; needed if several handle it.")] = None,
+    to: Annotated[str | None, typer.Option(help="The node that a command goes to; needed if several take it.")] = None,
     idempotency_key: Annotated[str | None, typer.Option(help="The same key is the same publication.")] = None,
     delay: Annotated[float | None, typer.Option(help="Seconds from now until it is delivered.")] = None,
     expires: Annotated[float | None, typer.Option(help="Seconds that it may wait to be handled.")] = None,

@@ -59,7 +59,7 @@ def bench(
     ] = None,
     to: Annotated[
         str | None,
-        typer.Option(help="The node that a command goes to; needed if several handle it.", rich_help_panel=_PUBLISHING),
+        typer.Option(help="The node that a command goes to; needed if several take it.", rich_help_panel=_PUBLISHING),
     ] = None,
     producers: Annotated[
         int, typer.Option(help="How many publish at the same time.", min=1, max=10_000, rich_help_panel=_LOAD)
