@@ -117,13 +117,12 @@ def examine(result: "Result", site: "Site", folder: Path, most_findings: int) ->
 
 
 _COLUMNS = ("node", "published", "handled", "duplicate", "dead", "in_flight", "missing", "double", "out_of_order")
-_SHORT = {"duplicate": "copies", "in_flight": "waiting", "out_of_order": "disorder"}
-"""What people read in a table of 80 characters; what can only be 0 in this demo is left out."""
+"""What fits a table of 80 characters; what can only be 0 in this demo is left out."""
 
 
 def _lean(row: dict[str, Any], site: "Site") -> dict[str, Any]:
     known = [name for name in _COLUMNS if name != "duplicate" or not site.keeps_copies]  # a stream settles nothing
-    return {_SHORT.get(name, name): row[name] for name in known}
+    return {name: row[name] for name in known}
 
 
 def _told(summary: dict[str, int], notes: list[str]) -> str:
@@ -144,7 +143,7 @@ def busiest(windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             {
                 "node": node,
                 "ended": sum(window["ended"] for window in found),
-                "copies": sum(window["duplicate"] for window in found),
+                "duplicate": sum(window["duplicate"] for window in found),
                 "redelivered": sum(window["redelivered"] for window in found),
                 "dead": sum(window["dead"] for window in found),
                 "peak/s": max(window["ended"] for window in found),

@@ -175,11 +175,12 @@ def verdict_table(checks: Sequence[Check]) -> Table:
 
 
 def rows_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
-    """Dictionaries with the same keys as a table."""
+    """Dictionaries with the same keys as a table. A name like `in_flight` is a heading of two lines."""
     table = _table(title)
     for name in rows[0] if rows else ():
         is_text = all(isinstance(row[name], str | None) for row in rows)
-        table.add_column(name, justify="left" if is_text else "right")
+        heading = "\n".join(name.rsplit("_", 1)).replace("_", " ")
+        table.add_column(heading, justify="left" if is_text else "right")
     for row in rows:
         table.add_row(*map(cell, row.values()))
     return table

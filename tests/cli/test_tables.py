@@ -100,12 +100,12 @@ def test_ids_that_begin_alike_are_told_apart() -> None:
 @pytest.mark.parametrize("parted", [False, True])
 def test_status(capsys: pytest.CaptureFixture[str], parted: bool) -> None:
     queues = [f"{NODE}.{TYPE}.g1-{number}" for number in range(24)] if parted else [f"{NODE}.{TYPE}"]
-    consumed = Consumed(TYPE, NODE, queues, 12_345.6, BIG, BIG, BIG, 100, paused=True, why="by hand")
+    consumed = Consumed(TYPE, NODE, queues, 12_345.6, BIG, BIG, BIG // 10, 100, paused=True, why="by hand")
     beat = Heartbeat("billing", "a-machine-with-a-name-15767-df20e89b", "0.1.0", 1.0, 2.0, [consumed], {"stalled": 3})
     seen = Seen("journal:./data", ["billing", "shop"])
     seen.hear(beat)
     console.print(seen.shown())
-    headings = ["TAKES", "PER S", "HANDLED", "AGAIN", "DEAD", "BUSY", *(["PARTS"] if parted else [])]
+    headings = ["SUBSCRIPTION", "PER S", "HANDLED", "REDELIVERED", "DEAD", "BUSY", *(["PARTS"] if parted else [])]
     cells = ["12,345.6", "12,345,678", "100", *(["23"] if parted else [])]
     lines = check(capsys.readouterr().out, headings, *cells)
     assert any(all(heading in line for heading in headings) for line in lines), lines
@@ -196,7 +196,7 @@ def test_spark_rates(capsys: pytest.CaptureFixture[str]) -> None:
         for at in range(300)
     ]
     jobs._show_rates(rows, 10.0)
-    headings = ["NODE", "TYPE", "ENDED", "PEAK/S", "DEAD", "AGAIN", "P50", "P95", "P99"]
+    headings = ["NODE", "TYPE", "ENDED", "PEAK/S", "DEAD", "REDELIVERED", "P50", "P95", "P99"]
     check(capsys.readouterr().out, headings, "10,315.5", "▁▁▂▂")
 
 

@@ -32,3 +32,14 @@ def blocks(page: Path, *languages: str) -> list[Block]:
 
 def name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix().removeprefix("docs/")
+
+
+def steps(page: Path) -> list[tuple[str, str]]:
+    """The Python blocks without a title, each with the prose since the one before it. A title is a file of its own."""
+    found, text, end = [], page.read_text(), 0
+    for match in _BLOCK.finditer(text):
+        indent, language, title, code = match.groups()
+        if language == "python" and not title:
+            found.append((text[end : match.start()], re.sub(f"^{indent}", "", code, flags=re.MULTILINE)))
+            end = match.end()
+    return found

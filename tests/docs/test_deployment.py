@@ -1,4 +1,7 @@
-"""The files that operations.md and the guides show can be used as they stand, and every command line is one of ours."""
+"""The files that operating.md and the guides show can be used as they stand, and every command line is one of ours.
+
+Versions and kinds that pages list are those of the code.
+"""
 
 import configparser
 import re
@@ -8,21 +11,23 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import typer
 import yaml
 
 from faregate.cli import app
+from faregate.core.alarms import AlarmKind
+from faregate.stores.sqlite.migrate import MIGRATIONS
 from tests.child import Child
 from tests.docs.pages import DOCS, PAGES, blocks, name
 
-OPERATIONS = DOCS / "operations.md"
+OPERATING = DOCS / "operating.md"
 
 
 def file(title: str) -> str:
-    [found] = [block.text for block in blocks(OPERATIONS, "ini", "yaml", "dockerfile") if block.title == title]
+    [found] = [block.text for block in blocks(OPERATING, "ini", "yaml", "dockerfile") if block.title == title]
     return found
 
 
@@ -124,7 +129,7 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
 
 
 def test_the_logging_of_the_program_replaces_that_of_the_command(tmp_path: Path) -> None:
-    [block] = [block for block in blocks(OPERATIONS, "python") if block.title == "shop/app.py"]
+    [block] = [block for block in blocks(OPERATING, "python") if block.title == "shop/app.py"]
     bus = 'import faregate as fg\nbus = fg.Bus("memory:", nodes=[fg.Node("shop")])\n'
     (tmp_path / "logged.py").write_text(block.text + bus)
     arguments = [sys.executable, "-m", "faregate", "run", "logged:bus"]
@@ -142,3 +147,15 @@ def test_alerts_name_metrics_that_there_are() -> None:
     assert len(rules) == 4
     for rule in rules:
         assert set(re.findall(r"faregate_\w+", rule["expr"])) <= known, rule["alert"]
+
+
+def test_the_version_of_the_tables_is_the_current_one() -> None:
+    shown = {found for page in PAGES for found in re.findall(r"schema version (\d+)", page.read_text())}
+    assert shown == {f"{len(MIGRATIONS)}"}
+
+
+@pytest.mark.parametrize("page", ["guarantees.md", "operating.md"])
+def test_the_tables_of_alarms_have_each_kind_once(page: str) -> None:
+    _, _, table = (DOCS / page).read_text().partition("\n| alarm |")
+    rows = re.findall(r"^\| `([\w-]+)` \|", table.partition("\n\n")[0], re.MULTILINE)
+    assert sorted(rows) == sorted(get_args(AlarmKind))

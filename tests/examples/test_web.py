@@ -149,6 +149,9 @@ ORDERS = 24
 
 async def test_four_web_processes_and_a_worker_that_is_killed(tmp_path: Path) -> None:
     """The commands of the README. Orders go on being taken while the worker is down, and each is billed once."""
+    with Program(tmp_path, "-m", "faregate", "store", "init", "examples.web.worker:bus") as made:
+        made.line(r"its nodes: shop, billing")
+        assert made.wait(LONG) == 0
     uvicorn = ["-m", "uvicorn", "--factory", "examples.web.app:create_app", "--workers", "4", "--port", "0"]
     with Program(tmp_path, *uvicorn) as service:
         url = service.line(r"running on (http://\S+)")[1]

@@ -44,7 +44,7 @@ class Log:
             to_people(text)
 
     def fail(self, exc: Exception, *, as_json: bool) -> int:
-        """Say what the command ends with; the exit status to leave with."""
+        """Say what the command ends with; the exit status."""
         if self._is_json and not as_json:
             _run.error("%s: %s", type(exc).__name__, exc)
             return 1

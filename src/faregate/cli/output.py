@@ -55,7 +55,7 @@ def answer(result: Any, shown: str | Callable[[], None], *, as_json: bool) -> No
 
 
 def fail(exc: Exception, *, as_json: bool) -> int:
-    """Say what went wrong; the exit status to leave with."""
+    """Say what went wrong; the exit status."""
     if as_json:
         print_json({"error": type(exc).__name__, "message": str(exc)})
     else:

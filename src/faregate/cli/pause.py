@@ -140,7 +140,7 @@ def _unknown(beats: list[Heartbeat], instruction: Instruction) -> ConfigurationE
     there = sorted({f"{beat.node} {each.type}" for beat in beats for each in beat.consumes})
     what = f"takes {instruction.type}" if instruction.type is not None else "takes anything"
     where = f"at node {instruction.node!r}" if instruction.node is not None else "at any node"
-    return ConfigurationError(plain(f"nobody who runs now {what} {where}; there are: {', '.join(there) or 'none'}"))
+    return ConfigurationError(plain(f"no running process {what} {where}; there are: {', '.join(there) or 'none'}"))
 
 
 # --- through RabbitMQ -----------------------------------------------------------------------------------------

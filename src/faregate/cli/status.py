@@ -36,12 +36,12 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Go on until you press Ctrl-C.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show which processes run which nodes, what they consume, and how they fare.
+    """Show which processes run which nodes, what they consume, their counts and their alarms.
 
-    A process of this machine is asked over its control socket. On RabbitMQ each
-    tells it every five seconds, so this listens for six. Exits with 1 when nobody
-    runs a node of the bus, or a process does not answer. With --json --watch there is a line for each heartbeat.
-    Without a TARGET, --json is a list, of one for each bus.
+    A process on this machine answers over its control socket. On RabbitMQ each process reports every five seconds, so
+    the command listens for six. Exits with 1 if no process runs a node of the bus, or if one does not answer. With
+    --json --watch there is a line for each heartbeat. Without a TARGET, --json prints a list, with one entry for each
+    bus.
     """
     place = locate(target)
     failed: list[FaregateError] = []
@@ -163,7 +163,7 @@ def _instances(found: list[tuple[float, Heartbeat]], now: float) -> Iterator[Ren
     """A line for each, and below it a line for each type that it takes: both fit a narrow terminal."""
     for at, beat in found:
         state = _state(beat, now - at)
-        taking = "" if beat.consumes else ", takes nothing"
+        taking = "" if beat.consumes else ", no subscriptions"
         yield from hanging(Text.assemble(f"{plain(beat.instance)}  ", state, taking), room(), "  ")
         if beat.consumes:
             yield from _table(beat.consumes)
@@ -180,7 +180,7 @@ def _instances(found: list[tuple[float, Heartbeat]], now: float) -> Iterator[Ren
 
 def _table(consumes: list[Consumed]) -> Iterator[Text]:
     parts = [_parts_of(each) for each in consumes]
-    columns = [Column("TAKES"), *numbers("PER S", "HANDLED", "AGAIN", "DEAD", "BUSY")]
+    columns = [Column("SUBSCRIPTION"), *numbers("PER S", "HANDLED", "REDELIVERED", "DEAD", "BUSY")]
     rows = []
     for each, part in zip(consumes, parts, strict=True):
         counts = (each.handled, each.redelivered, each.dead, each.busy)

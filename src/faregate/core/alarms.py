@@ -32,20 +32,20 @@ AlarmKind = Literal[
 class Alarm(NamedTuple):
     """What sounded, where, and about which message ("" where it is about none).
 
-    `breaker`: the broker takes nothing, so that nothing is sent for a while.
+    `breaker`: the broker accepts nothing, so nothing is sent for a while.
     `dead-letter`: a message became one.
     `disagreement`: one id came with two bodies.
     `dispatch-stalled`: outgoing messages cannot be sent for a while.
     `escalation`: the function of a node that learns of its dead letters, or of its kill switches, failed.
     `foreign-claim`: a token is claimed by a record that is not ours.
-    `kill-switch`: a subscription consumes no more, because what it depends on is down.
-    `left-behind`: a task or thread of a handler goes on after its try has ended; once for each handler.
-    `nobody-sends`: outgoing messages of a node that nobody runs lie in the outbox of a store.
-    `slow-resource`: to make a resource for each message takes longer than what it is made for.
+    `kill-switch`: a subscription stopped, because something that it depends on is down.
+    `left-behind`: a task or thread of a handler goes on after its try has ended; sounds once for each handler.
+    `nobody-sends`: the outbox of a store has messages of a node that nobody runs.
+    `slow-resource`: a resource is made for each message, and making it takes longer than using it.
     `stalled`: a lane, a dispatcher, a pump or the intake has work and makes no progress.
     `unknown-source`: a subscription waits for events of a node that nobody is known to run.
-    `unreadable-batch`: what another process left in the spool cannot be taken in.
-    `unroutable`: an output that nobody takes.
+    `unreadable-batch`: a file that another process left in the spool cannot be read.
+    `unroutable`: no node handles a message that a handler sent.
     """
 
     kind: AlarmKind

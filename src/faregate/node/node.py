@@ -191,7 +191,7 @@ class Node:
         expires: float | timedelta | None = None,
         kill_switch: GivenSwitch = None,
     ) -> Callable[[F], F]:
-        """Call a function again and again: by a cron expression of five fields, "0 3 * * *", in the time zone `tz`, or
+        """Call a function periodically: by a cron expression of five fields, "0 3 * * *", in the time zone `tz`, or
         every so many seconds. Each tick is called once, however many processes run the node.
 
         The function is a handler like any other; its message is an `fg.Tick`. `missed` says what becomes of ticks that

@@ -55,11 +55,11 @@ def bench(
     ] = None,
     node: Annotated[
         str | None,
-        typer.Option(help="The node that publishes; found out where it is clear.", rich_help_panel=_PUBLISHING),
+        typer.Option(help="The node that publishes; needed if several could.", rich_help_panel=_PUBLISHING),
     ] = None,
     to: Annotated[
         str | None,
-        typer.Option(help="The node that a command goes to; found out likewise.", rich_help_panel=_PUBLISHING),
+        typer.Option(help="The node that a command goes to; needed if several take it.", rich_help_panel=_PUBLISHING),
     ] = None,
     producers: Annotated[
         int, typer.Option(help="How many publish at the same time.", min=1, max=10_000, rich_help_panel=_LOAD)

@@ -213,11 +213,11 @@ def _show_rates(rows: list[dict[str, Any]], seconds: float) -> None:
                 *("–" if value is None else seconds_text(value) for value in worst),
             ]
         )
-    counts = numbers("ENDED", "PEAK/S", "DEAD", "AGAIN", "P50", "P95", "P99")
+    counts = numbers("ENDED", "PEAK/S", "DEAD", "REDELIVERED", "P50", "P95", "P99")
     show_table([Column("NODE"), Column("TYPE"), *counts], rows_of, below=lines)
     span = f"{first:%Y-%m-%d %H:%M:%S} to {rows[-1]['to']:%Y-%m-%d %H:%M:%S} UTC"
     say(f"{span}, as the bars below each row")
-    say("AGAIN: deliveries that went back; P50 to P99: of the worst window")
+    say("P50 to P99: of the worst window")
 
 
 def sparkline(values: list[float], width: int = 24) -> str:
