@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import faregate as fg
-from faregate.bus.mistakes import did_you_mean
+from faregate.node.sources import did_you_mean
 from faregate.ports.presence import Heartbeat
 from faregate.testing import FakeClock
 from faregate.transports.memory import MemoryTransport

@@ -12,13 +12,12 @@ Rules kept here:
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 
 from faregate.core.alarms import Alarms
 from faregate.core.unit import TRANSACTION_LOST
 from faregate.errors import FaregateError
+from faregate.node.sources import did_you_mean
 from faregate.node.subscription import Subscription
-from faregate.plain import plain
 from faregate.ports.cancellation import end
 from faregate.ports.clock import Clock, Timer
 from faregate.ports.presence import HEARTBEAT_SECONDS, Heartbeat, Overhearing
@@ -30,12 +29,6 @@ log = logging.getLogger("faregate.bus")
 _HEARD_SECONDS = 3 * HEARTBEAT_SECONDS
 _LOOK_SECONDS, _UNSENT_SECONDS = 30.0, 60.0
 _AGAIN_SECONDS = 10.0
-
-
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """A hint at the nearest of some names; nothing where none is near."""
-    found = get_close_matches(name, sorted(set(names) - {name}), 1)
-    return f" (did you mean {plain(found[0])!r}?)" if found else ""
 
 
 class Mistakes:
