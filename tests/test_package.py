@@ -186,6 +186,21 @@ def test_its_command_line_explains_itself_and_has_the_demo(alone: Installed, tmp
     assert "--orders" in run(alone.faregate, "demo", "--help", cwd=tmp_path).stdout
 
 
+SESSION = """
+import asyncio, sys
+class Bill(fg.Command): pass
+node = fg.Node('a')
+@node.on(Bill)
+async def bill(command: Bill, ctx: fg.AsyncContext): ctx.session.add(command)
+async def main():
+    async with fg.testing.bench(node) as bench:
+        await bench.send(Bill())
+        await bench.settle()
+        sys.exit(bench.dead_letters()[0].error.partition('\\n')[0])
+asyncio.run(main())
+"""
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("extra", "code"),
@@ -195,6 +210,7 @@ def test_its_command_line_explains_itself_and_has_the_demo(alone: Installed, tmp
         ("spark", "fg.spark.audit"),
         ("prometheus", "fg.observe.Prometheus()"),
         ("otel", "fg.observe.OpenTelemetry()"),
+        ("sqlalchemy", SESSION),
     ],
 )
 def test_what_needs_an_extra_says_which_one(alone: Installed, tmp_path: Path, extra: str, code: str) -> None:

@@ -4,10 +4,13 @@ A function of `@node.every` is a handler: what it writes and what it returns are
 many processes run the node. It is retried, redelivered and at last a dead letter as any other.
 """
 
+import logging
 import os
 from datetime import timedelta
 
 import faregate as fg
+
+log = logging.getLogger(__name__)
 
 FORGET_AFTER = timedelta(hours=1)
 
@@ -25,14 +28,16 @@ class DayClosed(fg.Event):
     carts: int
 
 
+shop = fg.Node("shop", publishes=[CartFilled])
 carts = fg.Node(
     "carts", schema="create table if not exists carts(id text primary key, filled_at real not null, forgotten integer)"
 )
 
 
-@carts.on(CartFilled, source="shop")
+@carts.on(CartFilled, source=shop)
 async def fill(filled: CartFilled, ctx: fg.Context) -> None:
     ctx.db.write("insert into carts values (?, ?, 0)", (filled.cart_id, ctx.sent_at))
+    log.info("cart %s is filled", filled.cart_id)
 
 
 @carts.every(timedelta(minutes=5), missed="last")
@@ -53,4 +58,4 @@ async def close_day(tick: fg.Tick, ctx: fg.Context) -> DayClosed:
 
 
 DATA = os.environ.get("CARTS_DATA", "carts-data")
-bus = fg.Bus(f"journal:{DATA}/journal", nodes=[carts], store=f"sqlite:{DATA}/carts.db")
+bus = fg.Bus(f"journal:{DATA}/journal", nodes=[shop, carts], store=f"sqlite:{DATA}/carts.db")

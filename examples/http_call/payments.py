@@ -9,6 +9,7 @@ Rules kept here:
   the subscription's policy tries again.
 """
 
+import logging
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,6 +17,8 @@ from pathlib import Path
 import httpx
 
 import faregate as fg
+
+log = logging.getLogger(__name__)
 
 BANK = os.environ.get("BANK_URL", "http://127.0.0.1:8001")
 DATA = Path(os.environ.get("PAYMENTS_DATA", "payments-data"))
@@ -71,6 +74,7 @@ async def charge(command: ChargeCard, ctx: fg.Context, bank: httpx.AsyncClient) 
     answer.raise_for_status()
     charge_id = answer.json()["charge_id"]
     ctx.db.write("insert into charges values (?, ?, ?)", (command.order_id, charge_id, command.amount))
+    log.info("order %s is charged", command.order_id)
     return CardCharged(order_id=command.order_id, charge_id=charge_id)
 
 

@@ -7,9 +7,12 @@ Rules kept here:
 - What was done is not rolled back but made good by another command: `RefundCard`.
 """
 
+import os
+
 import faregate as fg
 
-PAY_WITHIN = 15 * 60.0
+PAY_WITHIN = float(os.environ.get("SAGA_PAY_WITHIN", 15 * 60))
+"""Seconds."""
 
 
 class OrderPlaced(fg.Event):

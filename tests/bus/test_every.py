@@ -9,6 +9,7 @@ import pytest
 
 import faregate as fg
 from faregate.testing import FakeClock
+from faregate.testing.clock import START
 from faregate.transports.memory import MemoryTransport
 
 HOUR = 3600.0
@@ -114,6 +115,23 @@ async def test_two_processes_make_each_tick_once(tmp_path: Path) -> None:
             await two.idle(timeout=10)
     assert sorted(set(seen)) == hours(1, 2, 3)
     assert one.outcomes()["handled"] + two.outcomes()["handled"] == 3
+
+
+@pytest.mark.parametrize("point", ["ticks.before-commit", "ticks.after-commit", "unit.before-commit"])
+async def test_a_crash_makes_no_tick_twice_and_loses_none(point: str) -> None:
+    node = fg.Node("shop")
+
+    @node.every(60, missed="all")
+    async def clean(tick: fg.Tick) -> Cleaned:
+        return Cleaned(at=tick.due.timestamp())
+
+    async with fg.testing.bench(node) as bench:
+        with fg.testing.crash_at(point, times=2) as reached:
+            await bench.advance(5 * 60)
+            await bench.settle()
+        first = (START // 60 + 1) * 60
+        assert [each.at for each in bench.sent(Cleaned)] == [first + 60 * number for number in range(5)]
+    assert reached[point] >= 5
 
 
 async def test_a_wall_clock_that_is_set_back_makes_no_tick_twice() -> None:

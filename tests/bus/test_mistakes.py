@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import sqlite3
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import faregate as fg
-from faregate.bus.mistakes import did_you_mean
+from faregate.node.sources import did_you_mean
 from faregate.ports.presence import Heartbeat
 from faregate.testing import FakeClock
 from faregate.transports.memory import MemoryTransport
@@ -129,3 +130,35 @@ async def test_outgoing_messages_of_a_node_that_nobody_runs_are_told_of(tmp_path
                 clock.jump(30)
                 await bus.idle()
         assert bus.alarms["nobody-sends"] == 1
+
+
+class Bill(fg.Command):
+    order: str
+
+
+def billing() -> fg.Node:
+    node = fg.Node("billing")
+
+    @node.on(Bill)
+    async def bill(command: Bill, ctx: fg.AsyncContext) -> None:
+        ctx.session.add(command)
+
+    @node.on(Placed, source="billing")
+    async def note(placed: Placed, ctx: fg.AsyncContext) -> None:
+        await ctx.db.execute("insert into orders values (?)", (placed.order,))
+
+    return node
+
+
+async def test_a_session_without_sqlalchemy_is_warned_of_at_the_start(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fg.Bus("memory:", nodes=[billing()], store="memory:"):
+        assert not caplog.messages
+    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
+    async with fg.Bus("memory:", nodes=[billing()], store="memory:"):
+        [text] = caplog.messages
+    assert text == (
+        "bill at billing (Bill) seems to use ctx.session, and that needs sqlalchemy, which is not installed: pip "
+        "install 'faregate[sqlalchemy]'"
+    )

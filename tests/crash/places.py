@@ -43,6 +43,8 @@ SEPARATE_POINTS = (
     "tokens.deleted",
     "tokens.forgotten",
 )
+TICK_POINTS = ("ticks.before-commit", "ticks.after-commit")
+"""Those of schedules, of which the line has none (`test_ticks.py`)."""
 POINTS_OF = {
     "ledger-sqlite": LEDGER_POINTS,
     "ledger-postgres": LEDGER_POINTS,

@@ -49,6 +49,13 @@ def init() -> list[str]:
     return re.findall(r"^\$ faregate (store .*)$", block.text, re.MULTILINE)[0].split()
 
 
+def run(arguments: list[str], folder: Path) -> None:
+    """To its end, which is good; else the failure has all that the program said."""
+    program = [sys.executable, *arguments]
+    done = subprocess.run(program, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    assert done.returncode == 0, f"{arguments[:2]} ended with {done.returncode}:\n{done.stdout}"
+
+
 def rows(database: Path, sql: str) -> list[tuple[object, ...]]:
     with closing(sqlite3.connect(database)) as connection:
         return connection.execute(sql).fetchall()
@@ -61,7 +68,7 @@ def test_an_order_that_is_posted_twice_is_taken_and_billed_once(service: Block, 
     for block in (service, worker):
         (tmp_path / block.title).write_text(block.text)
     for arguments in (["-m", "faregate", *init()], ["-c", CLIENT], ["-c", WORKER]):
-        subprocess.run([sys.executable, *arguments], cwd=tmp_path, check=True)
+        run(arguments, tmp_path)
     orders = rows(tmp_path / "shop.db", "select id from orders order by id")
     assert len(orders) == 3
     assert rows(tmp_path / "shop.db", "select order_id from invoices order by order_id") == orders

@@ -40,7 +40,16 @@ class Program(Child):
         """What has begun is finished, and the process ends well. It is read to its end: it may still write."""
         self.terminate()
         rest, _ = self.communicate()
-        assert self.returncode == 0, "".join(self.said) + rest
+        self.said.append(rest)
+        assert self.returncode == 0, "".join(self.said)
+
+
+def faregate(folder: Path, *arguments: str, **more: str) -> str:
+    """What a command of the command line prints, when it has ended well."""
+    with Program(folder, "-m", "faregate", *arguments, **more) as program:
+        printed, _ = program.communicate()
+    assert program.returncode == 0, printed
+    return printed
 
 
 def count(database: Path, rows: str) -> int:

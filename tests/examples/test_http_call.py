@@ -1,6 +1,7 @@
 """The safe HTTP call: the bank is asked more often than it charges, whatever it answers and whoever crashes."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -8,6 +9,7 @@ import pytest
 import faregate as fg
 from examples.http_call.bank import Bank, create_app
 from examples.http_call.payments import CardCharged, CardDeclined, ChargeCard, payments
+from tests.examples.program import Program, count, faregate
 
 ORDERS = 9
 
@@ -73,3 +75,19 @@ async def test_what_the_bank_says_decides(bank: Bank, client: httpx.AsyncClient)
         [letter] = bench.dead_letters()
         assert (letter.reason, letter.tries) == ("permanent", 1)
     assert not bank.charged
+
+
+def test_the_bus_and_the_bank_run_as_the_readme_starts_them(tmp_path: Path) -> None:
+    bus, place = "examples.http_call.payments:bus", {"PAYMENTS_DATA": str(tmp_path)}
+    bank = ["-m", "uvicorn", "--factory", "examples.http_call.bank:create_app", "--port", "0"]
+    with Program(tmp_path, *bank) as bank_program:
+        place["BANK_URL"] = bank_program.line(r"running on (http://\S+)")[1]
+        with Program(tmp_path, "-m", "faregate", "run", bus, **place) as running:
+            running.line("running 1 subscription of 1 node")
+            faregate(tmp_path, "publish", bus, "ChargeCard", '{"order_id": "17", "amount": 40}', **place)
+            running.line("order 17 is charged")
+            running.drain()
+        bank_program.terminate()
+        bank_program.communicate()
+    assert "WARNING" not in "".join(running.said)
+    assert count(tmp_path / "payments.db", "charges where order_id = '17'") == 1

@@ -1,6 +1,7 @@
 """The saga: whoever comes first, the payment or the timeout, decides; the other one changes nothing that was said."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from examples.saga.orders import (
     RefundCard,
     orders,
 )
+from tests.examples.program import Program, count, faregate
 
 
 @pytest.fixture
@@ -71,3 +73,19 @@ async def test_a_crash_in_a_step_leaves_it_undone_or_done(bench: fg.testing.Benc
     assert bench.sent(OrderConfirmed) == [OrderConfirmed(order_id="17")]
     await bench.advance(PAY_WITHIN + 1)
     assert bench.sent(OrderCancelled) == bench.sent(RefundCard) == []
+
+
+def test_the_bus_runs_as_the_readme_starts_it(tmp_path: Path) -> None:
+    bus, place = "examples.saga.app:bus", {"SAGA_DATA": str(tmp_path)}
+    with Program(tmp_path, "-m", "faregate", "run", bus, **place) as running:
+        running.line("running 7 subscriptions of 4 nodes")
+        faregate(tmp_path, "publish", bus, "OrderPlaced", '{"order_id": "17", "total": 40}', **place)
+        running.line("order 17 is confirmed")
+        running.drain()
+    assert "WARNING" not in "".join(running.said)
+    with Program(tmp_path, "-m", "faregate", "run", bus, **place, SAGA_PAY_WITHIN="1") as running:
+        faregate(tmp_path, "publish", bus, "OrderPlaced", '{"order_id": "18", "total": 2000}', **place)
+        running.line("order 18 is cancelled: not paid in time")
+        running.drain()
+    assert count(tmp_path / "saga.db", "orders where id = '17' and state = 'confirmed'") == 1
+    assert count(tmp_path / "saga.db", "orders where id = '18' and state = 'cancelled'") == 1

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from pamqp.commands import Basic
 
+from faregate.message import Envelope
 from faregate.transports.amqp_wire import fields_of
 from faregate.transports.rabbitmq.wire import ERROR, envelope_of, properties_of, with_room
 
@@ -27,3 +28,11 @@ def test_a_message_that_is_sent_on_has_room_for_what_is_added() -> None:
     assert set(found.headers or ()) == {"small", "other", "x-faregate-recipients", ERROR}
     small = msgspec.structs.replace(envelope, headers={"small": "s"})
     assert with_room(properties_of(small, more), more) == properties_of(small, more)
+
+
+def test_the_depth_of_a_message_is_a_header_of_that_name() -> None:
+    envelope = Envelope(publication_id="p", type="Placed", source="shop", body=b"{}", depth=7)
+    headers = properties_of(envelope).headers or {}
+    assert headers["x-faregate-depth"] == 7 and "x-faregate-marker" not in headers
+    assert fields_of(headers)["depth"] == 7
+    assert "depth" not in fields_of({"x-faregate-marker": 7})

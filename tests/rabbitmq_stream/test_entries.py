@@ -106,7 +106,7 @@ async def routed(stream: str, routing_key: str, body: bytes, properties: Basic.P
 @pytest.mark.services
 async def test_a_message_of_the_queues_is_the_same_in_the_stream(stream: str) -> None:
     headers = {
-        "h": "ü", "traceparent": "00-1", "x-faregate-causation-id": "m", "x-faregate-key": "k", "x-faregate-marker": 7,
+        "h": "ü", "traceparent": "00-1", "x-faregate-causation-id": "m", "x-faregate-key": "k", "x-faregate-depth": 7,
         "x-faregate-attempt-id": "t", "x-faregate-sent-at": "1.5", "x-faregate-deliver-at": "2.25",
         "x-faregate-expires-at": "3.125", "x-faregate-replay": 1, "x-faregate-digest": "01" * 16,
         "x-faregate-key-id": "i", "x-faregate-algorithm": "l", "x-faregate-payload-ref": "r",

@@ -1,5 +1,5 @@
 """Looks for what would fail in silence: an event that is awaited from a node that nobody runs, and outgoing messages of
-a node that nobody runs.
+a node that nobody runs. And for what would fail only with the first message: `ctx.session` without SQLAlchemy.
 
 Rules kept here:
 - None of it is an error: the other node may run elsewhere, or later. So it is said once, and stands in the status until
@@ -11,14 +11,14 @@ Rules kept here:
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 
 from faregate.core.alarms import Alarms
 from faregate.core.unit import TRANSACTION_LOST
 from faregate.errors import FaregateError
+from faregate.node.sources import did_you_mean
 from faregate.node.subscription import Subscription
-from faregate.plain import plain
 from faregate.ports.cancellation import end
 from faregate.ports.clock import Clock, Timer
 from faregate.ports.presence import HEARTBEAT_SECONDS, Heartbeat, Overhearing
@@ -32,17 +32,11 @@ _LOOK_SECONDS, _UNSENT_SECONDS = 30.0, 60.0
 _AGAIN_SECONDS = 10.0
 
 
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """A hint at the nearest of some names; nothing where none is near."""
-    found = get_close_matches(name, sorted(set(names) - {name}), 1)
-    return f" (did you mean {plain(found[0])!r}?)" if found else ""
-
-
 class Mistakes:
     def __init__(
         self,
         nodes: Sequence[str],
-        subscriptions: Iterable[Subscription],
+        subscriptions: Sequence[Subscription],
         transport: QueueTransport,
         stores: Sequence[Store],
         clock: Clock,
@@ -54,6 +48,7 @@ class Mistakes:
         for each in subscriptions:
             if each.source is not None and each.source not in nodes:
                 self._waiting.setdefault(each.source, []).append(each)
+        self._with_session = [each for each in subscriptions if _names_session(each)]
         self._heard = set(nodes)
         self._transport = transport if isinstance(transport, Overhearing) else None
         self._stores = [each for each in stores if not each.url.startswith("memory:")]
@@ -69,6 +64,10 @@ class Mistakes:
         self._looking: asyncio.Task[None] | None = None
 
     def start(self) -> None:
+        if self._with_session and find_spec("sqlalchemy") is None:
+            for each in self._with_session:
+                text = "%s seems to use ctx.session, and that needs sqlalchemy, which is not installed: pip install %r"
+                log.warning(text, each, "faregate[sqlalchemy]")
         if self._waiting and self._transport is None:
             self._miss_sources()
         elif self._waiting and self._transport is not None:
@@ -166,3 +165,10 @@ class Mistakes:
         new, self._told = old - self._told, old
         for store_url, node in sorted(new):
             self._alarms.sound("nobody-sends", node, "", self._of_outbox(store_url, node))
+
+
+def _names_session(subscription: Subscription) -> bool:
+    """Whether its handler takes ctx, and there is a `.session` in it. The annotation does not tell: a handler may have
+    an `AsyncContext` for the sake of `ctx.db`."""
+    code = getattr(subscription.handler.function, "__code__", None)
+    return subscription.handler.takes_context and code is not None and "session" in code.co_names

@@ -18,13 +18,13 @@ from time import time
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, Unpack, overload
 
 from faregate.bus.bus import MAX_MESSAGE_BYTES
-from faregate.bus.mistakes import did_you_mean
 from faregate.codec import BodyWriter, Codec, find_codec
 from faregate.core.observer import Observer, Observers, check_observers
 from faregate.core.sealing import Sealer
 from faregate.errors import ConfigurationError
 from faregate.node.node import Node
 from faregate.node.outgoing import Options, Outgoing, as_command, as_event, node_name
+from faregate.node.sources import did_you_mean
 from faregate.ports.schemes import open_insertion
 from faregate.ports.store import FROM_OUTSIDE
 

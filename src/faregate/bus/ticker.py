@@ -23,6 +23,7 @@ from faregate.errors import ConfigurationError, FaregateError
 from faregate.node.every import Schedule
 from faregate.node.node import Node
 from faregate.node.outgoing import Outgoing, send
+from faregate.ports import faults
 from faregate.ports.cancellation import end
 from faregate.ports.clock import Clock, Timer
 from faregate.ports.presence import ScheduleStatus
@@ -108,7 +109,7 @@ class Ticker:
             if last is None or (following is not None and following <= self._now()):
                 await (self._make(schedule) if self._shared is None else self._commit(schedule, self._shared))
             following = schedule.times.after(max(self._now(), self._last[schedule.name]))
-        except Exception as exc:  # whatever it is: without a timer the schedules would end here
+        except (Exception, faults.Crash) as exc:  # whatever it is: without a timer the schedules would end here
             text = "the schedule %r of node %s waits %g s, as a tick cannot be made: %s"
             known = isinstance(exc, FaregateError)
             log.warning(text, schedule.name, self._node, _AGAIN_SECONDS, exc, exc_info=not known)
@@ -139,9 +140,13 @@ class Ticker:
             ticks[:] = schedule.due(last, now)
             rows[:] = self._rows(schedule, ticks)
             await transaction.advance(self._node, _POSITIONS, {schedule.name: now})
+            if rows and faults.hook is not None:
+                await faults.hook("ticks.before-commit")
             return bool(rows)
 
         await shared.commit_sending(move_on, rows)
+        if rows and faults.hook is not None:
+            await faults.hook("ticks.after-commit")
         self._last[schedule.name] = done
         if ticks:
             self._made[schedule.name] = ticks[-1]

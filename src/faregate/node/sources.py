@@ -7,10 +7,12 @@ Types go by wire name: a subscriber may have a class of its own for an event of 
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import replace
+from difflib import get_close_matches
 
 from faregate.errors import ConfigurationError, HandlerConflict
 from faregate.node.node import Node
 from faregate.node.subscription import Subscription
+from faregate.plain import plain
 
 Publishers = dict[str, set[str]]
 """The wire name of an event -> the nodes that are known to publish it."""
@@ -25,6 +27,12 @@ def publishers(nodes: Iterable[Node]) -> Publishers:
             if source is not None:
                 found.setdefault(wire, set()).add(source)
     return found
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """A hint at the nearest of some names; nothing where none is near."""
+    found = get_close_matches(name, sorted(set(names) - {name}), 1)
+    return f" (did you mean {plain(found[0])!r}?)" if found else ""
 
 
 def with_sources(nodes: Sequence[Node], known: Publishers) -> list[Node]:

@@ -28,6 +28,8 @@ POINTS: dict[str, str] = {
     "tokens.deleted": "the token is deleted; the claim is still recorded",
     "tokens.forgotten": "token and claim are deleted; the delivery is not settled",
     "dispatch.before-remove": "confirmed messages are about to be taken out of the outbox",
+    "ticks.before-commit": "a schedule is moved on, and its ticks are made; not committed",
+    "ticks.after-commit": "the ticks of a schedule are committed; nothing is dispatched",
 }
 
 

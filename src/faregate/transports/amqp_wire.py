@@ -120,7 +120,7 @@ _TEXTS = (
     ("payload_ref", OURS + "payload-ref"),
     ("traceparent", "traceparent"),
 )
-_NUMBERS = (("depth", OURS + "marker"), ("replay", OURS + "replay"), ("redeliveries", OURS + "redeliveries"))
+_NUMBERS = (("depth", OURS + "depth"), ("replay", OURS + "replay"), ("redeliveries", OURS + "redeliveries"))
 _TIMES = (("sent_at", OURS + "sent-at"), ("deliver_at", OURS + "deliver-at"), ("expires_at", OURS + "expires-at"))
 _DIGEST = OURS + "digest"
 HEADERS = {

@@ -40,6 +40,7 @@ from faregate.spark.runs.rows import WORK, Places, work_rows
 from faregate.spark.runs.spec import RunSpec, load_node, load_observers, locate
 from faregate.spark.runs.stateless_query import StatelessRun, check_stateless
 from faregate.spark.runs.tasks import COUNTS, handle_partition
+from faregate.spark.runs.unknown_sources import warn_of_unknown_sources
 from faregate.spark.runs.views import bindings_of, label_of, reader_name, take_views
 
 log = logging.getLogger("faregate.spark")
@@ -285,6 +286,7 @@ def run(
         else:
             handle = StatelessRun(spec, path, partitions, on_progress)
             reader = reader.option("readerName", reader_name(found.name))
+        warn_of_unknown_sources(found, path)
         handle.start(reader.load(), place, options)
         return handle
     except BaseException:

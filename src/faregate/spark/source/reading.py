@@ -48,7 +48,7 @@ def wanted_by(options: Options) -> Wanted:
 
 def spans_of(source: LogTransport, start: int, end: int, wanted: Wanted) -> Iterator[tuple[int, int]]:
     """What to read between two offsets to have all that is wanted, in order: from, and up to."""
-    if wanted == ALL or not _is_outlined(source):
+    if wanted == ALL or not is_outlined(source):
         yield start, end
         return
     first = behind = -1
@@ -64,7 +64,7 @@ def spans_of(source: LogTransport, start: int, end: int, wanted: Wanted) -> Iter
         yield first, behind
 
 
-def _is_outlined(log: LogTransport) -> TypeGuard[Outlined]:
+def is_outlined(log: LogTransport) -> TypeGuard[Outlined]:
     return hasattr(log, "stretches")
 
 
