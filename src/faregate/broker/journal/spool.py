@@ -61,7 +61,7 @@ def spool(layout: Layout, disk: Disk, envelopes: Sequence[Envelope], name: str |
 
 
 def _rows(envelopes: Sequence[Envelope]) -> tuple[int, bytes, int]:
-    return frames.ROWS, write_rows(envelopes, [-1] * len(envelopes)), len(envelopes)
+    return frames.ROWS, write_rows(envelopes, [-1] * len(envelopes), by_hand=True), len(envelopes)
 
 
 def _columns(envelopes: Sequence[Envelope]) -> tuple[int, bytes, int]:
