@@ -71,6 +71,13 @@ def test_whatever_happens_after_the_first_run_both_sides_are_the_log(
     assert as_table(log.batches(start, end, rows=7)).equals(expected)
     assert [offset for offset, _ in log.envelopes(start, end)] == expected.column("offset").to_pylist()
     assert sum(part.end - part.start for part in log.parts()) == log.latest() - log.earliest()
+    stretches = list(log.stretches(start, end))
+    for row in expected.select(["offset", "type", "source"]).to_pylist():
+        [own] = [each for each in stretches if each.start <= row["offset"] < each.end]
+        assert own.types is None or row["type"] in own.types
+        assert own.sources is None or row["source"] in own.sources
+        time = whole.column("time").cast("int64")[offsets.index(row["offset"])].as_py()
+        assert own.times is None or own.times[0] <= time <= own.times[1]
     chosen = sorted({*data.draw(st.lists(st.sampled_from(offsets), max_size=5))})
     assert [each.publication_id for each in log.load(chosen)] == [
         whole.column("publication_id")[offsets.index(offset)].as_py() for offset in chosen

@@ -20,6 +20,7 @@ import pytest
 from faregate.broker.journal.layout import Layout, prepare
 from faregate.broker.journal.log import Log
 from faregate.broker.journal.reader import JournalReader
+from faregate.broker.journal.sealing import seal_all
 from faregate.broker.journal.verify import inspect
 from tests.child import Child
 from tests.cli.journal_rig import DISK, Shop, damage, envelope, journal, write
@@ -179,6 +180,12 @@ def test_tail_follows_a_writer_in_another_process_until_ctrl_c(tmp_path: Path) -
         assert [json.loads(process.stdout.readline())["offset"] for _ in range(2)] == [3, 4]
         write(layout.root, 30, start=5)
         assert [json.loads(process.stdout.readline())["offset"] for _ in range(30)] == list(range(5, 35))
+        process.send_signal(signal.SIGSTOP)  # in the middle of a segment
+        write(layout.root, 60, start=35)
+        assert seal_all(layout, DISK) > 3, "the segment that it was in is not sealed"
+        process.send_signal(signal.SIGCONT)
+        write(layout.root, 10, start=95)
+        assert [json.loads(process.stdout.readline())["offset"] for _ in range(70)] == list(range(35, 105))
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
         assert process.stderr.read() == ""

@@ -190,7 +190,9 @@ def test_damage_is_found_repaired_and_nothing_sound_is_lost(name: str, tmp_path:
         assert done.code == 0, done.out
         assert journal("verify", layout.root).code == 0
     lost = {offset for first, last in done.json["lost"] for offset in range(first, last + 1)}
+    read = dict(JournalReader(layout.root).envelopes())
     kept = reopen(layout)
+    assert read == {offset: each for offset, each in kept.items() if each.publication_id != "publication-9999"}
     assert {offset for offset in range(40) if offset not in kept} == lost & set(range(40))
     assert all(kept[offset] == envelope(offset) for offset in kept if offset < 40)
     [(added, _)] = [item for item in kept.items() if item[1].publication_id == "publication-9999"]
@@ -210,6 +212,24 @@ def _check_nothing_was_deleted(before: dict[str, bytes], after: dict[str, bytes]
         same = name in after and after[name].startswith(data.rstrip(b"\0"))
         if not same and name not in ("lock", "high-water"):
             assert data in set_aside, f"{name} was deleted"
+
+
+@pytest.mark.parametrize("place", ["in the middle", "at the end"])
+def test_a_frame_that_a_later_version_wrote_is_no_damage_and_is_not_taken_out(place: str, tmp_path: Path) -> None:
+    layout = write(tmp_path / "j")
+    log = Log(layout, DISK, segment_size=SMALL)
+    log._current().write(b"new", {}, kind=9, rows=1, base=log.next_offset, time=log.time, commit=log.commit + 1)
+    log.next_offset, log.commit = log.next_offset + 1, log.commit + 1
+    if place == "in the middle":
+        log.append([envelope(9999)], [-1])
+    log.sync()
+    log.close()
+    before = _contents(layout.root)
+    for command in (["verify"], ["repair", "--yes"]):
+        found = journal(*command, layout.root)
+        assert found.code == 1
+        assert "holds a frame of kind 9, version 2, which this Faregate does not know: update Faregate" in found.error
+    assert {**_contents(layout.root), "lock": b""} == {**before, "lock": b""}
 
 
 def test_what_a_repair_makes_is_private(tmp_path: Path) -> None:

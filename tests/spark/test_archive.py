@@ -1,6 +1,7 @@
 """The option `archive`: a read over both sides is the read of the journal before retention, batch and stream."""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import datasource as pushed
 
 from faregate.broker.journal.archive import archive_journal
 from faregate.broker.journal.reader import JournalReader
@@ -16,6 +18,7 @@ from faregate.spark.options import InvalidOption, Options, parse_options
 from faregate.spark.source.batch_reader import BatchReader
 from faregate.spark.source.stream_reader import StreamReader
 from tests.archive.rig import BEGIN, DAY, TYPES, Written, full_segments
+from tests.spark import pushdown_rig
 from tests.spark.rig import SCHEMA, options
 
 
@@ -106,6 +109,37 @@ def test_a_gap_between_the_sides_is_data_loss(archived: tuple[Written, str], cap
     allowed = batch(options(written.root, archive=target, failOnDataLoss="false"))
     assert allowed.num_rows == 66
     assert "failOnDataLoss=false: the messages from 63 to 66 are missing" in caplog.text
+
+
+FILTERS: list[list[Any]] = [
+    [pushed.GreaterThan(("appended_at",), datetime.fromtimestamp(BEGIN + DAY, UTC))],
+    [pushed.EqualTo(("type",), TYPES[1])],
+    [pushed.GreaterThanOrEqual(("offset",), 21), pushed.EqualTo(("source",), "web")],
+]
+
+
+@pytest.mark.parametrize("filters", FILTERS)
+def test_segments_of_the_archive_in_which_nothing_fits_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filters: list[Any]
+) -> None:
+    """The files of one of them are not even there."""
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    written, target = Written(tmp_path / "j"), f"file:{tmp_path / 'a'}"
+    written.append(range(21))
+    written.now += 2 * DAY
+    written.append(range(21, 40), TYPES[1], roll=True)
+    written.append([40], roll=True)
+    archive_journal(written.root, target)
+    expected = [row for row in pushdown_rig.full_scan(written.root) if pushdown_rig.all_hold(filters, row)]
+    written.expire()
+    for file in (tmp_path / "a").glob("day=*/type=*/*-00000000000000000000.parquet"):
+        file.unlink()
+    reader = pushdown_rig.pushed_reader(written.root, pushdown_rig.new_load(), archive=target)
+    assert reader.pushFilters(filters) == filters
+    found = [row for row in pushdown_rig.rows_of(reader) if pushdown_rig.all_hold(filters, row)]
+    assert found == expected and len(found) >= 10
+    with pytest.raises(OffsetGone, match="the messages 0 to 20 are not in the archive"):
+        pushdown_rig.rows_of(pushdown_rig.pushed_reader(written.root, pushdown_rig.new_load(), archive=target))
 
 
 def test_the_option_names_a_place_and_shows_no_secret() -> None:

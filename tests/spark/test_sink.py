@@ -11,7 +11,7 @@ import pytest
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
-from faregate.broker.journal import staging
+from faregate.broker.journal import spool, staging
 from faregate.broker.journal.commits import SinkCommits
 from faregate.broker.journal.layout import Layout
 from faregate.errors import BatchDiffers, FaregateError, JournalCorrupt, MessageTooLarge
@@ -196,6 +196,21 @@ def test_too_many_pieces_for_one_batch_are_refused(path: Path, write: Write, mon
     monkeypatch.setattr(staging, "_MOST_PARTS", 1)
     with pytest.raises(MessageTooLarge, match=r"a batch of 2 messages in 2 pieces .*maxMessagesPerTrigger"):
         commit(path, write("1", "2"))
+
+
+def test_bodies_count_as_long_as_they_are_however_well_they_compress(
+    path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bus reads a batch as a whole, so what it unpacks to is bounded: for who commits, and for who finds a file."""
+    commit(path, write("x" * 50_000))
+    [file] = (path / "spool").iterdir()
+    assert file.stat().st_size < 10_000
+    for module in (staging, spool):
+        monkeypatch.setattr(module, "LARGEST_BATCH", 40_000)
+    with pytest.raises(MessageTooLarge, match=r"a batch of 50011 bytes .*maxMessagesPerTrigger"):
+        commit(path, write("x" * 50_000, batch=1), batch=1)
+    with pytest.raises(JournalCorrupt, match="is not a batch: its bodies have more than 40000 bytes"):
+        texts(path)
 
 
 def test_what_dead_sinks_staged_goes_after_a_day_and_not_before(path: Path, write: Write) -> None:

@@ -12,7 +12,7 @@ from faregate.archive.reading import Archive
 from faregate.columns import to_envelopes
 from faregate.errors import NotAnArchive, OffsetGone
 from faregate.message import Envelope
-from faregate.ports.log import ArrowBatch, LogPart, LogTransport, ReaderOffset
+from faregate.ports.log import ArrowBatch, LogPart, LogTransport, ReaderOffset, Stretch, is_outlined
 
 
 class ArchivedLog:
@@ -92,6 +92,22 @@ class ArchivedLog:
         except OffsetGone as loss:
             self._on_loss(loss)
         return behind
+
+    def stretches(self, start: int, end: int) -> Iterator[Stretch]:
+        """By the manifests of the archive, and as the log knows it."""
+        stop = min(end, self._log.earliest())
+        for span in self._archive.spans() if start < stop else ():
+            first, behind = max(start, span.base), min(stop, span.end)
+            if first < behind:
+                if start < first:  # on neither side
+                    yield Stretch(start, first)
+                yield self._archive.stretch(span, first, behind)
+                start = behind
+        if start < stop:
+            yield Stretch(start, stop)
+            start = stop
+        if start < end:
+            yield from self._log.stretches(start, end) if is_outlined(self._log) else [Stretch(start, end)]
 
     def envelopes(self, start: int = 0, end: int | None = None) -> Iterator[tuple[int, Envelope]]:
         for batch in self.batches(start, end):

@@ -18,6 +18,7 @@ from faregate.archive.layout import META, SEGMENTS, VERSION, File, Manifest, Met
 from faregate.archive.target import Target, open_target
 from faregate.columns import SCHEMA
 from faregate.errors import ArchiveUnavailable, ConfigurationError, NotAnArchive, OffsetGone
+from faregate.ports.log import Stretch
 
 _TIME = pa.timestamp("us", tz="UTC")
 
@@ -104,6 +105,15 @@ class Archive:
             if offsets:
                 return min(offsets) if min(offsets) < before else None
         return None
+
+    def stretch(self, span: Span, start: int, end: int) -> Stretch:
+        """What is known of these offsets of a segment; nothing, if its manifest is gone: who reads them is told."""
+        try:
+            found = self.manifest(span)
+        except OffsetGone:
+            return Stretch(start, end)
+        types = sorted({file.type for file in found.files})
+        return Stretch(start, end, (found.first_time, found.last_time), types)
 
     # --- messages ------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ Rules every adapter keeps (and `faregate.testing.log_suite` checks):
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import msgspec
 
@@ -128,6 +128,10 @@ class Outlined(Protocol):
     def stretches(self, start: int, end: int) -> Iterator[Stretch]:
         """What is between two offsets, in order: every message is in one of them. What was removed, or is not there
         yet, is in one of which nothing is known: who reads it is told."""
+
+
+def is_outlined(log: LogTransport) -> TypeGuard[Outlined]:
+    return hasattr(log, "stretches")
 
 
 class Appendable(Protocol):

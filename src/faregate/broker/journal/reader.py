@@ -328,9 +328,9 @@ class JournalReader:
         header = frames.read_segment_header(data)
         if header is None:
             raise JournalCorrupt(f"{path} is damaged at byte 0: its header cannot be read")
-        # The one that is written to may be cut to its size at any moment, so its end is not looked at. A sealed one is
-        # not written to, whatever a mark says that was read before.
-        written_to = base == mark.segment and header.form != frames.SEALED
+        # The one that is written to may be cut to its size at any moment, so its end is not looked at in memory. A
+        # sealed one is not written to, whatever a mark says that was read before; nor is one that has its trailer.
+        written_to = base == mark.segment and header.form != frames.SEALED and not self._is_rolled(path, len(data))
         footer = None if written_to else frames.read_footer(data, header)
         if footer is None and header.form == frames.SEALED:
             raise JournalCorrupt(
@@ -341,6 +341,11 @@ class JournalReader:
         while len(self._open) > _OPEN_SEGMENTS:
             self._open.popitem(last=False)
         return view
+
+    def _is_rolled(self, path: Path, size: int) -> bool:
+        """Also one that a repair has written: offsets may be lost there, and only its footer says so."""
+        at_byte = max(0, size - frames.TRAILER_BYTES)
+        return self._disk.read(path, at_byte, frames.TRAILER_BYTES).endswith(frames.SEALED_MAGIC)
 
     def _frames(
         self, base: int, view: SegmentView, mark: HighWater, start: int, walk: "_Walk | None" = None

@@ -108,6 +108,8 @@ class Scan:
         self.wrong: list[tuple[int, str, tuple[int, int] | None]] = []
         self.tail: int | None = None
         """Where bytes start that no sound frame follows."""
+        self.unknown: str | None = None
+        """What a frame is that a later version has written."""
         self.end = base
         self.commit, self.time = self.header.commit, self.header.time
         self._last_commit = -1  # not the header's: compaction writes the last commit there
@@ -131,6 +133,7 @@ class Scan:
         for found in walk(data, segment_id, limit):
             if isinstance(found, Damage):
                 damage, previous = found, None
+                self.unknown = self.unknown or frames.describe_unknown(data, found.at_byte)
                 if found.is_tail:
                     self.tail = found.at_byte
                 continue

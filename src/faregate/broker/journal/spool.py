@@ -22,14 +22,14 @@ from faregate.broker.journal.disk import Disk
 from faregate.broker.journal.layout import BATCH_SUFFIX, Layout, check_meta
 from faregate.broker.journal.scan import Damage, walk_batch
 from faregate.broker.journal.segment import batch_frames
-from faregate.columns import write_envelopes
+from faregate.columns import body_bytes, write_envelopes
 from faregate.errors import JournalCorrupt, MessageTooLarge, Permanent
 from faregate.message import Envelope
 from faregate.ports.dead_letter import DeadLetter
 
 _ROWS_PER_FRAME = 10_000
 LARGEST_BATCH = 1 << 30
-"""Bytes of a batch: it is read as a whole."""
+"""Bytes of a batch, and of its bodies where they are compressed: it is read as a whole."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
 
@@ -86,7 +86,7 @@ def read_spooled(path: Path, disk: Disk) -> Spooled:
         raise OSError(errno.EINVAL, "it is no plain file, but a folder, a link or a pipe")
     if disk.size(path) > LARGEST_BATCH:
         raise JournalCorrupt(f"{path} is not a batch: it has more than {LARGEST_BATCH} bytes")
-    spooled = Spooled([], [])
+    spooled, unpacked = Spooled([], []), 0
     try:
         for found in walk_batch(disk.read(path)):
             if isinstance(found, Damage):
@@ -95,6 +95,9 @@ def read_spooled(path: Path, disk: Disk) -> Spooled:
             if frame.kind == frames.DEAD_LETTERS:
                 spooled.dead_letters.extend(content)
             else:
+                unpacked += body_bytes(content.batch()) if frame.kind == frames.COLUMNS else 0
+                if unpacked > LARGEST_BATCH:
+                    raise JournalCorrupt(f"{path} is not a batch: its bodies have more than {LARGEST_BATCH} bytes")
                 spooled.envelopes.extend(content.all_envelopes())
     except (*READ_ERRORS, ValueError, TypeError, LookupError) as exc:
         raise JournalCorrupt(f"{path} is not a batch: what is in it cannot be read: {exc!r}") from exc

@@ -21,15 +21,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow.compute as pc
-
 from faregate.broker.journal import dead_letters
 from faregate.broker.journal import frame as frames
 from faregate.broker.journal.disk import PRIVATE_FOLDER, RealDisk
 from faregate.broker.journal.layout import BATCH_SUFFIX, Layout
 from faregate.broker.journal.segment import batch_frames
 from faregate.broker.journal.spool import LARGEST_BATCH
-from faregate.columns import pack_batch
+from faregate.columns import body_bytes, pack_batch
 from faregate.errors import JournalCorrupt, MessageTooLarge
 from faregate.ports.log import Piece, Staged
 
@@ -88,8 +86,7 @@ def _described(piece: Piece) -> tuple[int, Any, int, int]:
     if isinstance(piece, list):
         size = sum(len(each.envelope.body) for each in piece)
         return frames.DEAD_LETTERS, dead_letters.encode(piece), len(piece), size
-    size = pc.sum(pc.binary_length(piece.column("payload"))).as_py() or 0
-    return frames.COLUMNS, pack_batch(piece), piece.num_rows, size
+    return frames.COLUMNS, pack_batch(piece), piece.num_rows, body_bytes(piece)
 
 
 def spool_path(layout: Layout, origin: str, batch: int) -> Path:
@@ -118,9 +115,10 @@ def move_into_spool(layout: Layout, origin: str, batch: int, staged: Sequence[St
         bodies = (body for path, pieces in files for body in _staged_frames(disk, path, pieces))
         for frame in batch_frames(bodies, parts):
             at_byte += file.write(at_byte, frame)
-        if at_byte > LARGEST_BATCH:
+        size = max(at_byte, sum(each.bytes for each in staged))  # also unpacked: it is read as a whole
+        if size > LARGEST_BATCH:
             raise MessageTooLarge(
-                f"a batch of {at_byte} bytes is more than the journal takes as one, {LARGEST_BATCH}: limit the "
+                f"a batch of {size} bytes is more than the journal takes as one, {LARGEST_BATCH}: limit the "
                 "trigger (maxMessagesPerTrigger)"
             )
         file.sync()

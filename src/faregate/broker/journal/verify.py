@@ -346,6 +346,8 @@ class Inspector:
         footer = None if header is None or written_to else frames.read_footer(data, header)
         limit = confirmed if written_to else len(data) - (TRAILER_BYTES if footer else 0)
         scan = Scan(base, data, header, limit)
+        if scan.unknown is not None:  # no damage: a repair must not take it out
+            raise JournalTooNew(f"{path} {scan.unknown}")
         self._count(path, scan)
         wrong = list(scan.wrong)
         if header is None:

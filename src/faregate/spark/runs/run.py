@@ -303,11 +303,9 @@ def _reader(spark: SparkSession, node: Node, max_messages_per_trigger: int) -> D
             "there. Use a session of your own, SparkSession.builder.master(…), or faregate spark run"
         )
     register(spark)
-    types = sorted({subscription.message_type.wire for subscription in node.subscriptions.values()})
     return (
         spark.readStream.format("faregate")
         .option("rows", "ranges")
-        .option("types", ",".join(types))
         .option("maxMessagesPerTrigger", max_messages_per_trigger)
         .option("minPartitions", max(1, spark.sparkContext.defaultParallelism))
     )

@@ -11,10 +11,9 @@ import logging
 from faregate.errors import FaregateError
 from faregate.node.node import Node
 from faregate.node.sources import did_you_mean
-from faregate.ports.log import LogTransport
+from faregate.ports.log import LogTransport, is_outlined
 from faregate.spark.logs import open_log, open_subscribed
 from faregate.spark.options import Place
-from faregate.spark.source.reading import is_outlined
 
 log = logging.getLogger("faregate.spark")
 

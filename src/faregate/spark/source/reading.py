@@ -11,14 +11,14 @@ Rules kept here:
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple
-from typing import Any, TypeGuard
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from faregate.errors import OffsetGone
-from faregate.ports.log import LogTransport, Outlined
+from faregate.ports.log import LogTransport, is_outlined
 from faregate.spark.logs import open_partition
 from faregate.spark.options import Options, shown
 from faregate.spark.schema import RANGES, Projection, batches_to_rows, rows_to_batch
@@ -62,10 +62,6 @@ def spans_of(source: LogTransport, start: int, end: int, wanted: Wanted) -> Iter
             behind = stretch.end
     if behind >= 0:
         yield first, behind
-
-
-def is_outlined(log: LogTransport) -> TypeGuard[Outlined]:
-    return hasattr(log, "stretches")
 
 
 _RANGE_ROW: Any = to_arrow_schema(RANGES, timezone="UTC")
