@@ -223,6 +223,9 @@ def _show(result: "Result", keep: Path | None, report: Path | None, planted: Pla
     )
     latency = ", ".join(f"p{p} {t:.2f} s" for p, t in zip(PERCENTS, result.timeline.overall, strict=False))
     console.print(f"an order took, from published to shipped, kills included: {latency or 'nothing was shipped'}")
+    if progress.pauses:
+        pauses = ", ".join(f"{seconds:.1f}" for seconds in progress.pauses)
+        console.print(f"seconds from a kill until work was done again: {pauses}")
     console.print(verdict_table(result.checks))
     for title, rows in result.spark_tables.items():
         console.print(rows_table(rows, title))

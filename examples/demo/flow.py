@@ -41,6 +41,10 @@ class Sample(NamedTuple):
     def counts(self) -> tuple[int, ...]:
         return self[1:]
 
+    @property
+    def done(self) -> int:
+        return self.invoices + self.charges + self.parcels
+
 
 @dataclass
 class Progress:
@@ -66,6 +70,15 @@ class Progress:
     @property
     def last(self) -> Sample:
         return self.samples[-1] if self.samples else Sample(0.0)
+
+    @property
+    def pauses(self) -> list[float]:
+        """For each kill, how many seconds passed until somebody's work was done again."""
+        found = []
+        for kill in self.kills:
+            before = max(sample.done for sample in self.samples if sample.at <= kill)
+            found += [sample.at - kill for sample in self.samples if sample.at > kill and sample.done > before][:1]
+        return found
 
 
 Show = Callable[[Progress], None]
@@ -197,6 +210,7 @@ class Flow:
         self._look()
         victim, progress = self._victims.pop(0), self.progress
         victim.kill()
+        self._look()  # what it had done by then
         progress.kills.append(time.time() - progress.began)
         progress.killed.append(victim.name)
         progress.is_up = False

@@ -55,6 +55,7 @@ class Result:
             "messages": self.timeline.messages,
             "kills": [round(moment, 3) for moment in progress.kills],
             "killed": progress.killed,
+            "pauses": [round(seconds, 3) for seconds in progress.pauses],
             "restarts": progress.restarts,
             "bank_timeouts": progress.timeouts,
             "duplicates_recognised": progress.duplicates,

@@ -61,6 +61,7 @@ def test_a_small_run_holds_and_says_so_as_json(finished: tuple[Path, dict[str, A
     plan = Plan(ORDERS, SEED)
     assert (result["held"], result["audit"]["ok"], result["audit"]["by"]) == (True, True, "plain SQL")
     assert (result["orders"], len(result["kills"]), result["restarts"]) == (ORDERS, CRASHES, CRASHES)
+    assert len(result["pauses"]) == CRASHES and min(result["pauses"]) > 0
     found = {check["what"]: check["found"] for check in result["checks"]}
     assert found["orders on the bus"] == ORDERS
     assert found["orders billed"] == found["orders charged"] == found["orders shipped"] == len(plan.good)
