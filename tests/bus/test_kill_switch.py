@@ -127,6 +127,25 @@ async def test_a_few_strict_keys_are_enough_to_find_an_outage(keys: int) -> None
         assert numbers == sorted(numbers)
 
 
+async def test_one_that_is_out_of_tries_waits_for_those_between_two_tries() -> None:
+    """They fail at moments of their own: when the first has used up its tries all others wait for their next one."""
+    clock = FakeClock()
+
+    async def run(step: Step, ctx: fg.Context) -> None:
+        if outage.calls[step] == 1:
+            await clock.sleep(step.number / 100)
+        raise ConnectionError("the bank does not answer")
+
+    outage = Outage(store=False, run=run, order=fg.Parallel(LANES))
+    async with outage.bus(clock=clock) as bus:
+        await bus.publish_many(steps(8), node="shop")
+        await until(lambda: outage.total >= SAMPLE, clock, 0.01)
+        await clock.advance(1)
+        assert worker_of(bus).switch.is_open and bus.outcomes()["redelivered"] == 0
+        outage.run = None
+        await until(lambda: bus.outcomes()["handled"] == 8, clock)
+
+
 async def test_a_handful_that_always_fails_is_dead_lettered_and_trips_nothing() -> None:
     outage, clock = Outage(store=False, order=fg.Parallel(LANES)), FakeClock()
     outage.is_down = True

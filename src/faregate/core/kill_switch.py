@@ -140,7 +140,6 @@ class Switch:
 
     async def next_try(self, work: Work, seconds: float) -> None:
         """Wait for the next try of a message that failed: so long, and until it is its turn."""
-        self.doubt.rest(work.delivery)
         if work.on_trial:
             self._hurry.clear()
             self._trial_waits = True
@@ -151,7 +150,12 @@ class Switch:
                 timer.cancel()
                 self._trial_waits = False
         else:
-            await self._clock.sleep(seconds)
+            self.doubt.rest(work.delivery)
+            try:
+                await self._clock.sleep(seconds)
+            except BaseException:
+                self.doubt.leave(work.delivery)
+                raise
         await self.doubt.turn(work.delivery)
 
     def hurry(self) -> None:

@@ -153,7 +153,7 @@ def _core(
                     raise work.interrupt from error
                 elif error is None:
                     ctx._completed, ctx._try = True, None if own is ctx else own
-                    if switch is not None and switch.doubt.witness is not None:
+                    if switch is not None and switch.doubt.timer is not None:
                         switch.doubt.over()
                     return
                 else:
