@@ -185,8 +185,12 @@ def trips(step: Step, ctx: fg.Context) -> None:
     ctx.trip("the bank is closed", seconds=40)
 
 
+def raises_among_others(step: Step, ctx: fg.Context) -> None:
+    raise ExceptionGroup("tasks", [fg.Permanent("no"), fg.Unavailable("the bank is closed", retry_after=40)])
+
+
 @ORDERS
-@pytest.mark.parametrize("do", [raises, trips])
+@pytest.mark.parametrize("do", [raises, trips, raises_among_others])
 async def test_a_handler_trips_it_at_once_and_says_when_to_look(do: Any, order: Any) -> None:
     node, clock = fg.Node("worker"), FakeClock()
     times: list[float] = []

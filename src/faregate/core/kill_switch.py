@@ -118,6 +118,8 @@ class Switch:
         """Whether other messages would fail with that, too, and it is none of this one's own."""
         if not isinstance(exc, Exception) or isinstance(exc, _NEVER):
             return False
+        if isinstance(exc, ExceptionGroup):
+            return any(map(self.blames, exc.exceptions))
         counts = self.policy.counts
         if isinstance(exc, Unavailable):
             return True

@@ -160,12 +160,13 @@ def _core(
                     failure = failure_of(error)
                     if failure is None:
                         raise error
+                    raised = error if isinstance(error, ExceptionGroup) else failure  # middlewares see all of them
                     await work.failed(failure)
                     if switch is not None:
                         switch.tried(work, failure)
                     retry = failures.of(failure).retry
                     if attempt > retry.times or not is_retried(failure):
-                        raise failure
+                        raise raised
                     # A session of theirs believes in what is undone now.
                     if wrote or ctx._session is not None or not work.may_wait:
                         work.error = failure
@@ -175,7 +176,7 @@ def _core(
                     else:
                         await switch.next_try(work, retry.wait(attempt))
                         if switch.sends_back(work, failure):  # others have tripped it
-                            raise failure
+                            raise raised
                     attempt += 1
                 ctx._outputs = None if own is ctx else ctx._outputs
                 own = ctx._for_try()
