@@ -622,6 +622,51 @@ async def test_a_probe_is_asked_until_it_says_that_all_is_well_and_then_no_more(
         assert probe.asked == asked == 11
 
 
+@pytest.mark.parametrize("store", [None, "memory:"])
+@pytest.mark.parametrize(("order", "count"), [(fg.Serial(), 50), (fg.ByKey(lanes=LANES), 50), (fg.Parallel(LANES), 3)])
+async def test_a_probe_is_asked_before_a_message_is_given_up(order: Any, count: int, store: str | None) -> None:
+    """Too few fail for a sample. Twenty minutes: their redeliveries are over after eleven."""
+    asked: list[float] = []
+
+    async def probe() -> bool:
+        asked.append(clock.monotonic())
+        return not outage.is_down
+
+    outage, clock = Outage(store=False, kill_switch=fg.KillSwitch(probe=probe), **ordered(order)), FakeClock()
+    outage.is_down, sent = True, steps(count, keys=2)
+    async with outage.bus(clock=clock, store=store) as bus:
+        await bus.publish_many(sent, node="shop")
+        await until(lambda: clock.monotonic() > 1_200, clock, 10)
+        assert bus.outcomes()["dead"] == 0 and worker_of(bus).switch.is_open
+        assert outage.calls_while_down <= 3 * 4 * TRIES and asked[0] > 670
+        outage.is_down = False
+        await until(lambda: bus.outcomes()["handled"] == count, clock)
+        assert bus.outcomes()["dead"] == 0 and bus.alarms == Counter({"kill-switch": 1})
+    if not isinstance(order, fg.Parallel):
+        for numbers in outage.ended.values():
+            assert numbers == sorted(numbers)
+
+
+async def test_a_message_is_given_up_while_the_probe_says_that_all_is_well() -> None:
+    asked: list[float] = []
+
+    async def probe() -> None:
+        asked.append(clock.monotonic())
+
+    switch = fg.KillSwitch(probe=probe)
+    outage, clock = Outage(store=False, kill_switch=switch, redeliver=None, order=fg.Parallel(LANES)), FakeClock()
+    outage.is_down = True
+    async with outage.bus(clock=clock) as bus:
+        await bus.publish_many(steps(4), node="shop")
+        await until(lambda: bus.outcomes()["dead"] == 4, clock, 0.1)
+        assert worker_of(bus).switch.trips == 0 and len(asked) == 1, "one answer is enough for a while"
+        outage.error = ValueError("its own")
+        await clock.advance(switch.every)
+        await bus.publish(steps(1)[0], node="shop")
+        await until(lambda: bus.outcomes()["dead"] == 5, clock, 0.1)
+        assert len(asked) == 1, "it is no error that counts"
+
+
 async def test_a_probe_that_hangs_has_failed_and_is_not_asked_twice_at_a_time(caplog: pytest.LogCaptureFixture) -> None:
     probe, clock = Probed(), FakeClock()
     probe.answer = hangs = asyncio.Event()
