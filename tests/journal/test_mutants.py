@@ -360,7 +360,7 @@ async def take_in(it: Station) -> None:
 class TakesBatchesTwice(RemembersNoPublications):
     """Does not look whether a batch is in the log already."""
 
-    def spooled(self) -> list[tuple[Path, list[Envelope]]]:
+    def spooled(self) -> list[Path]:
         self._log.batches.clear()
         return super().spooled()
 

@@ -5,17 +5,19 @@ A test marked with `bug` shows a fault that is known and not mended yet; once it
 
 import asyncio
 import errno
+from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec import structs
 
+from faregate.broker import durable
 from faregate.broker.journal import frame as frames
 from faregate.broker.journal.items import SnapshotPoint
 from faregate.broker.journal.layout import Layout
 from faregate.broker.journal.retention import Retention
 from faregate.broker.journal.snapshot import Snapshot
-from faregate.broker.journal.spool import spool
+from faregate.broker.journal.spool import Spooled, spool
 from faregate.errors import JournalFailed, JournalFull
 from faregate.ports.queue import Binding
 from tests.journal.station import NOTED, ROOT, Station, noted, station
@@ -217,6 +219,29 @@ async def test_a_spooled_batch_and_a_publish_in_one_group_are_both_there_after_a
         await it.publish(noted("p"))
         await it.settled()
         assert sorted(await it.waiting()) == ["p", "s1", "s2"]
+
+
+async def test_of_a_long_spool_no_more_is_read_before_what_was_read_is_in_the_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(durable, "_READ_AHEAD", 5)
+    batches = [[f"{number}{letter}" for letter in "abc"] for number in range(6)]
+    async with station() as it:
+        for number, names in enumerate(batches):
+            spool(Layout(ROOT), it.disk, [noted(name) for name in names], f"{number}")
+        read, in_the_log = it.journal.intake.read, list[int]()
+
+        def reading(path: Path) -> Spooled | None:
+            in_the_log.append(it.journal.next_offset)
+            return read(path)
+
+        monkeypatch.setattr(it.journal.intake, "read", reading)
+        it.broker.take_in_spool()
+        assert it.broker.in_flight.count == 6, "who waits until nothing is in flight waits for all of them"
+        while len(in_the_log) < len(batches):
+            await it.settled()
+        assert in_the_log[2] == 6 and in_the_log[4] == 12, in_the_log
+        assert await it.waiting() == [name for names in batches for name in names]
 
 
 # --- snapshots and retention ------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Faults that the journal once had. Each test is the story of one."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from faregate.message import Envelope
 from faregate.ports.dead_letter import DeadLetter
 from faregate.testing import FakeClock
 from faregate.transports.journal import JournalTransport
+from faregate.transports.journal_log import JournalLog
 
 
 def open_log(path: Path, segment_size: int = 64 * 1024) -> Log:
@@ -201,3 +203,19 @@ async def test_what_is_dead_lettered_while_the_bus_closes_is_not_waiting_again(t
         assert sorted(record.envelope.body for record in await bus.dead_letters()) == sorted(
             b'{"number":%d}' % number for number in range(50)
         )
+
+
+@pytest.mark.parametrize("wrong", [{"correlation_id": None}, {"type": 7}, {"body_digest": "0" * 32}, {"kind": "odd"}])
+async def test_an_envelope_made_by_hand_that_could_not_be_read_is_refused(
+    wrong: dict[str, Any], tmp_path: Path
+) -> None:
+    """Neither the bus nor the spool confirms what nobody can read, and everything else of its commit with it."""
+    good: dict[str, Any] = {"publication_id": "a", "type": "Placed", "source": "shop", "body": b"{}"}
+    bad = Envelope(**{**good, **wrong})
+    async with fg.Bus(f"journal:{tmp_path}", nodes=[fg.Node("shop")]) as bus:
+        with pytest.raises(fg.Unwritable):
+            await bus.publish(bad)
+        with pytest.raises(fg.Unwritable):
+            JournalLog(tmp_path).append([bad])
+        assert await bus.publish(Envelope(**good)) == "a"
+    assert [each.publication_id for _, each in JournalReader(tmp_path).envelopes()] == ["a"]

@@ -58,3 +58,9 @@ def test_faregate_alone_does_not_load_spark() -> None:
 def test_registering_again_does_no_harm(spark: SparkSession) -> None:
     fg.spark.register(spark)
     fg.spark.register(spark)
+
+
+def test_what_a_worker_of_spark_imports_has_no_pandas_in_it() -> None:
+    """Each query has several workers, and in each pandas would take half as long again as all the rest."""
+    loaded = run("import sys, faregate.spark; print('pyarrow' in sys.modules, 'pandas' in sys.modules)")
+    assert loaded.split() == ["True", "False"]

@@ -4,6 +4,7 @@ What a queue cannot hold in memory waits in the journal; see `Backlog`.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import compress, repeat
@@ -41,6 +42,8 @@ _RESTS, _FAILED_SECONDS = 50, 1.0
 """To take a snapshot may take one part in so many of the time; after one that failed comes a pause."""
 _CAREFUL_STARTS = 10_000
 _WRITE_AGAIN_SECONDS = 1.0
+_READ_AHEAD = 50_000
+"""So many messages of the spool are read before those read so far are committed; a batch is read as a whole."""
 
 
 _is_partial = attrgetter("partial")
@@ -308,11 +311,23 @@ class DurableBroker(Broker):
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _take_in_order(self, found: list[tuple[Path, Spooled]]) -> None:
-        """One batch after the other: a later one never overtakes an earlier one."""
+    async def _take_in_order(self, found: list[Path]) -> None:
+        """One batch after the other: a later one never overtakes an earlier one. What was read is committed before
+        much more is read: a run on Spark may have left more than fits the memory."""
         async with self._taking_in:
-            for path, spooled in found:
+            read = 0
+            for path in found:
+                spooled = self._journal.intake.read(path)
+                if spooled is None:
+                    self.in_flight.land()
+                    continue
                 await self._take_in(path, spooled)
+                read += len(spooled.envelopes)
+                if read > _READ_AHEAD:
+                    read = 0
+                    del spooled
+                    with contextlib.suppress(FaregateError):  # the next batch meets it too, and is told
+                        await self._journal.barrier()
 
     async def _take_in(self, path: Path, spooled: Spooled) -> None:
         """Append a batch; what became unroutable meanwhile is a dead letter; the file goes when both are durable."""

@@ -18,7 +18,7 @@ from faregate.core.outgoing_middlewares import Chain, Last, OutgoingContext, com
 from faregate.core.replies import FAILED, Replies
 from faregate.core.resources import Resources
 from faregate.core.sealing import Keys, Sealer, no_answer
-from faregate.errors import ConfigurationError, DuplicateIdKey, Undecodable, Unroutable
+from faregate.errors import ConfigurationError, DuplicateIdKey, Undecodable, Unroutable, Unwritable
 from faregate.message import Envelope, Kind
 from faregate.node.kill_switch import SwitchTripped
 from faregate.node.node import Node
@@ -113,7 +113,12 @@ class Sender(Sealer):
             self._circuit.succeeded()
 
     def publish_again(self, envelope: Envelope) -> Awaitable[None]:
-        """Publish a root again, as it was: nobody knows whether it arrived."""
+        """Publish a root again, as it was: nobody knows whether it arrived. Raises `Unwritable` for what could not be
+        read again; a transport takes it for what we sealed."""
+        try:
+            msgspec.msgpack.decode(msgspec.msgpack.encode(envelope), type=Envelope)
+        except (msgspec.MsgspecError, TypeError, ValueError) as exc:
+            raise Unwritable(f"{envelope} has a field of a wrong type: {exc}") from exc
         return _hand_over((envelope,), self._hand_over_guarded)
 
     async def publish_many(self, outgoing: Sequence[Outgoing] | Alike) -> list[str]:

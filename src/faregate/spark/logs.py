@@ -126,11 +126,10 @@ def _is_settled(log: LogTransport) -> TypeGuard[Settled]:
     return all(hasattr(log, name) for name in schemes.members(Settled))
 
 
-_NO_SETTLEMENTS: ArrowBatch = pa.RecordBatch.from_pylist(
-    [],
-    pa.schema(
-        [("offset", pa.int64())]
-        + [(name, pa.int32()) for name in ("queue", "outcome", "tries", "redeliveries")]
-        + [("time", pa.float64())]
-    ),
-)
+_SETTLEMENT = {
+    "offset": pa.int64(),
+    **dict.fromkeys(("queue", "outcome", "tries", "redeliveries"), pa.int32()),
+    "time": pa.float64(),
+}
+# Of nulls: an array of a list imports pandas, and with it every worker would.
+_NO_SETTLEMENTS: ArrowBatch = pa.record_batch({name: pa.nulls(0, kind) for name, kind in _SETTLEMENT.items()})

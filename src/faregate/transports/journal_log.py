@@ -101,8 +101,12 @@ class JournalLog(JournalReader):
 
         try:
             transport.begin()
-            until = time.monotonic() + PATIENCE
-            while left() and time.monotonic() < until:  # noqa: ASYNC110 - files tell nobody
+            before, until = None, 0.0
+            while found := left():
+                if found != before:  # as long as it goes on
+                    before, until = found, time.monotonic() + PATIENCE
+                elif time.monotonic() > until:
+                    break
                 await asyncio.sleep(_LOOK)
         finally:
             await transport.close()

@@ -57,9 +57,9 @@ READ_ERRORS = (msgspec.MsgspecError, pa.ArrowException, UnicodeDecodeError)
 """What a body raises that is not what its frame says."""
 
 
-def write_rows(envelopes: Sequence[Envelope], topics: Sequence[int]) -> bytes:
-    """The body of a frame of rows: the topic of all of them, or the topic of each, and the envelopes. Raises
-    `Unwritable`."""
+def write_rows(envelopes: Sequence[Envelope], topics: Sequence[int], *, by_hand: bool = False) -> bytes:
+    """The body of a frame of rows: the topic of all of them, or the topic of each, and the envelopes. `by_hand`: any
+    field may be wrong, as no bus has made them. Raises `Unwritable`."""
     alike = topics[0] if topics and topics.count(topics[0]) == len(topics) else topics
     try:
         odd = [
@@ -81,7 +81,7 @@ def write_rows(envelopes: Sequence[Envelope], topics: Sequence[int]) -> bytes:
             # What was asked for as a delay is of no use to who reads the log.
             envelopes = [msgspec.structs.replace(envelope, delay=None) for envelope in envelopes]
         body = _encode((alike, envelopes))
-        if odd:
+        if odd or by_hand:
             _decode(body)
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as exc:
         raise Unwritable(f"a message cannot be written to the journal: {exc}") from exc

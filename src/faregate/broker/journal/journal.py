@@ -35,7 +35,7 @@ from faregate.broker.journal.retention import Retention, apply_retention, keeps_
 from faregate.broker.journal.sealing import Sealer, remove_garbage
 from faregate.broker.journal.settled import Row
 from faregate.broker.journal.snapshot import Snapshot
-from faregate.broker.journal.spool import Intake, Spooled, batch_id
+from faregate.broker.journal.spool import Intake, batch_id
 from faregate.errors import (
     ConfigurationError,
     FaregateError,
@@ -381,8 +381,8 @@ class Journal:
             tell, self._on_failure = self._on_failure, None
             tell(self.failure)
 
-    def spooled(self) -> list[tuple[Path, Spooled]]:
-        """Batches from other processes that are not in the log yet."""
+    def spooled(self) -> list[Path]:
+        """Batches from other processes."""
         return [] if self.failure is not None else self.intake.look()
 
     def discard(self, path: Path) -> None:

@@ -61,7 +61,7 @@ def spool(layout: Layout, disk: Disk, envelopes: Sequence[Envelope], name: str |
 
 
 def _rows(envelopes: Sequence[Envelope]) -> tuple[int, bytes, int]:
-    return frames.ROWS, write_rows(envelopes, [-1] * len(envelopes)), len(envelopes)
+    return frames.ROWS, write_rows(envelopes, [-1] * len(envelopes), by_hand=True), len(envelopes)
 
 
 def _columns(envelopes: Sequence[Envelope]) -> tuple[int, bytes, int]:
@@ -131,15 +131,10 @@ class Intake:
     def is_put_off(self, path: Path) -> bool:
         return path in self._put_off
 
-    def look(self) -> list[tuple[Path, Spooled]]:
-        """The batches that are not in the log yet, oldest first; each is given out once, until it is `returned`."""
-        found: list[tuple[Path, Spooled]] = []
-        for path in self._here():
-            if path not in self._on_the_way and self._is_due(path):
-                spooled = self._take(path)
-                if spooled is not None:
-                    found.append((path, spooled))
-                    self._on_the_way.add(path)
+    def look(self) -> list[Path]:
+        """The batches that wait, oldest first; each is given out once, until it is `returned`."""
+        found = [path for path in self._here() if path not in self._on_the_way and self._is_due(path)]
+        self._on_the_way.update(found)
         return found
 
     def _here(self) -> list[Path]:
@@ -157,17 +152,21 @@ class Intake:
     def _is_due(self, path: Path) -> bool:
         return path not in self._put_off or self._put_off[path][0] <= self._now()
 
-    def _take(self, path: Path) -> Spooled | None:
+    def read(self, path: Path) -> Spooled | None:
+        """What is in a batch that was given out; None if it is in the log already, or cannot be read: then it has
+        returned."""
         try:
-            if self._is_appended(batch_id(path)):
-                self._disk.remove(path)
-                return None
-            return read_spooled(path, self._disk)
+            if not self._is_appended(batch_id(path)):
+                return read_spooled(path, self._disk)
+            self._disk.remove(path)
+            self.returned(path)
         except FileNotFoundError:
-            return None
+            self.returned(path)
         except JournalCorrupt as exc:
+            self._on_the_way.discard(path)
             self.set_aside(path, exc)
         except (OSError, MemoryError) as exc:
+            self._on_the_way.discard(path)
             self.put_off(path, exc)
         return None
 

@@ -45,7 +45,7 @@ from faregate.spark.runs.views import bindings_of, label_of, reader_name, take_v
 
 log = logging.getLogger("faregate.spark")
 
-MESSAGES_PER_TRIGGER = 200_000
+MESSAGES_PER_TRIGGER = 400_000
 """Of one batch, at most, unless one says otherwise: what it sends is one unit for a journal."""
 _PARKED_SECONDS = 1.0
 _STOP_SECONDS = 0.2
