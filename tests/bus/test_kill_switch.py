@@ -127,6 +127,25 @@ async def test_a_few_strict_keys_are_enough_to_find_an_outage(keys: int) -> None
         assert numbers == sorted(numbers)
 
 
+async def test_one_that_is_out_of_tries_waits_for_those_between_two_tries() -> None:
+    """They fail at moments of their own: when the first has used up its tries all others wait for their next one."""
+    clock = FakeClock()
+
+    async def run(step: Step, ctx: fg.Context) -> None:
+        if outage.calls[step] == 1:
+            await clock.sleep(step.number / 100)
+        raise ConnectionError("the bank does not answer")
+
+    outage = Outage(store=False, run=run, order=fg.Parallel(LANES))
+    async with outage.bus(clock=clock) as bus:
+        await bus.publish_many(steps(8), node="shop")
+        await until(lambda: outage.total >= SAMPLE, clock, 0.01)
+        await clock.advance(1)
+        assert worker_of(bus).switch.is_open and bus.outcomes()["redelivered"] == 0
+        outage.run = None
+        await until(lambda: bus.outcomes()["handled"] == 8, clock)
+
+
 async def test_a_handful_that_always_fails_is_dead_lettered_and_trips_nothing() -> None:
     outage, clock = Outage(store=False, order=fg.Parallel(LANES)), FakeClock()
     outage.is_down = True
@@ -166,8 +185,12 @@ def trips(step: Step, ctx: fg.Context) -> None:
     ctx.trip("the bank is closed", seconds=40)
 
 
+def raises_among_others(step: Step, ctx: fg.Context) -> None:
+    raise ExceptionGroup("tasks", [fg.Permanent("no"), fg.Unavailable("the bank is closed", retry_after=40)])
+
+
 @ORDERS
-@pytest.mark.parametrize("do", [raises, trips])
+@pytest.mark.parametrize("do", [raises, trips, raises_among_others])
 async def test_a_handler_trips_it_at_once_and_says_when_to_look(do: Any, order: Any) -> None:
     node, clock = fg.Node("worker"), FakeClock()
     times: list[float] = []
@@ -597,6 +620,51 @@ async def test_a_probe_is_asked_until_it_says_that_all_is_well_and_then_no_more(
         asked = probe.asked
         await clock.advance(1_000)
         assert probe.asked == asked == 11
+
+
+@pytest.mark.parametrize("store", [None, "memory:"])
+@pytest.mark.parametrize(("order", "count"), [(fg.Serial(), 50), (fg.ByKey(lanes=LANES), 50), (fg.Parallel(LANES), 3)])
+async def test_a_probe_is_asked_before_a_message_is_given_up(order: Any, count: int, store: str | None) -> None:
+    """Too few fail for a sample. Twenty minutes: their redeliveries are over after eleven."""
+    asked: list[float] = []
+
+    async def probe() -> bool:
+        asked.append(clock.monotonic())
+        return not outage.is_down
+
+    outage, clock = Outage(store=False, kill_switch=fg.KillSwitch(probe=probe), **ordered(order)), FakeClock()
+    outage.is_down, sent = True, steps(count, keys=2)
+    async with outage.bus(clock=clock, store=store) as bus:
+        await bus.publish_many(sent, node="shop")
+        await until(lambda: clock.monotonic() > 1_200, clock, 10)
+        assert bus.outcomes()["dead"] == 0 and worker_of(bus).switch.is_open
+        assert outage.calls_while_down <= 3 * 4 * TRIES and asked[0] > 670
+        outage.is_down = False
+        await until(lambda: bus.outcomes()["handled"] == count, clock)
+        assert bus.outcomes()["dead"] == 0 and bus.alarms == Counter({"kill-switch": 1})
+    if not isinstance(order, fg.Parallel):
+        for numbers in outage.ended.values():
+            assert numbers == sorted(numbers)
+
+
+async def test_a_message_is_given_up_while_the_probe_says_that_all_is_well() -> None:
+    asked: list[float] = []
+
+    async def probe() -> None:
+        asked.append(clock.monotonic())
+
+    switch = fg.KillSwitch(probe=probe)
+    outage, clock = Outage(store=False, kill_switch=switch, redeliver=None, order=fg.Parallel(LANES)), FakeClock()
+    outage.is_down = True
+    async with outage.bus(clock=clock) as bus:
+        await bus.publish_many(steps(4), node="shop")
+        await until(lambda: bus.outcomes()["dead"] == 4, clock, 0.1)
+        assert worker_of(bus).switch.trips == 0 and len(asked) == 1, "one answer is enough for a while"
+        outage.error = ValueError("its own")
+        await clock.advance(switch.every)
+        await bus.publish(steps(1)[0], node="shop")
+        await until(lambda: bus.outcomes()["dead"] == 5, clock, 0.1)
+        assert len(asked) == 1, "it is no error that counts"
 
 
 async def test_a_probe_that_hangs_has_failed_and_is_not_asked_twice_at_a_time(caplog: pytest.LogCaptureFixture) -> None:

@@ -70,6 +70,28 @@ async def test_if_nobody_is_left_everybody_goes_on_and_what_failed_still_counts(
     assert doubt.is_there and doubt.failures == 3
 
 
+async def test_those_between_two_tries_are_waited_for_but_not_for_long() -> None:
+    doubt, clock = doubted()
+    a, b, c = Delivery(), Delivery(), Delivery()
+    await waiting(doubt.turn(a))  # type: ignore[arg-type]
+    doubt.rest(b)  # type: ignore[arg-type]
+    doubt.rest(c)  # type: ignore[arg-type]
+    used_up = await waiting(doubt.wait(a))  # type: ignore[arg-type]
+    assert done(used_up) == [False] and doubt.witness is None
+    turns = await waiting(doubt.turn(b))  # type: ignore[arg-type]
+    assert doubt.witness is b and all(done(turns))
+    used_up += await waiting(doubt.wait(b))  # type: ignore[arg-type]
+    await clock.advance(4.9)
+    assert done(used_up) == [False, False], "there is still c"
+    await clock.advance(0.2)
+    assert all(done(used_up))
+    used_up = await waiting(doubt.wait(b))  # type: ignore[arg-type]
+    assert done(used_up) == [False]
+    doubt.leave(c)  # type: ignore[arg-type]
+    await settle()
+    assert all(done(used_up)) and doubt.timer is None
+
+
 async def test_a_witness_that_takes_its_time_is_not_waited_for() -> None:
     doubt, clock = doubted()
     a, b = Delivery(), Delivery()

@@ -617,9 +617,14 @@ RULES = [
         (RateLimited("later"), [(0, 1), (1, 1), (2, 1)], "failed"),
         (ValueError("other"), [(0, 1), (0, 2), (1, 1), (1, 2), (2, 1), (2, 2)], "failed"),
         (fg.Permanent("never"), [(0, 1)], "permanent"),
+        (ExceptionGroup("tasks", [fg.Permanent("never")]), [(0, 1)], "permanent"),
+        (ExceptionGroup("tasks", [OSError(), ExceptionGroup("", [KeyError(), fg.Undecodable("never")])]), [(0, 1)],
+         "undecodable"),
+        (ExceptionGroup("tasks", [KeyError("id")]), [(0, 1)], "permanent"),
+        (ExceptionGroup("tasks", [ValueError("other"), RateLimited("later")]), [(0, 1), (1, 1), (2, 1)], "failed"),
     ],
     ids=lambda each: type(each).__name__,
-)
+)  # fmt: skip
 @pytest.mark.parametrize("store", [None, "memory:"])
 async def test_the_first_rule_that_fits_an_error_says_what_is_done(
     error: Exception, runs: list[tuple[int, int]], reason: str, store: str | None
@@ -674,14 +679,35 @@ async def test_an_error_that_says_itself_what_to_do_is_asked_before_any_rule() -
     class Throttled(Exception):
         retry_after = 3.0
 
-    errors = {1: fg.RetryAfter(1), 2: fg.Unavailable(retry_after=2), 3: Throttled()}
+    several = ExceptionGroup("tasks", [fg.Permanent("another day"), OSError(), fg.RetryAfter(1)])
+    errors = {1: several, 2: fg.RetryAfter(1), 3: fg.Unavailable(retry_after=2), 4: Throttled()}
     node, runs = ruled(errors.get, retry=None, redeliver=None, rules=[fg.When(Exception, dead=True)])
     async with fg.testing.bench(node) as bench:
         await bench.publish(Job(name="x"))
         await bench.settle()
         assert bench.dead_letters() == []
         assert bench.outcomes()["handled"] == 1
-    assert runs == [(0, 1)] * 4
+    assert runs == [(0, 1)] * 5
+
+
+async def test_middlewares_see_all_errors_that_were_raised_together() -> None:
+    together = ExceptionGroup("tasks", [KeyError("a"), fg.Permanent("b")])
+    node, _ = ruled(lambda run: together)
+    seen: list[BaseException] = []
+
+    @node.use
+    async def look(ctx: fg.Context, call_next: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await call_next()
+        except Exception as exc:
+            seen.append(exc)
+            raise
+
+    async with fg.testing.bench(node) as bench:
+        await bench.publish(Job(name="x"))
+        await bench.settle()
+        [dead] = bench.dead_letters()
+    assert seen == [together] and dead.error.startswith("Permanent: b")
 
 
 @pytest.mark.parametrize(

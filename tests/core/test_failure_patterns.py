@@ -1,7 +1,7 @@
 """The failure table of recovery.md, row by row, and the failure patterns of chapter 4 (seed 004), each by its name.
 
 What a row or a pattern means in every detail is tested where it belongs; here is one test for each that says what a
-user sees, so that a missing one shows. Kill switch, breaker, probes and store outages have theirs beside the code.
+user sees, so that a missing one shows. Breaker, escalation and store outages have theirs beside the code.
 """
 
 import asyncio
@@ -213,6 +213,39 @@ async def test_pattern_local_failure_is_retried_within_the_consumer_and_others_g
         await bench.settle()
         assert bench.outcomes()["redelivered"] == bench.outcomes()["dead"] == 0
     assert done == ["row-2", "row-1"]
+
+
+async def test_pattern_kill_switch_stops_consumption_until_a_checker_finds_all_well_and_ends() -> None:
+    """A global failure: no legitimate message is drained into the dead letters."""
+    is_up, calls, checks = False, 0, 0
+
+    async def check() -> bool:
+        nonlocal checks
+        checks += 1
+        return is_up
+
+    node = fg.Node("worker", kill_switch=fg.KillSwitch(probe=check))
+
+    @node.on(Job, source="boss")
+    async def work(job: Job) -> None:
+        nonlocal calls
+        calls += 1
+        if not is_up:
+            raise ConnectionError("the backend is away")
+
+    async with fg.testing.bench(node) as bench:
+        await bench.bus.publish_many([Job(name=str(number)) for number in range(100)], node="boss")
+        await bench.advance(60)
+        called, checked = calls, checks
+        await bench.advance(1_200)
+        assert calls == called < 100 and checks > checked, "it is the checker that asks, and no handler"
+        is_up = True
+        await bench.settle()
+        checked = checks
+        await bench.advance(60)
+        assert checks == checked, "it has ended"
+        outcomes = bench.outcomes()
+        assert (outcomes["handled"], outcomes["redelivered"], outcomes["dead"]) == (100, 0, 0)
 
 
 @pytest.mark.parametrize("claim", ["transaction", "eager", "lazy"])

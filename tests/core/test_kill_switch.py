@@ -112,10 +112,12 @@ LOCAL = [
     KeyError("x"), IndexError(1), AttributeError("x"), ZeroDivisionError(), AssertionError(), NameError("x"),
     UnicodeDecodeError("utf-8", b"", 0, 1, "x"), NotImplementedError(), RecursionError(), ImportError("x"),
     sqlite3.IntegrityError("unique"), sqlite3.ProgrammingError("typo"), SystemExit(1),
+    ExceptionGroup("tasks", [ValueError("x"), ExceptionGroup("", [KeyError("x")])]),
 ]  # fmt: skip
 GLOBAL = [
     OSError("x"), ConnectionResetError("x"), TimeoutError(), RuntimeError("x"), Exception("x"), EOFError(),
     sqlite3.OperationalError("disk"), fg.OutcomeUnknown("?"), fg.Transient("?"), MemoryError(),
+    ExceptionGroup("tasks", [ValueError("x"), ConnectionResetError("x")]),
 ]  # fmt: skip
 
 
@@ -141,7 +143,7 @@ def test_permanent_and_wrong_configuration_never_count_even_if_asked_for() -> No
 def test_the_subscription_says_which_errors_count() -> None:
     by_class = Bank(sample=1, counts=ConnectionError)
     assert not by_class.fail(9, TimeoutError())
-    assert by_class.fail(1, ConnectionResetError())
+    assert by_class.fail(1, ExceptionGroup("tasks", [ConnectionResetError(), ConnectionResetError()]))
     by_function = Bank(sample=1, counts=lambda exc: "503" in str(exc))
     assert not by_function.fail(9, RuntimeError("404"))
     assert by_function.fail(1, RuntimeError("503"))

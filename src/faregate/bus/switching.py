@@ -5,6 +5,7 @@ Rules kept here:
   `kill-switch`, and the node's function that escalates trips.
 - A probe is asked again and again, one call at a time, until it says that all is well. One that raises, hangs or says
   False has not; the first of them is logged.
+- A message that is about to be given up is a reason to ask the probe, too; a good answer counts for a while.
 - Without a probe exactly one message is consumed. If it succeeds, or fails for a reason of its own, all is well. If
   not, it waits for longer each time, so that one that always fails keeps no other from being tried; in a serial
   subscription it stays the first.
@@ -69,6 +70,8 @@ class Switching:
     ) -> None:
         self.switch = switch
         switch.on_trip = self._tripped
+        if switch.policy.probe is not None and switch.policy.failures is not None:
+            switch.ask = self._is_still_well
         self.on_store_down: Callable[[str], None] = lambda why: None
         """Tells the other subscriptions of the store."""
         self._subscription = subscription
@@ -89,6 +92,9 @@ class Switching:
         """Something that the task waits for may have happened."""
         self._trials = 0
         """How many failed since it tripped."""
+        self._one_asks = asyncio.Lock()
+        self._well_until = float("-inf")
+        """So long nobody asks again who gives a message up."""
         self._closed_at = float("-inf")
         self._is_over = False
         """Whether the bus stops."""
@@ -213,6 +219,17 @@ class Switching:
     async def _probe_says_so(self) -> bool:
         assert self.switch.policy.probe is not None
         return await self._ask(self.switch.policy.probe, "its probe")
+
+    async def _is_still_well(self) -> bool:
+        """Asked before a message is given up."""
+        async with self._one_asks:
+            if self.switch.is_open or self._clock.monotonic() < self._well_until:
+                return True
+            self._is_told = True  # a trip tells
+            is_well = await self._probe_says_so()
+            if is_well:
+                self._well_until = self._clock.monotonic() + self.switch.policy.every
+            return is_well
 
     async def _store_answers(self) -> bool:
         return await self._ask(self._ask_store, "its store")

@@ -7,8 +7,9 @@ Rules kept here:
 - A message that has not failed yet comes first: it tells more than one that fails by itself. Once enough calls have
   failed, one that failed comes first and stays the witness: the switch trips when its tries are used up.
 - Any success, or a failure of the witness for a reason of its own: there is no outage, and everybody goes on.
-- Nobody is left who could be the witness: everybody goes on, and what failed has failed.
-- A witness that takes its time is not waited for; it goes on as it would have.
+- Nobody is left who could be the witness: everybody goes on, and what failed has failed. Those between two tries are
+  left: they will be.
+- A witness that takes its time is not waited for, nor is a next try that is far off; they go on as they would have.
 """
 
 import asyncio
@@ -29,6 +30,8 @@ class Doubt:
         """How many calls have failed since the last success."""
         self.witness: Delivery | None = None
         """The one that has a try; the others wait for it."""
+        self.timer: Timer | None = None
+        """Somebody is waited for, until then: the witness, or those that rest."""
         self._several = several
         self._enough = enough
         self._seconds = seconds
@@ -40,7 +43,8 @@ class Doubt:
         """Those that have not begun."""
         self._waiting: list[asyncio.Future[None]] = []
         """Those that have no tries left."""
-        self._timer: Timer | None = None
+        self._resting: set[Delivery] = set()
+        """Those between two tries."""
 
     @property
     def is_there(self) -> bool:
@@ -60,6 +64,7 @@ class Doubt:
     async def turn(self, delivery: Delivery, *, fresh: bool = False) -> None:
         """A message is to be tried, or tried again. Returns when it is its turn. `fresh`: it has not failed yet; such a
         one waits only if there is a witness."""
+        self._resting.discard(delivery)
         if not self.is_there or self.witness is delivery:
             return
         if self.witness is None:
@@ -80,15 +85,32 @@ class Doubt:
     async def wait(self, delivery: Delivery) -> None:
         """A message has used up its tries. Returns when nobody is waited for."""
         self.leave(delivery)
-        while self.witness is not None:
+        if self.timer is None and self.is_there and self._resting:
+            self._expect()
+        while self.timer is not None:
             told = asyncio.get_running_loop().create_future()
             self._waiting.append(told)
             await told
 
     def leave(self, delivery: Delivery) -> None:
-        """It is the witness no longer, if it was: the next one is."""
-        if self.witness is not delivery:
-            return
+        """It is not waited for: if it was the witness, the next one is."""
+        self._resting.discard(delivery)
+        if self.witness is delivery or (self.witness is None and not self._resting):
+            self._pass_on()
+
+    def rest(self, delivery: Delivery) -> None:
+        """It waits for its next try: others have their turn meanwhile, unless it is time to know."""
+        self._resting.add(delivery)
+        if self.witness is delivery and self.failures < self._enough:
+            self._pass_on()
+
+    def over(self) -> None:
+        """There is none any more: everybody goes on."""
+        self.failures = 0
+        self._messages.clear()
+        self._tell()
+
+    def _pass_on(self) -> None:
         self._dismiss()
         lines = (self._fresh, self._failed) if self.failures < self._enough else (self._failed, self._fresh)
         for line in lines:
@@ -98,31 +120,27 @@ class Doubt:
                     self._appoint(following)
                     turn.set_result(None)
                     return
-        self._tell()
-
-    def rest(self, delivery: Delivery) -> None:
-        """It waits for its next try: others have their turn meanwhile, unless it is time to know."""
-        if self.failures < self._enough:
-            self.leave(delivery)
-
-    def over(self) -> None:
-        """There is none any more: everybody goes on."""
-        self.failures = 0
-        self._messages.clear()
-        self._dismiss()
-        self._tell()
+        if not self._resting:
+            self._tell()
+        elif self._waiting:
+            self._expect()
 
     def _appoint(self, delivery: Delivery) -> None:
+        self._dismiss()
         self.witness = delivery
-        self._timer = self._clock.call_later(self._seconds, partial(self.leave, delivery))
+        self.timer = self._clock.call_later(self._seconds, partial(self.leave, delivery))
+
+    def _expect(self) -> None:
+        self.timer = self._clock.call_later(self._seconds, self._tell)
 
     def _dismiss(self) -> None:
         self.witness = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
 
     def _tell(self) -> None:
+        self._dismiss()
         told = [*self._waiting, *(turn for _, turn in (*self._failed, *self._fresh))]
         self._waiting.clear()
         self._failed.clear()

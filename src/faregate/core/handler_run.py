@@ -122,8 +122,10 @@ class HandlerRun:
             raise
         except BaseException as exc:
             failure = failure_of(exc)
-            if failure is None or (self._has_store and isinstance(failure, TRANSACTION_LOST)):
-                raise  # without a store it was no transaction of ours
+            if failure is None:
+                raise
+            if self._has_store and isinstance(failure, TRANSACTION_LOST):
+                raise failure from failure.__cause__  # without a store it was no transaction of ours
             self._note(work, failure)
             await self._undo(unit, work, failure)
         finally:

@@ -594,7 +594,7 @@ class Handling:
         assert work.error is not None
         if not has_tries_left:
             switch.note(work, work.error)
-            await switch.sure(work)
+            await switch.sure(work, last=self._last_resort.is_next(work.delivery, work.error))
         return work.goes_back or switch.sends_back(work, work.error)
 
     def _trial_failed(self, work: Work) -> float | None:

@@ -13,6 +13,7 @@ Rules kept here:
   redeliveries.
 - A message on trial has its tries at the pace of probes.
 - It trips at once by `Unavailable`, which a handler raises who knows, and by `StoreUnavailable`.
+- Few messages make no sample. So its probe is asked before one of them becomes a dead letter.
 - A failure that is the message's own (`Permanent`, a mistake in the code, a constraint of the database) never counts.
 - A store that is away comes before any other reason: nothing can be tried without it.
 
@@ -22,7 +23,7 @@ What a trip does to a subscription is up to whoever set `on_trip` (`bus/switchin
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from faregate.core.doubt import Doubt
@@ -94,6 +95,8 @@ class Switch:
         """When it tripped, in seconds since the epoch; None while it is closed."""
         self.trips = 0
         self.on_trip: Callable[[Trip], None] = lambda trip: None
+        self.ask: Callable[[], Awaitable[bool]] | None = None
+        """Whether its probe says that all is well, if it has one."""
         self._by_store = False
         self._clock = clock
         self._successes = successes
@@ -118,6 +121,8 @@ class Switch:
         """Whether other messages would fail with that, too, and it is none of this one's own."""
         if not isinstance(exc, Exception) or isinstance(exc, _NEVER):
             return False
+        if isinstance(exc, ExceptionGroup):
+            return any(map(self.blames, exc.exceptions))
         counts = self.policy.counts
         if isinstance(exc, Unavailable):
             return True
@@ -140,7 +145,6 @@ class Switch:
 
     async def next_try(self, work: Work, seconds: float) -> None:
         """Wait for the next try of a message that failed: so long, and until it is its turn."""
-        self.doubt.rest(work.delivery)
         if work.on_trial:
             self._hurry.clear()
             self._trial_waits = True
@@ -151,7 +155,12 @@ class Switch:
                 timer.cancel()
                 self._trial_waits = False
         else:
-            await self._clock.sleep(seconds)
+            self.doubt.rest(work.delivery)
+            try:
+                await self._clock.sleep(seconds)
+            except BaseException:
+                self.doubt.leave(work.delivery)
+                raise
         await self.doubt.turn(work.delivery)
 
     def hurry(self) -> None:
@@ -167,10 +176,15 @@ class Switch:
                 self.tried(work, exc)
             work.goes_back = self.failed(exc)
 
-    async def sure(self, work: Work) -> None:
-        """A message whose tries are used up waits until it is known whether it is the only one."""
-        if self.blames(work.error) and not work.goes_back:
-            await self.doubt.wait(work.delivery)
+    async def sure(self, work: Work, *, last: bool) -> None:
+        """A message whose tries are used up waits until it is known whether it is the only one. `last`: it is given up
+        then."""
+        if not self.blames(work.error) or work.goes_back:
+            return
+        await self.doubt.wait(work.delivery)
+        if last and self.ask is not None and not self.is_open and not await self.ask():
+            assert work.error is not None
+            self.trip(Trip(f"its probe failed after a message did: {first_line(work.error)}"))
 
     def sends_back(self, work: Work, exc: BaseException) -> bool:
         """Whether a message that has tries left goes back instead, since others tripped the switch."""

@@ -97,6 +97,10 @@ class LastResort:
             await self._endings.finish(work.delivery, work.ctx, outcome, error)
         return True
 
+    def is_next(self, delivery: Delivery, error: BaseException) -> bool:
+        """Whether it becomes a dead letter now."""
+        return self._feed.judge(delivery, error, self._failures.of(error)).delay is None
+
     async def send_back(self, work: Work, delay: float | None) -> None:
         """The kill switch is open: it goes back to its place, or comes again later, without using up a try."""
         try:

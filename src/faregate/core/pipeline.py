@@ -153,19 +153,20 @@ def _core(
                     raise work.interrupt from error
                 elif error is None:
                     ctx._completed, ctx._try = True, None if own is ctx else own
-                    if switch is not None and switch.doubt.witness is not None:
+                    if switch is not None and switch.doubt.timer is not None:
                         switch.doubt.over()
                     return
                 else:
                     failure = failure_of(error)
                     if failure is None:
                         raise error
+                    raised = error if isinstance(error, ExceptionGroup) else failure  # middlewares see all of them
                     await work.failed(failure)
                     if switch is not None:
                         switch.tried(work, failure)
                     retry = failures.of(failure).retry
                     if attempt > retry.times or not is_retried(failure):
-                        raise failure
+                        raise raised
                     # A session of theirs believes in what is undone now.
                     if wrote or ctx._session is not None or not work.may_wait:
                         work.error = failure
@@ -175,7 +176,7 @@ def _core(
                     else:
                         await switch.next_try(work, retry.wait(attempt))
                         if switch.sends_back(work, failure):  # others have tripped it
-                            raise failure
+                            raise raised
                     attempt += 1
                 ctx._outputs = None if own is ctx else ctx._outputs
                 own = ctx._for_try()

@@ -14,13 +14,14 @@ from faregate.errors import (
     RetryAfter,
     Unavailable,
 )
-from faregate.node.rules import FailurePolicy
+from faregate.node.rules import FailurePolicy, each_error
 from faregate.ports import faults
 
 _LONGEST_ERROR = 16_384
 _UNKNOWN_SECONDS = 10.0
 _LONGEST_ASKED = 366 * 86_400.0
 """What asks for more has put something else there: a time of day, say."""
+_OTHERS = 3
 
 
 class Verdict(NamedTuple):
@@ -71,9 +72,11 @@ def asked_seconds(exc: BaseException) -> float | None:
 
 def failure_of(exc: BaseException) -> BaseException | None:
     """What a try failed with; None for what is no failure of the message: our lane is cancelled from outside, or the
-    process is to end. Anything else that is no `Exception` (`SystemExit`, `GeneratorExit`, the lane that the
-    handler itself cancelled: that is taken back) must not end the lane; nor must a group of such, also with a
-    `KeyboardInterrupt` in it, as that ends no event loop."""
+    process is to end. Of errors that were raised together it is the one that decides. Anything else that is no
+    `Exception` (`SystemExit`, `GeneratorExit`, the lane that the handler itself cancelled: that is taken back) must not
+    end the lane; nor must a group of such, also with a `KeyboardInterrupt` in it, as that ends no event loop."""
+    if isinstance(exc, ExceptionGroup):
+        return _deciding(exc)
     if isinstance(exc, Exception):
         return exc
     if isinstance(exc, asyncio.CancelledError):
@@ -91,6 +94,21 @@ def failure_of(exc: BaseException) -> BaseException | None:
     failure = RuntimeError(text)
     failure.__cause__ = exc
     return failure
+
+
+def _deciding(group: ExceptionGroup[Exception]) -> Exception:
+    """The one that says itself what becomes of the message, a later try before none; the only one; or all of them."""
+    errors = list(each_error(group))
+    first = min(errors, key=_rank)
+    return first if len(errors) == 1 or _rank(first) < _OTHERS else group
+
+
+def _rank(exc: Exception) -> int:
+    if isinstance(exc, Unavailable):
+        return 0
+    if asked_seconds(exc) is not None:
+        return 1
+    return 2 if isinstance(exc, Permanent | ConfigurationError) else _OTHERS
 
 
 def first_line(exc: BaseException) -> str:

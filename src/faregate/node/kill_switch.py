@@ -19,11 +19,12 @@ class KillSwitch:
     """Stops consuming a type at a node while what its handler depends on is down.
 
     It trips when, of at least `sample` messages within `window` seconds, the share `failures` used up their tries in
-    memory; when `sample` calls in a row have failed, of five messages or more; and at once by `fg.Unavailable`,
-    `ctx.trip`, and a store that is away. With `failures=None` only these trip it. `counts` says which errors are the
-    dependency's: classes, or a function of the error; None: all but those that are the message's own (see
-    docs/recovery.md). Then `probe` is asked every `every` seconds, for at most `timeout` seconds each, until it says
-    that all is well. Without one a single message is tried.
+    memory; when `sample` calls in a row have failed, of five messages or more; when a message is to become a dead
+    letter with an error that counts and `probe` fails; and at once by `fg.Unavailable`, `ctx.trip`, and a store that is
+    away. With `failures=None` only the last three trip it. `counts` says which errors are the dependency's: classes, or
+    a function of the error; None: all but those that are the message's own (see docs/recovery.md). Then `probe` is
+    asked every `every` seconds, for at most `timeout` seconds each, until it says that all is well. Without one a
+    single message is tried.
     """
 
     failures: float | None = 0.5

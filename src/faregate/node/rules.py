@@ -7,7 +7,7 @@ a `retry_after`) is asked first, in `core/verdict.py`; rules are about all other
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import EllipsisType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from faregate.errors import ConfigurationError, OutcomeUnknown, Permanent, RetryAfter, Unavailable
 from faregate.node.policy import Redeliver, Requeue, Retry
@@ -70,6 +70,15 @@ class When:
         object.__setattr__(self, "dead", dead)
 
 
+def each_error(exc: BaseException | None) -> Iterator[Any]:
+    """Those of an `ExceptionGroup`, as an `asyncio.TaskGroup` raises it; of any other error itself."""
+    if isinstance(exc, ExceptionGroup):
+        for each in exc.exceptions:
+            yield from each_error(each)
+    else:
+        yield exc
+
+
 Rule = tuple[tuple[type[Exception], ...], FailurePolicy]
 
 
@@ -84,7 +93,7 @@ class FailurePolicies:
 
     def of(self, exc: BaseException | None) -> FailurePolicy:
         for errors, policy in self._rules:
-            if isinstance(exc, errors):
+            if any(isinstance(each, errors) for each in each_error(exc)):
                 return policy
         return self.default
 
