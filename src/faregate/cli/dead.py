@@ -137,7 +137,7 @@ def discard(
 def edit(
     target: Target,
     message_id: Id,
-    body: Annotated[str, typer.Argument(help="The new body as JSON, or - to read it from standard input.")],
+    body: Annotated[str, typer.Argument(help="The new body as JSON, or - to read it from standard input.", metavar="BODY")],
     node: ByNode = None,
     as_json: AsJson = False,
 ) -> None:

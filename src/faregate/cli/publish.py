@@ -19,8 +19,12 @@ from faregate.ports.queue import SpoolTransport
 
 def publish(
     target: BusName,
-    message: Annotated[str, typer.Argument(help="The wire name of the message, for example OrderPlaced.")],
-    body: Annotated[str, typer.Argument(help="The message as JSON, or - to read it from standard input.")],
+    message: Annotated[
+        str, typer.Argument(help="The wire name of the message, for example OrderPlaced.", metavar="TYPE")
+    ],
+    body: Annotated[
+        str, typer.Argument(help="The message as JSON, or - to read it from standard input.", metavar="BODY")
+    ],
     node: Annotated[str | None, typer.Option(help="The node that publishes; needed if several could.")] = None,
     to: Annotated[str | None, typer.Option(help="The node that a command goes to; needed if several take it.")] = None,
     idempotency_key: Annotated[str | None, typer.Option(help="The same key is the same publication.")] = None,
