@@ -178,7 +178,7 @@ def test_no_package_takes_over_a_scheme_of_ours(tmp_path: Path, monkeypatch: pyt
 def test_an_unknown_scheme_says_what_is_known_and_hides_the_password(url: str) -> None:
     with pytest.raises(fg.ConfigurationError, match=r"names no store; known: memory:, .*sqlite:PATH") as raised:
         open_store(url, SystemClock())
-    assert ("faregate-mysql by custom" in str(raised.value)) == url.startswith("mysql:")
+    assert ("such as faregate-mysql" in str(raised.value)) == url.startswith("mysql:")
     assert "secret" not in str(raised.value)
 
 
@@ -196,3 +196,8 @@ async def test_a_mapping_of_stores_names_nodes_or_has_them(tmp_path: Path) -> No
     assert sorted(store.url for store in bus.stores.values()) == sorted(stores.values())
     with pytest.raises(fg.ConfigurationError, match="store= names 'other'; the nodes of this bus are: shop"):
         fg.Bus("memory:", nodes=[shop], store={fg.Node("other"): "memory:"})
+
+
+def test_a_misspelled_scheme_is_told_with_the_one_that_is_meant() -> None:
+    with pytest.raises(fg.ConfigurationError, match=r"known: .* \(did you mean 'journal'\?\)$"):
+        fg.Bus("journl:./data", nodes=[fg.Node("shop")])

@@ -216,13 +216,15 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """`fg.asyncapi`, `fg.observe`, `fg.spark` and `fg.testing` load on first use, and cost nobody else anything.
+if not TYPE_CHECKING:  # else every misspelled name would pass as Any
 
-    Raises `MissingExtra` when `fg.spark` is used without pyspark.
-    """
-    if name in ("asyncapi", "observe", "spark", "testing"):
-        from importlib import import_module
+    def __getattr__(name: str) -> Any:
+        """`fg.asyncapi`, `fg.observe`, `fg.spark` and `fg.testing` load on first use, and cost nobody else anything.
 
-        return import_module(f"faregate.{name}")
-    raise AttributeError(f"module 'faregate' has no attribute {name!r}")
+        Raises `MissingExtra` when `fg.spark` is used without pyspark.
+        """
+        if name in ("asyncapi", "observe", "spark", "testing"):
+            from importlib import import_module
+
+            return import_module(f"faregate.{name}")
+        raise AttributeError(f"module 'faregate' has no attribute {name!r}")

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import IO
 
 import pytest
+from typer.testing import CliRunner
 
+from faregate.cli import app
 from tests.child import Child
 
 ROOT = Path(__file__).parents[2]
@@ -257,3 +259,8 @@ def test_reload_starts_again_when_a_file_changes(tmp_path: Path) -> None:
         wait_for(process.stdout, "finished anew")
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
+
+
+def test_the_paragraphs_of_a_help_are_wrapped_to_the_terminal() -> None:
+    shown = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["status", "--help"]).stdout
+    assert "process reports every five seconds, so the command listens for six. Exits with" in shown

@@ -226,3 +226,8 @@ async def test_dead_letters_are_pruned_by_age_and_status_and_exported_first(plac
     assert [msgspec.json.decode(line, type=DeadLetter).message_id for line in lines] == [first, second]
     assert "--older-than takes" in place.refused(*prune, "soon")
     assert place.run("dead", "prune", place.url, "--older-than", "1d").returncode == 2, "there is no way without a file"
+
+
+async def test_an_empty_list_says_that_filters_were_given(place: Place) -> None:
+    await place.die("a")
+    assert place.run("dead", "list", place.url, "--node", "nobody").stdout == "no dead letters that fit these filters\n"

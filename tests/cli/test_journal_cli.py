@@ -87,7 +87,7 @@ async def test_info_counts_messages_queues_and_dead_letters(tmp_path: Path) -> N
     shown = journal("info", tmp_path / "j").out
     assert "0 to 61" in shown
     assert "OrderPlaced" in shown
-    assert "dead letters at" in shown
+    assert "DEAD LETTERS AT" in shown
 
 
 async def test_info_beside_a_running_bus_says_who_writes_and_what_waits(tmp_path: Path) -> None:

@@ -160,6 +160,31 @@ def test_what_it_ends_with_comes_in_the_format_that_was_asked_for(tmp_path: Path
     assert "there is no module 'nowhere'" in told
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("FAREGATE_LOGLEVEL", "FAREGATE_LOG_LEVEL"), ("FAREGATE_HTPP", "FAREGATE_HTTP"), ("FAREGATE_PORT", None)],
+)
+def test_a_variable_that_looks_like_a_setting_is_told_with_the_one_that_is_meant(
+    tmp_path: Path, name: str, meant: str | None
+) -> None:
+    with running(tmp_path, "ticking:bus", **{name: "1"}) as process:  # Kubernetes sets FAREGATE_PORT for a service
+        _, said = run_until(process, "dead letter")
+    told = [line for line in said.splitlines() if f"{name} is no setting" in line]
+    assert len(told) == (0 if meant is None else 1)
+    assert all("WARNING" in line and f"did you mean {meant!r}" in line for line in told)
+
+
+def test_an_error_of_the_module_is_shown_without_the_frames_of_the_command(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("import deeper\n")
+    (tmp_path / "deeper.py").write_text("total = 1 / 0\n")
+    with running(tmp_path, "broken:bus") as process:
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    shown = [line.strip() for line in said.splitlines() if line.startswith("  File")]
+    assert shown == [f'File "{tmp_path}/{name}.py", line 1, in <module>' for name in ("broken", "deeper")]
+    assert said.endswith("ZeroDivisionError: division by zero\n")
+
+
 def test_a_setting_that_is_none_is_refused_by_its_name(tmp_path: Path) -> None:
     with running(tmp_path, "ticking:bus", FAREGATE_LOG_FORMAT="xml") as process:
         _, said = process.communicate(timeout=60)

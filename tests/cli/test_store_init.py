@@ -95,3 +95,11 @@ async def test_a_message_is_cancelled_beside_a_running_bus(tmp_path: Path, with_
         code, text = await faregate("cancel", "two", "--key", "--node", "shop")
         assert code == 0
         assert not await bus.cancel(key="two")
+
+
+async def test_looking_for_dead_letters_makes_no_tables(postgres_url: str) -> None:
+    for command in ("list", "export"):
+        code, told = await faregate("dead", command, postgres_url, *(["letters.jsonl"] if command == "export" else []))
+        assert (code, "has no tables of Faregate" in told) == (1, True)
+    code, told = await faregate("store", "info", postgres_url)
+    assert (code, "has no tables of Faregate" in told) == (0, True)

@@ -124,8 +124,8 @@ def test_journal_info(capsys: pytest.CaptureFixture[str]) -> None:
     told |= {"types": {TYPE * 3: BIG}, "queues": [{**queue, "dead_letters": False}, {**queue, "dead_letters": True}]}
     told |= {"readers": [{"name": "spark " + TYPE * 2, "offset": BIG, "lag": BIG}], "spool": 2, "quarantine": 1}
     info.show({**told, "foreign": [], "trouble": []})
-    headings = ["messages of type", "count", "queue", "waiting", "of these later", "dead letters at", "reader"]
-    check(capsys.readouterr().out, [*headings, "next offset", "behind"], "12,345,678")
+    headings = ["TYPE", "MESSAGES", "QUEUE", "WAITING", "DUE LATER", "DEAD LETTERS AT", "READER"]
+    check(capsys.readouterr().out, [*headings, "NEXT OFFSET", "BEHIND"], "12,345,678")
 
 
 @pytest.mark.parametrize("key", [None, "customer-17"])

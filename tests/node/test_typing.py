@@ -86,6 +86,10 @@ async def right(paid: Paid) -> Paid:
 
 async def call() -> None:
     placed: Placed = await right(Paid(order_id="1"))  # wrong
+
+def misspelled(option: fg.Opitons) -> None: ...  # wrong
+
+observer = fg.observe.Promtheus()  # wrong
 """
 UNTYPED = """
 import faregate as fg

@@ -398,15 +398,13 @@ class Bus:
 
     async def prepare(self) -> None:
         """Make the queues and tables of these nodes, without running them."""
-        if self._state != "new":
-            raise ConfigurationError(f"this bus is {self._state}; prepare it before it is started")
+        self._check_new("prepare it before it is started")
         await self._open()
         await self._close()
 
     async def prepare_stores(self) -> None:
         """Make the tables of these nodes' stores, or bring them up to date, and nothing else."""
-        if self._state != "new":
-            raise ConfigurationError(f"this bus is {self._state}; prepare it before it is started")
+        self._check_new("prepare it before it is started")
         await self._stores.open()
         await self._stores.close()
 
@@ -653,7 +651,7 @@ class Bus:
         options: Options = {"headers": headers, "expires": expires, "idempotency_key": idempotency_key}
         given = {name: value for name, value in options.items() if value is not None}
         outgoing = as_command(command, to, given)  # type: ignore[arg-type]
-        if self._state != "running" and self.spools:
+        if self._state != "running" and isinstance(self._transport, SpoolTransport):
             raise ConfigurationError(
                 f"the bus is {self._state}: a request needs the process that runs the nodes of {self.url}, since the "
                 "answer comes to that process alone, and the spool brings none. Start this bus, or spool the command"
@@ -667,7 +665,7 @@ class Bus:
     @property
     def spools(self) -> bool:
         """Whether other processes can publish to the transport of this bus, also while nobody runs the nodes."""
-        return isinstance(self._transport, SpoolTransport)
+        return not (isinstance(self._transport, InProcess) and self._transport.in_process)
 
     async def spool(
         self,
@@ -677,14 +675,24 @@ class Bus:
         node: str | Node | None = None,
         **options: Unpack[Options],
     ) -> str:
-        """Publish (or, with `to`, send) without starting this bus: the process that runs its nodes takes it from the
-        transport's spool. Returns the publication id once it is durable there."""
-        if not isinstance(self._transport, SpoolTransport):
+        """Publish (or, with `to`, send) without starting this bus: into the spool of a journal, or to a broker, with a
+        connection for this message alone. Whoever runs the nodes takes it from there. Returns the publication id once
+        it is durable there."""
+        if not self.spools:
             raise ConfigurationError(f"{self.url} has no spool: start the bus and publish")
         outgoing = as_event(message, options) if to is None else as_command(message, to, options)
         sender = self._named_sender(node, (outgoing.message_type,))
-        publication_id, published = sender.publish(outgoing, through=self._transport.spool)
-        await published
+        if isinstance(self._transport, SpoolTransport):
+            publication_id, published = sender.publish(outgoing, through=self._transport.spool)
+            await published
+            return publication_id
+        self._check_new("spool before it is started, and publish afterwards")
+        await self._open()  # its queues are there then, so an event waits for whoever runs the nodes later
+        try:
+            publication_id, published = sender.publish(outgoing)
+            await published
+        finally:
+            await self._close()
         return publication_id
 
     def _sender(self, node: str | Node | None, types: Sequence[MessageType]) -> Sender:
@@ -914,6 +922,10 @@ class Bus:
     def on_alarm(self, callback: Callable[[Alarm], None]) -> None:
         """Call this for every alarm, from the event loop."""
         self._alarms.listen(callback)
+
+    def _check_new(self, what: str) -> None:
+        if self._state != "new":
+            raise ConfigurationError(f"this bus is {self._state}; {what}")
 
     def _check_running(self) -> None:
         if self._state != "running":

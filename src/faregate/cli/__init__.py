@@ -26,6 +26,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # paragraphs are wrapped: otherwise the lines of a docstring stay
     help="Faregate: an exactly-once service bus for Python.",
 )
 add_demo(app)

@@ -52,15 +52,17 @@ def list_letters(
     reason: ByReason = None,
     status: ByStatus = None,
     since: Since = None,
-    limit: Annotated[int, typer.Option(min=1, max=MOST, help="How many at most, oldest last failure first.")] = 1000,
+    limit: Annotated[
+        int, typer.Option(min=1, max=MOST, help="How many at most: those whose last failure is the oldest.")
+    ] = 1000,
     as_json: AsJson = False,
 ) -> None:
-    """List dead letters, oldest last failure first, whatever became of them. Works beside a running bus."""
+    """List dead letters, with any status, in the order of their last failure. Works beside a running bus."""
     which = _filter(node, type_, reason, status, since)
     letters = _run(target, lambda letters, _: letters.letters(which, limit + 1))
     listed, more = letters[:limit], len(letters) > limit
     told = [dead_view.as_json(letter) for letter in listed]
-    answer(told, lambda: dead_view.show_list(listed, more=more), as_json=as_json)
+    answer(told, lambda: dead_view.show_list(listed, more=more, filtered=which != DeadFilter()), as_json=as_json)
 
 
 @dead.command()
@@ -137,7 +139,9 @@ def discard(
 def edit(
     target: Target,
     message_id: Id,
-    body: Annotated[str, typer.Argument(help="The new body as JSON, or - to read it from standard input.")],
+    body: Annotated[
+        str, typer.Argument(help="The new body as JSON, or - to read it from standard input.", metavar="BODY")
+    ],
     node: ByNode = None,
     as_json: AsJson = False,
 ) -> None:

@@ -56,9 +56,9 @@ def _body(envelope: Envelope) -> tuple[Any, bool]:
 # --- for people -----------------------------------------------------------------------------------------------
 
 
-def show_list(letters: Sequence[DeadLetter], *, more: bool) -> None:
+def show_list(letters: Sequence[DeadLetter], *, more: bool, filtered: bool = False) -> None:
     if not letters:
-        say("no dead letters")
+        say("no dead letters" + " that fit these filters" * filtered)
         return
     now = time.time()
     rows = _rows(letters, [each.message_id for each in letters], now)

@@ -3,17 +3,19 @@
 import sys
 from importlib import import_module
 from pathlib import Path
+from traceback import print_exception
 from typing import Annotated, Any
 
 import typer
 
 from faregate.bus.bus import Bus
 from faregate.codec import BodyReader
-from faregate.errors import ConfigurationError
+from faregate.errors import ConfigurationError, FaregateError
 from faregate.message import Envelope
 
 BusName = Annotated[str, typer.Argument(help="The bus, as module:attribute.", metavar="MODULE:BUS")]
 EXAMPLE = "for example examples.shop.app:bus"
+_CALLERS = (__name__, "importlib")
 _LONGEST_BODY = 64 * 1024 * 1024
 
 
@@ -51,12 +53,18 @@ def _module(name: str, example: str) -> Any:
         sys.path.insert(0, folder)
     try:
         return import_module(name)
-    except ModuleNotFoundError as exc:
-        if exc.name is None or not name.startswith(exc.name):
-            raise
-        raise ConfigurationError(
-            f"there is no module {exc.name!r}: write the module as you would import it from this folder, {example}"
-        ) from exc
+    except FaregateError:
+        raise
+    except Exception as exc:
+        if isinstance(exc, ModuleNotFoundError) and exc.name is not None and name.startswith(exc.name):
+            raise ConfigurationError(
+                f"there is no module {exc.name!r}: write the module as you would import it from this folder, {example}"
+            ) from exc
+        frame = exc.__traceback__  # from the module on: what called it says nothing to its author
+        while frame is not None and (frame.tb_frame.f_globals.get("__name__") or "").startswith(_CALLERS):
+            frame = frame.tb_next
+        print_exception(exc.with_traceback(frame))
+        raise typer.Exit(1) from exc
 
 
 def given_body(text: str) -> str:

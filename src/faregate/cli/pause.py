@@ -14,7 +14,10 @@ from faregate.ports.presence import HEARTBEAT_SECONDS, Consumed, Heartbeat, Inst
 NodeName = Annotated[str, typer.Argument(help="The node, or the word all.", metavar="NODE")]
 TypeName = Annotated[str, typer.Argument(help="The type by its wire name, or the word all.", metavar="TYPE")]
 Wait = Annotated[
-    float, typer.Option("--wait", help="For how many seconds to listen who follows, on RabbitMQ.", min=0.1, max=3600.0)
+    float,
+    typer.Option(
+        "--wait", help="For how many seconds to wait for the answers of instances, on RabbitMQ.", min=0.1, max=3600.0
+    ),
 ]
 _LISTEN_SECONDS = 1.2 * HEARTBEAT_SECONDS
 _YEAR = 365 * 86_400.0

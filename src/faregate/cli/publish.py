@@ -14,12 +14,17 @@ from faregate.node.outgoing import Options, Outgoing, send
 from faregate.node.outgoing import publish as fg_publish
 from faregate.node.subscription import Subscription
 from faregate.plain import plain
+from faregate.ports.queue import SpoolTransport
 
 
 def publish(
     target: BusName,
-    message: Annotated[str, typer.Argument(help="The wire name of the message, for example OrderPlaced.")],
-    body: Annotated[str, typer.Argument(help="The message as JSON, or - to read it from standard input.")],
+    message: Annotated[
+        str, typer.Argument(help="The wire name of the message, for example OrderPlaced.", metavar="TYPE")
+    ],
+    body: Annotated[
+        str, typer.Argument(help="The message as JSON, or - to read it from standard input.", metavar="BODY")
+    ],
     node: Annotated[str | None, typer.Option(help="The node that publishes; needed if several could.")] = None,
     to: Annotated[str | None, typer.Option(help="The node that a command goes to; needed if several take it.")] = None,
     idempotency_key: Annotated[str | None, typer.Option(help="The same key is the same publication.")] = None,
@@ -31,9 +36,9 @@ def publish(
 ) -> None:
     """Publish an event or send a command to the nodes of a bus.
 
-    On a journal it goes into the spool: durable at once, and delivered by the process that runs the nodes, now or when
-    it starts. A `memory:` bus runs within this process until everything is handled; a dead letter
-    then makes the exit status 1.
+    On a journal it goes into the spool, otherwise to the broker: durable at once, and delivered by the processes that
+    run the nodes, now or when they start. A `memory:` bus runs within this process until everything is handled; a dead
+    letter then makes the exit status 1.
     """
     logging.basicConfig(level="WARNING", format="%(levelname)s %(message)s")
     bus = load_bus(target)
@@ -66,7 +71,7 @@ async def _spool(bus: Bus, out: Outgoing, sender: str) -> dict[str, Any]:
     return {
         "publication_id": published,
         "type": out.message_type.wire,
-        "spooled": True,
+        "spooled": isinstance(bus.transport, SpoolTransport),
         "outcomes": {},
         "dead_letters": [],
     }
@@ -123,7 +128,8 @@ def _headers(given: list[str]) -> dict[str, str]:
 
 def _show(result: dict[str, Any]) -> None:
     outcomes = ", ".join(f"{count} {name}" for name, count in result["outcomes"].items() if count)
-    what = "it is durable in the spool" if result.get("spooled") else outcomes or "nothing to do yet"
+    durable = {True: "it is durable in the spool", False: "it is durable"}
+    what = durable[result["spooled"]] if "spooled" in result else outcomes or "nothing to do yet"
     say(f"published {result['type']} {result['publication_id']}: {what}")
     for record in result["dead_letters"]:
         say(plain(f"  dead letter at {record['node']} ({record['reason']}): {record['error']}"))

@@ -22,9 +22,13 @@ from faregate.cli.loop import run_async
 from faregate.cli.output import print_json
 from faregate.cli.reload import RELOAD, run_reloading
 from faregate.errors import ConfigurationError, FaregateError
+from faregate.node.sources import did_you_mean
 from faregate.observe import serve as endpoints_of
 from faregate.units import counted
 
+SETTINGS = ("BUS", "CONTROL_DIR", "HTTP", "JSON", "LOG_FORMAT", "LOG_LEVEL", "RELOAD")
+"""What is set by variables, without `FAREGATE_`."""
+_logger = logging.getLogger("faregate.run")
 _HTTP_HELP = "Serve /metrics (Prometheus), /live and /ready there; on loopback unless a host is given."
 
 
@@ -51,6 +55,7 @@ def run(
     What a handler logs names its node, message, key and lane.
     """
     log = Log(log_level, log_format)
+    _warn_of_settings()
     try:
         listen = None if http is None else parse_listen(http)
         if reload:
@@ -63,6 +68,15 @@ def run(
         run_async(_serve_to_the_end(bus, as_json, listen, log.tell))
     except FaregateError as exc:
         raise typer.Exit(log.fail(exc, as_json=as_json)) from exc
+
+
+def _warn_of_settings() -> None:
+    """Of variables that look like a setting and are none. Others may be there: Kubernetes sets FAREGATE_PORT and the
+    like for a service that is called so."""
+    for name in sorted(os.environ):
+        prefix, _, given = name.partition("_")
+        if prefix == "FAREGATE" and given not in SETTINGS and (meant := did_you_mean(given, SETTINGS)):
+            _logger.warning("the variable %s is no setting%s", name, meant.replace("'", "'FAREGATE_", 1))
 
 
 def parse_listen(text: str) -> tuple[str, int]:

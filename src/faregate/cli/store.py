@@ -43,10 +43,10 @@ def migrate(url: StoreUrl, as_json: AsJson = False) -> None:
 
 @store.command()
 def init(target: Target, as_json: AsJson = False) -> None:
-    """Make Faregate's tables in the store of a bus, or in a database, before anything runs; again does nothing.
+    """Make Faregate's tables in the store of a bus, or in a database, before anything runs. Repeating it is harmless.
 
-    Of a bus, TARGET as module:attribute, the nodes' own schema= is applied, too, and
-    the store learns the names of its nodes: fg.outbox refuses others.
+    If TARGET is a bus, this also runs the schema= of its nodes, and tells the store their names: fg.outbox refuses
+    others.
     """
     scheme = target.partition(":")[0]
     bus = None if is_known(STORES, scheme) else load_bus(target)

@@ -56,7 +56,10 @@ def check_lasting(url: str) -> None:
 def _checked(store: Store) -> Store:
     """Raises if it is not there: looking at a store must not make one."""
     if isinstance(store, Readable):
-        store.reader().check()
+        reader = store.reader()
+        reader.check()
+        if not reader.version():
+            raise ConfigurationError(f"{store.url} has no tables of Faregate: `faregate store init` makes them")
     return store
 
 

@@ -25,10 +25,12 @@ __all__ = ["Endpoints", "LogContext", "Observer", "OpenTelemetry", "Prometheus",
 _EXTRAS = {"OpenTelemetry": "otel", "Prometheus": "prometheus"}
 
 
-def __getattr__(name: str) -> Any:
-    """What needs a library of others is loaded at its first use. Raises `MissingExtra`."""
-    if name not in _EXTRAS:
-        raise AttributeError(f"module 'faregate.observe' has no attribute {name!r}")
-    with needs_extra(_EXTRAS[name], f"fg.observe.{name}"):
-        module = import_module(f"faregate.observe.{_EXTRAS[name]}")
-    return getattr(module, name)
+if not TYPE_CHECKING:  # else every misspelled name would pass as Any
+
+    def __getattr__(name: str) -> Any:
+        """What needs a library of others is loaded at its first use. Raises `MissingExtra`."""
+        if name not in _EXTRAS:
+            raise AttributeError(f"module 'faregate.observe' has no attribute {name!r}")
+        with needs_extra(_EXTRAS[name], f"fg.observe.{name}"):
+            module = import_module(f"faregate.observe.{_EXTRAS[name]}")
+        return getattr(module, name)

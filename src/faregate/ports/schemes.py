@@ -13,6 +13,7 @@ Rules kept here:
 import inspect
 import re
 from asyncio import to_thread
+from difflib import get_close_matches
 from pathlib import Path, PurePath
 from pkgutil import resolve_name
 from typing import Any, Protocol
@@ -169,7 +170,9 @@ def _factory(group: str, url: str) -> Any:
     value = _value(group, scheme) if colon else None
     if value is None:
         named = colon and re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme)
-        hint = f"; a package that brings it, faregate-{scheme} by custom, is not installed here" if named else ""
+        hint = f"; no package that adds it, such as faregate-{scheme}, is installed" if named else ""
+        if near := get_close_matches(scheme, OWN[group], 1):
+            hint = f" (did you mean {near[0]!r}?)"
         if _value(group, plain := scheme.partition("+")[0]) is not None:
             hint = f"; {scheme}: is how SQLAlchemy writes it, here it is {plain}:"
         raise ConfigurationError(

@@ -73,11 +73,13 @@ _JOBS = {
 """Loaded on first use: a worker that only reads messages does not pay for them."""
 
 
-def __getattr__(name: str) -> Any:
-    if name in _JOBS:
-        with needs_extra("spark", f"fg.spark.{name}"):
-            return getattr(import_module(_JOBS[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # else every misspelled name would pass as Any
+
+    def __getattr__(name: str) -> Any:
+        if name in _JOBS:
+            with needs_extra("spark", f"fg.spark.{name}"):
+                return getattr(import_module(_JOBS[name]), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 _registered: "WeakSet[SparkSession]" = WeakSet()

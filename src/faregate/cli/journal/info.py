@@ -152,11 +152,11 @@ def show(told: dict[str, Any]) -> None:
     if told["quarantine"]:
         facts.add_row("quarantine", counted(told["quarantine"], "file"))
     console.print(facts)
-    _show_table(("messages of type", "count"), [(plain(name), f"{count:,}") for name, count in told["types"].items()])
+    _show_table(("TYPE", "MESSAGES"), [(plain(name), f"{count:,}") for name, count in told["types"].items()])
     if segments["compacted_messages"]:
         say(f"and {counted(segments['compacted_messages'], 'message')} in compacted segments", "dim")
     _show_table(
-        ("queue", "waiting", "of these later"),
+        ("QUEUE", "WAITING", "DUE LATER"),
         [
             (q["queue"], f"{q['waiting']:,}", f"{q['later']:,}" if q["later"] else "")
             for q in told["queues"]
@@ -164,7 +164,7 @@ def show(told: dict[str, Any]) -> None:
         ],
     )
     _show_table(
-        ("dead letters at", "messages"),
+        ("DEAD LETTERS AT", "MESSAGES"),
         [
             (q["node"], Text(f"{q['waiting']:,}", style="red"))
             for q in told["queues"]
@@ -172,7 +172,7 @@ def show(told: dict[str, Any]) -> None:
         ],
     )
     _show_table(
-        ("reader", "next offset", "behind"),
+        ("READER", "NEXT OFFSET", "BEHIND"),
         [(reader["name"], f"{reader['offset']:,}", f"{reader['lag']:,}") for reader in told["readers"]],
     )
     for name in told["foreign"]:
