@@ -483,6 +483,40 @@ async def test_a_write_that_ends_for_lack_of_room_leaves_nothing_of_itself(partl
         assert await it.drain() == ["a", "c"]
 
 
+async def test_without_room_to_end_a_segment_publishing_is_refused_until_there_is() -> None:
+    async with station(segment_size=SMALL_SEGMENT) as it:
+        assert isinstance(it.disk, SimulatedDisk)
+        published = ["0"]
+        await it.publish(noted("0"))
+        reserved = it.disk.size(Layout(ROOT).segment(0))
+        it.disk.full = True
+        with pytest.raises(JournalFull, match=r"has no room .*nothing was written; make room, try again"):
+            while len(published) < reserved:
+                await it.publish(noted(f"{len(published)}"))
+                published.append(f"{len(published)}")
+        with pytest.raises(JournalFull):
+            await it.publish(noted("never", size=2000))
+        it.disk.full = False
+        await it.publish(noted("then", size=2000))
+        await it.kill()
+        assert [one.publication_id for _, one in JournalReader(ROOT, it.disk).envelopes()] == [*published, "then"]
+        assert await it.drain() == [*published, "then"]
+
+
+@pytest.mark.parametrize("partly", [0, 1, 64, 300])
+async def test_a_footer_that_ends_for_lack_of_room_leaves_nothing_of_itself(partly: int) -> None:
+    async with station(segment_size=SMALL_SEGMENT) as it:
+        assert isinstance(it.disk, SimulatedDisk)
+        await it.publish(noted("a"))
+        it.disk.fail("write", errno.ENOSPC, name="*.seg", times=1, partly=partly)
+        with pytest.raises(JournalFull):
+            await it.publish(noted("b", size=SMALL_SEGMENT))
+        await it.publish(noted("c"))
+        await it.kill()
+        assert [one.publication_id for _, one in JournalReader(ROOT, it.disk).envelopes()] == ["a", "c"]
+        assert await it.drain() == ["a", "c"]
+
+
 async def test_no_room_when_a_journal_is_made_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RealDisk, "create", failing(errno.ENOSPC))
     with pytest.raises(JournalFull, match="has no room"):
