@@ -422,6 +422,19 @@ async def test_a_settlement_for_an_unknown_offset_or_queue_is_ignored(
     assert await read_all(tmp_path) == []
 
 
+async def test_a_side_log_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    await subscribe(tmp_path)
+    async with bus_on(tmp_path) as bus:
+        await note(bus, "a")
+    path = Layout(tmp_path).settled_log(0)
+    path.unlink(missing_ok=True)
+    path.mkdir()
+    with pytest.raises(JournalFailed, match=rf"cannot be opened: .*{path}"):
+        await read_all(tmp_path)
+    path.rmdir()
+    assert await read_all(tmp_path) == ["a"]
+
+
 # --- no room ----------------------------------------------------------------------------------------------
 
 
