@@ -555,8 +555,7 @@ class Bus:
     async def publish_many(self, events: Iterable[Any], *, node: str | Node | None = None) -> list[str]:
         """Publish events, or `fg.publish(…)` and `fg.send(…)` with their options, together: all or none."""
         outgoing = as_events(events)
-        alike = isinstance(outgoing, Alike)
-        types = [outgoing.message_type] if alike else [out.message_type for out in outgoing]
+        types = [outgoing.message_type] if isinstance(outgoing, Alike) else [out.message_type for out in outgoing]
         return await self._sender(node, types).publish_many(outgoing)
 
     async def send(
