@@ -474,10 +474,14 @@ asyncio.run(main())
 
 @pytest.mark.parametrize(("how", "status"), [("exits", 0), ("returns", 70), ("raises", 70), ("writes", 70)])
 @pytest.mark.parametrize("with_store", [True, False])
+@pytest.mark.parametrize("kind", ["async def", "def"])
 async def test_a_process_forked_in_a_handler_never_comes_back_into_the_bus(
-    store_url: str, how: str, status: int, with_store: bool
+    store_url: str, how: str, status: int, with_store: bool, kind: str
 ) -> None:
-    run = [sys.executable, "-c", FORKING, store_url if with_store else "", how]
+    program = FORKING
+    if kind == "def":
+        program = program.replace("async def answer", "def answer").replace("await ctx.db", "ctx.db")
+    run = [sys.executable, "-c", program, store_url if with_store else "", how]
     child = await asyncio.create_subprocess_exec(*run, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     out, err = await asyncio.wait_for(child.communicate(), 2 * LONG)
     assert out.decode().splitlines() == [f"status {status}", "heard [0, 1, 2] 6"], err.decode()

@@ -421,6 +421,19 @@ async def test_a_settlement_for_an_unknown_offset_or_queue_is_ignored(
     assert await read_all(tmp_path) == []
 
 
+async def test_a_side_log_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    await subscribe(tmp_path)
+    async with bus_on(tmp_path) as bus:
+        await note(bus, "a")
+    path = Layout(tmp_path).settled_log(0)
+    path.unlink(missing_ok=True)
+    path.mkdir()
+    with pytest.raises(JournalFailed, match=rf"cannot be opened: .*{path}"):
+        await read_all(tmp_path)
+    path.rmdir()
+    assert await read_all(tmp_path) == ["a"]
+
+
 # --- no room ----------------------------------------------------------------------------------------------
 
 
@@ -476,6 +489,40 @@ async def test_a_write_that_ends_for_lack_of_room_leaves_nothing_of_itself(partl
         it.disk.fail("write", errno.ENOSPC, name="*.seg", times=1, partly=partly)
         with pytest.raises(JournalFull):
             await it.publish(noted("b", size=2000))
+        await it.publish(noted("c"))
+        await it.kill()
+        assert [one.publication_id for _, one in JournalReader(ROOT, it.disk).envelopes()] == ["a", "c"]
+        assert await it.drain() == ["a", "c"]
+
+
+async def test_without_room_to_end_a_segment_publishing_is_refused_until_there_is() -> None:
+    async with station(segment_size=SMALL_SEGMENT) as it:
+        assert isinstance(it.disk, SimulatedDisk)
+        published = ["0"]
+        await it.publish(noted("0"))
+        reserved = it.disk.size(Layout(ROOT).segment(0))
+        it.disk.full = True
+        with pytest.raises(JournalFull, match=r"has no room .*nothing was written; make room, try again"):
+            while len(published) < reserved:
+                await it.publish(noted(f"{len(published)}"))
+                published.append(f"{len(published)}")
+        with pytest.raises(JournalFull):
+            await it.publish(noted("never", size=2000))
+        it.disk.full = False
+        await it.publish(noted("then", size=2000))
+        await it.kill()
+        assert [one.publication_id for _, one in JournalReader(ROOT, it.disk).envelopes()] == [*published, "then"]
+        assert await it.drain() == [*published, "then"]
+
+
+@pytest.mark.parametrize("partly", [0, 1, 64, 300])
+async def test_a_footer_that_ends_for_lack_of_room_leaves_nothing_of_itself(partly: int) -> None:
+    async with station(segment_size=SMALL_SEGMENT) as it:
+        assert isinstance(it.disk, SimulatedDisk)
+        await it.publish(noted("a"))
+        it.disk.fail("write", errno.ENOSPC, name="*.seg", times=1, partly=partly)
+        with pytest.raises(JournalFull):
+            await it.publish(noted("b", size=SMALL_SEGMENT))
         await it.publish(noted("c"))
         await it.kill()
         assert [one.publication_id for _, one in JournalReader(ROOT, it.disk).envelopes()] == ["a", "c"]

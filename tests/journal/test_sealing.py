@@ -86,7 +86,8 @@ def test_a_sealed_segment_is_sound_and_its_footer_says_what_is_in_each_frame(tmp
     layout = Layout(tmp_path / "j")
     journal = Journal(layout.root, segment_size=8192)
     for number in range(40):
-        journal._log.append([envelope(f"m{number}", 500, key=f"k{number}")], [-1])
+        spooled = number.to_bytes(16, "big") if number % 3 else None
+        journal._log.append([envelope(f"m{number}", 500, key=f"k{number}")], [-1], batch=spooled)
         journal._log.sync()
     journal.release()
     assert seal_all(layout, journal.disk) > 1

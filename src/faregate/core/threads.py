@@ -15,6 +15,8 @@ from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+from faregate.core.forks import end_if_forked, generation
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -50,10 +52,14 @@ class HandlerThreads(Executor):
         return future
 
     def _run(self) -> None:
+        began = generation()
         while (call := self._calls.get()) is not None:
             if call.future.set_running_or_notify_cancel():
                 try:
-                    result = call.function(*call.args, **call.kwargs)
+                    try:
+                        result = call.function(*call.args, **call.kwargs)
+                    finally:
+                        end_if_forked(began)  # a child has no event loop to give the result to
                 except BaseException as exc:
                     call.future.set_exception(exc)
                 else:

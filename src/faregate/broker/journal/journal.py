@@ -366,7 +366,10 @@ class Journal:
         """What waits in each queue, and the last publications, so many."""
         # What was read at opening, for the broker, which asks first and once. It may be large, and change later.
         snapshot, self._snapshot = self._snapshot if window else None, None
-        return recover(self.layout, self.disk, self.reader, self.topology, window, snapshot)
+        try:
+            return recover(self.layout, self.disk, self.reader, self.topology, window, snapshot)
+        except OSError as exc:
+            raise JournalFailed(f"the journal {self.layout.root} cannot be opened: {exc}") from exc
 
     def fail(self, error: Exception) -> None:
         """Something that was confirmed cannot be had: go no further, and say so."""

@@ -243,11 +243,18 @@ class Log:
         self.bases.append(self.next_offset)
 
     def roll(self) -> None:
-        """End the current segment with its footer; it is not written to again."""
+        """End the current segment with its footer; it is not written to again. Raises `JournalFull` when there is no
+        room for the footer, and the segment goes on, or `JournalFailed`."""
         segment = self._current()
         try:
             segment.file.sync()  # a footer that is there says that everything before it is
-            segment.file.truncate(segment.end(segment.footer(self.next_offset, self.commit)))
+            try:
+                size = segment.end(segment.footer(self.next_offset, self.commit))
+            except OSError as exc:
+                if is_full(exc):  # only messages have their space reserved; whatever is written next replaces it
+                    raise self._full(exc) from exc
+                raise
+            segment.file.truncate(size)
             segment.file.sync()
             segment.file.close()
         except OSError as exc:

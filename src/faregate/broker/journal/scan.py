@@ -202,7 +202,8 @@ class Scan:
             yield f"its footer points to a frame at {min(known)[2]}, where none is"
         if footer.ranges and [(each.at_byte, each.first, each.last) for each in footer.ranges] != self.ranges:
             yield "its footer says other offsets of its frames than they have"
-        if not footer.compacted and not set(footer.batches) <= set(true.batches):
+        is_joined = footer.compacted or self.header.form == frames.SEALED  # its frames name no batches
+        if not is_joined and not set(footer.batches) <= set(true.batches):
             yield "its footer names spooled batches that are not in it"
         if footer.bytes + frames.FRAME_BYTES + TRAILER_BYTES > size:
             yield "its footer is cut off"
