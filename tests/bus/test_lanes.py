@@ -304,7 +304,7 @@ async def test_while_many_lanes_are_at_work_none_takes_all_that_is_ready(full_ba
     for delivery in handed[20:]:
         lanes.submit(delivery)
     await gate.let(0)
-    assert taken[20:] == ([10] if full_batches is None else [100])
+    assert taken[20:] == ([15] if full_batches is None else [100])
     for position in range(120):
         await gate.let(position)
     await lanes.close(LONG)

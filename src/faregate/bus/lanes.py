@@ -163,7 +163,7 @@ class Lanes:
         ready, alone = self._ready, self._alone
         most, busy = self.batch, self.busy
         if busy >= _FEW_LANES and self._full_batches == self._size:
-            most = min(most, -(-2 * len(ready) // self._size))
+            most = min(most, -(-3 * len(ready) // self._size))
         elif most < BATCH_LIMIT:
             most = min(most, -(-len(ready) // (self._size - busy)))
         if not alone:

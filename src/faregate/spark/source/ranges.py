@@ -11,7 +11,7 @@ from pyspark.sql.datasource import InputPartition
 
 TASK_MESSAGES = 250_000
 """What one task reads at the most: enough that starting it does not show, few enough to share the work."""
-HANDLED_MESSAGES = 100_000
+HANDLED_MESSAGES = 200_000
 """The same where handlers follow: a message costs them ten times as much, or more."""
 LEAST_HANDLED = 2_000
 """Fewer are not worth a task of their own."""
