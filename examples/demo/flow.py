@@ -172,8 +172,11 @@ class Flow:
         progress.pids = [worker.status.pid for worker in site.workers if worker.status is not None]
         counted = zip(*(worker.counted for worker in site.workers), strict=True)
         progress.timeouts, progress.redelivered, progress.duplicates = map(sum, counted)
-        rows = site.count() or progress.last[2:]
-        progress.samples.append(Sample(time.time() - progress.began, self._published, *rows))
+        self._count()
+
+    def _count(self) -> None:
+        rows = self._site.count() or self.progress.last[2:]
+        self.progress.samples.append(Sample(time.time() - self.progress.began, self._published, *rows))
 
     def _is_at_rest(self) -> bool:
         """Everything is published and taken in, what must come of it has come, and all workers say, later than that,
@@ -210,7 +213,7 @@ class Flow:
         self._look()
         victim, progress = self._victims.pop(0), self.progress
         victim.kill()
-        self._look()  # what it had done by then
+        self._count()  # what it had done by then
         progress.kills.append(time.time() - progress.began)
         progress.killed.append(victim.name)
         progress.is_up = False
