@@ -599,11 +599,19 @@ def ruled(raises: Callable[[int], BaseException | None], **options: Any) -> tupl
     return node, runs
 
 
+class Rejected(ExceptionGroup[Exception], fg.Permanent):
+    """A group that says itself what becomes of its message."""
+
+
+class Partly(ExceptionGroup[Exception]):
+    """One that a rule is about."""
+
+
 RULES = [
     fg.When(TimeoutError, ConnectionError, retry=fg.Retry(4, delay=0.5), redeliver=None),
     fg.When(OSError, redeliver=fg.Redeliver(1)),
     fg.When(KeyError, dead=True),
-    fg.When(RateLimited, retry=None, redeliver=None, requeue=fg.Requeue(2)),
+    fg.When(RateLimited, Partly, retry=None, redeliver=None, requeue=fg.Requeue(2)),
 ]
 
 
@@ -622,6 +630,10 @@ RULES = [
          "undecodable"),
         (ExceptionGroup("tasks", [KeyError("id")]), [(0, 1)], "permanent"),
         (ExceptionGroup("tasks", [ValueError("other"), RateLimited("later")]), [(0, 1), (1, 1), (2, 1)], "failed"),
+        (Rejected("parts", [ValueError("other")]), [(0, 1)], "permanent"),
+        (Partly("parts", [ValueError("other")]), [(0, 1), (1, 1), (2, 1)], "failed"),
+        (ExceptionGroup("tasks", [Partly("parts", [ValueError()]), OSError()]), [(0, 1), (0, 2), (1, 1), (1, 2)],
+         "failed"),
     ],
     ids=lambda each: type(each).__name__,
 )  # fmt: skip

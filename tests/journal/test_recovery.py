@@ -244,6 +244,25 @@ async def test_of_a_long_spool_no_more_is_read_before_what_was_read_is_in_the_lo
         assert await it.waiting() == [name for names in batches for name in names]
 
 
+async def test_a_batch_that_nobody_foresaw_holds_up_no_other_and_stays_in_flight_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with station() as it:
+        odd, _ = [spool(Layout(ROOT), it.disk, [noted(name)], name) for name in "ab"]
+        read = it.journal.intake.read
+
+        def reading(path: Path) -> Spooled | None:
+            if path == odd:
+                raise OverflowError
+            return read(path)
+
+        monkeypatch.setattr(it.journal.intake, "read", reading)
+        it.broker.take_in_spool()
+        await it.settled()
+        assert it.broker.in_flight.count == 1 and it.disk.list(Layout(ROOT).quarantine) == [odd.name]
+        assert await it.waiting() == ["b"]
+
+
 # --- snapshots and retention ------------------------------------------------------------------------------
 
 

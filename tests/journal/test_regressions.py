@@ -205,7 +205,9 @@ async def test_what_is_dead_lettered_while_the_bus_closes_is_not_waiting_again(t
         )
 
 
-@pytest.mark.parametrize("wrong", [{"correlation_id": None}, {"type": 7}, {"body_digest": "0" * 32}, {"kind": "odd"}])
+@pytest.mark.parametrize(
+    "wrong", [{"correlation_id": None}, {"type": 7}, {"body_digest": "0" * 32}, {"kind": "odd"}, {"depth": 1 << 70}]
+)
 async def test_an_envelope_made_by_hand_that_could_not_be_read_is_refused(
     wrong: dict[str, Any], tmp_path: Path
 ) -> None:

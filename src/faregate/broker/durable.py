@@ -317,23 +317,23 @@ class DurableBroker(Broker):
         async with self._taking_in:
             read = 0
             for path in found:
-                spooled = self._journal.intake.read(path)
-                if spooled is None:
-                    self.in_flight.land()
-                    continue
-                await self._take_in(path, spooled)
-                read += len(spooled.envelopes)
+                read += await self._take_in(path)
                 if read > _READ_AHEAD:
                     read = 0
-                    del spooled
                     with contextlib.suppress(FaregateError):  # the next batch meets it too, and is told
                         await self._journal.barrier()
 
-    async def _take_in(self, path: Path, spooled: Spooled) -> None:
-        """Append a batch; what became unroutable meanwhile is a dead letter; the file goes when both are durable."""
+    async def _take_in(self, path: Path) -> int:
+        """Append a batch; what became unroutable meanwhile is a dead letter; the file goes when both are durable.
+        Returns how many messages were read."""
         fresh: list[Envelope] = []
         routes: list[Route] = []
+        spooled: Spooled | None = None
         try:
+            spooled = self._journal.intake.read(path)
+            if spooled is None:
+                self.in_flight.land()
+                return 0
             await self._take_in_dead_letters(spooled.dead_letters)
             for envelope in spooled.envelopes:
                 try:
@@ -357,6 +357,7 @@ class DurableBroker(Broker):
                 log.warning("a batch in the spool has to wait: %s", exc)
             else:
                 self._journal.intake.set_aside(path, exc)
+        return 0 if spooled is None else len(spooled.envelopes)
 
     async def _take_in_dead_letters(self, records: Sequence[DeadLetter]) -> None:
         """Write what came with a batch. After a crash between this and the batch it comes again, and is there."""

@@ -258,6 +258,7 @@ class Bus:
         if isinstance(self._transport, SpoolTransport):
             self._transport.on_unreadable = self._unreadable
         self._state: State = "new"
+        self._spooling = asyncio.Lock()
         self._landings: set[asyncio.Future[None]] = set()
         """Calls of `idle` that wait."""
         self.left_behind = 0
@@ -686,13 +687,14 @@ class Bus:
             publication_id, published = sender.publish(outgoing, through=self._transport.spool)
             await published
             return publication_id
-        self._check_new("spool before it is started, and publish afterwards")
-        await self._open()  # its queues are there then, so an event waits for whoever runs the nodes later
-        try:
-            publication_id, published = sender.publish(outgoing)
-            await published
-        finally:
-            await self._close()
+        async with self._spooling:  # one after the other: there is one transport to open and close
+            self._check_new("spool before it is started, and publish afterwards")
+            await self._open()  # its queues are there then, so an event waits for whoever runs the nodes later
+            try:
+                publication_id, published = sender.publish(outgoing)
+                await published
+            finally:
+                await self._close()
         return publication_id
 
     def _sender(self, node: str | Node | None, types: Sequence[MessageType]) -> Sender:

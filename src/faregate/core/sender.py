@@ -117,7 +117,7 @@ class Sender(Sealer):
         read again; a transport takes it for what we sealed."""
         try:
             msgspec.msgpack.decode(msgspec.msgpack.encode(envelope), type=Envelope)
-        except (msgspec.MsgspecError, TypeError, ValueError) as exc:
+        except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as exc:
             raise Unwritable(f"{envelope} has a field of a wrong type: {exc}") from exc
         return _hand_over((envelope,), self._hand_over_guarded)
 

@@ -97,10 +97,14 @@ def failure_of(exc: BaseException) -> BaseException | None:
 
 
 def _deciding(group: ExceptionGroup[Exception]) -> Exception:
-    """The one that says itself what becomes of the message, a later try before none; the only one; or all of them."""
-    errors = list(each_error(group))
-    first = min(errors, key=_rank)
-    return first if len(errors) == 1 or _rank(first) < _OTHERS else group
+    """The one that says itself what becomes of the message, a later try before none; the only one; or all of them. A
+    group of a class of its own may be the one that says it, or have a rule, as any other error."""
+    first: Exception = min(each_error(group), key=_rank)
+    if _rank(first) < _OTHERS:
+        return first
+    while type(first) is ExceptionGroup and len(first.exceptions) == 1:
+        first = first.exceptions[0]
+    return first
 
 
 def _rank(exc: Exception) -> int:

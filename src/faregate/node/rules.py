@@ -71,12 +71,11 @@ class When:
 
 
 def each_error(exc: BaseException | None) -> Iterator[Any]:
-    """Those of an `ExceptionGroup`, as an `asyncio.TaskGroup` raises it; of any other error itself."""
+    """It and, of an `ExceptionGroup`, as an `asyncio.TaskGroup` raises it, those in it."""
+    yield exc
     if isinstance(exc, ExceptionGroup):
         for each in exc.exceptions:
             yield from each_error(each)
-    else:
-        yield exc
 
 
 Rule = tuple[tuple[type[Exception], ...], FailurePolicy]
