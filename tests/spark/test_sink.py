@@ -206,8 +206,8 @@ def test_bodies_count_as_long_as_they_are_however_well_they_compress(
     [file] = (path / "spool").iterdir()
     assert file.stat().st_size < 10_000
     for module in (staging, spool):
-        monkeypatch.setattr(module, "LARGEST_BATCH", 40_000)
-    with pytest.raises(MessageTooLarge, match=r"a batch of 50011 bytes .*maxMessagesPerTrigger"):
+        monkeypatch.setattr(module, "MOST_UNPACKED", 40_000)
+    with pytest.raises(MessageTooLarge, match=r"a batch of \d+ bytes, 50011 unpacked, .*maxMessagesPerTrigger"):
         commit(path, write("x" * 50_000, batch=1), batch=1)
     with pytest.raises(JournalCorrupt, match="is not a batch: its bodies have more than 40000 bytes"):
         texts(path)

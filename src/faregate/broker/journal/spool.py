@@ -29,7 +29,9 @@ from faregate.ports.dead_letter import DeadLetter
 
 _ROWS_PER_FRAME = 10_000
 LARGEST_BATCH = 1 << 30
-"""Bytes of a batch, and of its bodies where they are compressed: it is read as a whole."""
+"""Bytes of a batch: it is read as a whole."""
+MOST_UNPACKED = 4 << 30
+"""Of the bodies in it, where they are compressed."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
 
@@ -96,8 +98,8 @@ def read_spooled(path: Path, disk: Disk) -> Spooled:
                 spooled.dead_letters.extend(content)
             else:
                 unpacked += body_bytes(content.batch()) if frame.kind == frames.COLUMNS else 0
-                if unpacked > LARGEST_BATCH:
-                    raise JournalCorrupt(f"{path} is not a batch: its bodies have more than {LARGEST_BATCH} bytes")
+                if unpacked > MOST_UNPACKED:
+                    raise JournalCorrupt(f"{path} is not a batch: its bodies have more than {MOST_UNPACKED} bytes")
                 spooled.envelopes.extend(content.all_envelopes())
     except (*READ_ERRORS, ValueError, TypeError, LookupError) as exc:
         raise JournalCorrupt(f"{path} is not a batch: what is in it cannot be read: {exc!r}") from exc

@@ -26,7 +26,7 @@ from faregate.broker.journal import frame as frames
 from faregate.broker.journal.disk import PRIVATE_FOLDER, RealDisk
 from faregate.broker.journal.layout import BATCH_SUFFIX, Layout
 from faregate.broker.journal.segment import batch_frames
-from faregate.broker.journal.spool import LARGEST_BATCH
+from faregate.broker.journal.spool import LARGEST_BATCH, MOST_UNPACKED
 from faregate.columns import body_bytes, pack_batch
 from faregate.errors import JournalCorrupt, MessageTooLarge
 from faregate.ports.log import Piece, Staged
@@ -115,11 +115,11 @@ def move_into_spool(layout: Layout, origin: str, batch: int, staged: Sequence[St
         bodies = (body for path, pieces in files for body in _staged_frames(disk, path, pieces))
         for frame in batch_frames(bodies, parts):
             at_byte += file.write(at_byte, frame)
-        size = max(at_byte, sum(each.bytes for each in staged))  # also unpacked: it is read as a whole
-        if size > LARGEST_BATCH:
+        unpacked = sum(each.bytes for each in staged)
+        if at_byte > LARGEST_BATCH or unpacked > MOST_UNPACKED:
             raise MessageTooLarge(
-                f"a batch of {size} bytes is more than the journal takes as one, {LARGEST_BATCH}: limit the "
-                "trigger (maxMessagesPerTrigger)"
+                f"a batch of {at_byte} bytes, {unpacked} unpacked, is more than the journal takes as one, "
+                f"{LARGEST_BATCH} and {MOST_UNPACKED}: limit the trigger (maxMessagesPerTrigger)"
             )
         file.sync()
     except BaseException:
