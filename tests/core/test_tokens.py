@@ -17,7 +17,12 @@ import msgspec
 import pytest
 
 import faregate as fg
+from faregate.core.alarms import Alarms
+from faregate.core.dedup.claims import claims_of
+from faregate.ports.clock import SystemClock
 from faregate.ports.faults import POINTS, Crash
+from faregate.ports.schemes import open_store, open_token_store
+from faregate.ports.tokens import Token
 from tests.core.rig import INSERT, TABLE, Asked, count, notes, numbers
 
 LONG = 30  # seconds until a test that hangs is failed
@@ -485,3 +490,31 @@ async def test_messages_whose_token_store_was_taken_away_become_dead_letters_tha
         await bus.idle(timeout=LONG)
         assert await notes(bus) == [0, 1, 2, 3, 4]
         assert [letter.status for letter in await bus.dead_letters(status=None)] == ["resolved"] * 5
+
+
+async def test_who_drops_an_attempt_leaves_the_claim_of_a_replay_that_has_begun(tmp_path: Path) -> None:
+    """Without its claim the replay's token could never be claimed again, and the message would wait for ever."""
+    clock = SystemClock()
+    store = open_store(f"sqlite:{tmp_path}/a.db", clock)
+    tokens = open_token_store(f"sqlite:{tmp_path}/tokens.db", clock)
+    await store.open()
+    await tokens.open()
+    try:
+        message, now = fg.ids.message_id(fg.ids.root_id(), "a"), await tokens.now()
+        attempts = ["first", "replay"]
+        await tokens.create([Token(attempt, message, "a", "shop", now, now + 60) for attempt in attempts])
+        await store.insert_claim("a", message, "claim", "replay", now)
+        assert await tokens.claim("replay", "claim") == "claimed"
+        claims = claims_of("a", store, tokens, Alarms(), clock)
+        assert claims is not None
+
+        await claims.drop(message, "first")
+        record = await store.claim_record("a", message)
+        assert record is not None and record.attempt_id == "replay"
+        assert await tokens.read("first") is None and await tokens.read("replay") is not None
+
+        await claims.drop(message, "first", "replay")
+        assert await store.claim_record("a", message) is None and await tokens.count() == 0
+    finally:
+        await tokens.close()
+        await store.close()

@@ -162,15 +162,16 @@ class Claims(Dedup):
             await faults.hook("tokens.forgotten")
 
     async def dead_lettered(self, work: Work) -> None:
-        assert work.attempt_id is not None
-        await self.drop(work.message_id, work.attempt_id)
+        await self.drop(work.message_id, work.attempt_id, work.claimed_attempt)
 
-    async def drop(self, message_id: str, attempt_id: str) -> None:
-        """The message is not to be handled: a dead letter has it, or the ledger, or no filter takes it. Its token
-        goes, whoever claimed it."""
+    async def drop(self, message_id: str, *attempts: str | None) -> None:
+        """The message is not to be handled: a dead letter has it, or the ledger, or no filter takes it. The tokens of
+        these attempts go, whoever claimed them, and the claim on one of them. That on another one stays: it is of a
+        replay that has begun meanwhile, and without it nobody could ever claim that token."""
+        gone = [attempt for attempt in dict.fromkeys(attempts) if attempt is not None]
         record = await self._store.claim_record(self._node, message_id)
-        await self._tokens.discard([attempt_id])
-        if record is not None:
+        await self._tokens.discard(gone)
+        if record is not None and record.attempt_id in gone:
             await self._store.delete_claim(self._node, message_id, record.claim_id, only_new=False)
 
     async def sweep(self, before: float, limit: int = 500) -> int:
