@@ -35,6 +35,18 @@ def test_the_options_of_a_table_travel_in_its_schema(tmp_path: Path) -> None:
     assert FaregateSource({"path": str(path)}).schema() == row_schema(), "a plain read has nothing of that"
 
 
+def test_an_option_of_a_query_replaces_that_of_its_table_by_whichever_name(tmp_path: Path) -> None:
+    schema = FaregateSource(
+        created(journal(tmp_path / "j", 20), startingoffsets="5", maxoffsetspertrigger="3")
+    ).schema()
+    batch = FaregateSource({"startingtimestamp": "0"}).reader(schema)
+    assert [(span.start, span.end) for span in batch.partitions()] == [(0, 20)]  # type: ignore[attr-defined]
+    stream = FaregateSource({"maxmessagespertrigger": "7"}).streamReader(schema)
+    assert stream.latestOffset(stream.initialOffset(), stream.getDefaultReadLimit())["0"] == 12
+    with pytest.raises(InvalidOption, match="options startingOffsets and startingTimestamp mean the same"):
+        FaregateSource({"startingoffsets": "1", "startingtimestamp": "0"}).reader(schema)
+
+
 def test_a_table_of_several_journals_keeps_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a", "b"):
         journal(tmp_path / name, 3)

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from faregate.errors import InvalidOption
 from faregate.spark import tables
 from faregate.spark.logs import open_partitions
-from faregate.spark.options import FOR_READING, FOR_WRITING, Options, names_place, parse_options
+from faregate.spark.options import FOR_READING, FOR_WRITING, Options, names_place, over, parse_options
 from faregate.spark.schema import check_schema, row_schema
 from faregate.spark.sink.writer import BatchWriter, StreamWriter
 from faregate.spark.source.batch_reader import BatchReader, PushedReader
@@ -64,7 +64,7 @@ class FaregateSource(DataSource):
         return StreamWriter(self._for_writing(), schema, overwrite)
 
     def _for_reading(self, schema: StructType) -> Options:
-        options = self._options or parse_options({**tables.kept_in(schema), **self._given})
+        options = self._options or parse_options(over(self._given, tables.kept_in(schema)))
         options.refuse(FOR_WRITING, "is for writing; to read what a node published, use nodes")
         own = row_schema(options.columns, ranges=options.ranges, several=options.several)
         if schema.fieldNames() != own.fieldNames():

@@ -119,6 +119,18 @@ def parse_options(given: Mapping[str, str]) -> Options:
     return options
 
 
+def over(given: Mapping[str, str], kept: Mapping[str, str]) -> dict[str, str]:
+    """Both, where what `given` says counts, by whichever name `kept` says the same."""
+    said = {_field_of(name) for name in given}
+    return {**{name: value for name, value in kept.items() if _field_of(name) not in said}, **given}
+
+
+def _field_of(key: str) -> str:
+    """What an option is about; of one that is not known, its name."""
+    fields = {name.lower(): field for name, (field, _) in (_PARSERS | _SYNONYMS).items()}
+    return fields.get(key.lower(), key.lower())
+
+
 def names_place(given: Mapping[str, str]) -> bool:
     return any(name.lower() in PLACES for name in given)
 
