@@ -68,6 +68,14 @@ def test_the_lag_is_how_many_messages_are_behind_the_end_of_a_batch(caplog: pyte
     )
 
 
+def test_of_two_sources_that_read_one_log_the_one_that_is_further_behind_counts() -> None:
+    seen: list[fg.spark.StreamProgress] = []
+    done = source({"0": 25, "log": "abc"}, {"0": 25, "log": "abc"})
+    for sources in ((ONE, done), (done, ONE)):
+        fg.spark.ProgressListener(seen.append).onQueryProgress(event(*sources))
+    assert [each.lags for each in seen] == [{"abc": 15}, {"abc": 15}]
+
+
 def test_nothing_is_said_of_queries_that_read_no_log() -> None:
     seen: list[fg.spark.StreamProgress] = []
     listener = fg.spark.ProgressListener(seen.append)

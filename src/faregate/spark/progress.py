@@ -116,7 +116,7 @@ def read_progress(progress: StreamingQueryProgress) -> StreamProgress | None:
         for name, number in (latest or end).items():
             if name != LOG_KEY and name in end:
                 label = name if isinstance(end[LOG_KEY], dict) else end[LOG_KEY]
-                lags[label] = max(0, number - end[name])
+                lags[label] = max(lags.get(label, 0), number - end[name])
     if not ours:
         return None
     return StreamProgress(
