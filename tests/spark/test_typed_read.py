@@ -90,6 +90,21 @@ def test_an_option_that_chooses_rows_is_refused(
         fg.spark.read(spark, tmp_path / "log", int)
 
 
+def test_a_stream_with_an_end_is_refused_by_the_call(spark: "SparkSession", tmp_path: Path) -> None:
+    path = orders(tmp_path / "log", range(1))
+    for given in ({"endingOffsets": 1}, {"endingtimestamp": "1"}):
+        with pytest.raises(InvalidOption, match=r"option ending\w+ is for batch reads: a stream has no end"):
+            fg.spark.read_stream(spark, path, Placed, **given)  # type: ignore[arg-type]
+
+
+def test_several_journals_are_refused_with_what_to_do(spark: "SparkSession", tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        orders(tmp_path / name, range(1))
+    for several in (f"{tmp_path}/*", f"{tmp_path}/a,{tmp_path}/b"):
+        with pytest.raises(InvalidOption, match=r"fg\.spark\.read reads one journal: .* union"):
+            fg.spark.read(spark, several, Placed)
+
+
 def test_a_stream_has_every_message_once_across_restarts(spark: "SparkSession", tmp_path: Path) -> None:
     path = orders(tmp_path / "log", range(20))
     seen: list[tuple[int, int | None]] = []

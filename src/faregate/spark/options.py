@@ -295,6 +295,7 @@ _SYNONYMS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
 PLACES = ("path", "paths", "url")
 FOR_WRITING = ("source",)
 ENDING = ("endingOffsets", "endingTimestamp")
+NO_END = "is for batch reads: a stream has no end; to read what is there and stop, use trigger(availableNow=True)"
 FOR_READING = tuple(name for name in (*_PARSERS, *_SYNONYMS) if name not in (*PLACES, *FOR_WRITING))
 
 _OF_SPARK = ("checkpointLocation",)

@@ -29,7 +29,7 @@ from pyspark.sql.types import StructType
 from faregate.errors import ConfigurationError, OffsetGone
 from faregate.ports.log import LogTransport
 from faregate.spark.logs import OpenLog, open_partitions
-from faregate.spark.options import ENDING, Options
+from faregate.spark.options import ENDING, NO_END, Options
 from faregate.spark.source.bounds import LOG_KEY, check_partitions, lost, resolve
 from faregate.spark.source.limits import Waiting, within
 from faregate.spark.source.ranges import HANDLED_MESSAGES, LEAST_HANDLED, TASK_MESSAGES, OffsetRange, split
@@ -40,10 +40,7 @@ Offset = dict[str, Any]
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Options, schema: StructType) -> None:
-        options.refuse(
-            ENDING,
-            "is for batch reads: a stream has no end; to read what is there and stop, use trigger(availableNow=True)",
-        )
+        options.refuse(ENDING, NO_END)
         options.refuse(["pushFilters"], "is for batch reads: Spark does not tell a stream its filters")
         self._options = options
         self._schema = schema

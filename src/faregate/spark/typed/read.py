@@ -14,7 +14,7 @@ from faregate.errors import InvalidOption
 from faregate.message import describe_either
 from faregate.spark import register
 from faregate.spark.logs import log_place, options_of
-from faregate.spark.options import parse_options
+from faregate.spark.options import ENDING, NO_END, parse_options
 from faregate.spark.schema import RANGES
 from faregate.spark.typed.decode import TypedSpec, schema_of, typed_rows
 from faregate.spark.typed.travel import pack_class
@@ -48,7 +48,7 @@ def read(
 
     Raises `ConfigurationError` for a class whose fields cannot be columns, `InvalidOption`, `JournalNotFound`.
     """
-    return _load(spark, spark.read, source, message, max_message_bytes, options)
+    return _load(spark, source, message, max_message_bytes, options, stream=False)
 
 
 def read_stream(
@@ -60,11 +60,11 @@ def read_stream(
     **options: Any,
 ) -> DataFrame:
     """The same as a stream: for `writeStream`, with the options of streams, such as `maxMessagesPerTrigger=…`."""
-    return _load(spark, spark.readStream, source, message, max_message_bytes, options)
+    return _load(spark, source, message, max_message_bytes, options, stream=True)
 
 
 def _load(
-    spark: SparkSession, reader: Any, source: str | Path, cls: type, limit: int, options: dict[str, Any]
+    spark: SparkSession, source: str | Path, cls: type, limit: int, options: dict[str, Any], *, stream: bool
 ) -> DataFrame:
     found = describe_either(cls)
     for name in options:
@@ -74,6 +74,14 @@ def _load(
     spec = TypedSpec(pack_class(cls), found.wire, schema, limit)
     chosen = {**options, **options_of(log_place(source)), "types": found.wire}
     given = {name: text for name, value in chosen.items() if (text := to_str(value)) is not None}
+    parsed = parse_options(given)
+    if parsed.several:
+        raise InvalidOption(
+            f"fg.spark.read reads one journal: call it for each of {', '.join(parsed.named)}, and union the rows"
+        )
+    if stream:  # Spark itself says only when a query starts that it is one
+        parsed.refuse(ENDING, NO_END)
     register(spark)
+    reader = spark.readStream if stream else spark.read
     ranges: DataFrame = reader.format("faregate").options(**given, rows="ranges").load()
-    return ranges.select(*RANGES.fieldNames()).mapInArrow(typed_rows(spec, parse_options(given)), schema)
+    return ranges.select(*RANGES.fieldNames()).mapInArrow(typed_rows(spec, parsed), schema)
