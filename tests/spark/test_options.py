@@ -160,6 +160,19 @@ def test_the_path_must_be_given() -> None:
         parse_options({})
 
 
+def test_an_address_of_folders_may_be_a_pattern_or_have_a_hash() -> None:
+    assert parse_options({"path": "file:/data/j?"}).places == (Path("/data/j?"),)
+    assert parse_options({"path": "file:///data/my%20#1"}).path == Path("/data/my #1")
+
+
+@pytest.mark.parametrize("text", ["2026-11-15", "2026-11-15T09", "2026-11-15 09:00:00.5"])
+def test_what_is_said_of_a_time_without_zone_can_be_written(text: str) -> None:
+    with pytest.raises(InvalidOption, match="has no zone") as caught:
+        parse_options({"path": "/j", "startingTimestamp": text})
+    [said] = re.findall(r"write (\S+) for UTC", str(caught.value))
+    assert isinstance(parse_options({"path": "/j", "startingTimestamp": said}).starting.of("0"), AtTime)
+
+
 def test_columns_must_be_columns() -> None:
     with pytest.raises(InvalidOption, match="option columns names payload; there are journal, offset, appended_at"):
         row_schema(("offset", "payload"))

@@ -176,6 +176,9 @@ def _place(name: str, value: str) -> Place:
         raise _wrong(name, value, "give the folder alone, without 'journal:'")
     if parts.scheme not in ("", "file"):
         raise _wrong(name, value, "it must be a folder that driver and executors can reach as a file path")
+    if parts.scheme == "file":
+        # In the address of a folder ? is of a pattern, and # of a name; neither begins another part of it.
+        parts = urlsplit(value.replace("?", "%3F").replace("#", "%23"))
     folder = unquote(parts.path) if parts.scheme == "file" else value
     if not folder.strip():
         raise _wrong(name, value, "it must be the journal's folder, for example /data/journal")

@@ -111,7 +111,7 @@ def _parse(value: Any) -> Bound:
     except ValueError:
         raise MalformedBound(f"{value!r} is no bound") from None
     if moment.tzinfo is None:
-        raise MalformedBound(f"the time {value} has no zone: write {value}Z for UTC")
+        raise MalformedBound(f"the time {value} has no zone: write {moment.isoformat()}Z for UTC")
     return AtTime(moment.timestamp())
 
 
