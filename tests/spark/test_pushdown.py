@@ -332,6 +332,18 @@ def test_queries_on_one_dataframe_do_not_read_with_the_filters_of_another(
 
 
 @pytest.mark.services
+def test_journals_may_be_a_list_and_options_what_python_has(
+    pushing: SparkSession, sample: Sample, tmp_path: Path
+) -> None:
+    other = journal(tmp_path / "other", 3)
+    found = fg.spark.messages(pushing, [sample.path, f"journal:{other}"], types=None)
+    assert {row["journal"] for row in found.filter("offset >= 0").collect()} == {str(sample.path), str(other)}
+    late = moment(sample.rows[-1])
+    expected = sum(moment(row) >= late for row in sample.rows)
+    assert fg.spark.messages(pushing, sample.path, startingOffsets=late).count() == expected
+
+
+@pytest.mark.services
 def test_without_the_setting_spark_names_it(pushing: SparkSession, sample: Sample) -> None:
     log = fg.spark.messages(pushing, sample.path)
     pushing.conf.set("spark.sql.python.filterPushdown.enabled", "false")

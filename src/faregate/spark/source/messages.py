@@ -1,11 +1,14 @@
 """`fg.spark.messages`: the messages of a log as a DataFrame whose filters decide what is read of the log."""
 
+import json
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from uuid import uuid4
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.utils import to_str
 
 from faregate.spark import register
 from faregate.spark.logs import log_place, options_of
@@ -16,8 +19,12 @@ SETTING = "spark.sql.python.filterPushdown.enabled"
 """Without it Spark refuses a source that asks for filters."""
 
 
-def messages(spark: SparkSession, journal: str | Path, **options: str | int | bool | Sequence[str]) -> DataFrame:
+Value = str | int | bool | datetime | Sequence[str] | None
+
+
+def messages(spark: SparkSession, journal: str | Path | Sequence[str | Path], **options: Value) -> DataFrame:
     """The rows of `format("faregate")`, with its options for batch reads; a list where names are separated by commas.
+    An option that is None is not set.
 
     Filters on offset, appended_at, type and source keep parts of the log from being read at all, those on other texts
     and times keep rows from Spark. The rows are always those of a full scan. Each call gives a DataFrame of its own:
@@ -25,8 +32,8 @@ def messages(spark: SparkSession, journal: str | Path, **options: str | int | bo
 
     Raises `InvalidOption`, `ConfigurationError`, and what Spark makes of `JournalNotFound`.
     """
-    given = {name: _text(value) for name, value in options.items()}
-    place = options_of(log_place(journal))
+    given = {name: text for name, value in options.items() if (text := _text(value)) is not None}
+    place = _place(journal)
     chosen = parse_options({**given, **place})
     chosen.refuse(["rows"], "is not for fg.spark.messages, whose rows are messages")
     columns = chosen.columns
@@ -40,7 +47,11 @@ def messages(spark: SparkSession, journal: str | Path, **options: str | int | bo
     return filtered.select(*columns) if columns else filtered
 
 
-def _text(value: str | int | bool | Sequence[str]) -> str:
-    if isinstance(value, str | int):
-        return str(value).lower() if isinstance(value, bool) else str(value)
-    return ",".join(value)
+def _place(journal: str | Path | Sequence[str | Path]) -> dict[str, str]:
+    if isinstance(journal, str | Path):
+        return options_of(log_place(journal))
+    return {"path": json.dumps([str(log_place(each)) for each in journal])}
+
+
+def _text(value: Value) -> str | None:
+    return ",".join(value) if isinstance(value, Sequence) and not isinstance(value, str) else to_str(value)
