@@ -46,6 +46,7 @@ def test_before_anything_is_full_retention_knows_of_the_archive(tmp_path: Path) 
 
 def test_what_is_no_journal_and_no_place_is_refused(tmp_path: Path) -> None:
     root = full_segments(tmp_path / "j").root
+    (tmp_path / "link").symlink_to(root)
     for place, why in [
         (
             "a",
@@ -56,6 +57,8 @@ def test_what_is_no_journal_and_no_place_is_refused(tmp_path: Path) -> None:
         ("file://host/a", "'file://host/a' is no place for an archive"),
         ("s3://", "'s3://' is no place for an archive"),
         (f"file:{root}/archive", f"file:{root}/archive lies within the journal {root}: choose a place outside"),
+        (f"file:{tmp_path}/x/../j/archive", "lies within the journal"),
+        (f"file:{tmp_path}/link/archive", "lies within the journal"),
         (f"file:{tmp_path}", f"file:{tmp_path} has files but no _faregate/archive.json, so it is no archive"),
     ]:
         refused = journal("archive", root, place)

@@ -193,7 +193,7 @@ def _facts(of: Footer | Manifest) -> tuple[int, int, int, int, int]:
 def _prepare(target: Target, reader: JournalReader) -> Meta:
     """Begin an archive, or check that what is there is this journal's."""
     root, log = reader.layout.root.absolute(), reader.meta.id
-    if target.folder is not None and target.folder.is_relative_to(root):
+    if target.folder is not None and target.folder.resolve().is_relative_to(root.resolve()):
         raise NotAnArchive(f"{target.shown} lies within the journal {root}: choose a place outside")
     meta = find_meta(target)
     if meta is None:
