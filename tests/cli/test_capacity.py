@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from faregate.cli import app
+from faregate.cli.capacity import commands
 from faregate.cli.capacity.costs import KNOWN, Costs, Figure, load_costs, with_given, write_costs
 from faregate.cli.capacity.load import ENGINES, Load
 from faregate.cli.capacity.plan import Part, Plan, make_plan
@@ -187,6 +188,26 @@ def test_a_load_that_cannot_be_is_refused(load: dict[str, float], words: str) ->
         Load(**load)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("load", "given", "words"),
+    [
+        ({"rate": 1e308}, {}, "too large"),
+        ({"rate": 1, "body": 10**400}, {}, "too large"),
+        ({"rate": 1, "keys": 10**400}, {}, "too large"),
+        ({"rate": 1, "recipients": 10**400}, {}, "too large"),
+        ({"rate": 1, "sent": 1e308}, {"send_postgresql": 100.0}, "too large"),
+        ({"rate": 1, "ledger_days": 1e308}, {}, "too large"),
+        ({"rate": 1}, {"wal": 1.7e308, "disk_write": 1e-300}, "too small"),
+        ({"rate": 1}, {"handle_none": 500.0}, "- handle_none 500) µs is less than nothing"),
+    ],
+)
+def test_what_cannot_be_computed_is_said_in_a_sentence(
+    load: dict[str, float], given: dict[str, float], words: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(words)):
+        make_plan(Load(**load), costs(**given))  # type: ignore[arg-type]
+
+
 def test_a_file_of_costs_is_read_back(tmp_path: Path) -> None:
     write_costs(costs(publish=7), tmp_path / "costs.json")
     assert load_costs(tmp_path / "costs.json") == costs(publish=7)
@@ -215,6 +236,8 @@ def test_a_file_that_is_none_is_refused(text: str, words: str, tmp_path: Path) -
         ("publish=fast", "'fast' is no number"),
         ("publish=0", "must be more than 0"),
         ("busy=2", "at most 1"),
+        ("brokers=2", "replicas is 3, and must be 1 or more, and at most brokers, which is 2"),
+        ("replicas=0.4", "replicas is 0.4"),
     ],
 )
 def test_a_figure_that_cannot_be_is_refused(given: str, words: str) -> None:
@@ -245,6 +268,11 @@ def test_the_tables_fit_80_columns(engine: str, rate: str) -> None:
         assert words in " ".join(done.output.split()), "lines are wrapped"
 
 
+def test_json_of_a_limit_that_is_none_is_null() -> None:
+    done = CliRunner().invoke(app, ["capacity", "--rate", "1", "--ledger-days", "1e-320", "--json"])
+    assert done.exit_code == 0 and "Infinity" not in done.output
+
+
 def test_json_has_every_limit_and_what_then() -> None:
     done = CliRunner().invoke(app, ["capacity", "--rate", "50000", "--set", "database_cores=64", "--json"])
     found = json.loads(done.output)
@@ -263,6 +291,19 @@ def test_the_costs_are_shown_with_where_they_come_from() -> None:
     assert "assumed" in done.output
 
 
+def test_a_file_of_another_encoding_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "costs.json").write_bytes('{"date": "", "machine": "zwölf"}'.encode("latin-1"))
+    with pytest.raises(ConfigurationError, match="is no file of costs: 'utf-8' codec"):
+        load_costs(tmp_path / "costs.json")
+
+
+@pytest.mark.parametrize("rate", ["0.25", "1e-320"])
+def test_a_rate_below_one_is_a_rate(rate: str) -> None:
+    done = CliRunner().invoke(app, ["capacity", "--rate", rate])
+    assert done.exit_code == 0, done.exception
+    assert done.output.startswith(f"{float(rate):.3g} messages a second") and "One shard is enough" in done.output
+
+
 def test_without_a_rate_it_asks_for_one() -> None:
     done = CliRunner().invoke(app, ["capacity"])
     assert done.exit_code == 1 and "--rate 1000" in str(done.exception)
@@ -278,6 +319,23 @@ def test_a_server_is_measured_only_if_somebody_says_yes(tmp_path: Path) -> None:
     assert "there is journal, postgresql, rabbitmq, spark" in str(done.exception)
     done = CliRunner().invoke(app, [*command, "--part", "rabbitmq"])
     assert "needs an address: --broker URL" in str(done.exception)
+    assert not (tmp_path / "costs.json").exists()
+
+
+@pytest.mark.parametrize("place", ["nowhere/costs.json", "."])
+def test_nothing_is_measured_if_the_file_cannot_be_written(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "_measured", lambda *given: pytest.fail("it measured"))
+    done = CliRunner().invoke(app, ["capacity", "measure", str(tmp_path / place)])
+    assert isinstance(done.exception, ConfigurationError) and "cannot be written to" in str(done.exception)
+
+
+def test_nothing_is_measured_if_the_other_costs_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "_measured", lambda *given: pytest.fail("it measured"))
+    (tmp_path / "broken.json").write_text("[]")
+    given = ["capacity", "measure", str(tmp_path / "costs.json"), "--costs", str(tmp_path / "broken.json")]
+    assert "is no file of costs" in str(CliRunner().invoke(app, given).exception)
     assert not (tmp_path / "costs.json").exists()
 
 

@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from faregate.cli.capacity import report
-from faregate.cli.capacity.costs import Costs, Figure, load_costs, with_given, write_costs
+from faregate.cli.capacity.costs import Costs, Figure, check_place, load_costs, with_given, write_costs
 from faregate.cli.capacity.load import Engine, Load, Store
 from faregate.cli.capacity.plan import make_plan
 from faregate.cli.loop import run_async
@@ -135,8 +135,9 @@ def measure(
                 f"messages through a schema, queues and streams of its own there, and remove these. If that is what "
                 f"you want, say so with --yes; otherwise leave out {option}"
             )
-    found = _measured(parts, store, broker, messages, rounds)
     base = load_costs(costs)
+    check_place(file)
+    found = _measured(parts, store, broker, messages, rounds)
     figures = {name: Figure(each.value, "assumed") if costs is None else each for name, each in base.figures.items()}
     figures |= {name: Figure(float(f"{value:.3g}"), "measured") for name, value in found.items() if value > 0}
     command = " ".join(["faregate capacity measure", *(f"--part {each}" for each in parts), f"--messages {messages}"])

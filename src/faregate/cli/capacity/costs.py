@@ -9,6 +9,7 @@ Rules kept here:
 import math
 from importlib.resources import files
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated, Literal
 
 import msgspec
@@ -96,7 +97,7 @@ def load_costs(path: Path | None) -> Costs:
         costs = msgspec.json.decode(text, type=Costs)
     except OSError as exc:
         raise ConfigurationError(f"the costs in {path} cannot be read: {exc.strerror}") from exc
-    except msgspec.DecodeError as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise ConfigurationError(f"{path} is no file of costs: {exc}. `faregate capacity measure` writes one") from exc
     check(costs, str(path or "costs.json"))
     return costs
@@ -112,6 +113,11 @@ def check(costs: Costs, place: str) -> None:
             raise ConfigurationError(f"{place}: {name} is {figure.value:g}, and must be more than 0")
     if costs["busy"] > 1:
         raise ConfigurationError(f"{place}: busy is {costs['busy']:g}, and is a share: at most 1")
+    if not 1 <= costs["replicas"] <= costs["brokers"]:
+        raise ConfigurationError(
+            f"{place}: replicas is {costs['replicas']:g}, and must be 1 or more, and at most brokers, which is "
+            f"{costs['brokers']:g}: each lies on a node of its own"
+        )
 
 
 def with_given(costs: Costs, given: list[str]) -> Costs:
@@ -130,6 +136,18 @@ def with_given(costs: Costs, given: list[str]) -> Costs:
     return found
 
 
+def check_place(path: Path) -> None:
+    """Before anything is measured, which takes minutes: whether its costs can be written there."""
+    try:
+        with path.open("ab") if path.exists() else TemporaryFile(dir=path.parent):
+            pass
+    except OSError as exc:
+        raise ConfigurationError(f"the costs cannot be written to {path}: {exc.strerror}") from exc
+
+
 def write_costs(costs: Costs, path: Path) -> None:
     check(costs, str(path))
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(costs), indent=2) + b"\n")
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(costs), indent=2) + b"\n")
+    except OSError as exc:
+        raise ConfigurationError(f"the costs cannot be written to {path}: {exc.strerror}") from exc

@@ -62,8 +62,9 @@ class Load:
         nodes = "1 node" if self.recipients == 1 else f"{self.recipients} nodes"
         handled = "without a store" if self.store == "none" else f"with {_STORES[self.store]}"
         order = "none ordered" if not self.keyed else f"{self.keyed:.0%} ordered by {self.keys:,} keys"
+        rate = f"{self.rate:,.0f}" if self.rate >= 1 else f"{self.rate:.3g}"
         return (
-            f"{self.rate:,.0f} messages a second of {self.body:,} B, {order}; each handled by {nodes} {handled}, "
+            f"{rate} messages a second of {self.body:,} B, {order}; each handled by {nodes} {handled}, "
             f"which {'sends' if self.recipients == 1 else 'send'} {self.sent:g} for each; {ENGINES[self.engine]}"
         )
 

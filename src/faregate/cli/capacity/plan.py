@@ -13,6 +13,7 @@ from typing import NamedTuple
 from faregate.cli.capacity.costs import Costs
 from faregate.cli.capacity.load import Load
 from faregate.cli.capacity.words import bytes_of, counted_days, figure, percent
+from faregate.errors import ConfigurationError
 from faregate.ids import SLOTS
 from faregate.ports.store import BUCKETS
 from faregate.units import counted
@@ -80,7 +81,7 @@ class Plan:
 
     @property
     def shards(self) -> int:
-        return max(math.ceil(self.load.rate / part.stops_at) for part in self.parts if part.is_sharded)
+        return max(1, *(math.ceil(self.load.rate / part.stops_at) for part in self.parts if part.is_sharded))
 
     @property
     def first_full(self) -> Part:
@@ -99,9 +100,18 @@ class Plan:
 
 
 def make_plan(load: Load, costs: Costs) -> Plan:
+    """Raises `ConfigurationError` for figures with which nothing can be computed."""
     planner = _Planner(load, costs)
     engines = {"journal": planner.journal, "rabbitmq": planner.rabbitmq, "spark": planner.spark}
-    return Plan(load, tuple(engines[load.engine]()), tuple(planner.amounts()))
+    try:
+        plan = Plan(load, tuple(engines[load.engine]()), tuple(planner.amounts()))
+        needed = [float(part.needed(load.rate, plan.shards)) for part in plan.parts]
+        found = [*needed, *(part.limit.rate for part in plan.parts), *(each.bytes for each in plan.amounts)]
+        if not all(map(math.isfinite, found)):
+            raise OverflowError
+    except ArithmeticError:
+        raise ConfigurationError("these figures are too large, or too small, to compute with") from None
+    return plan
 
 
 Terms = dict[str, float]
@@ -319,6 +329,8 @@ class _Planner:
                 parts.append(f"{'- ' if times < 0 else '+ '}{factor}{name} {figure(costs[name])}")
         shown = " ".join(parts).removeprefix("+ ")
         shown = f"({shown})" if len(parts) > 1 else shown
+        if micros <= 0:
+            raise ConfigurationError(f"these figures do not fit together: {shown} µs is less than nothing")
         return Limit(count * costs["busy"] * 1e6 / micros, f"{percent(costs['busy'])} of {having} ÷ {shown} µs")
 
     def leader(self, name: str) -> Limit:

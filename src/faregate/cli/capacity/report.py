@@ -29,7 +29,7 @@ def as_json(plan: Plan, costs: Costs) -> dict[str, Any]:
                 "stops_at": _finite(part.stops_at),
                 "how": part.limit.how,
                 "then": part.then,
-                "limits": [{"rate": limit.rate, "how": limit.how} for limit in part.limits],
+                "limits": [{"rate": _finite(limit.rate), "how": limit.how} for limit in part.limits],
             }
             for part in plan.parts
         ],
