@@ -5,13 +5,14 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from faregate.broker.journal.archive import archive_journal
 from faregate.broker.journal.reader import JournalReader
-from faregate.errors import NotAnArchive, OffsetGone
+from faregate.errors import ArchiveUnavailable, NotAnArchive, OffsetGone
 from tests.archive.rig import (
     BEGIN,
     DAY,
@@ -167,6 +168,28 @@ def test_files_that_somebody_removed_are_a_loss(tmp_path: Path) -> None:
     losses: list[OffsetGone] = []
     rest = both_sides(written.root, target, on_loss=losses.append)
     assert rest.equals(written.table().filter((pc.field("offset") < 21) | (pc.field("offset") >= 42)))
+
+
+def test_a_file_that_is_damaged_is_never_read_as_something_else(tmp_path: Path) -> None:
+    """In the last byte of each column, where its values are; and cut off."""
+    written, target = full_segments(tmp_path / "j", 1), f"file:{tmp_path / 'a'}"
+    archive_journal(written.root, target)
+    written.expire()
+    file = next((tmp_path / "a").glob("day=*/type=OrderPlaced/*.parquet"))
+    sound, columns = file.read_bytes(), parquet.ParquetFile(file).metadata.row_group(0)
+    for number in range(columns.num_columns):
+        column = columns.column(number)
+        first = column.dictionary_page_offset or column.data_page_offset
+        last = first + column.total_compressed_size - 1
+        file.write_bytes(sound[:last] + bytes([sound[last] ^ 0x10]) + sound[last + 1 :])
+        with pytest.raises(ArchiveUnavailable):
+            both_sides(written.root, target)
+    for size in (0, 200, len(sound) - 1):
+        file.write_bytes(sound[:size])
+        with pytest.raises(ArchiveUnavailable, match=r"\.parquet in file:.* cannot be read"):
+            both_sides(written.root, target)
+    file.write_bytes(sound)
+    assert both_sides(written.root, target).equals(written.table())
 
 
 def test_any_engine_reads_the_files_by_day_and_type(tmp_path: Path) -> None:

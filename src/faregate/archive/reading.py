@@ -1,7 +1,8 @@
 """An archive as it can be read: which segments it has, and their messages in the order of the log.
 
 Rules kept here:
-- Only what a manifest names is read.
+- Only what a manifest names is read. Pages have checksums, and those are checked: the journal has these messages no
+  more. (Files of an older version have none.)
 - What is archived stays archived, so it is listed again only when something is asked for that was not there before.
 - A segment is read at a time, and of that the files and row groups in which there may be something that is wanted.
 """
@@ -158,9 +159,18 @@ class Archive:
         place, files = self.target.place(file.path), self.target.files
         try:
             with self.target.available():
-                return parquet.read_table(place, columns=columns, filesystem=files, filters=wanted, partitioning=None)
+                return parquet.read_table(
+                    place,
+                    columns=columns,
+                    filesystem=files,
+                    filters=wanted,
+                    partitioning=None,
+                    page_checksum_verification=True,
+                )
         except FileNotFoundError as exc:
             raise self._gone(file.path, span) from exc
+        except pa.ArrowException as exc:
+            raise ArchiveUnavailable(f"{file.path} in {self.target.shown} cannot be read: {exc}") from exc
 
     def _gone(self, what: str, span: Span) -> OffsetGone:
         return OffsetGone(

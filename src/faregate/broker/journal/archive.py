@@ -231,7 +231,7 @@ class _Part:
         import pyarrow.parquet as parquet
 
         self._file = pa.BufferOutputStream()
-        self._writer = parquet.ParquetWriter(self._file, _STORED, compression="zstd")
+        self._writer = parquet.ParquetWriter(self._file, _STORED, compression="zstd", write_page_checksum=True)
         self._waiting: list[Any] = []
         self._waiting_rows = self._waiting_bytes = 0
         self.rows = 0
