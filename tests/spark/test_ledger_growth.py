@@ -179,6 +179,26 @@ def test_no_statement_of_a_run_scans_the_ledger_on_postgres(tmp_path: Path, post
     assert rig.old() == 0, "nothing was evicted"
 
 
+@pytest.mark.services
+def test_a_first_run_reads_no_more_while_its_ledger_grows_on_postgres(tmp_path: Path, postgres_url: str) -> None:
+    """A new table has no statistics for a minute. Plans that fit its first rows must fit the others."""
+    rig = LongLedger(tmp_path, postgres_url)
+    rig.before = None
+    rig.change("alter table faregate_ledger set (autovacuum_enabled = off)")
+    messages = 20_000
+
+    async def task() -> None:
+        async with rig.engine() as engine:
+            for first in range(0, messages, 5000):
+                counts = await engine.run(rig.rows(range(first, first + 5000), keys=5000, sent_at=YOUNG))
+                assert counts["handled"] == 5000, counts
+
+    asyncio.run(task())
+    found = _reads(rig)
+    assert found["seq_tup_read"] < messages, found
+    assert found["idx_tup_fetch"] < 20 * messages, found
+
+
 def _reads(rig: LongLedger) -> dict[str, int]:
     """What PostgreSQL has read of the ledger; connections tell when they close, and those of the run are closed."""
     names = ("seq_scan", "seq_tup_read", "idx_scan", "idx_tup_fetch")

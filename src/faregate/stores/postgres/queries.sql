@@ -1,4 +1,6 @@
 -- The statements of the PostgreSQL store. Each has a name and a purpose. Several rows go as arrays, in one statement.
+-- Rows of a table that may be long are looked up one by one (`lateral … limit 1`, which the planner cannot turn into a
+-- join) and changed so: while there are no statistics it takes all of a node for a few rows, and reads it each time.
 
 -- name: record
 -- Insert ledger rows in the order of their ids (or two batches could lock each other); the new ids if some were there.
@@ -14,18 +16,22 @@ with inserted as (
 select coalesce(array_agg(message_id::text), '{}') from inserted having count(*) < %s;
 
 -- name: note_sent
--- Keep what the handlers of some messages sent.
-update faregate_ledger as ledger set sent = given.sent, sent_ids = given.sent_ids
-from unnest(%s::uuid[], %s::int[], %s::bytea[]) as given (message_id, sent, sent_ids)
-where ledger.node = %s and ledger.message_id = given.message_id;
+-- Keep what the handler of a message sent.
+update faregate_ledger set sent = %s, sent_ids = %s::bytea where node = %s and message_id = %s::uuid;
 
 -- name: recorded
 -- The digests of some handled messages.
-select message_id::text, digest from faregate_ledger where node = %s and message_id = any(%s::uuid[]);
+select given.id::text, found.digest from unnest(%(ids)s::uuid[]) as given (id) cross join lateral (
+    select digest from faregate_ledger where node = %(node)s and message_id = given.id limit 1
+) as found;
 
 -- name: unrecord
 -- Take ledger rows out again.
-delete from faregate_ledger where node = %s and message_id = any(%s::uuid[]);
+delete from faregate_ledger where ctid = any(array(
+    select found.place from unnest(%(ids)s::uuid[]) as given (id) cross join lateral (
+        select ctid as place from faregate_ledger where node = %(node)s and message_id = given.id limit 1
+    ) as found
+));
 
 -- name: send
 -- Insert outbox rows in the given order.
@@ -179,8 +185,9 @@ order by last_failed_at, node, message_id limit %(limit)s;
 
 -- name: known
 -- Those of some messages that were handled or are dead.
-select message_id::text, 'handled', digest, 0 from faregate_ledger
-where node = %(node)s and message_id = any(%(ids)s::uuid[])
+select given.id::text, 'handled', found.digest, 0 from unnest(%(ids)s::uuid[]) as given (id) cross join lateral (
+    select digest from faregate_ledger where node = %(node)s and message_id = given.id limit 1
+) as found
 union all
 select message_id::text, case status when 'discarded' then status else 'dead' end, null, replays from faregate_dead
 where node = %(node)s and message_id = any(%(ids)s::uuid[]) and status in ('open', 'replayed', 'discarded');
@@ -215,7 +222,9 @@ select pg_advisory_xact_lock(1180791397, number) from unnest(%s::int[]) as numbe
 
 -- name: positions
 -- The last positions of some keys.
-select key, position from faregate_positions where node = %s and handler = %s and key = any(%s::text[]);
+select given.key, found.position from unnest(%(keys)s::text[]) as given (key) cross join lateral (
+    select position from faregate_positions where node = %(node)s and handler = %(handler)s and key = given.key limit 1
+) as found;
 
 -- name: advance
 -- Raise the positions of some keys; they never sink.

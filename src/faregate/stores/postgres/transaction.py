@@ -282,14 +282,15 @@ class PostgresTransaction(PostgresRecords, SqlTransaction, TransactionBlock):
         others = {row.message_id for row in rows}.difference(new.split(","))
         if len(others) + new.count("-") // 4 < len(rows):
             raise ValueError(f"an id is twice in one batch for node {node}: {len(rows)} rows")
-        return dict.fromkeys(others) | dict(await self._read("recorded", (node, list(others))))
+        return dict.fromkeys(others) | dict(await self._read("recorded", {"node": node, "ids": list(others)}))
 
     async def unrecord(self, node: str, message_ids: Sequence[str]) -> None:
-        self._later("unrecord", node, list(message_ids))
+        self._live()
+        self._waiting.append(ours(QUERIES["unrecord"], {"node": node, "ids": list(message_ids)}))
 
     async def note_sent(self, node: str, rows: Sequence[Sent]) -> None:
-        if rows:
-            self._later("note_sent", *map(list, zip(*rows, strict=True)), node)
+        for message_id, sent, sent_ids in rows:
+            self._later("note_sent", sent, sent_ids, node, message_id)
 
     # --- outbox ---
 
@@ -337,7 +338,8 @@ class PostgresTransaction(PostgresRecords, SqlTransaction, TransactionBlock):
             await self._change("lock_buckets", (numbers,))
 
     async def positions(self, node: str, handler: str, keys: Sequence[str]) -> dict[str, int]:
-        return dict(await self._read("positions", (node, handler, list(keys))) if keys else ())
+        given = {"node": node, "handler": handler, "keys": list(keys)}
+        return dict(await self._read("positions", given) if keys else ())
 
     async def advance(self, node: str, handler: str, positions: Mapping[str, int]) -> None:
         if positions:
