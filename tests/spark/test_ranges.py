@@ -24,6 +24,14 @@ def test_ranges_cover_every_offset_once(spans: dict[str, tuple[int, int]], least
     assert len(found) >= min(least, max(ends[name] - starts[name] for name in ends))
 
 
+def test_tasks_that_run_side_by_side_have_work_until_the_end() -> None:
+    """Five tasks on two cores would leave one of these idle for a third of the time."""
+    for length in (2, TASK_MESSAGES, 2 * TASK_MESSAGES + 1, 4 * TASK_MESSAGES, 5 * TASK_MESSAGES):
+        found = split({"0": 7}, {"0": 7 + length}, 2)
+        assert len(found) % 2 == 0, f"{length} messages are {len(found)} tasks"
+        assert len(found) == 2 or len(found) * TASK_MESSAGES < length + 2 * TASK_MESSAGES, "more than are needed"
+
+
 def test_a_small_read_is_one_task_unless_more_are_asked_for() -> None:
     assert split({"0": 5}, {"0": 8}, 1) == [OffsetRange("0", 5, 8)]
     assert split({"0": 5}, {"0": 8}, 2) == [OffsetRange("0", 5, 6), OffsetRange("0", 6, 8)]

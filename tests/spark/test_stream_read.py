@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, ReadMinRows
 
+from faregate.broker.journal.disk import RealDisk
+from faregate.broker.journal.layout import Layout
 from faregate.broker.journal.reader import JournalReader
+from faregate.broker.journal.sealing import seal_all
 from faregate.errors import ConfigurationError, OffsetGone
 from faregate.spark.options import InvalidOption
 from faregate.spark.source.stream_reader import StreamReader
-from tests.spark.rig import SCHEMA, append, empty_journal, journal, note, options, truncate
+from tests.spark.rig import SCHEMA, SMALL_SEGMENT, append, empty_journal, journal, note, options, truncate
 
 WAIT = 60
 
@@ -55,6 +59,31 @@ def test_limits_bound_each_batch_and_leave_nothing(tmp_path: Path) -> None:
     assert drain(reader(path, maxBytesPerTrigger=1), start) == list(range(1, 21))
     assert drain(reader(path, maxMessagesPerTrigger=8, maxBytesPerTrigger=60), start) == [5, 10, 14, 18, 20]
     assert drain(reader(path, maxMessagesPerTrigger=2, maxBytesPerTrigger=60), start) == list(range(2, 21, 2))
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_what_handlers_read_in_one_batch_is_bounded_by_its_size_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sealed: bool
+) -> None:
+    """Small messages, large ones, small ones: a batch that is too large for the journal would be planned for ever."""
+    path = tmp_path / "j"
+    append(path, [note(number, body=b"x" * (2000 if 400 <= number < 600 else 20)) for number in range(1000)])
+    if sealed:
+        seal_all(Layout(path), RealDisk())
+    log, end = JournalReader(path), JournalReader(path).latest()
+    sizes = [sum(len(body) for body in batch.column("payload").to_pylist()) for batch in log.batches()]
+    assert sum(each.stored or 0 for each in log.stretches(0, end)) > sum(sizes) > 300_000
+    budget = 100_000
+    monkeypatch.setattr("faregate.spark.source.stream_reader.MOST_STORED", budget)
+    start = reader(path, rows="ranges").initialOffset()
+    ends = drain(reader(path, rows="ranges"), start)
+    assert ends[-1] == 1000 and len(ends) < 20
+    for first, behind in pairwise([0, *ends]):
+        bodies = sum(2000 if 400 <= number < 600 else 20 for number in range(first, behind))
+        assert bodies < budget + SMALL_SEGMENT, f"{first} to {behind} have {bodies} bytes"
+    assert drain(reader(path), start) == [1000], "rows are for Spark, which has no such bound"
+    monkeypatch.setattr("faregate.spark.source.stream_reader.MOST_STORED", 1)
+    assert drain(reader(path, rows="ranges", startingOffsets=990), {**start, "0": 990}) == [*range(991, 1001)]
 
 
 def test_the_limit_that_spark_names_is_the_one_that_counts(tmp_path: Path) -> None:

@@ -120,6 +120,8 @@ class Stretch(NamedTuple):
     types: Sequence[str] | None = None
     sources: Sequence[str] | None = None
     """Each that one of its messages has, and no other."""
+    stored: int | None = None
+    """About how many bytes it takes in the log."""
 
 
 class Outlined(Protocol):

@@ -142,16 +142,18 @@ class JournalReader:
             if start < base:  # what retention removed
                 yield Stretch(start, base)
                 start = base
+            following, stored = (mark.offset, mark.at_byte) if footer is None else (footer.end, footer.bytes)
+            each_stored = stored / max(1, following - base)
             if footer is None or footer.compacted or not footer.ranges:
-                following = mark.offset if footer is None else footer.end
-                yield Stretch(start, min(end, following))
+                behind = min(end, following)
+                yield Stretch(start, behind, stored=round(each_stored * (behind - start)))
             else:
                 for each in footer.ranges:
                     if each.last >= start and each.first < end:
                         times = (each.first_time, each.last_time)
                         first, behind = max(start, each.first), min(end, each.last + 1)
-                        yield Stretch(first, behind, times, each.types, each.sources)
-                following = footer.end
+                        size = round(each_stored * (behind - first))
+                        yield Stretch(first, behind, times, each.types, each.sources, size)
             start = min(end, following)
         if start < end:
             yield Stretch(start, end)

@@ -9,7 +9,11 @@ from dataclasses import dataclass
 
 import pyarrow.compute as pc
 
-from faregate.ports.log import LogTransport
+from faregate.ports.log import LogTransport, is_outlined
+
+MOST_STORED = 512 * 1024 * 1024
+"""Of one batch where handlers follow: what they send is one unit for a journal, which takes a gigabyte at the most. A
+batch that is planned stays as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +61,17 @@ def _end_within(source: LogTransport, start: int, end: int, budget: int) -> tupl
         used += running[-1].as_py()
         first = False
     return end, used
+
+
+def end_by_size(source: LogTransport, start: int, end: int, budget: int) -> int:
+    """About where messages end that take so many bytes in the log, without reading them; one always fits. A log that
+    cannot tell sets no limit."""
+    if not is_outlined(source):
+        return end
+    for stretch in source.stretches(start, end):
+        stored = stretch.stored or 0
+        if stored > budget:
+            length = stretch.end - stretch.start
+            return min(end, max(start + 1, stretch.start + length * budget // stored))
+        budget -= stored
+    return end

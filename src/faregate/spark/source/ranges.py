@@ -11,10 +11,8 @@ from pyspark.sql.datasource import InputPartition
 
 TASK_MESSAGES = 250_000
 """What one task reads at the most: enough that starting it does not show, few enough to share the work."""
-HANDLED_MESSAGES = 200_000
-"""The same where handlers follow: a message costs them ten times as much, or more."""
 LEAST_HANDLED = 2_000
-"""Fewer are not worth a task of their own."""
+"""Where handlers follow: fewer are not worth a task of their own."""
 
 
 @dataclass(frozen=True)
@@ -27,14 +25,16 @@ class OffsetRange(InputPartition):
 
 
 def split(starts: dict[str, int], ends: dict[str, int], least: int, most: int = TASK_MESSAGES) -> list[OffsetRange]:
-    """Even ranges of at most `most` messages, at least `least` of them where there are as many offsets."""
+    """Even ranges of at most `most` messages, at least `least` of them where there are as many offsets, or a multiple
+    of that: `least` tasks run at a time, and all of them should have work until the end."""
     lengths = {name: max(0, ends[name] - starts[name]) for name in sorted(ends)}
     total = sum(lengths.values())
     found: list[OffsetRange] = []
     for name, length in lengths.items():
         if not length:
             continue
-        pieces = min(length, max(-(-length // most), -(-least * length // total)))
+        share = -(-least * length // total)
+        pieces = min(length, share * -(-length // (most * share)))
         bounds = [starts[name] + length * number // pieces for number in range(pieces + 1)]
         found += [OffsetRange(name, first, last) for first, last in pairwise(bounds)]
     return found

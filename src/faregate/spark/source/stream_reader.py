@@ -31,8 +31,8 @@ from faregate.ports.log import LogTransport
 from faregate.spark.logs import OpenLog, open_partitions
 from faregate.spark.options import ENDING, NO_END, Options
 from faregate.spark.source.bounds import LOG_KEY, check_partitions, lost, resolve
-from faregate.spark.source.limits import Waiting, within
-from faregate.spark.source.ranges import HANDLED_MESSAGES, LEAST_HANDLED, TASK_MESSAGES, OffsetRange, split
+from faregate.spark.source.limits import MOST_STORED, Waiting, end_by_size, within
+from faregate.spark.source.ranges import LEAST_HANDLED, OffsetRange, split
 from faregate.spark.source.reading import lose, read_range
 
 Offset = dict[str, Any]
@@ -93,6 +93,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 ends[name] = source.earliest()
                 ids[name] = source.log_id
         for name, end in self._limited(waiting, limit).items():
+            if self._options.ranges:
+                end = end_by_size(waiting[name].source, waiting[name].begin, end, MOST_STORED)
             ends[name] = max(ends[name], end)
         return {**ends, LOG_KEY: ids if self._options.several else opened.log_id}
 
@@ -126,11 +128,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         ends = _numbers(end)
         starts = {**ends, **_numbers(start)}
-        least, most = self._options.min_partitions, TASK_MESSAGES
+        least = self._options.min_partitions
         if self._options.ranges:
             total = sum(ends.values()) - sum(starts.values())
-            least, most = min(least, -(-total // LEAST_HANDLED)), HANDLED_MESSAGES
-        return [*split(starts, ends, least, most)]
+            least = min(least, -(-total // LEAST_HANDLED))
+        return [*split(starts, ends, least)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, OffsetRange)
