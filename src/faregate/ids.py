@@ -24,11 +24,10 @@ VARIANT = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
 """Any hexadecimal digit to the one that carries its last two bits behind the variant bits of a UUID."""
 LENGTH, ROOT = 36, 13
 """Characters of an id, and of the root's part in it."""
-ROOT_PATTERN = r"^[0-9a-f]{8}-[0-9a-f]{4}-"
 FIRST, SECOND, THIRD, VARIANT_AT = slice(0, 3), slice(3, 6), slice(6, 18), 18
 """The digits of a digest that stand behind the version, behind the variant and at the end; which one is the variant."""
 
-_has_root_part = re.compile(ROOT_PATTERN).match
+_has_root_part = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-").match
 
 
 def framed(*fields: str) -> str:

@@ -18,8 +18,9 @@ import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from faregate.broker.journal import dead_letters
 from faregate.broker.journal import frame as frames
@@ -31,6 +32,7 @@ from faregate.columns import body_bytes, pack_batch
 from faregate.errors import JournalCorrupt, MessageTooLarge
 from faregate.ports.log import Piece, Staged
 
+T = TypeVar("T")
 _FOLDER = "staging"
 _FRAME_ROWS = 10_000
 _MOST_PARTS = 0xFFFF
@@ -113,7 +115,7 @@ def move_into_spool(layout: Layout, origin: str, batch: int, staged: Sequence[St
     try:
         at_byte = 0
         bodies = (body for path, pieces in files for body in _staged_frames(disk, path, pieces))
-        for frame in batch_frames(bodies, parts):
+        for frame in batch_frames(_ahead(bodies), parts):
             at_byte += file.write(at_byte, frame)
         unpacked = sum(each.bytes for each in staged)
         if at_byte > LARGEST_BATCH or unpacked > MOST_UNPACKED:
@@ -128,6 +130,15 @@ def move_into_spool(layout: Layout, origin: str, batch: int, staged: Sequence[St
         raise
     file.close()
     disk.rename(whole, spool_path(layout, origin, batch))
+
+
+def _ahead(bodies: Iterator[T]) -> Iterator[T]:
+    """The same; the next one is checked while one is written. A checksum and a write let other threads run."""
+    with ThreadPoolExecutor(1) as thread:
+        following = thread.submit(next, bodies, None)
+        while (body := following.result()) is not None:
+            following = thread.submit(next, bodies, None)
+            yield body
 
 
 def _staged_frames(disk: RealDisk, path: Path, pieces: int) -> Iterator[tuple[int, memoryview, int]]:

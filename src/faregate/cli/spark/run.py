@@ -35,7 +35,7 @@ def run(
         str | None, typer.Option(help="The bus' token store, where that is another database than the node's store.")
     ] = None,
     trigger: Annotated[str, typer.Option(help="available-now, or how often to look: 5s, 500ms.")] = "available-now",
-    max_messages: Annotated[int, typer.Option(min=1, help="At most so many messages a batch.")] = 400_000,
+    max_messages: Annotated[int, typer.Option(min=1, help="At most so many messages a batch.")] = 1_000_000,
     handover: Annotated[
         bool, typer.Option("--handover", help="Take subscriptions over from their queues; the bus must be stopped.")
     ] = False,

@@ -123,7 +123,7 @@ class Plain:
         function, awaits, outputs, takes = self._function, self._awaits, self._outputs, self._takes
         done, sent = Done(None, [], []), Sent([], [], [], {})
         rows, made, bodies, keys = sent
-        filtered = 0
+        filtered, cls, output = 0, None, None
         for row, body in enumerate(batch.column("payload").to_pylist()):
             try:
                 message = decode(body)
@@ -137,8 +137,9 @@ class Plain:
                 result = await function(message) if awaits else function(message)
                 if result is None:
                     continue
-                cls = type(result)
-                output = outputs[cls] if cls in outputs else self._output(cls)
+                if type(result) is not cls:
+                    cls = type(result)
+                    output = outputs[cls] if cls in outputs else self._output(cls)
                 if output is None:
                     done.others.append((row, message, result))
                     continue

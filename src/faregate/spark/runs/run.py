@@ -45,8 +45,8 @@ from faregate.spark.runs.views import bindings_of, label_of, reader_name, take_v
 
 log = logging.getLogger("faregate.spark")
 
-MESSAGES_PER_TRIGGER = 400_000
-"""Of one batch, at most, unless one says otherwise: what it sends is one unit for a journal."""
+MESSAGES_PER_TRIGGER = 1_000_000
+"""Of one batch, at most, unless one says otherwise; of large ones there are fewer (`MOST_STORED`)."""
 _PARKED_SECONDS = 1.0
 _STOP_SECONDS = 0.2
 _SPARKS_DEFAULT = "200"
@@ -112,7 +112,7 @@ class Run:
 
     def _handle(self, work: DataFrame, number: int | None) -> None:
         started = time.monotonic()
-        handled = work.repartition(self._partitions, "bucket").sortWithinPartitions("position")
+        handled = work.repartitionById(self._partitions, "bucket").sortWithinPartitions("position")
         counts: Counter[str] = Counter()
         done = self._low_water
         for row in handled.mapInArrow(handle_partition(self._spec), COUNTS).collect():

@@ -62,9 +62,8 @@ class StatelessRun:
 
     def start(self, stream: DataFrame, checkpoint: str, trigger: dict[str, Any]) -> None:
         if needs_order(self._spec):
-            shuffled = stream.mapInArrow(work_rows(self._spec, self._path), WORK).repartition(
-                self._partitions, "bucket"
-            )
+            rows = stream.mapInArrow(work_rows(self._spec, self._path), WORK)
+            shuffled = rows.repartitionById(self._partitions, "bucket")
             handled = shuffled.mapInArrow(handle_ordered(self._spec, self._path), OUTPUT)
         else:
             handled = stream.mapInArrow(handle_as_they_come(self._spec, self._path), OUTPUT)
