@@ -258,7 +258,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("rate", ["1000", "1000000"])
+@pytest.mark.parametrize("rate", ["20000", "1000000"])
 @pytest.mark.usefixtures("narrow")
 def test_the_tables_fit_80_columns(engine: str, rate: str) -> None:
     done = CliRunner().invoke(app, ["capacity", "--rate", rate, "--engine", engine, "--sent", "1", "--hot", "0.9"])
