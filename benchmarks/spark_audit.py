@@ -23,6 +23,7 @@ from faregate import ids
 from faregate.broker.journal.disk import RealDisk
 from faregate.broker.journal.layout import Layout, prepare, write_json
 from faregate.broker.journal.log import Log
+from faregate.broker.journal.sealing import seal_all
 from faregate.broker.journal.settled_columns import RECORD, checksums
 from faregate.message import Envelope
 from faregate.ports.log import HANDLED
@@ -83,6 +84,7 @@ def fill(folder: Path, messages: int) -> tuple[Path, str]:
     bases = [*layout.segment_bases(disk), messages]
     for base, following in pairwise(bases):
         layout.settled_log(base).write_bytes(settlements(base, following, queue))
+    seal_all(layout, disk)  # as a bus does with full segments
     return journal, f"sqlite:{database}"
 
 

@@ -8,7 +8,7 @@ Rules kept here:
 - Numbers instead of texts: a node is its place in a list, a message id two longs. What follows groups millions of them.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -160,8 +160,10 @@ def read_deliveries(plan: JournalPlan, segment: LogPart) -> Iterator[tuple[Any, 
         yield batch, batch_of(FIELDS, len(rows), columns)
 
 
-def digest_longs(digests: Iterable[bytes | None]) -> list[int | None]:
+def digest_longs(digests: Sequence[bytes | None]) -> Any:
     """The first eight bytes of each, as a long; None for what is none."""
+    if all(each is not None and len(each) == _DIGEST_BYTES for each in digests):
+        return np.frombuffer(b"".join(each or b"" for each in digests), ">i8")[::2].astype("i8")
     return [
         int.from_bytes(each[:8], "big", signed=True) if each is not None and len(each) >= 8 else None
         for each in digests
