@@ -54,6 +54,13 @@ class File(msgspec.Struct):
     """Offsets."""
     rows: int
     bytes: int
+    footer_crc: int | None = None
+    """Of its end, from the footer on, for which Parquet has no checksum. Older files have none."""
+
+
+def footer_at(end: bytes, size: int) -> int:
+    """Where the footer of a Parquet file begins, by its last eight bytes. Wrong ones lead anywhere within it."""
+    return max(0, size - 8 - int.from_bytes(end[:4], "little"))
 
 
 class Manifest(msgspec.Struct):

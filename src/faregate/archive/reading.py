@@ -1,8 +1,8 @@
 """An archive as it can be read: which segments it has, and their messages in the order of the log.
 
 Rules kept here:
-- Only what a manifest names is read. Pages have checksums, and those are checked: the journal has these messages no
-  more. (Files of an older version have none.)
+- Only what a manifest names is read. Pages and footers have checksums, and those are checked: the journal has these
+  messages no more. (Files of an older version have none.)
 - What is archived stays archived, so it is listed again only when something is asked for that was not there before.
 - A segment is read at a time, and of that the files and row groups in which there may be something that is wanted.
 """
@@ -10,12 +10,13 @@ Rules kept here:
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any
+from zlib import crc32
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from faregate.archive.layout import META, SEGMENTS, VERSION, File, Manifest, Meta, Span, span_of
+from faregate.archive.layout import META, SEGMENTS, VERSION, File, Manifest, Meta, Span, footer_at, span_of
 from faregate.archive.target import Target, open_target
 from faregate.columns import SCHEMA
 from faregate.errors import ArchiveUnavailable, ConfigurationError, NotAnArchive, OffsetGone
@@ -159,6 +160,7 @@ class Archive:
         place, files = self.target.place(file.path), self.target.files
         try:
             with self.target.available():
+                self._check_footer(file, place)
                 return parquet.read_table(
                     place,
                     columns=columns,
@@ -171,6 +173,18 @@ class Archive:
             raise self._gone(file.path, span) from exc
         except pa.ArrowException as exc:
             raise ArchiveUnavailable(f"{file.path} in {self.target.shown} cannot be read: {exc}") from exc
+
+    def _check_footer(self, file: File, place: str) -> None:
+        """What is in a file is found, and passed over, by what its footer says."""
+        if file.footer_crc is None:
+            return
+        with self.target.files.open_input_file(place) as opened:
+            size = opened.size()
+            begin = footer_at(opened.read_at(8, max(0, size - 8)), size)
+            if size != file.bytes or crc32(opened.read_at(size - begin, begin)) != file.footer_crc:
+                raise ArchiveUnavailable(
+                    f"{file.path} in {self.target.shown} cannot be read: its footer is not the one that was written"
+                )
 
     def _gone(self, what: str, span: Span) -> OffsetGone:
         return OffsetGone(

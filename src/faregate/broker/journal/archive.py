@@ -17,12 +17,13 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from faregate.archive.layout import META, OWN, File, Manifest, Meta, Span, file_path
+from faregate.archive.layout import META, OWN, File, Manifest, Meta, Span, file_path, footer_at
 from faregate.archive.reading import Archive, find_meta
 from faregate.archive.target import Target, open_target
 from faregate.broker.journal.disk import RealDisk
@@ -163,7 +164,8 @@ class Archiver:
         path = file_path(self._archive.meta.log, base, date, type)
         data = part.end()
         put(self._target, path, data)
-        return File(path, type, part.first, part.last, part.rows, len(data))
+        footer = data[footer_at(data[-8:], len(data)) :]
+        return File(path, type, part.first, part.last, part.rows, len(data), crc32(footer))
 
     def _commit(self, manifest: Manifest) -> None:
         """From here on the segment is archived."""
