@@ -20,7 +20,7 @@ from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.topology import Reading
 from faregate.spark import id_columns
 from faregate.spark.runs import stateless as run_stateless
-from faregate.spark.runs.plain import is_plain
+from faregate.spark.runs.plain import Plain, is_plain
 from faregate.spark.runs.rows import Places
 from faregate.spark.runs.spec import RunSpec, provide
 from faregate.spark.runs.stateless import HandlerFailed, Task
@@ -282,6 +282,38 @@ def test_a_dead_letter_says_that_its_message_was_tried(error: type[Exception], p
     _, [letter], _ = handled(made, [asked(1)], plain=plain)
     assert letter.tries == 1, "one delivery, however often its handler ran in it"
     assert len(calls) == (3 if error is RuntimeError else 1)
+
+
+class NoDoubts:
+    """JSON for all but one class."""
+
+    content_type = "application/json"
+
+    def encoder(self, cls: type) -> Any:
+        if cls is Doubted:
+            raise LookupError("there is no schema for Doubted")
+        return msgspec.json.encode
+
+    def decoder(self, cls: type) -> Any:
+        return msgspec.json.Decoder(cls).decode
+
+
+def test_an_event_that_cannot_be_encoded_takes_no_other_events_place() -> None:
+    """A codec that has no encoder for a class fails for each of its events, not for the first alone."""
+    made = fg.Node("answers")
+
+    @made.on(Asked, source="asking", retry=fg.Retry(0))
+    def answer(asked: Asked) -> object:
+        return Answered(number=asked.number) if asked.number in (0, 3) else Doubted(number=asked.number)
+
+    [subscription] = made.subscriptions.values()
+    plain = Plain(subscription, NoDoubts(), 1 << 20, {})
+    batch = to_batch([asked(number) for number in range(4)], [-1] * 4, range(4), 0)
+    decode = plain.decoder(batch)
+    assert decode is not None
+    done = asyncio.run(plain.handle(batch, decode, 1.0))
+    assert [row for row, _ in done.failed] == [1, 2]
+    assert done.batch.column("type").to_pylist() == ["Answered", "Answered"]
 
 
 ROOT = "01a1e26d-faf0-7f87-b677-4a779ce498ef"

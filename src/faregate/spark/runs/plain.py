@@ -123,7 +123,9 @@ class Plain:
         function, awaits, outputs, takes = self._function, self._awaits, self._outputs, self._takes
         done, sent = Done(None, [], []), Sent([], [], [], {})
         rows, made, bodies, keys = sent
-        filtered, cls, output = 0, None, None
+        filtered = 0
+        cls: type | None = None
+        output: Output | None = None
         for row, body in enumerate(batch.column("payload").to_pylist()):
             try:
                 message = decode(body)
@@ -137,15 +139,15 @@ class Plain:
                 result = await function(message) if awaits else function(message)
                 if result is None:
                     continue
-                if type(result) is not cls:
-                    cls = type(result)
-                    output = outputs[cls] if cls in outputs else self._output(cls)
+                if (kind := type(result)) is not cls:
+                    output = outputs[kind] if kind in outputs else self._output(kind)
+                    cls = kind
                 if output is None:
                     done.others.append((row, message, result))
                     continue
                 encoded = output.encode(result)
                 if len(encoded) > self._limit:
-                    raise MessageTooLarge(f"{cls.__name__} is {len(encoded)} bytes; the limit is {self._limit}")
+                    raise MessageTooLarge(f"{kind.__name__} is {len(encoded)} bytes; the limit is {self._limit}")
             except (Exception, asyncio.CancelledError) as exc:
                 done.failed.append((row, exc))
                 continue
