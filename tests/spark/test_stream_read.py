@@ -75,15 +75,19 @@ def test_what_handlers_read_in_one_batch_is_bounded_by_its_size_in_the_log(
     assert sum(each.stored or 0 for each in log.stretches(0, end)) > sum(sizes) > 300_000
     budget = 100_000
     monkeypatch.setattr("faregate.spark.source.stream_reader.MOST_STORED", budget)
-    start = reader(path, rows="ranges").initialOffset()
-    ends = drain(reader(path, rows="ranges"), start)
+    ranges = {"rows": "ranges", "maxMessagesPerTrigger": 1000}
+    start = reader(path, **ranges).initialOffset()
+    ends = drain(reader(path, **ranges), start)
     assert ends[-1] == 1000 and len(ends) < 20
     for first, behind in pairwise([0, *ends]):
         bodies = sum(2000 if 400 <= number < 600 else 20 for number in range(first, behind))
         assert bodies < budget + SMALL_SEGMENT, f"{first} to {behind} have {bodies} bytes"
-    assert drain(reader(path), start) == [1000], "rows are for Spark, which has no such bound"
+    assert drain(reader(path, maxMessagesPerTrigger=1000), start) == [1000], (
+        "rows are for Spark: they have no such bound"
+    )
+    assert drain(reader(path, rows="ranges"), start) == [1000], "who asks for all at once gets it: Spark's trigger once"
     monkeypatch.setattr("faregate.spark.source.stream_reader.MOST_STORED", 1)
-    assert drain(reader(path, rows="ranges", startingOffsets=990), {**start, "0": 990}) == [*range(991, 1001)]
+    assert drain(reader(path, **ranges), {**start, "0": 990}) == [*range(991, 1001)]
 
 
 def test_the_limit_that_spark_names_is_the_one_that_counts(tmp_path: Path) -> None:

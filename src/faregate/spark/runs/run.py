@@ -38,6 +38,7 @@ from faregate.spark.runs.driver import Driver
 from faregate.spark.runs.progress import RunProgress, committed_end, parse_trigger
 from faregate.spark.runs.rows import WORK, Places, work_rows
 from faregate.spark.runs.spec import RunSpec, load_node, load_observers, locate
+from faregate.spark.runs.stateless import needs_order
 from faregate.spark.runs.stateless_query import StatelessRun, check_stateless
 from faregate.spark.runs.tasks import COUNTS, handle_partition
 from faregate.spark.runs.unknown_sources import warn_of_unknown_sources
@@ -47,6 +48,8 @@ log = logging.getLogger("faregate.spark")
 
 MESSAGES_PER_TRIGGER = 1_000_000
 """Of one batch, at most, unless one says otherwise; of large ones there are fewer (`MOST_STORED`)."""
+ORDERED_PER_TRIGGER = 400_000
+"""The same for handlers in order without a store: a task sorts all that it has in memory."""
 _PARKED_SECONDS = 1.0
 _STOP_SECONDS = 0.2
 _SPARKS_DEFAULT = "200"
@@ -241,6 +244,8 @@ def run(
     observers = load_observers(observe, folder)
     content_type = _check(found, store, tokens, codec, max_messages_per_trigger)
     open_log(path)  # raises when there is none
+    if store is None and needs_order(found):
+        max_messages_per_trigger = min(max_messages_per_trigger, ORDERED_PER_TRIGGER)
     reader = _reader(spark, found, max_messages_per_trigger).options(**options_of(path))
     partitions = _partitions(spark)
     driver = None

@@ -38,6 +38,7 @@ from faregate.core.verdict import Verdict, judge
 from faregate.core.work import Work
 from faregate.errors import Expired, HandlerFailed, Unavailable
 from faregate.message import Envelope
+from faregate.node.node import Node
 from faregate.node.policy import Redeliver
 from faregate.node.rules import FailurePolicy
 from faregate.ports.clock import Clock, SystemClock
@@ -233,9 +234,9 @@ class Task:
         return [*found, dead] if dead else found
 
 
-def needs_order(spec: RunSpec) -> bool:
+def needs_order(node: Node) -> bool:
     """Whether messages must be brought together by key first."""
-    return any(subscription.ordered for subscription in node_of(spec).subscriptions.values())
+    return any(subscription.ordered for subscription in node.subscriptions.values())
 
 
 def handle_ordered(spec: RunSpec, place: Place) -> Callable[[Iterable[Any]], Iterator[Any]]:

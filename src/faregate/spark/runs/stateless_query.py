@@ -16,7 +16,7 @@ from faregate.spark.options import Place
 from faregate.spark.runs.driver import LoopThread
 from faregate.spark.runs.progress import RunProgress, end_of
 from faregate.spark.runs.rows import WORK, work_rows
-from faregate.spark.runs.spec import RunSpec
+from faregate.spark.runs.spec import RunSpec, node_of
 from faregate.spark.runs.stateless import COUNTED, OUTPUT, handle_as_they_come, handle_ordered, needs_order
 from faregate.spark.runs.views import reader_name
 from faregate.spark.schema import STAGED
@@ -61,7 +61,7 @@ class StatelessRun:
         self._told = -1
 
     def start(self, stream: DataFrame, checkpoint: str, trigger: dict[str, Any]) -> None:
-        if needs_order(self._spec):
+        if needs_order(node_of(self._spec)):
             rows = stream.mapInArrow(work_rows(self._spec, self._path), WORK)
             shuffled = rows.repartitionById(self._partitions, "bucket")
             handled = shuffled.mapInArrow(handle_ordered(self._spec, self._path), OUTPUT)

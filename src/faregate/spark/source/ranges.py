@@ -33,7 +33,7 @@ def split(starts: dict[str, int], ends: dict[str, int], least: int, most: int = 
     for name, length in lengths.items():
         if not length:
             continue
-        share = -(-least * length // total)
+        share = max(1, -(-least * length // total))
         pieces = min(length, share * -(-length // (most * share)))
         bounds = [starts[name] + length * number // pieces for number in range(pieces + 1)]
         found += [OffsetRange(name, first, last) for first, last in pairwise(bounds)]

@@ -93,8 +93,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 ends[name] = source.earliest()
                 ids[name] = source.log_id
         for name, end in self._limited(waiting, limit).items():
-            if self._options.ranges:
-                end = end_by_size(waiting[name].source, waiting[name].begin, end, MOST_STORED)
             ends[name] = max(ends[name], end)
         return {**ends, LOG_KEY: ids if self._options.several else opened.log_id}
 
@@ -108,7 +106,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Spark's limits cannot be combined, so the second of ours is applied here.
         most_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         most_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.max_bytes
-        return within(waiting, most_rows, most_bytes)
+        ends = within(waiting, most_rows, most_bytes)
+        if not self._options.ranges or self._options.archive is not None:
+            return ends
+        return {
+            name: end_by_size(waiting[name].source, waiting[name].begin, end, MOST_STORED) for name, end in ends.items()
+        }
 
     def _present(self, wanted: int, source: LogTransport, who: str) -> int:
         """The offset to go on from: the wanted one, or what is left when losses are allowed."""
