@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import faregate as fg
 from faregate.broker.journal import dead_letters, sealing
 from faregate.broker.journal import frame as frames
 from faregate.broker.journal import log as log_module
+from faregate.broker.journal.bloom import bloom_of, may_hold
 from faregate.broker.journal.content import Rows
 from faregate.broker.journal.high_water import HighWater
 from faregate.broker.journal.journal import Journal
@@ -87,7 +89,7 @@ def test_a_sealed_segment_is_sound_and_its_footer_says_what_is_in_each_frame(tmp
     journal = Journal(layout.root, segment_size=8192)
     for number in range(40):
         spooled = number.to_bytes(16, "big") if number % 3 else None
-        journal._log.append([envelope(f"m{number}", 500, key=f"k{number}")], [-1], batch=spooled)
+        journal._log.append([envelope(f"m{number}", 500, key=f"k{number}", correlation_id="c")], [-1], batch=spooled)
         journal._log.sync()
     journal.release()
     assert seal_all(layout, journal.disk) > 1
@@ -98,6 +100,8 @@ def test_a_sealed_segment_is_sound_and_its_footer_says_what_is_in_each_frame(tmp
     [one] = footer.ranges
     assert (one.first, one.last, one.topics, one.types, one.sources) == (0, footer.end - 1, [-1], ["Noted"], ["author"])
     assert footer.first_time == one.first_time <= one.last_time == footer.last_time
+    assert one.keys is not None and all(may_hold(one.keys, f"k{number}") for number in range(footer.end))
+    assert one.correlations == bloom_of(pa.array(["c"]))
 
 
 def test_large_frames_are_cut_and_small_ones_joined(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,6 +124,18 @@ MUTANTS: dict[str, tuple[Any, str, Any]] = {
         "stretches",
         lambda *args: (each._replace(types=each.types and each.types[:1]) for each in _stretches(*args)),
     ),
+    "a frame has none of its keys": (
+        JournalReader,
+        "stretches",
+        lambda *args: (each._replace(keys=each.keys and (lambda key: False)) for each in _stretches(*args)),
+    ),
+    "a frame has none of its correlations": (
+        JournalReader,
+        "stretches",
+        lambda *args: (
+            each._replace(correlations=each.correlations and (lambda text: False)) for each in _stretches(*args)
+        ),
+    ),
     "the last offset does not count": (
         Condition,
         "may_be_between",
@@ -150,7 +162,7 @@ MUTANTS: dict[str, tuple[Any, str, Any]] = {
 def test_the_comparison_finds_what_is_broken(sample: Sample, monkeypatch: pytest.MonkeyPatch, mutant: str) -> None:
     monkeypatch.setattr(*MUTANTS[mutant])
     with pytest.raises(AssertionError):
-        compare(sample, 300)
+        compare(sample, 1500)
 
 
 # --- skipping ----------------------------------------------------------------------------------------------------
@@ -196,8 +208,13 @@ def test_frames_that_nobody_looks_for_are_not_read(sample: Sample, frames: list[
     assert 2 < read(pushed.StringStartsWith(("type",), "Ref")) < whole
     assert 2 < read(pushed.Not(pushed.EqualTo(("source",), "web"))) < whole
     assert read(types="Nothing") == read(nodes="nobody") == 2
+    assert read(pushed.EqualTo(("key",), "nobody's")) == 2
+    assert read(pushed.EqualTo(("correlation_id",), early["correlation_id"])) == 3
+    assert read(pushed.In(("correlation_id",), (early["correlation_id"], "c-none"))) == 3
     # There is nothing about these in a footer: only rows are left out.
     assert read(pushed.EqualTo(("key",), "k1")) == read(pushed.IsNull(("sent_at",))) == whole
+    assert read(pushed.Not(pushed.EqualTo(("key",), "k1"))) == read(pushed.IsNull(("key",))) == whole
+    assert read(pushed.StringStartsWith(("correlation_id",), "none")) == whole
 
 
 def test_rows_that_nobody_looks_for_do_not_reach_spark(sample: Sample) -> None:

@@ -122,6 +122,9 @@ class Stretch(NamedTuple):
     """Each that one of its messages has, and no other."""
     stored: int | None = None
     """About how many bytes it takes in the log."""
+    keys: Callable[[str], bool] | None = None
+    correlations: Callable[[str], bool] | None = None
+    """Whether one of its messages may have that key, that correlation: a no is sure."""
 
 
 class Outlined(Protocol):

@@ -93,6 +93,9 @@ class BatchRange(msgspec.Struct, array_like=True):
     topics: list[int]
     types: list[str]
     sources: list[str]
+    keys: bytes | None = None
+    correlations: bytes | None = None
+    """Bloom filters (`bloom`). Older segments have none."""
 
 
 class Footer(msgspec.Struct, omit_defaults=True):

@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from faregate.broker.journal import frame as frames
+from faregate.broker.journal.bloom import bloom_of
 from faregate.broker.journal.content import Messages, Rows, read_messages
 from faregate.broker.journal.disk import Disk, File
 from faregate.broker.journal.frame import SEGMENT_BYTES, BatchRange, Footer, Frame, SegmentHeader
@@ -177,8 +178,9 @@ def range_of(batch: Any, at_byte: int) -> BatchRange:
     """What the footer says of a frame of columns that stands there."""
     offsets, times = batch.column("offset"), batch.column("time").view(pa.int64())
     types, sources, topics = (pc.unique(batch.column(name)).to_pylist() for name in ("type", "source", "topic"))
+    blooms = (bloom_of(batch.column(name)) for name in ("key", "correlation_id"))
     first, last = offsets[0].as_py(), offsets[-1].as_py()
-    return BatchRange(at_byte, first, last, times[0].as_py(), times[-1].as_py(), topics, types, sources)
+    return BatchRange(at_byte, first, last, times[0].as_py(), times[-1].as_py(), topics, types, sources, *blooms)
 
 
 def _sum_of(bodies: Iterable[bytes | None], before: int) -> int:

@@ -73,7 +73,10 @@ class Condition(msgspec.Struct, frozen=True, array_like=True):
         if self.column == "time" and stretch.times is not None:
             return self.may_be_between(*stretch.times)
         known = {"type": stretch.types, "source": stretch.sources}.get(self.column)
-        return known is None or any(map(self.takes, known))
+        if known is not None:
+            return any(map(self.takes, known))
+        asked = {"key": stretch.keys, "correlation_id": stretch.correlations}.get(self.column)
+        return asked is None or self.test != "in" or self.negated or any(map(asked, self.values))
 
     def rows(self, batch: Any) -> Any:
         """Of each row, whether it fits."""

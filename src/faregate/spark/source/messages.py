@@ -26,8 +26,8 @@ def messages(spark: SparkSession, journal: str | Path | Sequence[str | Path], **
     """The rows of `format("faregate")`, with its options for batch reads; a list where names are separated by commas.
     An option that is None is not set.
 
-    Filters on offset, appended_at, type and source keep parts of the log from being read at all, those on other texts
-    and times keep rows from Spark. The rows are always those of a full scan. Each call gives a DataFrame of its own:
+    Filters on offset, appended_at, type and source, and `=` and `in` on key and correlation_id, keep parts of the log
+    from being read at all; those on other texts and times keep rows from Spark. The rows are always those of a full scan. Each call gives a DataFrame of its own:
     one that several queries use reads what any of them has asked for.
 
     Raises `InvalidOption`, `ConfigurationError`, and what Spark makes of `JournalNotFound`.
