@@ -1,4 +1,4 @@
-"""The audit of a journal and its ledger on Spark at 2, 4 and 8 million messages: time grows no faster than they do.
+"""The audit of a journal and its ledger on Spark at 5, 10 and 20 million messages: time grows no faster than they do.
 
 The journal is written through the log itself, the side logs and the ledger by hand, as a bus would have left them: one
 recipient, 1,000 keys, every message handled in order. Each size is audited in every round, in the same session, and the
@@ -128,7 +128,7 @@ def settlements(first: int, stop: int, queue: int) -> bytes:
 
 
 def main() -> None:
-    args = options(__doc__, rounds=3, messages=8_000_000)
+    args = options(__doc__, rounds=2, messages=20_000_000)
     report = Report("spark-audit", args.json)
     with folder() as scratch:
         settings = {

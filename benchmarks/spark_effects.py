@@ -74,7 +74,7 @@ def write_by_hand(url: str) -> Any:
 
 
 def main() -> None:
-    args = options(__doc__, rounds=3, messages=30_000)
+    args = options(__doc__, rounds=3, messages=300_000)
     report = Report("spark-effects", args.json)
     server = os.environ["FAREGATE_TEST_POSTGRES"]
     scratch = Path(tempfile.mkdtemp(prefix="faregate-bench-"))

@@ -20,6 +20,8 @@ from typer.testing import CliRunner
 from faregate.broker.journal.reader import JournalReader
 from faregate.cli import app
 from faregate.cli.spark import jobs as spark_jobs
+from faregate.cli.spark.session import session
+from faregate.errors import ConfigurationError
 from faregate.ids import message_id
 from tests.spark.jobs_rig import World, order
 from tests.spark.rig import spooled
@@ -59,6 +61,11 @@ def program(*arguments: object, **environment: str) -> subprocess.CompletedProce
         timeout=120,
         env={**os.environ, "COLUMNS": "200", **environment},
     )
+
+
+def test_spark_connect_is_refused_by_name() -> None:
+    with pytest.raises(ConfigurationError, match="sc://somewhere is Spark Connect"), session("sc://somewhere", "rates"):
+        pass
 
 
 @pytest.mark.services

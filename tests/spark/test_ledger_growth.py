@@ -6,6 +6,7 @@ table from end to end; SQLite is asked for the plan of every statement that it r
 """
 
 import asyncio
+import os
 import re
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -23,7 +24,8 @@ from faregate.stores.sqlite.database import SqliteDatabase
 from tests.spark.test_run_engine import Noted, Rig
 
 ROWS = 200_000
-MANY = 5_000_000
+MANY = int(os.environ.get("FAREGATE_TEST_LEDGER_ROWS", 5_000_000))
+"""A hundred million takes 15 GB and some minutes on SQLite."""
 MESSAGES = 300
 OLD, YOUNG = 1.0e9, 4.0e9
 """When the first row was handled, and one that nobody removes."""

@@ -268,3 +268,13 @@ def test_a_journal_made_anew_under_a_running_checkpoint_is_noticed(start: Start,
     journal(path, 50)
     with pytest.raises(PySparkException, match="ConfigurationError: the checkpoint belongs to the log"):
         finish(start())
+
+
+def test_a_query_with_ending_offsets_fails_before_it_reads(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark tells the source that it is a stream only when the query has started."""
+    path = journal(tmp_path / "j", 5)
+    stream = spark.readStream.format("faregate").option("endingOffsets", 5).load(str(path))
+    query = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    with pytest.raises(PySparkException, match=r"option endingOffsets is for batch reads: .*availableNow"):
+        query.awaitTermination()
+    assert query.lastProgress is None

@@ -215,9 +215,19 @@ class WithRaw(fg.Event):
     raw: msgspec.Raw
 
 
+class Cased(msgspec.Struct):
+    sku: str
+    SKU: str
+
+
+class WithCases(fg.Event):
+    parts: list[Cased]
+
+
 @pytest.mark.parametrize(
     ("cls", "words"),
     [
+        (WithCases, ["WithCases.parts[].sku", "WithCases.parts[].SKU", "only in case"]),
         (WithCustom, ["WithCustom.inner[]", "Custom", 'wire="OrderPlaced"']),
         (WithRaw, ["WithRaw.raw", "Raw"]),
         (WithError, ["_Error", "msgspec.field(name=…)"]),

@@ -68,6 +68,7 @@ def test_options_are_those_of_the_source(spark: "SparkSession", tmp_path: Path) 
     assert sorted(row["total"] for row in part.collect()) == [5, 6, 7, 8, 9]
     assert part.rdd.getNumPartitions() == 3
     assert fg.spark.read(spark, path, Placed, nodes="nobody").count() == 0
+    assert fg.spark.read(spark, path, Placed, nodes=["shop", "nobody"], endingOffsets=None).count() == 20
     assert fg.spark.read(spark, path, Placed, max_message_bytes=1).where("_error is null").count() == 0
 
 
@@ -100,17 +101,17 @@ def test_a_stream_with_an_end_is_refused_by_the_call(spark: "SparkSession", tmp_
 def test_several_journals_are_refused_with_what_to_do(spark: "SparkSession", tmp_path: Path) -> None:
     for name in ("a", "b"):
         orders(tmp_path / name, range(1))
-    for several in (f"{tmp_path}/*", f"{tmp_path}/a,{tmp_path}/b"):
+    for several in (f"{tmp_path}/*", f"{tmp_path}/a,{tmp_path}/b", [tmp_path / "a", f"journal:{tmp_path}/b"]):
         with pytest.raises(InvalidOption, match=r"fg\.spark\.read reads one journal: .* union"):
-            fg.spark.read(spark, several, Placed)
+            fg.spark.read(spark, several, Placed)  # type: ignore[arg-type]  # a list
 
 
 def test_a_stream_has_every_message_once_across_restarts(spark: "SparkSession", tmp_path: Path) -> None:
     path = orders(tmp_path / "log", range(20))
-    seen: list[tuple[int, int | None]] = []
+    seen: list[tuple[int, int | None, bool]] = []
 
     def keep(batch: "DataFrame", number: int) -> None:
-        seen.extend((row["_message"]["offset"], row["total"]) for row in batch.collect())
+        seen.extend((row["_message"]["offset"], row["total"], row["_error"] is None) for row in batch.collect())
 
     def run() -> None:
         stream = fg.spark.read_stream(spark, path, Placed, maxMessagesPerTrigger=11)
@@ -120,7 +121,7 @@ def test_a_stream_has_every_message_once_across_restarts(spark: "SparkSession", 
     run()
     orders(path, range(20, 30))
     run()
-    assert sorted(seen) == [(2 * n + 1, None if n == BAD else n) for n in range(30)]
+    assert sorted(seen) == [(2 * n + 1, None if n == BAD else n, n != BAD) for n in range(30)]
 
 
 PROGRAM = """

@@ -4,7 +4,8 @@ Where a log lies is a journal's folder, or a URL whose scheme a package has regi
 it for themselves. Several journals that are read as one are its partitions, each named by its folder.
 """
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -99,6 +100,13 @@ def log_place(given: Place) -> Place:
 def options_of(place: Place) -> dict[str, str]:
     """How `format("faregate")` is told."""
     return {"path": str(place)} if isinstance(place, Path) else {"url": place}
+
+
+def options_of_all(given: Place | Sequence[Place]) -> dict[str, str]:
+    """The same of one log, or of several journals."""
+    if isinstance(given, str | Path):
+        return options_of(log_place(given))
+    return {"path": json.dumps([str(log_place(each)) for each in given])}
 
 
 # Each raises `JournalNotFound`, `NotAJournal`, `JournalTooNew`, and `ConfigurationError` for a log that lacks it.

@@ -9,13 +9,16 @@ Rules kept here:
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from difflib import get_close_matches
 from glob import has_magic
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from pyspark.sql.utils import to_str
 
 from faregate.archive.target import absolute
 from faregate.errors import ConfigurationError, InvalidOption
@@ -34,6 +37,8 @@ from faregate.spark.source.bounds import (
 )
 from faregate.units import parse_bytes
 
+Value = str | int | bool | datetime | Sequence[str] | None
+"""What Python has for the value of an option. None: it is not set."""
 Place = str | Path
 """Where a log lies: a journal's folder, or the URL of another log. It travels to executors, and each opens it."""
 
@@ -81,6 +86,16 @@ class Options:
         """Raises `InvalidOption` when one of these was set: an option without effect is a misunderstanding."""
         for name in sorted(self.given.intersection(names)):
             raise InvalidOption(f"option {name} {why}")
+
+
+def as_texts(given: Mapping[str, Value]) -> dict[str, str]:
+    """As Spark has them; several names are separated by commas."""
+    texts = {name: value if isinstance(value, str) else _text(value) for name, value in given.items()}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def _text(value: Value) -> str | None:
+    return ",".join(value) if isinstance(value, Sequence) else to_str(value)
 
 
 def parse_options(given: Mapping[str, str]) -> Options:

@@ -26,8 +26,9 @@ def bloom_of(texts: Any) -> bytes:
     for value in hashes:
         first, second = _places(value, size)
         marks[first] = marks[second] = 1
-    bits = pa.Array.from_buffers(pa.uint8(), size, [None, pa.py_buffer(marks)]).cast(pa.bool_()).buffers()[1]
-    return bits.to_pybytes()[: size // 8]
+    [_, packed] = pa.Array.from_buffers(pa.uint8(), size, [None, pa.py_buffer(marks)]).cast(pa.bool_()).buffers()
+    bits: bytes = packed.to_pybytes()
+    return bits[: size // 8]
 
 
 def may_hold(bloom: bytes, text: str) -> bool:

@@ -44,7 +44,11 @@ def import_spark() -> None:
 
 @contextmanager
 def session(master: str, name: str, *, keep_log: bool = False) -> "Iterator[SparkSession]":
-    """A session that ends with the command. Raises `MissingExtra`, `SparkFailed`."""
+    """A session that ends with the command. Raises `ConfigurationError`, `MissingExtra`, `SparkFailed`."""
+    if master.startswith("sc:"):
+        raise ConfigurationError(
+            f"{master} is Spark Connect, and the commands need Spark itself: give --master local[*] or spark://HOST:PORT"
+        )
     import_spark()
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession

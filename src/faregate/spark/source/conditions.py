@@ -76,7 +76,9 @@ class Condition(msgspec.Struct, frozen=True, array_like=True):
         if known is not None:
             return any(map(self.takes, known))
         asked = {"key": stretch.keys, "correlation_id": stretch.correlations}.get(self.column)
-        return asked is None or self.test != "in" or self.negated or any(map(asked, self.values))
+        if asked is None or self.test != "in" or self.negated:
+            return True
+        return any(isinstance(each, str) and asked(each) for each in self.values)
 
     def rows(self, batch: Any) -> Any:
         """Of each row, whether it fits."""

@@ -1,25 +1,19 @@
 """`fg.spark.messages`: the messages of a log as a DataFrame whose filters decide what is read of the log."""
 
-import json
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from uuid import uuid4
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.utils import to_str
 
 from faregate.spark import register
-from faregate.spark.logs import log_place, options_of
-from faregate.spark.options import parse_options
+from faregate.spark.logs import options_of_all
+from faregate.spark.options import Value, as_texts, parse_options
 from faregate.spark.source.pushed import NO_OFFSET
 
 SETTING = "spark.sql.python.filterPushdown.enabled"
 """Without it Spark refuses a source that asks for filters."""
-
-
-Value = str | int | bool | datetime | Sequence[str] | None
 
 
 def messages(spark: SparkSession, journal: str | Path | Sequence[str | Path], **options: Value) -> DataFrame:
@@ -27,13 +21,13 @@ def messages(spark: SparkSession, journal: str | Path | Sequence[str | Path], **
     An option that is None is not set.
 
     Filters on offset, appended_at, type and source, and `=` and `in` on key and correlation_id, keep parts of the log
-    from being read at all; those on other texts and times keep rows from Spark. The rows are always those of a full scan. Each call gives a DataFrame of its own:
-    one that several queries use reads what any of them has asked for.
+    from being read at all; those on other texts and times keep rows from Spark. The rows are always those of a full
+    scan. Each call gives a DataFrame of its own: one that several queries use reads what any of them has asked for.
 
     Raises `InvalidOption`, `ConfigurationError`, and what Spark makes of `JournalNotFound`.
     """
-    given = {name: text for name, value in options.items() if (text := _text(value)) is not None}
-    place = _place(journal)
+    given = as_texts(options)
+    place = options_of_all(journal)
     chosen = parse_options({**given, **place})
     chosen.refuse(["rows"], "is not for fg.spark.messages, whose rows are messages")
     columns = chosen.columns
@@ -45,13 +39,3 @@ def messages(spark: SparkSession, journal: str | Path | Sequence[str | Path], **
     # Spark plans for each filter, and would use the plan of the query before for one without.
     filtered = read.filter(F.col("offset") > NO_OFFSET)
     return filtered.select(*columns) if columns else filtered
-
-
-def _place(journal: str | Path | Sequence[str | Path]) -> dict[str, str]:
-    if isinstance(journal, str | Path):
-        return options_of(log_place(journal))
-    return {"path": json.dumps([str(log_place(each)) for each in journal])}
-
-
-def _text(value: Value) -> str | None:
-    return ",".join(value) if isinstance(value, Sequence) and not isinstance(value, str) else to_str(value)

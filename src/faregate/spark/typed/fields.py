@@ -159,6 +159,15 @@ def _info(annotation: Any, path: str) -> Any:
 
 
 def _members(fields: Iterable[_Field], path: str, inside: tuple[type, ...]) -> list[Member]:
+    fields = list(fields)
+    names: dict[str, str] = {}
+    for each in fields:
+        other = names.setdefault(each.name.lower(), each.name)
+        if other != each.name:
+            raise ConfigurationError(
+                f"{path}.{other} and {path}.{each.name} differ only in case, and Spark takes them for one column: read "
+                "with a class that has one of them, under the same wire name"
+            )
     return [Member(each.name, each.get, _column(each.info, f"{path}.{each.name}", inside)) for each in fields]
 
 

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.utils import to_str
 
 from faregate.errors import InvalidOption
 from faregate.message import describe_either
 from faregate.spark import register
-from faregate.spark.logs import log_place, options_of
-from faregate.spark.options import ENDING, NO_END, parse_options
+from faregate.spark.logs import options_of_all
+from faregate.spark.options import ENDING, NO_END, as_texts, parse_options
 from faregate.spark.schema import RANGES
 from faregate.spark.typed.decode import TypedSpec, schema_of, typed_rows
 from faregate.spark.typed.travel import pack_class
@@ -72,8 +71,7 @@ def _load(
             raise InvalidOption(f"option {name} is not for fg.spark.read: {_OURS[name.lower()]}")
     schema = schema_of(cls)
     spec = TypedSpec(pack_class(cls), found.wire, schema, limit)
-    chosen = {**options, **options_of(log_place(source)), "types": found.wire}
-    given = {name: text for name, value in chosen.items() if (text := to_str(value)) is not None}
+    given = as_texts({**options, **options_of_all(source), "types": found.wire})
     parsed = parse_options(given)
     if parsed.several:
         raise InvalidOption(
