@@ -10,6 +10,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from _harness import Contestant, Report, folder, interleave, options
@@ -28,8 +29,9 @@ BATCH = 1000
 TARGET = 0.8
 
 
-def fill(path: Path, messages: int, per_frame: int = BATCH, *, seals: bool = True) -> None:
-    """A journal of so many messages, all of it sealed, or as it was written."""
+def fill(path: Path, messages: int, per_frame: int = BATCH, *, seals: bool = True, correlated: bool = False) -> None:
+    """A journal of so many messages, all of it sealed, or as it was written. `correlated`: no two messages of it have
+    the same correlation."""
     disk, layout = RealDisk(), Layout(path)
     prepare(layout, disk)
     log = Log(layout, disk)
@@ -46,6 +48,8 @@ def fill(path: Path, messages: int, per_frame: int = BATCH, *, seals: bool = Tru
         for _ in range(per_frame)
     ]
     for _ in range(messages // per_frame):
+        if correlated:
+            rows = [msgspec.structs.replace(row, correlation_id=ids.root_id()) for row in rows]
         log.append(rows, [0] * per_frame)
     log.sync()
     if seals:

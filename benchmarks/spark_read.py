@@ -5,8 +5,9 @@ taking rows from Python, the limit that reading a journal can only approach. Bot
 tasks. Once with the two columns that the aggregate needs (`columns`), once with whole rows, of a sealed journal; and
 once whole rows of a journal that is still hot, published message by message.
 
-Then without a peer: a filter that keeps 1 % by time beside the full scan that finds the same (`fg.spark.messages`
-beside `format("faregate")`), and 50,000 messages published one by one beside the same in large batches.
+Then without a peer: a filter that keeps 1 % by time, and one that keeps one message by its correlation, each beside the
+full scan that finds the same (`fg.spark.messages` beside `format("faregate")`); and 50,000 messages published one by
+one beside the same in large batches.
 """
 
 import time
@@ -16,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from _harness import Contestant, Report, folder, interleave, options
+from _harness import Contestant, Report, Run, folder, interleave, options
 from _spark_session import start_spark
 from journal_read import fill
 from pyspark.sql import DataFrame
@@ -111,7 +112,7 @@ def main() -> None:
     messages = max(BATCH_ROWS, args.messages // BATCH_ROWS * BATCH_ROWS)
     with folder() as scratch:
         journal = scratch / "journal"
-        fill(journal, messages)
+        fill(journal, messages, correlated=True)
         hot_messages = max(BATCH_ROWS, min(HOT_MESSAGES, messages // BATCH_ROWS * BATCH_ROWS))
         fill(scratch / "hot", hot_messages, 1, seals=False)
         spark = start_spark(scratch, "spark-read", **{"spark.sql.adaptive.enabled": "true"})
@@ -142,12 +143,20 @@ def main() -> None:
             *contestants("hot rows", (), scratch / "hot", hot_messages),
         ]
         where, kept = part_by_time(journal, messages)
+        [middle] = JournalReader(journal).load([messages // 2])
+        one = f"correlation_id = '{middle.correlation_id}'"
 
-        async def run_filter(_: int) -> float:
-            return aggregate(fg.spark.messages(spark, journal).filter(where), kept)
+        def filters(where: str, kept: int) -> Run:
+            async def run(_: int) -> float:
+                return aggregate(fg.spark.messages(spark, journal).filter(where), kept)
 
-        async def run_scan(_: int) -> float:
-            return aggregate(spark.read.format("faregate").load(str(journal)).filter(where), kept)
+            return run
+
+        def scans(where: str, kept: int) -> Run:
+            async def run(_: int) -> float:
+                return aggregate(spark.read.format("faregate").load(str(journal)).filter(where), kept)
+
+            return run
 
         async def run_singles(_: int) -> float:
             return aggregate(spark.read.format("faregate").load(str(scratch / "singles")), singles)
@@ -159,8 +168,10 @@ def main() -> None:
         fill(scratch / "singles", singles, 1, seals=False)
         fill(scratch / "batches", singles, seals=False)
         cases += [
-            Contestant("journal, 1 % by a full scan", run_scan),
-            Contestant("journal, 1 % by a filter", run_filter),
+            Contestant("journal, 1 % by a full scan", scans(where, kept)),
+            Contestant("journal, 1 % by a filter", filters(where, kept)),
+            Contestant("journal, a correlation by a full scan", scans(one, 1)),
+            Contestant("journal, a correlation by a filter", filters(one, 1)),
             Contestant("journal, in batches", run_batches, singles / messages),
             Contestant("journal, one by one", run_singles, singles / messages),
         ]
@@ -177,6 +188,8 @@ def main() -> None:
     report.goal("hot_rows_to_bare", samples.ratio("journal, hot rows", "bare, hot rows"), HOT_TARGET)
     found = samples.ratio("journal, 1 % by a filter", "journal, 1 % by a full scan")
     report.goal("filter_to_full_scan", found, FILTER_TARGET)
+    found = samples.ratio("journal, a correlation by a filter", "journal, a correlation by a full scan")
+    report.goal("correlation_to_full_scan", found, FILTER_TARGET)
     report.goal("one_by_one_to_batches", samples.ratio("journal, one by one", "journal, in batches"), SINGLES_TARGET)
     report.finish()
 
