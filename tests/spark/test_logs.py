@@ -2,6 +2,7 @@
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,6 +102,17 @@ def test_a_log_has_one_place(foreign: str, tmp_path: Path) -> None:
 def test_a_journal_is_its_folder(given: str) -> None:
     assert logs.log_place(given) == Path("data").absolute()
     assert logs.options_of(Path("/data")) == {"path": "/data"}
+
+
+@pytest.mark.parametrize("given", ["shop?", "/data/odd?x", "./*/j?"])
+def test_a_question_mark_in_a_path_is_part_of_it(given: str) -> None:
+    assert logs.options_of_all(given) == {"path": str(Path(given).absolute())}
+
+
+@pytest.mark.parametrize("given", [5, None, b"/data", [b"/data"]])
+def test_what_is_no_path_is_refused(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match="a log is a folder or a URL, and not "):
+        logs.options_of_all(given)
 
 
 def test_a_scheme_that_nobody_serves_is_refused_without_its_password() -> None:

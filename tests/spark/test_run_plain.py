@@ -1,6 +1,7 @@
 """The short way through a handler sends what the pipeline sends, field by field."""
 
 import asyncio
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -36,6 +37,10 @@ class Answered(fg.Event):
 
 class Doubted(fg.Event):
     number: int
+
+
+class Effect:
+    """What an interpreter is called with."""
 
 
 class Note(fg.Command):
@@ -240,6 +245,32 @@ def test_a_handler_that_cancels_the_task_it_runs_in_has_failed_and_no_other(wait
     assert sorted(each.body for each in sent) == [b'{"number":%d}' % number for number in (0, 1, 3, 4)]
     assert letter.envelope.body == asked(2).body
     assert "cancelled the task that it runs in" in letter.error
+    assert counts == {"handled": 4, "filtered": 0, "dead": 1, "sent": 4}
+
+
+@pytest.mark.parametrize("plain", [True, False], ids=["short", "long"])
+@pytest.mark.parametrize("where", ["async", "function", "interpreter"])
+def test_a_handler_that_leaves_the_program_makes_a_dead_letter(plain: bool, where: str) -> None:
+    made = fg.Node("answers")
+
+    def leave(asked: Asked) -> Any:
+        if asked.number == 2 and where != "interpreter":
+            sys.exit(4)
+        return Answered(number=asked.number) if asked.number != 2 else Effect()
+
+    async def leave_later(asked: Asked) -> Any:
+        return leave(asked)
+
+    made.on(Asked, source="asking", retry=None)(leave_later if where == "async" else leave)
+
+    @made.interprets(Effect)
+    def interpret(effect: Effect) -> None:
+        sys.exit(4)
+
+    sent, [letter], counts = handled(made, [asked(number) for number in range(5)], plain=plain)
+    assert sorted(each.body for each in sent) == [b'{"number":%d}' % number for number in (0, 1, 3, 4)]
+    assert letter.envelope.body == asked(2).body
+    assert "left with SystemExit: 4" in letter.error
     assert counts == {"handled": 4, "filtered": 0, "dead": 1, "sent": 4}
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import faregate as fg
-from faregate.errors import InvalidOption, UnknownMessage
+from faregate.errors import ConfigurationError, InvalidOption, UnknownMessage
 from faregate.message import Envelope
 from tests.spark.rig import append, empty_journal
 from tests.spark.typed_messages import VALUES, Everything, Placed
@@ -87,6 +87,8 @@ def test_an_option_that_chooses_rows_is_refused(
 
     with pytest.raises((InvalidOption, AnalysisException), match=words):
         fg.spark.read(spark, empty_journal(tmp_path / "log"), Placed, **given)
+    with pytest.raises(ConfigurationError, match="max_message_bytes is a number of bytes"):
+        fg.spark.read(spark, tmp_path / "log", Placed, max_message_bytes="1M")  # type: ignore[arg-type]
     with pytest.raises(UnknownMessage):
         fg.spark.read(spark, tmp_path / "log", int)
 

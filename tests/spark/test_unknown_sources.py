@@ -69,6 +69,7 @@ def test_no_more_is_read_than_the_last_messages(
     monkeypatch.setattr(unknown_sources, "_READ", 0)
     warn_of_unknown_sources(node_for("shop"), journal)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "or is the source of one of the last 0 messages" in caplog.text, "what was not read may be from it"
 
 
 def test_a_log_that_cannot_tell_keeps_no_run_from_starting(

@@ -159,7 +159,7 @@ class Archive:
 
         place, files = self.target.place(file.path), self.target.files
         try:
-            with self.target.available():
+            with self.target.available(file.path):
                 self._check_footer(file, place)
                 return parquet.read_table(
                     place,

@@ -53,14 +53,15 @@ class Target:
                 return None
 
     @contextmanager
-    def available(self) -> Iterator[None]:
-        """Around what is done with `files`."""
+    def available(self, name: str = "") -> Iterator[None]:
+        """Around what is done with `files`, or with that one of them."""
         try:
             yield
         except FileNotFoundError:
             raise
         except OSError as exc:
-            raise ArchiveUnavailable(f"the archive {self.shown} cannot be used: {exc}") from exc
+            what = f"{name} in {self.shown} cannot be read" if name else f"the archive {self.shown} cannot be used"
+            raise ArchiveUnavailable(f"{what}: {exc}") from exc
 
 
 def absolute(given: str) -> str:

@@ -81,9 +81,12 @@ def _refuse_copies(ids: dict[str, str]) -> None:
 
 
 def log_place(given: Place) -> Place:
-    """The folder that `journal:PATH`, or a path, names, made absolute; or the URL of another log."""
+    """The folder that `journal:PATH`, or a path, names, made absolute; or the URL of another log. Options of a bus may
+    stand behind `journal:PATH?`; in a path a question mark is part of a name, or of a pattern."""
     if isinstance(given, Path):
         return given.absolute()
+    if not isinstance(given, str):
+        raise ConfigurationError(f"a log is a folder or a URL, and not {given!r}")
     scheme, colon, rest = given.partition(":")
     if colon and scheme != "journal":
         if schemes.is_known(schemes.LOGS, scheme):
@@ -91,7 +94,7 @@ def log_place(given: Place) -> Place:
         if scheme.isalpha():
             known = schemes.known_schemes(schemes.LOGS)
             raise ConfigurationError(f"{schemes.hide_password(given)!r} names no log; known: {known}, or a path")
-    path = (rest if scheme == "journal" and colon else given).partition("?")[0]
+    path = rest.partition("?")[0] if scheme == "journal" and colon else given
     if not path:
         raise ConfigurationError("the log has no folder: write journal:PATH, for example journal:./data")
     return Path(path).absolute()
@@ -104,8 +107,8 @@ def options_of(place: Place) -> dict[str, str]:
 
 def options_of_all(given: Place | Sequence[Place]) -> dict[str, str]:
     """The same of one log, or of several journals."""
-    if isinstance(given, str | Path):
-        return options_of(log_place(given))
+    if not isinstance(given, list | tuple):
+        return options_of(log_place(given))  # type: ignore[arg-type]  # which refuses anything else
     return {"path": json.dumps([str(log_place(each)) for each in given])}
 
 

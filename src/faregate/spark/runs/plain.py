@@ -151,6 +151,11 @@ class Plain:
             except (Exception, asyncio.CancelledError) as exc:
                 done.failed.append((row, exc))
                 continue
+            except BaseException as exc:
+                if (failure := failure_of(exc)) is None:
+                    raise
+                done.failed.append((row, failure))
+                continue
             rows.append(row)
             made.append(output)
             bodies.append(encoded)

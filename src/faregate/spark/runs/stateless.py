@@ -34,7 +34,7 @@ from faregate.core.life import Life
 from faregate.core.resources import Resources
 from faregate.core.sender import Sender
 from faregate.core.threads import HandlerThreads
-from faregate.core.verdict import Verdict, judge
+from faregate.core.verdict import Verdict, failure_of, judge
 from faregate.core.work import Work
 from faregate.errors import Expired, HandlerFailed, Unavailable
 from faregate.message import Envelope
@@ -162,7 +162,9 @@ class Task:
             try:
                 await self._collect(ctx, result)
                 sealed = self._sender.seal_outputs(ctx, handling.subscription.name)
-            except Exception as failure:
+            except BaseException as raised:
+                if (failure := failure_of(raised)) is None:
+                    raise
                 done.failed.append((row, failure))
             else:
                 await self._captured.publish(sealed)

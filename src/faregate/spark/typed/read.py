@@ -9,7 +9,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from faregate.errors import InvalidOption
+from faregate.errors import ConfigurationError, InvalidOption
 from faregate.message import describe_either
 from faregate.spark import register
 from faregate.spark.logs import options_of_all
@@ -25,6 +25,7 @@ _OURS = {
     "columns": "the columns are the fields of the class; select from the result",
     "rows": "a row is a message; for ranges of offsets use spark.read.format('faregate')",
     "schema": "the schema is that of the class",
+    "pushfilters": "its filters are Spark's own; those of fg.spark.messages decide what is read",
     "path": "the log is the second argument",
     "url": "the log is the second argument",
 }
@@ -66,8 +67,10 @@ def _load(
     spark: SparkSession, source: str | Path, cls: type, limit: int, options: dict[str, Any], *, stream: bool
 ) -> DataFrame:
     found = describe_either(cls)
-    for name in options:
-        if name.lower() in _OURS:
+    if not isinstance(limit, int) or limit < 1:
+        raise ConfigurationError(f"max_message_bytes is a number of bytes, 1 at least, and not {limit!r}")
+    for name, value in options.items():
+        if value is not None and name.lower() in _OURS:
             raise InvalidOption(f"option {name} is not for fg.spark.read: {_OURS[name.lower()]}")
     schema = schema_of(cls)
     spec = TypedSpec(pack_class(cls), found.wire, schema, limit)
