@@ -56,10 +56,10 @@ class Shop:
         asyncio.run(main())
         self.placed += count
 
-    def arm(self, number: int, what: str = "bill", more: str = "") -> None:
+    def arm(self, number: int, what: str = "bill", more: str = "", *, says: str = "") -> None:
         """Let the handler of this order misbehave, once."""
         run_shop.WORDS.mkdir(exist_ok=True)
-        self._word(number, what, more).touch()
+        self._word(number, what, more).write_text(says)
 
     def is_armed(self, number: int, what: str, more: str = "") -> bool:
         return self._word(number, what, more).exists()
@@ -130,6 +130,15 @@ class Shop:
         """As if the time of everything parked had come."""
         with closing(sqlite3.connect(self.folder / "shop.db")) as connection, connection:
             connection.execute("update faregate_parked set due_at = 0")
+
+    def unhandled(self) -> list[int]:
+        """Orders without an effect; of each key, the first of these is parked, or comes next."""
+        known = self.rows(f"select 1 from sqlite_master where name = '{self.table}'")  # else nobody ran yet
+        return sorted({*range(self.placed)} - {number for _, number, _ in (self.effects() if known else ())})
+
+    def count_parked(self) -> int:
+        [(count,)] = self.rows("select count(*) from faregate_parked")
+        return int(count)
 
     def log(self, type: str) -> list[Any]:
         log = open_log(self.url)

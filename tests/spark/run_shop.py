@@ -3,11 +3,14 @@ that a double shows. Handlers misbehave when a file says so: workers are other p
 
 import asyncio
 import os
+import signal
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 import faregate as fg
+from faregate.ports import faults
 
 
 class OrderPlaced(fg.Event):
@@ -59,6 +62,47 @@ def misbehave(what: str) -> bool:
         return False
 
 
+KILL_PLACES = ("before-the-insert", "after-the-insert", "before-the-commit", "within-the-commit", "after-the-commit")
+"""Where a worker can die that handles an order. The word of the order says which, and behind that, for a death within
+the commit, how many seconds after its beginning. A word that says nothing means the second."""
+_dying: dict[Path, list[str]] = {}
+"""What these words say, of orders whose transaction is to be the last one of this process."""
+
+
+def _die_when_told(order: OrderPlaced, place: str) -> None:
+    """The handler is at this place. Of a death at the commit it only takes note."""
+    name = f"kill-{order.order_id}-{order.number}"
+    try:
+        told = (WORDS / name).read_text().split() or [KILL_PLACES[1]]
+    except FileNotFoundError:
+        return
+    if told[0] in KILL_PLACES[2:]:
+        _dying[WORDS / name] = told
+        faults.hook = _die_at_the_commit
+    elif told[0] == place and misbehave(name):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def _die_at_the_commit(point: str) -> None:
+    """The word goes at this moment and not before, so that each that is gone is a death. Of several, those before the
+    commit are first: after it their orders are done, and do not come again."""
+    if point not in ("unit.before-commit", "unit.after-commit"):
+        return
+    for word, (place, *seconds) in sorted(_dying.items(), key=lambda each: KILL_PLACES.index(each[1][0])):
+        if (place == "after-the-commit") == (point == "unit.after-commit") and misbehave(word.name):
+            if not seconds:
+                os.kill(os.getpid(), signal.SIGKILL)
+            threading.Timer(float(seconds[0]), os.kill, (os.getpid(), signal.SIGKILL)).start()
+            faults.hook = _wait_for_the_end
+            return
+
+
+async def _wait_for_the_end(point: str) -> None:
+    """Nobody learns that the commit has ended."""
+    if point == "unit.after-commit":
+        threading.Event().wait()
+
+
 @billing.on(OrderPlaced, source="shop", key="order_id", retry=fg.Retry(1, delay=0.01), redeliver=fg.Redeliver(0.2, 0.2))
 async def bill(order: OrderPlaced, ctx: fg.Context) -> object:
     return await _take(order, ctx, "invoices")
@@ -76,12 +120,12 @@ async def _take(order: OrderPlaced, ctx: fg.Context, table: str) -> object:
         raise RuntimeError("the first try fails")
     if misbehave(f"bill-{order.order_id}-{order.number}-again"):
         raise RuntimeError("the second try fails")
+    _die_when_told(order, "before-the-insert")
     await ctx.db.execute(
         f"insert into {table}(order_id, number, message_id) values (?, ?, ?)",
         (order.order_id, order.number, ctx.message_id),
     )
-    if misbehave(f"kill-{order.order_id}-{order.number}"):
-        os.kill(os.getpid(), 9)
+    _die_when_told(order, "after-the-insert")
     return fg.send(ChargeCard(order_id=order.order_id, number=order.number, amount=order.total), to="payments")
 
 

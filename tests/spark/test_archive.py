@@ -18,6 +18,7 @@ from faregate.spark.options import InvalidOption, Options, parse_options
 from faregate.spark.source.batch_reader import BatchReader
 from faregate.spark.source.stream_reader import StreamReader
 from tests.archive.rig import BEGIN, DAY, TYPES, Written, full_segments
+from tests.archive.s3_server import s3_server
 from tests.spark import pushdown_rig
 from tests.spark.rig import SCHEMA, options
 
@@ -183,6 +184,30 @@ def test_spark_reads_archive_and_journal_as_one_log(
     )
     query.awaitTermination()
     assert spark.read.parquet(str(tmp_path / "out")).orderBy("offset").collect() == before
+
+
+@pytest.mark.services
+def test_spark_reads_an_archive_in_an_object_store_and_the_journal_as_one_log(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The driver plans by the manifests, and workers, which are other processes, fetch the files."""
+    written = full_segments(tmp_path / "j")
+    before = load(spark, written).orderBy("offset").collect()
+    assert len(before) == 64
+    with s3_server() as server:
+        target = server.uri("bucket/logs/shop")
+        archive_journal(written.root, target)
+        assert len(written.expire()) == 3
+        assert load(spark, written, archive=target).orderBy("offset").collect() == before
+        out, checkpoint = str(tmp_path / "out"), str(tmp_path / "checkpoint")
+        stream = spark.readStream.format("faregate").options(archive=target, maxMessagesPerTrigger=25)
+        sink = stream.load(str(written.root)).writeStream.format("parquet").option("checkpointLocation", checkpoint)
+        sink.trigger(availableNow=True).start(out).awaitTermination()
+        assert spark.read.parquet(out).orderBy("offset").collect() == before
+        server.refused = True
+        with pytest.raises(PySparkException, match="the archive s3://bucket/logs/shop cannot be used") as refused:
+            load(spark, written, archive=target).count()
+        assert "sec%2Fret" not in str(refused.value) and "sec/ret" not in str(refused.value)
 
 
 @pytest.mark.services

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -26,7 +27,7 @@ from tests.crash.server import private_postgres
 from tests.spark import run_shop
 from tests.spark.matrix_driver import POINTS, SINK_POINTS, TOKEN_POINTS
 from tests.spark.rabbitmq_rig import rabbitmq_shop
-from tests.spark.run_rig import Shop, TokenShop, open_token_shop
+from tests.spark.run_rig import KEYS, Shop, TokenShop, open_token_shop
 
 pytestmark = [pytest.mark.services, pytest.mark.full]
 ROOT = Path(__file__).parents[2]
@@ -150,39 +151,99 @@ def test_available_now_repeated_to_a_fixpoint_while_appending(shop: Shop) -> Non
     judge(shop, shop.placed)
 
 
-KILLS = 11
-"""Of workers, in each test of random kills: the three with a ledger have 30 that hit a running batch, and more."""
+KILLS, DRIVERS, ROUNDS = 11, 2, 4
+"""In each of the four tests of random kills: deaths of workers in a running batch, so the three with a ledger have more
+than 30; deaths of drivers that leave parked messages, 8 in all; and how often to go on until there are so many."""
+PATIENT = "local[2,30]"
+"""So many tries has a task."""
+
+
+class RandomKills:
+    def __init__(self, shop: Shop, seed: int) -> None:
+        self.shop = shop
+        self.chance = random.Random(seed)
+        self.places: dict[int, str] = {}
+        """Where the worker dies that handles this order."""
+        self.failed: Counter[int] = Counter()
+        """How often these orders were told to fail: the third time would make a dead letter."""
+        self.drivers = 0
+        """Those that died and left parked messages."""
+
+    def place(self, count: int) -> None:
+        """Orders, a quarter of which kill."""
+        first = self.shop.placed
+        self.shop.place(count)
+        drawn = [self.chance.choice(run_shop.KILL_PLACES) for _ in range(count // 4)]
+        for number, place in zip(self.chance.sample(range(first + 8, first + count), len(drawn)), drawn, strict=True):
+            self.places[number] = place
+            delay = (
+                f" {self.chance.uniform(0, 0.001):.6f}" if place == "within-the-commit" else ""
+            )  # a third are too late
+            self.shop.arm(number, "kill", says=place + delay)
+
+    def worker_deaths(self) -> Counter[str]:
+        return Counter(place for number, place in self.places.items() if not self.shop.is_armed(number, "kill"))
+
+    def is_enough(self) -> bool:
+        died = self.worker_deaths()
+        return self.drivers >= DRIVERS and died.total() >= KILLS and set(died) == set(run_shop.KILL_PLACES)
+
+    def kill_driver(self) -> None:
+        """Two of the orders that come first fail, most of all those that are parked, and what follows them is parked;
+        then the driver dies at a point of its own, or it is killed at any moment from then on."""
+        first = {number % KEYS: number for number in reversed(self.shop.unhandled())}
+        chosen = self.chance.sample(sorted(first.values()), len(first))
+        chosen = sorted((each for each in chosen if self.failed[each] < 2), key=lambda each: not self.failed[each])
+        for number in chosen[:2]:
+            self.failed[number] += not self.shop.is_armed(number, "bill")  # else its driver died too early
+            for more in ("", "-again"):
+                self.shop.arm(number, more=more)
+        point = self.chance.choice(POINTS)
+        process = driver(self.shop, point, PATIENT, MATRIX_AT_ONCE=str(self.chance.choice([4, 7])))
+        if point == "never":
+            self._kill_once_parked(process)
+        else:
+            finish(process, dies=True)
+        self.drivers += process.returncode == -signal.SIGKILL and self.shop.count_parked() > 0
+
+    def _kill_once_parked(self, process: "subprocess.Popen[str]") -> None:
+        """Once it has parked something itself: what is parked by earlier ones has another due time."""
+        due = "select message_id, due_at from faregate_parked"
+        before, until = {*self.shop.rows(due)}, time.monotonic() + LONG
+        while process.poll() is None and {*self.shop.rows(due)} <= before and time.monotonic() < until:
+            time.sleep(0.05)  # it is in a process of Spark's, which gives no signal
+        try:
+            process.communicate(timeout=self.chance.uniform(0, 1))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+    def finish(self) -> None:
+        finish(driver(self.shop, "never", PATIENT, MATRIX_AT_ONCE=str(self.chance.choice([4, 7, 30]))))
+        for _ in range(3):
+            if self.shop.count_parked():
+                self.shop.make_due()
+                finish(driver(self.shop, "never", PATIENT))
 
 
 @pytest.mark.parametrize(("kind", "seed"), [("ledger", 1), ("ledger", 2), ("ledger", 3), ("tokens", 4)])
 def test_random_kills(tmp_path: Path, kind: str, seed: int) -> None:
-    """Workers die within the transactions of their batches, drivers wherever they are; first of all one that leaves
-    parked messages."""
-    chance = random.Random(seed)
+    """Workers die in their batches, before the commit of the store, within it and after it; drivers wherever they are,
+    while messages are parked. It goes on until enough of each kind have died."""
     shop = open_token_shop(tmp_path, None) if kind == "tokens" else open_shop(tmp_path)
-    shop.place(60)
-    killed = chance.sample(range(8, 60), KILLS)
-    for number in killed:
-        shop.arm(number, "kill")
-    for number in chance.sample(range(4), 2):  # in the first batch
-        for more in ("", "-again"):
-            shop.arm(number, more=more)
-    patient = "local[2,30]"  # so many tries has a task
-    finish(driver(shop, chance.choice(POINTS[2:]), patient, MATRIX_AT_ONCE="4"), dies=True)
-    assert shop.rows("select count(*) from faregate_parked")[0][0] > 0, "the driver left nothing parked"
-    for _ in range(2):
-        process = driver(shop, chance.choice(POINTS), patient, MATRIX_AT_ONCE=str(chance.choice([4, 7, 30])))
-        try:
-            process.communicate(timeout=chance.uniform(8, 25))
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-    finish(driver(shop, "never", patient))
-    if shop.rows("select count(*) from faregate_parked") != [(0,)]:
-        shop.make_due()
-        finish(driver(shop, "never", patient))
-    assert shop.hits("kill", killed) == KILLS >= 10, "a kill hit nothing"
-    judge(shop, 60)
+    kills = RandomKills(shop, seed)
+    for _ in range(ROUNDS):
+        kills.place(60)
+        for _ in range(2 * DRIVERS):
+            if kills.drivers < DRIVERS and len(shop.unhandled()) > 20:
+                kills.kill_driver()
+        kills.finish()
+        if kills.is_enough():
+            break
+    said = f"{kills.drivers} drivers with parked messages, workers {dict(kills.worker_deaths())}"
+    print(said)
+    assert kills.is_enough(), f"too few died: {said}"
+    judge(shop, shop.placed)
 
 
 class PostgresShop(Shop):
