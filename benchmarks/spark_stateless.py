@@ -13,6 +13,7 @@ node reads the log was agreed on before. With far fewer messages the start of a 
 """
 
 import asyncio
+import os
 import shutil
 import tempfile
 import time
@@ -61,7 +62,7 @@ def bare(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def main() -> None:
-    args = options(__doc__, rounds=3, messages=1_000_000)
+    args = options(__doc__, rounds=5, messages=1_000_000)
     report = Report("spark-stateless", args.json)
     scratch = Path(tempfile.mkdtemp(prefix="faregate-bench-"))
     spark = start_spark(scratch, "spark-stateless")
@@ -82,6 +83,7 @@ def main() -> None:
     async def run_ours(messages: int) -> float:
         copy = scratch / f"journal-{next(runs)}"
         shutil.copytree(source, copy)
+        os.sync()  # or the run would wait until the copy is on the disk, too
         begin = time.perf_counter()
         run = fg.spark.run(stateless, spark, source=copy, checkpoint=scratch / f"checkpoint-{copy.name}")
         run.query.awaitTermination()  # type: ignore[union-attr]
