@@ -15,7 +15,7 @@ import faregate as fg
 from faregate.broker.journal import dead_letters, sealing
 from faregate.broker.journal import frame as frames
 from faregate.broker.journal import log as log_module
-from faregate.broker.journal.bloom import bloom_of, may_hold
+from faregate.broker.journal.bloom import Bloom, bloom_of
 from faregate.broker.journal.content import Rows
 from faregate.broker.journal.high_water import HighWater
 from faregate.broker.journal.journal import Journal
@@ -100,7 +100,8 @@ def test_a_sealed_segment_is_sound_and_its_footer_says_what_is_in_each_frame(tmp
     [one] = footer.ranges
     assert (one.first, one.last, one.topics, one.types, one.sources) == (0, footer.end - 1, [-1], ["Noted"], ["author"])
     assert footer.first_time == one.first_time <= one.last_time == footer.last_time
-    assert one.keys is not None and all(may_hold(one.keys, f"k{number}") for number in range(footer.end))
+    assert all(Bloom(one.keys).may_hold(f"k{number}") for number in range(footer.end))
+    assert not all(Bloom(one.keys).may_hold(f"other{number}") for number in range(20))
     assert one.correlations == bloom_of(pa.array(["c"]))
 
 

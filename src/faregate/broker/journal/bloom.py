@@ -8,9 +8,11 @@ Rules kept here:
 - The bits are part of the format: docs/journal.md says how they follow from the texts.
 """
 
+from functools import cached_property
 from typing import Any
 from zlib import crc32
 
+import msgspec
 import pyarrow as pa
 
 BITS_FOR_EACH = 10
@@ -18,8 +20,8 @@ BITS_FOR_EACH = 10
 _SPREAD = 2_654_435_761
 
 
-def bloom_of(texts: Any) -> bytes:
-    """Of an Arrow column of strings."""
+def bloom_of(texts: Any) -> msgspec.Raw:
+    """Of an Arrow column of strings, as a footer keeps it."""
     hashes = set(map(crc32, texts.drop_null().cast(pa.binary()).to_pylist()))
     size = (BITS_FOR_EACH * len(hashes) + 7) & ~7
     marks = bytearray(size)
@@ -27,15 +29,25 @@ def bloom_of(texts: Any) -> bytes:
         first, second = _places(value, size)
         marks[first] = marks[second] = 1
     [_, packed] = pa.Array.from_buffers(pa.uint8(), size, [None, pa.py_buffer(marks)]).cast(pa.bool_()).buffers()
-    bits: bytes = packed.to_pybytes()
-    return bits[: size // 8]
+    return msgspec.Raw(msgspec.json.encode(packed.to_pybytes()[: size // 8]))
 
 
-def may_hold(bloom: bytes, text: str) -> bool:
-    size = 8 * len(bloom)
-    if not size:
-        return False
-    return all(bloom[place >> 3] >> (place & 7) & 1 for place in _places(crc32(text.encode()), size))
+class Bloom:
+    """One of a footer, unpacked when it is first asked."""
+
+    def __init__(self, stored: msgspec.Raw) -> None:
+        self._stored = stored
+
+    @cached_property
+    def _bits(self) -> bytes | None:
+        return msgspec.json.decode(self._stored, type=bytes | None)
+
+    def may_hold(self, text: str) -> bool:
+        bits = self._bits
+        if bits is None:
+            return True
+        size = 8 * len(bits)
+        return bool(size) and all(bits[at >> 3] >> (at & 7) & 1 for at in _places(crc32(text.encode()), size))
 
 
 def _places(value: int, size: int) -> tuple[int, int]:

@@ -81,6 +81,10 @@ class SegmentHeader(NamedTuple):
     time: int
 
 
+NO_BLOOM = msgspec.Raw(b"null")
+"""Of segments that an older version sealed."""
+
+
 class BatchRange(msgspec.Struct, array_like=True):
     """What is in one frame of columns, so that a reader can pass over it."""
 
@@ -93,9 +97,9 @@ class BatchRange(msgspec.Struct, array_like=True):
     topics: list[int]
     types: list[str]
     sources: list[str]
-    keys: bytes | None = None
-    correlations: bytes | None = None
-    """Bloom filters (`bloom`). Older segments have none."""
+    keys: msgspec.Raw = NO_BLOOM
+    correlations: msgspec.Raw = NO_BLOOM
+    """Bloom filters (`bloom`), as they stand in the JSON: most who read a footer want none of them."""
 
 
 class Footer(msgspec.Struct, omit_defaults=True):

@@ -11,7 +11,6 @@ import asyncio
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,7 +18,7 @@ import msgspec
 import pyarrow.compute as pc
 
 from faregate.broker.journal import frame as frames
-from faregate.broker.journal.bloom import may_hold
+from faregate.broker.journal.bloom import Bloom
 from faregate.broker.journal.content import READ_ERRORS, Messages, Outline, Rows, read_messages
 from faregate.broker.journal.disk import Disk, RealDisk
 from faregate.broker.journal.frame import SEGMENT_BYTES, Footer, SegmentHeader
@@ -45,10 +44,6 @@ class SegmentView(NamedTuple):
     data: Any
     header: SegmentHeader
     footer: Footer | None
-
-
-def _asked(bloom: bytes | None) -> Callable[[str], bool] | None:
-    return None if bloom is None else partial(may_hold, bloom)
 
 
 class _Walk:
@@ -159,8 +154,8 @@ class JournalReader:
                         times = (each.first_time, each.last_time)
                         first, behind = max(start, each.first), min(end, each.last + 1)
                         size = round(each_stored * (behind - first))
-                        asked = map(_asked, (each.keys, each.correlations))
-                        yield Stretch(first, behind, times, each.types, each.sources, size, *asked)
+                        blooms = Bloom(each.keys).may_hold, Bloom(each.correlations).may_hold
+                        yield Stretch(first, behind, times, each.types, each.sources, size, *blooms)
             start = min(end, following)
         if start < end:
             yield Stretch(start, end)

@@ -140,7 +140,8 @@ def measure(
     found = _measured(parts, store, broker, messages, rounds)
     figures = {name: Figure(each.value, "assumed") if costs is None else each for name, each in base.figures.items()}
     figures |= {name: Figure(float(f"{value:.3g}"), "measured") for name, value in found.items() if value > 0}
-    command = " ".join(["faregate capacity measure", *(f"--part {each}" for each in parts), f"--messages {messages}"])
+    size = f"--messages {messages} --rounds {rounds}"
+    command = " ".join(["faregate capacity measure", *(f"--part {each}" for each in parts), size])
     made = Costs(
         date=time.strftime("%Y-%m-%d"),
         machine=machine or counted(os.cpu_count() or 1, "core"),
