@@ -115,6 +115,18 @@ class NamesOtherTypes(JournalLog):
         return (each._replace(types=["Type0"]) for each in super().stretches(start, end))
 
 
+@breaks("a_stretch_says_nothing_wrong_of_its_messages")
+class DeniesKeys(JournalLog):
+    def stretches(self, start: int, end: int) -> Iterator[Stretch]:
+        return (each._replace(keys=lambda key: key == "key-1") for each in super().stretches(start, end))
+
+
+@breaks("a_stretch_says_nothing_wrong_of_its_messages")
+class DeniesCorrelations(JournalLog):
+    def stretches(self, start: int, end: int) -> Iterator[Stretch]:
+        return (each._replace(correlations=lambda text: False) for each in super().stretches(start, end))
+
+
 @breaks("an_offset_is_found_by_time")
 class FindsTheTimeBefore(JournalLog):
     def offset_at(self, time: float) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -17,9 +18,10 @@ from faregate.broker.journal import frame as frames
 from faregate.broker.journal import log as log_module
 from faregate.broker.journal.bloom import Bloom, bloom_of
 from faregate.broker.journal.content import Rows
+from faregate.broker.journal.disk import RealDisk
 from faregate.broker.journal.high_water import HighWater
 from faregate.broker.journal.journal import Journal
-from faregate.broker.journal.layout import Layout
+from faregate.broker.journal.layout import Layout, prepare
 from faregate.broker.journal.log import Log
 from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.retention import Retention, apply_retention
@@ -103,6 +105,38 @@ def test_a_sealed_segment_is_sound_and_its_footer_says_what_is_in_each_frame(tmp
     assert all(Bloom(one.keys).may_hold(f"k{number}") for number in range(footer.end))
     assert not all(Bloom(one.keys).may_hold(f"other{number}") for number in range(20))
     assert one.correlations == bloom_of(pa.array(["c"]))
+
+
+def test_a_footer_that_is_kept_keeps_no_file_open(tmp_path: Path) -> None:
+    """An archive keeps those of all segments."""
+    layout = Layout(tmp_path / "j")
+    prepare(layout, RealDisk())
+    log = Log(layout, RealDisk())
+    for number in range(12):
+        log.append([envelope(f"m{number}", key="k")], [-1])
+        log.roll()
+    log.close()
+    Log(layout, RealDisk()).close()  # which begins a segment behind the last one
+    assert seal_all(layout, RealDisk()) == 12
+    reader = JournalReader(layout.root)
+    before = len([*Path("/proc/self/fd").iterdir()])
+    kept = [reader.footer(base) for base in layout.segment_bases(RealDisk())[:-1]]
+    reader._open.clear()
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
+    assert [Bloom(footer.ranges[0].keys).may_hold("k") for footer in kept if footer] == [True] * 12
+
+
+@pytest.mark.parametrize("name", ["keys", "correlations", "types", "sources", "topics", "first_time"])
+def test_what_a_footer_says_wrongly_of_a_frame_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = written()
+    true = sealing.range_of
+    wrong: dict[str, Any] = {"keys": bloom_of(pa.array(["other"])), "correlations": bloom_of(pa.array(["other"]))}
+    wrong |= {"types": ["Other"], "sources": ["other"], "topics": [7], "first_time": 999}
+    monkeypatch.setattr(
+        sealing, "range_of", lambda *given: msgspec.structs.replace(true(*given), **{name: wrong[name]})
+    )
+    assert seal_all(LAYOUT, disk) > 0
+    assert any("something else of its frames" in each.what for each in inspect(ROOT, disk).problems)
 
 
 def test_large_frames_are_cut_and_small_ones_joined(monkeypatch: pytest.MonkeyPatch) -> None:

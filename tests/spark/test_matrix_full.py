@@ -176,9 +176,8 @@ class RandomKills:
         drawn = [self.chance.choice(run_shop.KILL_PLACES) for _ in range(count // 4)]
         for number, place in zip(self.chance.sample(range(first + 8, first + count), len(drawn)), drawn, strict=True):
             self.places[number] = place
-            delay = (
-                f" {self.chance.uniform(0, 0.001):.6f}" if place == "within-the-commit" else ""
-            )  # a third are too late
+            # Within a commit, or right behind one that was faster.
+            delay = f" {self.chance.uniform(0, 0.001):.6f}" if place == "within-the-commit" else ""
             self.shop.arm(number, "kill", says=place + delay)
 
     def worker_deaths(self) -> Counter[str]:
@@ -209,14 +208,17 @@ class RandomKills:
     def _kill_once_parked(self, process: "subprocess.Popen[str]") -> None:
         """Once it has parked something itself: what is parked by earlier ones has another due time."""
         due = "select message_id, due_at from faregate_parked"
-        before, until = {*self.shop.rows(due)}, time.monotonic() + LONG
-        while process.poll() is None and {*self.shop.rows(due)} <= before and time.monotonic() < until:
-            time.sleep(0.05)  # it is in a process of Spark's, which gives no signal
+        ended = threading.Thread(target=process.communicate)  # who reads what it says, so that it never waits for that
+        ended.start()
         try:
-            process.communicate(timeout=self.chance.uniform(0, 1))
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+            before, until = {*self.shop.rows(due)}, time.monotonic() + LONG
+            while ended.is_alive() and {*self.shop.rows(due)} <= before and time.monotonic() < until:
+                time.sleep(0.05)  # it is in a process of Spark's, which gives no signal
+            ended.join(self.chance.uniform(0, 1))
+        finally:
+            if ended.is_alive():
+                os.killpg(process.pid, signal.SIGKILL)
+            ended.join()
 
     def finish(self) -> None:
         finish(driver(self.shop, "never", PATIENT, MATRIX_AT_ONCE=str(self.chance.choice([4, 7, 30]))))

@@ -211,7 +211,7 @@ def test_frames_that_nobody_looks_for_are_not_read(sample: Sample, frames: list[
     assert read(pushed.EqualTo(("key",), "nobody's")) == 2
     assert read(pushed.EqualTo(("correlation_id",), early["correlation_id"])) == 3
     assert read(pushed.In(("correlation_id",), (early["correlation_id"], "c-none"))) == 3
-    # There is nothing about these in a footer: only rows are left out.
+    # This key is in every frame, and of the others a footer says nothing: only rows are left out.
     assert read(pushed.EqualTo(("key",), "k1")) == read(pushed.IsNull(("sent_at",))) == whole
     assert read(pushed.Not(pushed.EqualTo(("key",), "k1"))) == read(pushed.IsNull(("key",))) == whole
     assert read(pushed.StringStartsWith(("correlation_id",), "none")) == whole

@@ -78,6 +78,7 @@ def test_options_are_those_of_the_source(spark: "SparkSession", tmp_path: Path) 
         ({"columns": "offset"}, "select from the result"),
         ({"TYPES": "Other"}, "once for each class"),
         ({"startingOffset": 1}, "startingOffsets"),
+        ({"nodes": [1]}, "option nodes is .1.: several are a list of texts"),
     ],
 )
 def test_an_option_that_chooses_rows_is_refused(

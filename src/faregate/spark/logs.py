@@ -86,7 +86,7 @@ def log_place(given: Place) -> Place:
     if isinstance(given, Path):
         return given.absolute()
     if not isinstance(given, str):
-        raise ConfigurationError(f"a log is a folder or a URL, and not {given!r}")
+        raise ConfigurationError(f"a log is a folder or a URL, and several are a list: {given!r} is neither")
     scheme, colon, rest = given.partition(":")
     if colon and scheme != "journal":
         if schemes.is_known(schemes.LOGS, scheme):
@@ -107,8 +107,8 @@ def options_of(place: Place) -> dict[str, str]:
 
 def options_of_all(given: Place | Sequence[Place]) -> dict[str, str]:
     """The same of one log, or of several journals."""
-    if not isinstance(given, list | tuple):
-        return options_of(log_place(given))  # type: ignore[arg-type]  # which refuses anything else
+    if isinstance(given, str | bytes | Path) or not isinstance(given, Sequence):
+        return options_of(log_place(given))
     return {"path": json.dumps([str(log_place(each)) for each in given])}
 
 

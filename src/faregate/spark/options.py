@@ -89,13 +89,17 @@ class Options:
 
 
 def as_texts(given: Mapping[str, Value]) -> dict[str, str]:
-    """As Spark has them; several names are separated by commas."""
-    texts = {name: value if isinstance(value, str) else _text(value) for name, value in given.items()}
+    """As Spark has them; several names are separated by commas. Raises `InvalidOption`."""
+    texts = {name: value if isinstance(value, str) else _text(name, value) for name, value in given.items()}
     return {name: text for name, text in texts.items() if text is not None}
 
 
-def _text(value: Value) -> str | None:
-    return ",".join(value) if isinstance(value, Sequence) else to_str(value)
+def _text(name: str, value: Value) -> str | None:
+    if not isinstance(value, Sequence):
+        return to_str(value)
+    if isinstance(value, bytes) or not all(isinstance(each, str) for each in value):
+        raise InvalidOption(f"option {name} is {value!r}: several are a list of texts")
+    return ",".join(value)
 
 
 def parse_options(given: Mapping[str, str]) -> Options:

@@ -59,7 +59,8 @@ def _batch(*found: Envelope) -> Any:
 async def a_stretch_says_nothing_wrong_of_its_messages(subject: LogSubject) -> None:
     log: Any = subject.reader
     for number in range(5):
-        subject.append([message(f"{number}", type=f"Type{number % 2}", source=f"node-{number % 3}")] * 3)
+        named = {"key": f"key-{number}" if number else None, "correlation_id": f"correlation-{number}"}
+        subject.append([message(f"{number}", type=f"Type{number % 2}", source=f"node-{number % 3}", **named)] * 3)
         subject.pass_time(1)
     start, end = log.earliest() + 1, log.latest() - 1
     found = list(log.stretches(start, end))
@@ -67,12 +68,15 @@ async def a_stretch_says_nothing_wrong_of_its_messages(subject: LogSubject) -> N
     assert edges == sorted(edges) and start <= edges[0] and edges[-1] <= end, f"the stretches are {found}"
     for batch in log.batches(start, end):
         times = batch.column("time").cast("int64").to_pylist()
-        for (offset, type, source), time in zip(_rows(batch, ("offset", "type", "source")), times, strict=True):
+        names = ("offset", "type", "source", "key", "correlation_id")
+        for (offset, type, source, key, correlation), time in zip(_rows(batch, names), times, strict=True):
             there = [each for each in found if each.start <= offset < each.end]
             assert len(there) == 1, f"offset {offset} is in {there}"
             [own] = there
             assert own.types is None or type in own.types, f"{type} at offset {offset} is not in {own}"
             assert own.sources is None or source in own.sources, f"{source} at offset {offset} is not in {own}"
+            assert own.keys is None or key is None or own.keys(key), f"{key} at offset {offset} is denied by {own}"
+            assert own.correlations is None or own.correlations(correlation), f"{correlation} is denied by {own}"
             assert own.times is None or own.times[0] <= time <= own.times[1], f"{time} at {offset} is not in {own}"
 
 

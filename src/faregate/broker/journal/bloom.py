@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 
 BITS_FOR_EACH = 10
-"""Of the different texts, nulls aside. Two of them are set for each."""
+"""For each different text; null is none. Two of them are set."""
 _SPREAD = 2_654_435_761
 
 

@@ -297,4 +297,5 @@ def read_footer(data: Any, header: SegmentHeader) -> Footer | None:
     frame = read_header(data, at_byte, header.segment_id)
     if frame is None or frame.kind != FOOTER or not is_sound(data, frame):
         return None
-    return msgspec.json.decode(body_of(data, frame), type=Footer)
+    # Of a copy: the filters in it are views, and one that is kept would keep the whole file open.
+    return msgspec.json.decode(bytes(body_of(data, frame)), type=Footer)

@@ -14,9 +14,18 @@ from faregate.broker.journal import dead_letters
 from faregate.broker.journal import frame as frames
 from faregate.broker.journal.content import READ_ERRORS, read_messages
 from faregate.broker.journal.disk import Disk
-from faregate.broker.journal.frame import SEGMENT_BYTES, TRAILER_BYTES, Footer, Frame, SegmentHeader
+from faregate.broker.journal.frame import (
+    NO_BLOOM,
+    SEGMENT_BYTES,
+    TRAILER_BYTES,
+    BatchRange,
+    Footer,
+    Frame,
+    SegmentHeader,
+)
 from faregate.broker.journal.high_water import HighWater
 from faregate.broker.journal.layout import Layout
+from faregate.broker.journal.sealing import range_of
 from faregate.broker.journal.segment import Memory, Segment
 
 _CHUNK = 1 << 20
@@ -117,8 +126,8 @@ class Scan:
         """Where the last whole commit ends: behind it there may be parts of a batch whose rest is missing."""
         self.whole_end = base
         self.frames = 0
-        self.ranges: list[tuple[int, int, int]] = []
-        """First byte, first and last offset of the frames of columns."""
+        self.ranges: list[BatchRange] = []
+        """Of the frames of columns in a sealed segment."""
         self.topics: dict[int, int] = {}
         """Topic numbers, and the first byte of a frame where each is used."""
         self.altered: list[tuple[int, int]] = []
@@ -176,8 +185,8 @@ class Scan:
             for topic in content.topic_numbers():
                 self.topics.setdefault(topic, frame.at_byte)
             types = content.types()
-            if frame.kind == frames.COLUMNS:
-                self.ranges.append((frame.at_byte, content.first, content.last))
+            if frame.kind == frames.COLUMNS and self.header.form == frames.SEALED:
+                self.ranges.append(range_of(content.batch(), frame.at_byte))
         self.commit, self.time = max(self.commit, frame.commit), max(self.time, frame.time)
         first = not self.segment.messages and not self.segment.dead_letters
         self.segment.count(frame, types)
@@ -200,13 +209,21 @@ class Scan:
         known = set(footer.index) - set(true.index)
         if known and not footer.compacted:
             yield f"its footer points to a frame at {min(known)[2]}, where none is"
-        if footer.ranges and [(each.at_byte, each.first, each.last) for each in footer.ranges] != self.ranges:
-            yield "its footer says other offsets of its frames than they have"
+        if footer.ranges and not _are_true(footer.ranges, self.ranges):
+            yield "its footer says something else of its frames than what is in them, so a search may pass over some"
         is_joined = footer.compacted or self.header.form == frames.SEALED  # its frames name no batches
         if not is_joined and not set(footer.batches) <= set(true.batches):
             yield "its footer names spooled batches that are not in it"
         if footer.bytes + frames.FRAME_BYTES + TRAILER_BYTES > size:
             yield "its footer is cut off"
+
+
+def _are_true(told: list[BatchRange], found: list[BatchRange]) -> bool:
+    """An older version told nothing of keys and correlations."""
+    if len(told) != len(found):
+        return False
+    pairs = zip(told, found, strict=True)
+    return all(true in (own, msgspec.structs.replace(own, keys=NO_BLOOM, correlations=NO_BLOOM)) for true, own in pairs)
 
 
 def sound_mark(layout: Layout, disk: Disk) -> tuple[HighWater, bool]:

@@ -4,8 +4,9 @@ Rules kept here:
 - It is written aside, under a name that nobody else has, checked and synced there. Then the commit thread, which alone
   changes what the journal consists of, looks whether the segment is still the one that was read, and renames.
 - A crash at any moment leaves one valid form. What was written aside is garbage, which the next opening removes.
-- It delays nobody: it works in slices of some hundred messages, and leaves the interpreter to others after each. If it
-  fails or hangs, the segment stays as it is, which every reader can read.
+- It delays nobody: it works in slices of some hundred messages, and leaves the interpreter to others after each. (What
+  the footer says of a frame of 10,000 is made in one go, some milliseconds, in which Python itself lets others in.) If
+  it fails or hangs, the segment stays as it is, which every reader can read.
 - What was written is checked against what was read: how many messages, their offsets, and their bodies.
 - Dead letters are copied as they are. Columns of version 1 are joined to large frames, too: that is what upgrading is.
 """

@@ -3,7 +3,7 @@
 Rules kept here:
 - It is no error, as that node may publish later. So it is a warning, when the run starts.
 - A node is known when it subscribes to something, or has messages in the log. Where the log cannot tell without reading
-  them, the last ones are read, and no more. The warning says which of the two was found out.
+  them, the last ones are read, and no more. The warning says whether the whole log was looked at, or only these.
 """
 
 import logging
