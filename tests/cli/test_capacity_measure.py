@@ -1,6 +1,8 @@
 """`faregate capacity measure` measures what it can reach, and calls the rest assumed."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,18 @@ def test_without_a_server_the_journal_is_measured_and_the_rest_assumed(tmp_path:
     assert measured(costs) <= JOURNAL and measured(costs) >= JOURNAL - {"send_sqlite"}
     assert {each.origin for name, each in costs.figures.items() if name not in JOURNAL} == {"assumed"}
     assert 100 < costs["journal_bytes"] < 1_000 and 50 < costs["ledger_sqlite"] < 1_000
+
+
+@pytest.mark.full
+def test_spark_is_measured_in_a_session_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "costs.json"
+    command = [sys.executable, "-m", "faregate", "capacity", "measure", str(file), *SMALL, "--part", "spark"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    costs = load_costs(file)
+    assert costs.command == "faregate capacity measure --part spark --messages 2000 --rounds 1"
+    # So few say little, and a difference of two runs may come out below zero.
+    assert measured(costs) <= {"spark_none"} and "spark_none" in done.stdout
 
 
 @pytest.mark.services
