@@ -112,7 +112,8 @@ def main() -> None:
     messages = max(BATCH_ROWS, args.messages // BATCH_ROWS * BATCH_ROWS)
     with folder() as scratch:
         journal = scratch / "journal"
-        fill(journal, messages, correlated=True)
+        fill(journal, messages)
+        fill(scratch / "correlated", messages, correlated=True)
         hot_messages = max(BATCH_ROWS, min(HOT_MESSAGES, messages // BATCH_ROWS * BATCH_ROWS))
         fill(scratch / "hot", hot_messages, 1, seals=False)
         spark = start_spark(scratch, "spark-read", **{"spark.sql.adaptive.enabled": "true"})
@@ -143,16 +144,16 @@ def main() -> None:
             *contestants("hot rows", (), scratch / "hot", hot_messages),
         ]
         where, kept = part_by_time(journal, messages)
-        [middle] = JournalReader(journal).load([messages // 2])
+        [middle] = JournalReader(scratch / "correlated").load([messages // 2])
         one = f"correlation_id = '{middle.correlation_id}'"
 
-        def filters(where: str, kept: int) -> Run:
+        def filters(journal: Path, where: str, kept: int) -> Run:
             async def run(_: int) -> float:
                 return aggregate(fg.spark.messages(spark, journal).filter(where), kept)
 
             return run
 
-        def scans(where: str, kept: int) -> Run:
+        def scans(journal: Path, where: str, kept: int) -> Run:
             async def run(_: int) -> float:
                 return aggregate(spark.read.format("faregate").load(str(journal)).filter(where), kept)
 
@@ -168,10 +169,10 @@ def main() -> None:
         fill(scratch / "singles", singles, 1, seals=False)
         fill(scratch / "batches", singles, seals=False)
         cases += [
-            Contestant("journal, 1 % by a full scan", scans(where, kept)),
-            Contestant("journal, 1 % by a filter", filters(where, kept)),
-            Contestant("journal, a correlation by a full scan", scans(one, 1)),
-            Contestant("journal, a correlation by a filter", filters(one, 1)),
+            Contestant("journal, 1 % by a full scan", scans(journal, where, kept)),
+            Contestant("journal, 1 % by a filter", filters(journal, where, kept)),
+            Contestant("journal, a correlation by a full scan", scans(scratch / "correlated", one, 1)),
+            Contestant("journal, a correlation by a filter", filters(scratch / "correlated", one, 1)),
             Contestant("journal, in batches", run_batches, singles / messages),
             Contestant("journal, one by one", run_singles, singles / messages),
         ]
