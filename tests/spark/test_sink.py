@@ -6,14 +6,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
+from faregate.broker.journal import frame as frames
 from faregate.broker.journal import spool, staging
+from faregate.broker.journal.backup import copy_journal
 from faregate.broker.journal.commits import SinkCommits
+from faregate.broker.journal.disk import RealDisk
+from faregate.broker.journal.findings import Inspection
+from faregate.broker.journal.frame import Part
 from faregate.broker.journal.layout import Layout
+from faregate.broker.journal.segment import batch_frames
+from faregate.broker.journal.verify import Inspector
 from faregate.errors import BatchDiffers, FaregateError, JournalCorrupt, MessageTooLarge
 from faregate.ports.log import Staged
 from faregate.spark.options import InvalidOption
@@ -83,7 +91,7 @@ def texts(path: Path) -> list[list[bytes]]:
     return [[envelope.body[9:-2] for envelope in batch] for batch in spooled(path)]
 
 
-def test_a_batch_is_one_file_in_the_spool_in_the_order_of_partitions(path: Path, write: Write) -> None:
+def test_a_batch_is_in_the_spool_at_once_in_the_order_of_partitions(path: Path, write: Write) -> None:
     later, none, earlier = write("3", "4", partition=2), write(partition=1), write("1", "2", partition=0)
     assert texts(path) == []
     commit(path, later, none, earlier)
@@ -180,22 +188,96 @@ def test_a_staged_file_that_the_driver_cannot_see_is_named(path: Path, write: Wr
         commit(path, message)
 
 
-def test_a_damaged_staged_file_is_not_committed(path: Path, write: Write) -> None:
-    message = write("1")
-    assert message.staged[0].name is not None
-    file = staging.batch_folder(Layout(path), QUERY, 0) / message.staged[0].name
+def damage(file: Path, at: bytes) -> None:
     data = bytearray(file.read_bytes())
-    data[data.index(b'"text"')] ^= 1
+    data[data.index(at)] ^= 1
     file.write_bytes(data)
+
+
+def test_a_damaged_staged_file_is_not_committed(path: Path, write: Write) -> None:
+    message, longer = write("1", "2"), write("3", partition=1)
+    [file] = staging.batch_folder(Layout(path), QUERY, 0).glob("000000-*")
+    [other] = staging.batch_folder(Layout(path), QUERY, 0).glob("000001-*")
+    other.write_bytes(other.read_bytes() + b"x")
+    with pytest.raises(JournalCorrupt, match=r"the staged file .* goes on behind byte \d+; the batch is not committed"):
+        commit(path, message, longer)
+    damage(file, b"FGJ")
     with pytest.raises(JournalCorrupt, match=r"the staged file .* is damaged at byte 0; the batch is not committed"):
         commit(path, message)
-    assert texts(path) == []
+    assert texts(path) == [] and parts(path) == []
 
 
-def test_too_many_pieces_for_one_batch_are_refused(path: Path, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "_MOST_PARTS", 1)
-    with pytest.raises(MessageTooLarge, match=r"a batch of 2 messages in 2 pieces .*maxMessagesPerTrigger"):
-        commit(path, write("1", "2"))
+def parts(path: Path) -> list[Path]:
+    return sorted((path / "spool").glob("*.frames"))
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-8])
+
+
+@pytest.mark.parametrize("harm", [lambda file: damage(file, b'"text"'), cut, Path.unlink], ids=["bit", "cut", "gone"])
+def test_a_batch_that_lost_some_of_it_is_set_aside_as_a_whole_and_told(
+    path: Path, write: Write, harm: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    commit(path, write("1"), write("2", partition=1))
+    commit(path, write("3", batch=1), batch=1)
+    whole, harmed, _ = parts(path)
+    harm(harmed)
+    found = inspect(path)
+    assert [(each.path, each.what) for each in found.problems] == [
+        (harmed, f"is not what spark-{QUERY}-{0:020}.batch was made of")
+    ]
+    assert run_bus(path) == ["3"], "nothing of the one, and all of the other"
+    assert [file.name for file in (path / "quarantine").iterdir()] == [f"spark-{QUERY}-{0:020}.batch"]
+    assert f"{harmed.name} is missing, or is damaged at byte" in caplog.text
+    commit(path, write("4", batch=2), batch=2)
+    assert whole in parts(path), "what a batch in quarantine is made of is kept"
+    assert run_bus(path) == ["4"]
+
+
+def inspect(path: Path) -> Inspection:
+    return Inspector(Layout(path), RealDisk(), None).run()
+
+
+def test_a_batch_names_files_of_its_own_only(path: Path, write: Write) -> None:
+    commit(path, write("secret", query="other"))
+    [foreign] = parts(path)
+    body = msgspec.json.encode([Part(foreign.name, 1, foreign.stat().st_size)])
+    made = path / "spool" / "mine.batch"
+    made.write_bytes(b"".join(piece for frame in batch_frames([(frames.PARTS, body, 1)], 1) for piece in frame))
+    with pytest.raises(JournalCorrupt, match=r"mine\.batch is not a whole batch"):
+        spool.read_spooled(made, RealDisk())
+    assert spool.parts_of(made, RealDisk()) == []
+    assert [each.path for each in inspect(path).problems] == [made]
+    assert run_bus(path) == ["secret"]
+
+
+def test_a_backup_has_what_a_batch_is_made_of(path: Path, write: Write, tmp_path: Path) -> None:
+    run_bus(path)
+    commit(path, write("1"), write("2", partition=1))
+    copy_journal(path, tmp_path / "copy")
+    assert inspect(tmp_path / "copy").problems == []
+    assert run_bus(tmp_path / "copy") == ["1", "2"]
+    assert list((tmp_path / "copy" / "spool").iterdir()) == []
+
+
+def test_what_waits_is_neither_foreign_nor_garbage_however_old(path: Path, write: Write) -> None:
+    for batch in range(3):
+        commit(path, write(f"{batch}", batch=batch), batch=batch)
+        for file in parts(path):
+            os.utime(file, (0, 0))
+    assert Layout(path).foreign_files(RealDisk()) == []
+    assert run_bus(path) == ["0", "1", "2"]
+    assert list((path / "spool").iterdir()) == [], "a batch goes with what it is made of"
+
+
+def test_what_a_driver_moved_before_it_died_is_collected_by_others_after_a_day(path: Path, write: Write) -> None:
+    old, new = path / "spool" / "spark-dead-0.x.frames", path / "spool" / "spark-busy-0.x.frames"
+    for file in (old, new):
+        file.write_bytes(b"x")
+    os.utime(old, (0, 0))
+    commit(path, write("1"))
+    assert not old.exists() and new.exists()
 
 
 def test_bodies_count_as_long_as_they_are_however_well_they_compress(
@@ -203,7 +285,7 @@ def test_bodies_count_as_long_as_they_are_however_well_they_compress(
 ) -> None:
     """The bus reads a batch as a whole, so what it unpacks to is bounded: for who commits, and for who finds a file."""
     commit(path, write("x" * 50_000))
-    [file] = (path / "spool").iterdir()
+    [file] = parts(path)
     assert file.stat().st_size < 10_000
     for module in (staging, spool):
         monkeypatch.setattr(module, "MOST_UNPACKED", 40_000)

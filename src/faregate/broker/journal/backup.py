@@ -24,7 +24,7 @@ from faregate.broker.journal.layout import Layout, check_meta
 from faregate.broker.journal.lock import lock_holder
 from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.scan import sound_mark
-from faregate.broker.journal.spool import waiting
+from faregate.broker.journal.spool import parts_of, waiting
 from faregate.broker.journal.verify import inspect
 from faregate.errors import ConfigurationError, JournalCorrupt, Transient
 
@@ -104,8 +104,9 @@ class Copy:
             self._disk.make_folder(folder)
         self._total = self._from.bytes(self._disk)
         self._between("spool")
-        for path in waiting(self._from, self._disk):
-            self._file(path, self._to.spool / path.name)
+        for batch in waiting(self._from, self._disk):
+            for path in (*parts_of(batch, self._disk), batch):
+                self._file(path, self._to.spool / path.name)
         self._between("readers")
         for path in self._from.files(self._from.readers, self._disk):
             self._file(path, self._to.readers / path.name)

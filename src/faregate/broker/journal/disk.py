@@ -84,8 +84,7 @@ class RealDisk:
     def make_folder(self, path: Path) -> None:
         if not path.is_dir():
             path.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
-            with _opened(path) as descriptor:
-                give_to_owner(descriptor, path.parent)
+            give_path_to_owner(path, path.parent)
             sync_path(path.parent)
 
     def list(self, path: Path) -> list[str]:
@@ -201,3 +200,8 @@ def give_to_owner(descriptor: int, folder: Path) -> None:
         if owner.st_uid:
             with contextlib.suppress(PermissionError):  # a root of a container, who may not
                 os.fchown(descriptor, owner.st_uid, owner.st_gid)
+
+
+def give_path_to_owner(path: Path, folder: Path) -> None:
+    with _opened(path) as descriptor:
+        give_to_owner(descriptor, folder)

@@ -19,10 +19,10 @@ FRAME_MAGIC = b"FGJ\x01"
 SEGMENT_MAGIC = b"FGSEG\x00\x00\x01"
 SEALED_MAGIC = b"FGSEALED"
 
-COLUMNS, DEAD_LETTERS, FOOTER, ROWS = 1, 2, 3, 4
-"""What the body of a frame holds. Rows and columns are messages."""
+COLUMNS, DEAD_LETTERS, FOOTER, ROWS, PARTS = 1, 2, 3, 4, 5
+"""What the body of a frame holds. Rows and columns are messages; parts are in the spool alone."""
 MESSAGES = frozenset({COLUMNS, ROWS})
-_KINDS = {1: {COLUMNS, DEAD_LETTERS, FOOTER}, 2: {COLUMNS, DEAD_LETTERS, FOOTER, ROWS}}
+_KINDS = {1: {COLUMNS, DEAD_LETTERS, FOOTER}, 2: {COLUMNS, DEAD_LETTERS, FOOTER, ROWS, PARTS}}
 """By version of the frame."""
 
 HOT, SEALED = 1, 2
@@ -35,7 +35,8 @@ _TRAILER = struct.Struct("<QI4x8s")
 FRAME_BYTES = _FRAME.size
 SEGMENT_BYTES = _SEGMENT.size
 TRAILER_BYTES = _TRAILER.size
-NO_BATCH = bytes(16)
+NO_BATCH, NO_SEGMENT = bytes(16), 0
+"""Of a frame that belongs to no batch; of one that is in no segment, but in the spool."""
 _CRC_AT, _NO_CRC = 12, bytes(4)
 """Where the CRC stands in a header, and what stands there while it is computed."""
 LONGEST_BODY = 1 << 30
@@ -127,6 +128,15 @@ class Footer(msgspec.Struct, omit_defaults=True):
     """Of each frame of columns in a sealed segment."""
 
 
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """A file beside a spooled batch, with some of its frames."""
+
+    name: str
+    batches: int
+    """So many stand in it, one behind the other."""
+    bytes: int
+
+
 def padded(length: int) -> int:
     """Frames start at multiples of 8, as Arrow wants its buffers."""
     return (length + 7) & ~7
@@ -170,6 +180,8 @@ def read_header(data: Any, at_byte: int, segment_id: int | None = None) -> Frame
     if magic != FRAME_MAGIC or frame.kind not in _KINDS.get(version, ()) or frame.length > LONGEST_BODY:
         return None
     if (segment_id is not None and frame.segment_id != segment_id) or frame.end > len(data):
+        return None
+    if frame.kind == PARTS and segment_id != NO_SEGMENT:
         return None
     return frame
 

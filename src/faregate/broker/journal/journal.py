@@ -35,7 +35,7 @@ from faregate.broker.journal.retention import Retention, apply_retention, keeps_
 from faregate.broker.journal.sealing import Sealer, remove_garbage
 from faregate.broker.journal.settled import Row
 from faregate.broker.journal.snapshot import Snapshot
-from faregate.broker.journal.spool import Intake, batch_id
+from faregate.broker.journal.spool import Intake, batch_id, remove_batch
 from faregate.errors import (
     ConfigurationError,
     FaregateError,
@@ -396,7 +396,7 @@ class Journal:
             if isinstance(error, OSError):
                 self.intake.put_off(path, error)
 
-        self.hand_in(Call(lambda: self.disk.remove(path), removed))
+        self.hand_in(Call(lambda: remove_batch(path, self.disk), removed))
 
     def retains_all(self) -> bool:
         """Whether retention would remove nothing now."""
@@ -482,7 +482,7 @@ class Journal:
             if items[0].batch is not None and error is None:
                 # In the log, so the file may go later: the next look at the spool tries again, and tells.
                 with contextlib.suppress(OSError):
-                    self.disk.remove(items[0].batch)
+                    remove_batch(items[0].batch, self.disk)
         self._flush_side_logs()
         # Then whoever waits behind all of them.
         for call in rest:

@@ -8,6 +8,7 @@ snapshot.json            what waited in each queue at some moment; what came lat
 segments/OFFSET.seg      the messages
 settled/OFFSET.log       what became of the messages of that segment
 spool/NAME.batch         batches from other processes, waiting to be appended
+spool/NAME.*.frames      what the batch of that name is made of, if it does not hold it itself
 readers/NAME.json        how far named readers have come
 quarantine/              what `repair`, or the intake of the spool, took out
 control/                 the control socket of the bus that runs (`bus/control_place.py`)
@@ -26,7 +27,7 @@ from faregate.errors import JournalCorrupt, JournalNotFound, JournalTooNew, NotA
 from faregate.ports.topology import Topology
 
 T = TypeVar("T")
-SEGMENT_SUFFIX, SETTLED_SUFFIX, BATCH_SUFFIX = ".seg", ".log", ".batch"
+SEGMENT_SUFFIX, SETTLED_SUFFIX, BATCH_SUFFIX, PART_SUFFIX = ".seg", ".log", ".batch", ".frames"
 
 
 class Meta(msgspec.Struct):
@@ -95,8 +96,13 @@ class Layout:
             path
             for folder, suffix in self.folders.items()
             for path in _visible(folder, disk)
-            if not path.name.endswith(suffix)
+            if not path.name.endswith((suffix, PART_SUFFIX) if folder == self.spool else suffix)
         ]
+
+
+def is_part(name: str, batch: str) -> bool:
+    """Whether a file of that name in the spool may belong to the batch of that name."""
+    return name.startswith(f"{batch.removesuffix(BATCH_SUFFIX)}.") and name.endswith(PART_SUFFIX) and "/" not in name
 
 
 def _visible(folder: Path, disk: Disk) -> list[Path]:

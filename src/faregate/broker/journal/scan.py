@@ -5,7 +5,8 @@ Rules kept here:
 - Verify and repair both look through these eyes: what one calls damage the other sets right.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,14 +22,17 @@ from faregate.broker.journal.frame import (
     BatchRange,
     Footer,
     Frame,
+    Part,
     SegmentHeader,
 )
 from faregate.broker.journal.high_water import HighWater
-from faregate.broker.journal.layout import Layout
+from faregate.broker.journal.layout import Layout, is_part
 from faregate.broker.journal.sealing import range_of
 from faregate.broker.journal.segment import Memory, Segment
 
 _CHUNK = 1 << 20
+_IN_A_PART = frames.MESSAGES | {frames.DEAD_LETTERS}
+_IN_A_BATCH = _IN_A_PART | {frames.PARTS}
 
 
 class Damage(NamedTuple):
@@ -37,6 +41,13 @@ class Damage(NamedTuple):
     at_byte: int
     end: int
     is_tail: bool
+
+
+class NotWhole(NamedTuple):
+    """Where a spooled batch is damaged, or lacks something: the file, and the byte in it."""
+
+    path: Path
+    at_byte: int
 
 
 def walk(data: Any, segment_id: int | None, limit: int) -> Iterator[tuple[Frame, Any] | Damage]:
@@ -69,6 +80,9 @@ def sound_frame(data: Any, at_byte: int, segment_id: int | None, limit: int) -> 
         elif frame.kind == frames.DEAD_LETTERS:
             content = dead_letters.decode(body)
             count = len(content)
+        elif frame.kind == frames.PARTS:
+            content = msgspec.json.decode(body, type=list[Part])
+            count = len(content)
         else:
             content, count = msgspec.json.decode(body, type=Footer), 0
     except (*READ_ERRORS, ValueError, OSError):
@@ -76,18 +90,47 @@ def sound_frame(data: Any, at_byte: int, segment_id: int | None, limit: int) -> 
     return (frame, content) if count == frame.rows else None
 
 
-def walk_batch(data: Any) -> Iterator[tuple[Frame, Any] | Damage]:
-    """The parts of a spooled batch with what is in them, up to the damage where it is not whole."""
-    at_byte = previous = part = 0
-    parts = 1
-    while part < parts:
-        found = sound_frame(data, at_byte, 0, len(data))
-        if found is None or found[0].kind == frames.FOOTER or (found[0].part, found[0].previous) != (part, previous):
-            yield Damage(at_byte, len(data), True)
-            return
-        yield found
-        frame = found[0]
-        at_byte, previous, parts, part = frame.end, frame.crc, frame.parts, part + 1
+def walk_batch(path: Path, disk: Disk, read: Callable[[Path], Any]) -> Iterator[tuple[Frame, Any] | NotWhole]:
+    """The frames of a spooled batch with what is in them, up to where it is not whole. Raises `OSError`; where the
+    batch was taken in meanwhile, `FileNotFoundError`."""
+    for found in _walk_file(path, read(path), 1, _IN_A_BATCH):
+        if isinstance(found, NotWhole) or found[0].kind != frames.PARTS:
+            yield found
+            continue
+        for part in found[1]:
+            yield from _walk_part(path, part, disk, read)
+
+
+def _walk_part(
+    path: Path, part: Part, disk: Disk, read: Callable[[Path], Any]
+) -> Iterator[tuple[Frame, Any] | NotWhole]:
+    if not is_part(part.name, path.name):
+        yield NotWhole(path, 0)
+        return
+    file = path.with_name(part.name)
+    try:
+        if disk.is_file(file) and disk.size(file) == part.bytes:
+            yield from _walk_file(file, read(file), part.batches, _IN_A_PART)
+        else:
+            yield NotWhole(file, 0)
+    except FileNotFoundError:
+        disk.size(path)  # raises as well if the batch was taken in: its parts go behind it
+        yield NotWhole(file, 0)
+
+
+def _walk_file(path: Path, data: Any, batches: int, kinds: frozenset[int]) -> Iterator[tuple[Frame, Any] | NotWhole]:
+    at_byte = 0
+    for _ in range(batches):
+        previous = part = 0
+        parts = 1
+        while part < parts:
+            found = sound_frame(data, at_byte, frames.NO_SEGMENT, len(data))
+            if found is None or found[0].kind not in kinds or (found[0].part, found[0].previous) != (part, previous):
+                yield NotWhole(path, at_byte)
+                return
+            yield found
+            frame = found[0]
+            at_byte, previous, parts, part = frame.end, frame.crc, frame.parts, part + 1
 
 
 def _next_sound(

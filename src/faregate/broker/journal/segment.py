@@ -138,7 +138,7 @@ def batch_frames(bodies: Iterable[tuple[int, Any, int]], parts: int) -> Iterator
             raise MessageTooLarge(
                 f"{rows} messages are over what a frame of the journal takes, {frames.LONGEST_BODY} bytes"
             )
-        version = frames.VERSION if kind == frames.ROWS else 1  # an older program may take them in
+        version = 1 if kind in (frames.COLUMNS, frames.DEAD_LETTERS) else frames.VERSION  # an older program reads 1
         header, padding, previous = frames.pack_frame(
             body, kind=kind, previous=previous, rows=rows, part=part, parts=parts, version=version
         )

@@ -3,6 +3,7 @@
 Rules kept here:
 - A batch is a file of frames, synced and moved in atomically; it is confirmed then. The writer appends it as one atomic
   unit that carries the batch's mark, and removes the file; a file whose mark is in the log already is only removed.
+- What many made together lies in files beside the batch, which names them: they are there before it, and go behind it.
 - What cannot be taken in holds up none of the others, and is never deleted. A file that is no batch (damaged, too
   large) is set aside in quarantine/. What cannot be read now (also a folder, a link, a pipe) stays, and is tried again
   after a pause that grows up to a minute. Either is told once.
@@ -19,8 +20,8 @@ from typing import NamedTuple
 from faregate.broker.journal import frame as frames
 from faregate.broker.journal.content import READ_ERRORS, write_rows
 from faregate.broker.journal.disk import Disk
-from faregate.broker.journal.layout import BATCH_SUFFIX, Layout, check_meta
-from faregate.broker.journal.scan import Damage, walk_batch
+from faregate.broker.journal.layout import BATCH_SUFFIX, Layout, check_meta, is_part
+from faregate.broker.journal.scan import NotWhole, sound_frame, walk_batch
 from faregate.broker.journal.segment import batch_frames
 from faregate.columns import body_bytes, write_envelopes
 from faregate.errors import JournalCorrupt, MessageTooLarge, Permanent
@@ -82,18 +83,42 @@ def batch_id(path: Path) -> bytes:
     return sha256(path.name.encode()).digest()[:16]
 
 
+def parts_of(path: Path, disk: Disk) -> list[Path]:
+    """The files beside a batch that it names; none when it is not there (any more)."""
+    try:
+        data = disk.view(path)
+    except OSError:
+        return []
+    frame = frames.read_header(data, 0, frames.NO_SEGMENT)
+    found = (
+        sound_frame(data, 0, frames.NO_SEGMENT, len(data)) if frame is not None and frame.kind == frames.PARTS else None
+    )
+    return [] if found is None else [path.with_name(each.name) for each in found[1] if is_part(each.name, path.name)]
+
+
+def remove_batch(path: Path, disk: Disk) -> None:
+    """It is in the log; also what drivers who died before had moved beside it."""
+    beside = [name for name in disk.list(path.parent) if is_part(name, path.name)] if parts_of(path, disk) else []
+    for each in (path, *map(path.with_name, beside)):
+        disk.remove(each)
+
+
 def read_spooled(path: Path, disk: Disk) -> Spooled:
     """Raises `JournalCorrupt` for what is not a whole batch, `OSError` for what cannot be read."""
     if not disk.is_file(path):
         raise OSError(errno.EINVAL, "it is no plain file, but a folder, a link or a pipe")
     if disk.size(path) > LARGEST_BATCH:
         raise JournalCorrupt(f"{path} is not a batch: it has more than {LARGEST_BATCH} bytes")
-    spooled, unpacked = Spooled([], []), 0
+    spooled, packed, unpacked = Spooled([], []), 0, 0
     try:
-        for found in walk_batch(disk.read(path)):
-            if isinstance(found, Damage):
-                raise JournalCorrupt(f"{path} is not a whole batch: it is damaged at byte {found.at_byte}")
+        for found in walk_batch(path, disk, disk.read):
+            if isinstance(found, NotWhole):
+                where = "it" if found.path == path else f"{found.path.name} is missing, or"
+                raise JournalCorrupt(f"{path} is not a whole batch: {where} is damaged at byte {found.at_byte}")
             frame, content = found
+            packed += frame.length
+            if packed > LARGEST_BATCH:
+                raise JournalCorrupt(f"{path} is not a batch: it has more than {LARGEST_BATCH} bytes")
             if frame.kind == frames.DEAD_LETTERS:
                 spooled.dead_letters.extend(content)
             else:
@@ -163,7 +188,7 @@ class Intake:
         try:
             if not self._is_appended(batch_id(path)):
                 return read_spooled(path, self._disk)
-            self._disk.remove(path)
+            remove_batch(path, self._disk)
             self.returned(path)
         except FileNotFoundError:
             self.returned(path)

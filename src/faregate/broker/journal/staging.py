@@ -1,15 +1,17 @@
-"""Between `write` in the tasks and `commit` on the driver: staged files, the spool file made of them, and garbage.
+"""Between `write` in the tasks and `commit` on the driver: staged files, the batch that names them, and garbage.
 
-    JOURNAL/staging/ORIGIN/BATCH/PARTITION-ATTEMPT-RANDOM.frames     what one attempt of one task wrote
-    JOURNAL/spool/spark-ORIGIN-BATCH.batch                           the whole batch, atomically
+    JOURNAL/staging/ORIGIN/BATCH/PARTITION-ATTEMPT-RANDOM.frames        what one attempt of one task wrote
+    JOURNAL/spool/spark-ORIGIN-BATCH.PARTITION-ATTEMPT-RANDOM.frames    the same, once it is to be committed
+    JOURNAL/spool/spark-ORIGIN-BATCH.batch                              the whole batch: it names them
 
 Rules kept here:
 - Every attempt writes under a name of its own: speculation, retries and zombies never touch each other's files.
-- Only what the commit names goes into the batch; it is one file, synced, then moved into the spool. Its name is the
-  batch's identity: the journal appends a name once, however often it comes.
-- Messages are compressed: each is copied and synced, and read once.
-- Staged files need not survive a crash, so they are not synced. What nobody commits is collected: with a later commit
-  of the same origin, or by any sink once it is a day old.
+- A task syncs what it stages, so a commit copies nothing: it moves the files that it names, and then puts the batch
+  beside them, at once. Its name is the batch's identity: the journal appends a name once, however often it comes.
+- Messages are compressed: each is synced, and read once.
+- What nobody commits is collected: with a later commit of the same origin, or by any sink once it is a day old. So are
+  files in the spool without a batch of their name there, or in quarantine. While there is one they stay: another driver
+  may be about to commit the same batch. When the journal has appended it, all of them go.
 """
 
 import contextlib
@@ -18,25 +20,30 @@ import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+
+import msgspec
 
 from faregate.broker.journal import dead_letters
 from faregate.broker.journal import frame as frames
-from faregate.broker.journal.disk import PRIVATE_FOLDER, RealDisk
-from faregate.broker.journal.layout import BATCH_SUFFIX, Layout
+from faregate.broker.journal.disk import (
+    PRIVATE_FOLDER,
+    RealDisk,
+    RealFile,
+    give_path_to_owner,
+    sync_path,
+)
+from faregate.broker.journal.frame import Part
+from faregate.broker.journal.layout import BATCH_SUFFIX, PART_SUFFIX, Layout
 from faregate.broker.journal.segment import batch_frames
 from faregate.broker.journal.spool import LARGEST_BATCH, MOST_UNPACKED
 from faregate.columns import body_bytes, pack_batch
 from faregate.errors import JournalCorrupt, MessageTooLarge
 from faregate.ports.log import Piece, Staged
 
-T = TypeVar("T")
 _FOLDER = "staging"
 _FRAME_ROWS = 10_000
-_MOST_PARTS = 0xFFFF
-"""A frame counts its batch's parts in two bytes."""
 _OLD_SECONDS = 24 * 3600.0
 _FILE = re.compile(r"[0-9]{6}-[0-9]+-[0-9a-f]{12}\.frames")
 _SAFE = re.compile(r"[A-Za-z0-9-]{1,100}")
@@ -57,20 +64,28 @@ def staged_path(folder: Path, name: str) -> Path:
 
 
 def stage(folder: Path, stem: str, pieces: Iterable[Piece]) -> Staged:
-    """Write what is sealed under a name that no other attempt has. Leaves nothing behind when it fails."""
-    path = folder / f"{stem}-{os.urandom(6).hex()}.frames"
-    count = rows = size = 0
+    """Write what is sealed under a name that no other attempt has; durable when this returns. Leaves nothing behind
+    when it fails."""
+    path = folder / f"{stem}-{os.urandom(6).hex()}{PART_SUFFIX}"
+    file: RealFile | None = None
+    count = rows = size = at_byte = 0
     try:
         for piece in _small(pieces):
-            if not count:
-                folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
             kind, body, own_rows, own_size = _described(piece)
-            with path.open("ab") as file:
-                file.writelines(*batch_frames([(kind, body, own_rows)], 1))
+            if file is None:
+                folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+                file = RealDisk().open(path)
+            [frame] = batch_frames([(kind, body, own_rows)], 1)
+            at_byte += file.write(at_byte, frame)
             count, rows, size = count + 1, rows + own_rows, size + own_size
+        if file is not None:
+            file.sync()
     except BaseException:
         remove([path])
         raise
+    finally:
+        if file is not None:
+            file.close()
     return Staged(path.name if count else None, count, rows, size)
 
 
@@ -97,59 +112,44 @@ def spool_path(layout: Layout, origin: str, batch: int) -> Path:
 
 
 def move_into_spool(layout: Layout, origin: str, batch: int, staged: Sequence[Staged]) -> None:
-    """Make one spool file of what the commit names; durable when this returns. Raises `FileNotFoundError` when another
-    driver committed the batch and collected its files."""
-    parts = sum(each.pieces for each in staged)
+    """Make one batch of what the commit names; durable when this returns. Raises `FileNotFoundError` when another
+    driver committed it and collected these files."""
+    folder, target = batch_folder(layout, origin, batch), spool_path(layout, origin, batch)
+    parts: list[tuple[Path, Part]] = []
+    for each in staged:
+        if each.name is not None:
+            path = staged_path(folder, each.name)
+            parts.append((path, Part(f"{target.stem}.{each.name}", each.pieces, _size_of_whole(path, each.pieces))))
     if not parts:
         return
-    if parts > _MOST_PARTS:
+    packed, unpacked = sum(part.bytes for _, part in parts), sum(each.bytes for each in staged)
+    if packed > LARGEST_BATCH or unpacked > MOST_UNPACKED:
         raise MessageTooLarge(
-            f"a batch of {sum(each.rows for each in staged)} messages in {parts} pieces is more than the journal takes "
-            "as one; limit the trigger (maxMessagesPerTrigger), or use fewer partitions"
+            f"a batch of {packed} bytes, {unpacked} unpacked, is more than the journal takes as one, {LARGEST_BATCH} "
+            f"and {MOST_UNPACKED}: limit the trigger (maxMessagesPerTrigger)"
         )
-    disk = RealDisk()
-    folder = batch_folder(layout, origin, batch)
-    files = [(staged_path(folder, each.name), each.pieces) for each in staged if each.name is not None]
-    whole = folder / f"commit-{os.urandom(6).hex()}{BATCH_SUFFIX}"
-    file = disk.create(whole, 0)
-    try:
-        at_byte = 0
-        bodies = (body for path, pieces in files for body in _staged_frames(disk, path, pieces))
-        for frame in batch_frames(_ahead(bodies), parts):
-            at_byte += file.write(at_byte, frame)
-        unpacked = sum(each.bytes for each in staged)
-        if at_byte > LARGEST_BATCH or unpacked > MOST_UNPACKED:
-            raise MessageTooLarge(
-                f"a batch of {at_byte} bytes, {unpacked} unpacked, is more than the journal takes as one, "
-                f"{LARGEST_BATCH} and {MOST_UNPACKED}: limit the trigger (maxMessagesPerTrigger)"
-            )
-        file.sync()
-    except BaseException:
-        file.close()
-        remove([whole])
-        raise
-    file.close()
-    disk.rename(whole, spool_path(layout, origin, batch))
+    for path, part in parts:
+        give_path_to_owner(path, layout.spool)
+        os.utime(path)  # by its age others tell garbage from what is just being committed
+        path.rename(layout.spool / part.name)
+    sync_path(layout.spool)
+    body = msgspec.json.encode([part for _, part in parts])
+    [frame] = batch_frames([(frames.PARTS, body, len(parts))], 1)
+    RealDisk().replace(target, b"".join(frame))
 
 
-def _ahead(bodies: Iterator[T]) -> Iterator[T]:
-    """The same; the next one is checked while one is written. A checksum and a write let other threads run."""
-    with ThreadPoolExecutor(1) as thread:
-        following = thread.submit(next, bodies, None)
-        while (body := following.result()) is not None:
-            following = thread.submit(next, bodies, None)
-            yield body
-
-
-def _staged_frames(disk: RealDisk, path: Path, pieces: int) -> Iterator[tuple[int, memoryview, int]]:
-    data = disk.view(path)
+def _size_of_whole(path: Path, pieces: int) -> int:
+    """Of a staged file, after a look at its headers. Its frames have checksums for who reads them."""
+    data = RealDisk().view(path)
     at_byte = 0
     for _ in range(pieces):
-        frame = frames.read_header(data, at_byte, 0)
-        if frame is None or not frames.is_sound(data, frame):
+        frame = frames.read_header(data, at_byte, frames.NO_SEGMENT)
+        if frame is None:
             raise JournalCorrupt(f"the staged file {path} is damaged at byte {at_byte}; the batch is not committed")
-        yield frame.kind, frames.body_of(data, frame), frame.rows
         at_byte = frame.end
+    if at_byte != len(data):
+        raise JournalCorrupt(f"the staged file {path} goes on behind byte {at_byte}; the batch is not committed")
+    return at_byte
 
 
 # --- garbage ----------------------------------------------------------------------------------------------
@@ -174,6 +174,22 @@ def collect_garbage(layout: Layout, origin: str, batch: int) -> None:
         for other in (layout.root / _FOLDER).iterdir():
             if _last_touched(other) < time.time() - _OLD_SECONDS:
                 shutil.rmtree(other, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        remove(_nobodys_parts(layout, origin, batch))
+
+
+def _nobodys_parts(layout: Layout, origin: str, batch: int) -> Iterator[Path]:
+    """Files in the spool whose batch was appended, or never came to be."""
+    found = [path for path in layout.spool.iterdir() if path.name.endswith((BATCH_SUFFIX, PART_SUFFIX))]
+    named = {path.stem for path in found if path.suffix == BATCH_SUFFIX}
+    named |= {name.partition(".")[0] for name in RealDisk().list(layout.quarantine)}  # where a batch goes from there
+    first, last = spool_path(layout, origin, 0).stem, spool_path(layout, origin, batch).stem
+    for path in found:
+        stem = path.name.partition(".")[0]
+        if path.suffix == BATCH_SUFFIX or stem in named:
+            continue
+        if first <= stem <= last or _last_touched(path) < time.time() - _OLD_SECONDS:
+            yield path
 
 
 def _last_touched(folder: Path) -> float:

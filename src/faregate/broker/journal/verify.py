@@ -18,10 +18,10 @@ from faregate.broker.journal.frame import SEGMENT_BYTES, TRAILER_BYTES
 from faregate.broker.journal.high_water import HighWater, read_high_water
 from faregate.broker.journal.layout import Layout, T, check_meta, find_json
 from faregate.broker.journal.lock import lock_holder
-from faregate.broker.journal.scan import Damage, Scan, walk_batch
+from faregate.broker.journal.scan import NotWhole, Scan, walk_batch
 from faregate.broker.journal.settled import RECORD_BYTES
 from faregate.broker.journal.snapshot import Snapshot
-from faregate.broker.journal.spool import waiting
+from faregate.broker.journal.spool import parts_of, waiting
 from faregate.errors import JournalCorrupt, JournalTooNew
 from faregate.ports.log import ReaderOffset
 from faregate.ports.topology import Topology
@@ -157,17 +157,19 @@ class Inspector:
                     self._problem(path, None, "is not a file")
                     self._set_aside(path)
                     continue
-                data = self._disk.view(path)
+                walked = walk_batch(path, self._disk, self._disk.view)
+                wrong = next((each for each in walked if isinstance(each, NotWhole)), None)
+                size = sum(size_of(each, self._disk) for each in (path, *parts_of(path, self._disk)))
             except FileNotFoundError:
                 continue  # the writer has taken it in
             except PermissionError as exc:
                 self._problem(path, None, f"cannot be read ({exc.strerror}); let the user who runs the bus read it")
                 continue
-            damaged = next((each.at_byte for each in walk_batch(data) if isinstance(each, Damage)), None)
             self._found.checked["batches"] += 1
-            self._done(len(data))
-            if damaged is not None:
-                self._problem(path, damaged, "is not a whole batch")
+            self._done(size)
+            if wrong is not None:
+                what = "is not a whole batch" if wrong.path == path else f"is not what {path.name} was made of"
+                self._problem(wrong.path, wrong.at_byte, what)
                 self._set_aside(path)
 
     def _check_snapshot(self, snapshot: Snapshot | None) -> None:
