@@ -45,13 +45,14 @@ class Output(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """The events that a handler gave back: of each its row, how it becomes a message, and its body."""
+    """The events that a handler gave back, one for each row but those that are left out."""
 
-    rows: list[int]
-    outputs: list[Output]
     bodies: list[bytes]
+    left_out: list[int]
+    outputs: list[tuple[int, Output]]
+    """How they become messages: from the body of that number on, so."""
     keys: dict[int, str | None]
-    """By row, of those that have one."""
+    """By number of the body, of those that have one."""
 
 
 class Done(NamedTuple):
@@ -120,47 +121,56 @@ class Plain:
 
     async def handle(self, batch: Any, decode: Callable[[bytes], Any], now: float) -> Done:
         """Run the handler over a batch that `decoder` found usual."""
-        function, awaits, outputs, takes = self._function, self._awaits, self._outputs, self._takes
+        # What a row has in common with the one before it is noted where it changes: this loop is what a run does most.
+        function, awaits, takes, limit = self._function, self._awaits, self._takes, self._limit
         done, sent = Done(None, [], []), Sent([], [], [], {})
-        rows, made, bodies, keys = sent
+        bodies, keys, add = sent.bodies, sent.keys, sent.bodies.append
         filtered = 0
         cls: type | None = None
-        output: Output | None = None
-        for row, body in enumerate(batch.column("payload").to_pylist()):
+        encode: Callable[[Any], bytes]
+        key: Key | None = None
+
+        def left_out() -> int:
+            """The row that is at hand has no output here."""
+            row = len(bodies) + len(sent.left_out)
+            sent.left_out.append(row)
+            return row
+
+        for body in batch.column("payload").to_pylist():
             try:
                 message = decode(body)
                 if takes is not None and not takes(message, _NO_HEADERS):
                     filtered += 1
+                    left_out()
                     continue
             except Exception:
-                done.failed.append((row, None))
+                done.failed.append((left_out(), None))
                 continue
             try:
                 result = await function(message) if awaits else function(message)
-                if result is None:
-                    continue
-                if (kind := type(result)) is not cls:
-                    output = outputs[kind] if kind in outputs else self._output(kind)
-                    cls = kind
-                if output is None:
-                    done.others.append((row, message, result))
-                    continue
-                encoded = output.encode(result)
-                if len(encoded) > self._limit:
-                    raise MessageTooLarge(f"{kind.__name__} is {len(encoded)} bytes; the limit is {self._limit}")
+                if type(result) is not cls:
+                    output = None if result is None else self._output(type(result))
+                    if output is None:
+                        row = left_out()
+                        if result is not None:
+                            done.others.append((row, message, result))
+                        continue
+                    cls, encode, key = type(result), output.encode, output.key
+                    sent.outputs.append((len(bodies), output))
+                encoded = encode(result)
+                if len(encoded) > limit:
+                    raise MessageTooLarge(f"{type(result).__name__} is {len(encoded)} bytes; the limit is {limit}")
+                if key is not None:
+                    keys[len(bodies)] = key.hint(result)
             except (Exception, asyncio.CancelledError) as exc:
-                done.failed.append((row, exc))
+                done.failed.append((left_out(), exc))
                 continue
             except BaseException as exc:
                 if (failure := failure_of(exc)) is None:
                     raise
-                done.failed.append((row, failure))
+                done.failed.append((left_out(), failure))
                 continue
-            rows.append(row)
-            made.append(output)
-            bodies.append(encoded)
-            if output.key is not None:
-                keys[row] = output.key.hint(result)
+            add(encoded)
         task = asyncio.current_task()
         if task is not None and task.cancelling():  # one of them cancelled the task: the pipeline finds out which
             try:
@@ -169,9 +179,11 @@ class Plain:
                 if failure_of(exc) is None:
                     raise
             return Done(None, [(row, None) for row in range(len(batch))], [])
-        return done._replace(batch=self._sealed(batch, sent, now) if rows else None, filtered=filtered)
+        return done._replace(batch=self._sealed(batch, sent, now) if bodies else None, filtered=filtered)
 
     def _output(self, cls: type) -> Output | None:
+        if cls in self._outputs:
+            return self._outputs[cls]
         found = known(cls)
         made = None
         if found is not None and found.kind == "event":
@@ -182,22 +194,22 @@ class Plain:
 
     def _sealed(self, batch: Any, sent: Sent, now: float) -> Any:
         """Outputs as they would be sealed one by one."""
-        count = len(sent.rows)
-        causes = batch if count == len(batch) else batch.take(pa.array(sent.rows, pa.int64()))
+        count = len(sent.bodies)
+        causes = batch if count == len(batch) else batch.take(np.delete(np.arange(len(batch)), sent.left_out))
         correlations = from_arrow(causes.column("correlation_id"))
         causation = message_ids(from_arrow(causes.column("publication_id")), self._node)
-        one = sent.outputs[0].wire
-        alike = sent.outputs.count(sent.outputs[0]) == count
-        wires = [one] * count if alike else [each.wire for each in sent.outputs]
+        starts, outputs = zip(*sent.outputs, strict=True)
+        alike = len(outputs) == 1
+        wires: Any = () if alike else np.repeat([output.wire for output in outputs], np.diff([*starts, count]))
         publications = np.empty_like(causation)
-        for wire in {one} if alike else set(wires):
-            own = slice(None) if alike else np.array([each == wire for each in wires])
+        for wire in {output.wire for output in outputs}:
+            own = slice(None) if alike else wires == wire
             publications[own] = publication_ids(
                 correlations[own], causation[own], node=self._node, handler=self._handler, type=wire, slot=0
             )
         columns = {
             "publication_id": to_arrow(publications),
-            "type": pa.repeat(one, count) if alike else pa.array(wires, pa.string()),
+            "type": pa.repeat(outputs[0].wire, count) if alike else pa.array(wires, pa.string()),
             "source": pa.repeat(self._node, count),
             "body": _joined(sent.bodies),
             "correlation_id": causes.column("correlation_id"),
@@ -209,7 +221,7 @@ class Plain:
             "body_digest": to_arrow(digests(sent.bodies, 16), pa.binary()),
         }
         if sent.keys:
-            columns["key"] = pa.array([sent.keys.get(row) for row in sent.rows], pa.string())
+            columns["key"] = pa.array([sent.keys.get(number) for number in range(count)], pa.string())
         return as_stored(columns, count)
 
 

@@ -11,8 +11,8 @@ from pyspark.sql.datasource import InputPartition
 
 TASK_MESSAGES = 250_000
 """What one task reads at the most: enough that starting it does not show, few enough to share the work."""
-LEAST_HANDLED = 2_000
-"""Where handlers follow: fewer are not worth a task of their own."""
+LEAST_HANDLED, MOST_HANDLED = 2_000, 500_000
+"""Where handlers follow: fewer are not worth a task of their own, and starting one takes a while in three processes."""
 
 
 @dataclass(frozen=True)

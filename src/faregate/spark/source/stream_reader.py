@@ -32,7 +32,7 @@ from faregate.spark.logs import OpenLog, open_partitions
 from faregate.spark.options import ENDING, NO_END, Options
 from faregate.spark.source.bounds import LOG_KEY, check_partitions, lost, resolve
 from faregate.spark.source.limits import MOST_STORED, Waiting, end_by_size, within
-from faregate.spark.source.ranges import LEAST_HANDLED, OffsetRange, split
+from faregate.spark.source.ranges import LEAST_HANDLED, MOST_HANDLED, OffsetRange, split
 from faregate.spark.source.reading import lose, read_range
 
 Offset = dict[str, Any]
@@ -132,10 +132,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = _numbers(end)
         starts = {**ends, **_numbers(start)}
         least = self._options.min_partitions
-        if self._options.ranges:
-            total = sum(ends.values()) - sum(starts.values())
-            least = min(least, -(-total // LEAST_HANDLED))
-        return [*split(starts, ends, least)]
+        if not self._options.ranges:
+            return [*split(starts, ends, least)]
+        total = sum(ends.values()) - sum(starts.values())
+        return [*split(starts, ends, min(least, -(-total // LEAST_HANDLED)), MOST_HANDLED)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, OffsetRange)
