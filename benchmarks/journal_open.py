@@ -19,7 +19,6 @@ import shutil
 import subprocess
 import sys
 import time
-import zlib
 from pathlib import Path
 
 from _harness import Report, Samples, folder, options
@@ -27,6 +26,7 @@ from _harness import Report, Samples, folder, options
 import faregate as fg
 from faregate import ids
 from faregate.broker.journal import frame as frames
+from faregate.broker.journal.checksum import crc32
 from faregate.broker.journal.settled import Record
 from faregate.message import Envelope
 from faregate.ports.log import HANDLED
@@ -99,7 +99,7 @@ def read_bytes(path: Path) -> float:
         data = file.read_bytes()
         position = frames.SEGMENT_BYTES
         while (frame := frames.read_header(data, position)) is not None:
-            zlib.crc32(frames.body_of(data, frame))
+            crc32(frames.body_of(data, frame))
             position = frame.end
     return time.perf_counter() - begin
 

@@ -7,11 +7,12 @@ Rules kept here:
 """
 
 import struct
-import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import msgspec
+
+from faregate.broker.journal.checksum import crc32
 
 VERSION = 2
 """What is written; version 1 is read."""
@@ -142,10 +143,6 @@ def padded(length: int) -> int:
     return (length + 7) & ~7
 
 
-def crc32(header: bytes, body: Any) -> int:
-    return zlib.crc32(body, zlib.crc32(header))
-
-
 def pack_frame(
     body: Any,
     *,
@@ -166,7 +163,7 @@ def pack_frame(
     length = memoryview(body).nbytes
     fields = (rows, commit, base, time, segment_id, batch, part, parts, since)
     bare = _FRAME.pack(FRAME_MAGIC, version, kind, length, 0, previous, *fields)
-    crc = crc32(bare, body)
+    crc = crc32(body, crc32(bare))
     header = _FRAME.pack(FRAME_MAGIC, version, kind, length, crc, previous, *fields)
     return header, bytes(padded(length) - length), crc
 
@@ -192,7 +189,7 @@ def row_frames(data: Any, at_byte: int, limit: int, segment_id: int, base: int) 
 
     The same as `read_header` and `is_sound`, for who reads a hundred thousand of them.
     """
-    view, crc32, unpack = memoryview(data), zlib.crc32, _FRAME.unpack_from
+    view, unpack = memoryview(data), _FRAME.unpack_from
     after_crc = _CRC_AT + len(_NO_CRC)
     while at_byte + FRAME_BYTES <= limit:
         magic, version, kind, length, crc, _, rows, _, first, time, its_segment, _, _, _, _ = unpack(view, at_byte)
@@ -228,8 +225,8 @@ def is_sound(data: Any, frame: Frame) -> bool:
     """Whether header and body are what was written."""
     view = memoryview(data)
     at_byte = frame.at_byte
-    crc = zlib.crc32(_NO_CRC, zlib.crc32(view[at_byte : at_byte + _CRC_AT]))
-    return zlib.crc32(view[at_byte + _CRC_AT + len(_NO_CRC) : frame.body + frame.length], crc) == frame.crc
+    crc = crc32(_NO_CRC, crc32(view[at_byte : at_byte + _CRC_AT]))
+    return crc32(view[at_byte + _CRC_AT + len(_NO_CRC) : frame.body + frame.length], crc) == frame.crc
 
 
 def scan(data: Any, header: SegmentHeader, at_byte: int = SEGMENT_BYTES, previous: int = 0) -> Iterator[Frame]:
@@ -282,7 +279,7 @@ def search(data: Any, start: int, stop: int, segment_id: int | None) -> Iterator
 
 
 def pack_segment_header(header: SegmentHeader) -> bytes:
-    return _SEGMENT.pack(SEGMENT_MAGIC, *header, zlib.crc32(_SEGMENT.pack(SEGMENT_MAGIC, *header, 0)))
+    return _SEGMENT.pack(SEGMENT_MAGIC, *header, crc32(_SEGMENT.pack(SEGMENT_MAGIC, *header, 0)))
 
 
 def read_segment_header(data: Any) -> SegmentHeader | None:
@@ -290,13 +287,13 @@ def read_segment_header(data: Any) -> SegmentHeader | None:
     if len(data) < SEGMENT_BYTES:
         return None
     magic, *fields, crc = _SEGMENT.unpack_from(data, 0)
-    if magic != SEGMENT_MAGIC or zlib.crc32(_SEGMENT.pack(magic, *fields, 0)) != crc:
+    if magic != SEGMENT_MAGIC or crc32(_SEGMENT.pack(magic, *fields, 0)) != crc:
         return None
     return SegmentHeader(*fields)
 
 
 def pack_trailer(footer_at: int) -> bytes:
-    return _TRAILER.pack(footer_at, zlib.crc32(footer_at.to_bytes(8, "little")), SEALED_MAGIC)
+    return _TRAILER.pack(footer_at, crc32(footer_at.to_bytes(8, "little")), SEALED_MAGIC)
 
 
 def read_footer(data: Any, header: SegmentHeader) -> Footer | None:
@@ -304,7 +301,7 @@ def read_footer(data: Any, header: SegmentHeader) -> Footer | None:
     if len(data) < SEGMENT_BYTES + FRAME_BYTES + TRAILER_BYTES:
         return None
     at_byte, crc, magic = _TRAILER.unpack_from(data, len(data) - TRAILER_BYTES)
-    if magic != SEALED_MAGIC or zlib.crc32(at_byte.to_bytes(8, "little")) != crc:
+    if magic != SEALED_MAGIC or crc32(at_byte.to_bytes(8, "little")) != crc:
         return None
     frame = read_header(data, at_byte, header.segment_id)
     if frame is None or frame.kind != FOOTER or not is_sound(data, frame):

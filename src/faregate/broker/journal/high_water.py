@@ -5,10 +5,10 @@ damaged later was confirmed, and is corruption, not a torn tail.
 """
 
 import struct
-import zlib
 from pathlib import Path
 from typing import NamedTuple
 
+from faregate.broker.journal.checksum import crc32
 from faregate.broker.journal.disk import Disk
 
 _MARK = struct.Struct("<8sQQQQq")
@@ -29,7 +29,7 @@ class HighWater(NamedTuple):
 
 def pack(mark: HighWater) -> bytes:
     plain = _MARK.pack(MAGIC, *mark)
-    return plain + _CRC.pack(zlib.crc32(plain))
+    return plain + _CRC.pack(crc32(plain))
 
 
 def read_high_water(path: Path, disk: Disk) -> HighWater | None:
@@ -39,7 +39,7 @@ def read_high_water(path: Path, disk: Disk) -> HighWater | None:
     data = disk.read(path)
     if len(data) < _MARK.size + _CRC.size:
         return None
-    if zlib.crc32(data[: _MARK.size]) != _CRC.unpack_from(data, _MARK.size)[0]:
+    if crc32(data[: _MARK.size]) != _CRC.unpack_from(data, _MARK.size)[0]:
         return None
     magic, *fields = _MARK.unpack_from(data)
     return HighWater(*fields) if magic == MAGIC else None

@@ -15,12 +15,12 @@ control/                 the control socket of the bus that runs (`bus/control_p
 """
 
 import os
-import zlib
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
+from faregate.broker.journal.checksum import crc32
 from faregate.broker.journal.disk import Disk, size_of
 from faregate.broker.journal.frame import VERSION
 from faregate.errors import JournalCorrupt, JournalNotFound, JournalTooNew, NotAJournal
@@ -183,7 +183,7 @@ def write_json(path: Path, disk: Disk, content: Any) -> None:
 
 
 def _checksum(data: bytes) -> str:
-    return f"{zlib.crc32(data):08x}"
+    return f"{crc32(data):08x}"
 
 
 def _told(checksum: str) -> bytes:

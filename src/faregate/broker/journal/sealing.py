@@ -16,7 +16,6 @@ import logging
 import os
 import threading
 import time
-import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ import pyarrow.compute as pc
 
 from faregate.broker.journal import frame as frames
 from faregate.broker.journal.bloom import bloom_of
+from faregate.broker.journal.checksum import crc32
 from faregate.broker.journal.content import Messages, Rows, read_messages
 from faregate.broker.journal.disk import Disk, File
 from faregate.broker.journal.frame import SEGMENT_BYTES, BatchRange, Footer, Frame, SegmentHeader
@@ -185,7 +185,7 @@ def range_of(batch: Any, at_byte: int) -> BatchRange:
 
 
 def _sum_of(bodies: Iterable[bytes | None], before: int) -> int:
-    return zlib.crc32(b"".join(filter(None, bodies)), before)
+    return crc32(b"".join(filter(None, bodies)), before)
 
 
 class ColumnsWriter:

@@ -4,11 +4,11 @@ Losing the last of them only delivers again, so they are written soon and synced
 """
 
 import struct
-import zlib
 from collections.abc import Iterator, Sequence
 from itertools import chain, starmap
 from typing import Any, NamedTuple
 
+from faregate.broker.journal.checksum import crc32
 from faregate.ports.log import OUTCOME_NAMES
 
 _RECORD = struct.Struct("<QIBxHHxxd")
@@ -36,7 +36,7 @@ def pack(record: Row) -> bytes:
     except struct.error:  # counts beyond what there is room for
         offset, queue, outcome, tries, redeliveries, time = record
         plain = _RECORD.pack(offset, queue, outcome, min(tries, 0xFFFF), min(redeliveries, 0xFFFF), time)
-    return plain + _CRC.pack(zlib.crc32(plain))
+    return plain + _CRC.pack(crc32(plain))
 
 
 def pack_all(records: Sequence[Row]) -> bytes:
@@ -45,7 +45,7 @@ def pack_all(records: Sequence[Row]) -> bytes:
         plain = list(starmap(_RECORD.pack, records))
     except struct.error:
         return b"".join(map(pack, records))
-    return b"".join(chain.from_iterable(zip(plain, map(_CRC.pack, map(zlib.crc32, plain)), strict=True)))
+    return b"".join(chain.from_iterable(zip(plain, map(_CRC.pack, map(crc32, plain)), strict=True)))
 
 
 def whole(size: int) -> int:
@@ -58,6 +58,6 @@ def walk(data: Any, start: int = 0) -> Iterator[Record | None]:
     view = memoryview(data)
     for position in range(start, len(view) - RECORD_BYTES + 1, RECORD_BYTES):
         plain = view[position : position + _RECORD.size]
-        sound = zlib.crc32(plain) == _CRC.unpack_from(view, position + _RECORD.size)[0]
+        sound = crc32(plain) == _CRC.unpack_from(view, position + _RECORD.size)[0]
         record = Record(*_RECORD.unpack(plain)) if sound else None
         yield record if record is not None and record.outcome in OUTCOME_NAMES else None
