@@ -249,11 +249,12 @@ class SimulatedDisk:
             self.refuse("rename", path)
             self.do(Step("rename", path, target=target))
 
-    def remove(self, path: Path) -> None:
+    def remove(self, path: Path, *others: Path) -> None:
         with self.lock:
-            if path in self._files:
-                self.refuse("remove", path)
-                self.do(Step("remove", path))
+            for each in (path, *others):
+                if each in self._files:
+                    self.refuse("remove", each)
+                    self.do(Step("remove", each))
 
     def _content(self, path: Path) -> _Content:
         with self.lock:

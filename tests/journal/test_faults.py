@@ -383,7 +383,7 @@ async def test_what_root_leaves_in_the_spool_belongs_to_the_owner_of_the_folder(
 ) -> None:
     given: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(os, "fchown", lambda _, *owner: given.append(owner))
+    monkeypatch.setattr(os, "chown", lambda _, *owner, **how: given.append(owner))
     stat = Path.stat
 
     def owned(path: Path, **how: Any) -> Any:

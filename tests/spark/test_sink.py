@@ -228,28 +228,89 @@ def test_a_batch_that_lost_some_of_it_is_set_aside_as_a_whole_and_told(
         (harmed, f"is not what spark-{QUERY}-{0:020}.batch was made of")
     ]
     assert run_bus(path) == ["3"], "nothing of the one, and all of the other"
-    assert [file.name for file in (path / "quarantine").iterdir()] == [f"spark-{QUERY}-{0:020}.batch"]
+    aside = {file.name for file in (path / "quarantine").iterdir()}
+    assert aside == {f"spark-{QUERY}-{0:020}.batch", whole.name, *([] if harm is Path.unlink else [harmed.name])}
     assert f"{harmed.name} is missing, or is damaged at byte" in caplog.text
-    commit(path, write("4", batch=2), batch=2)
-    assert whole in parts(path), "what a batch in quarantine is made of is kept"
-    assert run_bus(path) == ["4"]
+    assert list((path / "spool").iterdir()) == []
+
+
+def test_what_an_older_program_has_set_aside_can_be_taken_in_later(path: Path, write: Write) -> None:
+    """It moves the batch alone."""
+    commit(path, write("1"), write("2", partition=1))
+    [batch] = (path / "spool").glob("*.batch")
+    (path / "quarantine").mkdir()
+    batch.rename(path / "quarantine" / batch.name)
+    commit(path, write("3", batch=1), batch=1)
+    assert run_bus(path) == ["3"]
+    (path / "quarantine" / batch.name).rename(batch)
+    assert run_bus(path) == ["1", "2"]
+
+
+def test_a_commit_that_failed_leaves_nothing_once_it_is_aborted(
+    path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = write("1")
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        patch.setattr(RealDisk, "replace", full)
+        commit(path, message)
+    assert len(parts(path)) == 1, "it was moved before the disk was full"
+    StreamWriter(options(path), SCHEMA, False).abort([message], 0)
+    assert parts(path) == staged_files(path) == []
+    commit(path, done := write("1"))
+    StreamWriter(options(path), SCHEMA, False).abort([done], 0)
+    assert run_bus(path) == ["1"], "what is committed stays"
 
 
 def inspect(path: Path) -> Inspection:
     return Inspector(Layout(path), RealDisk(), None).run()
 
 
-def test_a_batch_names_files_of_its_own_only(path: Path, write: Write) -> None:
-    commit(path, write("secret", query="other"))
-    [foreign] = parts(path)
-    body = msgspec.json.encode([Part(foreign.name, 1, foreign.stat().st_size)])
-    made = path / "spool" / "mine.batch"
-    made.write_bytes(b"".join(piece for frame in batch_frames([(frames.PARTS, body, 1)], 1) for piece in frame))
+OWN = "mine.a.frames"
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        [Part("other.a.frames", 1, 0)],
+        [Part("mine.a\0b.frames", 1, 0)],
+        [Part("mine." + "a" * 300 + ".frames", 1, 0)],
+        [Part("mine.../../x.frames", 1, 0)],
+        [Part(OWN, 1, 1 << 40)],
+        [Part(OWN, 0, 8)],
+        [Part(OWN, -1, 8)],
+        [Part(OWN, 1, 8)],
+        [Part(OWN, 1, 8)] * 1000,
+    ],
+    ids=["another's", "nul", "long", "path", "huge", "none", "negative", "rubbish", "again and again"],
+)
+def test_a_batch_that_names_what_is_none_of_its_own_is_no_batch(path: Path, write: Write, named: list[Part]) -> None:
+    run_bus(path)
+    commit(path, write("1"))
+    made, own = path / "spool" / "mine.batch", path / "spool" / OWN
+    [frame] = batch_frames([(frames.PARTS, msgspec.json.encode(named), len(named))], 1)
+    made.write_bytes(b"".join(frame))
+    own.write_bytes(b"x" * 8)
+    if named[0].bytes > 1 << 30:
+        os.truncate(own, named[0].bytes)
     with pytest.raises(JournalCorrupt, match=r"mine\.batch is not a whole batch"):
         spool.read_spooled(made, RealDisk())
-    assert spool.parts_of(made, RealDisk()) == []
-    assert [each.path for each in inspect(path).problems] == [made]
-    assert run_bus(path) == ["secret"]
+    assert len(inspect(path).problems) == 1
+    if own.stat().st_size == 8:
+        with pytest.raises(JournalCorrupt, match=r"the copy of .* is not sound"):
+            copy_journal(path, path.parent / "copy")
+    assert run_bus(path) == ["1"]
+    assert {file.name for file in (path / "quarantine").iterdir()} == {"mine.batch", OWN}
+
+
+def test_a_pipe_in_the_spool_holds_up_no_backup(path: Path) -> None:
+    run_bus(path)
+    os.mkfifo(path / "spool" / "pipe.batch")
+    assert spool.parts_of(path / "spool" / "pipe.batch", RealDisk()) == []
+    copy_journal(path, path.parent / "copy")
 
 
 def test_a_backup_has_what_a_batch_is_made_of(path: Path, write: Write, tmp_path: Path) -> None:

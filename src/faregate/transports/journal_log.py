@@ -15,7 +15,7 @@ from faregate.broker.journal.commits import commit_staged
 from faregate.broker.journal.high_water import HighWater
 from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.spool import read_spooled, spool, waiting
-from faregate.broker.journal.staging import batch_folder, remove, stage, staged_path
+from faregate.broker.journal.staging import batch_folder, discard, stage
 from faregate.broker.journal.views import ClosedJournal
 from faregate.errors import JournalCorrupt, JournalLocked
 from faregate.message import Envelope
@@ -119,8 +119,7 @@ class JournalLog(JournalReader):
         commit_staged(self.layout, origin, batch, staged, once=once)
 
     def discard(self, origin: str, batch: int, staged: Iterable[Staged]) -> None:
-        folder = batch_folder(self.layout, origin, batch)
-        remove([staged_path(folder, each.name) for each in staged if each.name is not None])
+        discard(self.layout, origin, batch, staged)
 
     # --- subscriptions -------------------------------------------------------------------------------------------
 

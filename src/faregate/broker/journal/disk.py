@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Protocol
 
 PRIVATE_FILE = 0o600
 PRIVATE_FOLDER = 0o700
+UNFINISHED = ".new"
 
 
 class File(Protocol):
@@ -49,7 +50,8 @@ class Disk(Protocol):
         """Give the file this content: afterwards, and after any crash, it has the old or the new one."""
 
     def rename(self, path: Path, target: Path) -> None: ...
-    def remove(self, path: Path) -> None: ...
+    def remove(self, path: Path, *others: Path) -> None:
+        """`others` go behind it, as far as they can; after a crash they may be there again."""
 
 
 class RealFile:
@@ -84,7 +86,7 @@ class RealDisk:
     def make_folder(self, path: Path) -> None:
         if not path.is_dir():
             path.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
-            give_path_to_owner(path, path.parent)
+            give_to_owner(path, path.parent)
             sync_path(path.parent)
 
     def list(self, path: Path) -> list[str]:
@@ -140,16 +142,19 @@ class RealDisk:
         if path.parent != target.parent:
             sync_path(path.parent)
 
-    def remove(self, path: Path) -> None:
+    def remove(self, path: Path, *others: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
             sync_path(path.parent)
+        for other in others:
+            with contextlib.suppress(OSError):
+                other.unlink()
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A new file that is in its place once it is written and synced; if that fails, nothing is left of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}{UNFINISHED}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -193,15 +198,10 @@ def _opened(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def give_to_owner(descriptor: int, folder: Path) -> None:
+def give_to_owner(file: int | Path, folder: Path) -> None:
     """What root writes (`sudo faregate publish`, `repair`) belongs to whom the folder belongs to: he has to read it."""
     if os.geteuid() == 0:
         owner = folder.stat()
         if owner.st_uid:
             with contextlib.suppress(PermissionError):  # a root of a container, who may not
-                os.fchown(descriptor, owner.st_uid, owner.st_gid)
-
-
-def give_path_to_owner(path: Path, folder: Path) -> None:
-    with _opened(path) as descriptor:
-        give_to_owner(descriptor, folder)
+                os.chown(file, owner.st_uid, owner.st_gid, follow_symlinks=isinstance(file, int))

@@ -40,8 +40,8 @@ NO_BATCH, NO_SEGMENT = bytes(16), 0
 """Of a frame that belongs to no batch; of one that is in no segment, but in the spool."""
 _CRC_AT, _NO_CRC = 12, bytes(4)
 """Where the CRC stands in a header, and what stands there while it is computed."""
-LONGEST_BODY = 1 << 30
-"""A length beyond this is damage, not a frame: nothing is allocated for it."""
+LONGEST_BODY = LARGEST_BATCH = 1 << 30
+"""A length beyond this is damage, not a frame, nor a batch, which is read as a whole: nothing is allocated for it."""
 
 
 class Frame(NamedTuple):
@@ -133,8 +133,8 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     """A file beside a spooled batch, with some of its frames."""
 
     name: str
-    batches: int
-    """So many stand in it, one behind the other."""
+    pieces: int
+    """Each a batch of its own, one behind the other."""
     bytes: int
 
 

@@ -396,7 +396,7 @@ class Journal:
             if isinstance(error, OSError):
                 self.intake.put_off(path, error)
 
-        self.hand_in(Call(lambda: remove_batch(path, self.disk), removed))
+        self.hand_in(Call(lambda: remove_batch(path, self.layout, self.disk), removed))
 
     def retains_all(self) -> bool:
         """Whether retention would remove nothing now."""
@@ -482,7 +482,7 @@ class Journal:
             if items[0].batch is not None and error is None:
                 # In the log, so the file may go later: the next look at the spool tries again, and tells.
                 with contextlib.suppress(OSError):
-                    remove_batch(items[0].batch, self.disk)
+                    remove_batch(items[0].batch, self.layout, self.disk)
         self._flush_side_logs()
         # Then whoever waits behind all of them.
         for call in rest:

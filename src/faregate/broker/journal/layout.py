@@ -15,6 +15,7 @@ control/                 the control socket of the bus that runs (`bus/control_p
 """
 
 import os
+import re
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +28,7 @@ from faregate.errors import JournalCorrupt, JournalNotFound, JournalTooNew, NotA
 from faregate.ports.topology import Topology
 
 T = TypeVar("T")
+_PART = re.compile(r"[A-Za-z0-9-]{1,100}\.frames")
 SEGMENT_SUFFIX, SETTLED_SUFFIX, BATCH_SUFFIX, PART_SUFFIX = ".seg", ".log", ".batch", ".frames"
 
 
@@ -86,6 +88,19 @@ class Layout:
             place, number = f"{name}.{number}", number + 1
         return self.quarantine / place
 
+    def set_aside(self, path: Path, disk: Disk) -> Path:
+        """Move a file to quarantine, behind what belongs to it; returns where it is."""
+        for each in (*self.parts(path, disk), path):
+            place = self.place_in_quarantine(each.name, disk)
+            disk.rename(each, place)
+        return place
+
+    def parts(self, path: Path, disk: Disk) -> list[Path]:
+        """Files that were made for this batch of the spool: those that it names, and those of drivers who died."""
+        if path.parent != self.spool:
+            return []
+        return [self.spool / name for name in disk.list(self.spool) if is_part(name, path.name)]
+
     def files(self, folder: Path, disk: Disk) -> list[Path]:
         """The journal's own files in one of its folders, by name. One that starts with a dot is in the making."""
         return [path for path in _visible(folder, disk) if path.name.endswith(self.folders[folder])]
@@ -96,13 +111,19 @@ class Layout:
             path
             for folder, suffix in self.folders.items()
             for path in _visible(folder, disk)
-            if not path.name.endswith((suffix, PART_SUFFIX) if folder == self.spool else suffix)
+            if not path.name.endswith(suffix) and not (folder == self.spool and self.has_batch(path, disk))
         ]
+
+    def has_batch(self, part: Path, disk: Disk) -> bool:
+        """Whether there is the batch that such a file was made for."""
+        stem = part.name.partition(".")[0]
+        return is_part(part.name, stem) and f"{stem}{BATCH_SUFFIX}" in disk.list(self.spool)
 
 
 def is_part(name: str, batch: str) -> bool:
-    """Whether a file of that name in the spool may belong to the batch of that name."""
-    return name.startswith(f"{batch.removesuffix(BATCH_SUFFIX)}.") and name.endswith(PART_SUFFIX) and "/" not in name
+    """Whether a file of that name in the spool is made for the batch of that name."""
+    stem = f"{batch.removesuffix(BATCH_SUFFIX)}."
+    return name.startswith(stem) and _PART.fullmatch(name, len(stem)) is not None
 
 
 def _visible(folder: Path, disk: Disk) -> list[Path]:

@@ -52,7 +52,7 @@ def repair(root: Path, *, act: bool, progress: Progress | None = None) -> tuple[
 
 
 def _set_aside(layout: Layout, path: Path) -> None:
-    RealDisk().rename(path, layout.place_in_quarantine(path.name, RealDisk()))
+    layout.set_aside(path, RealDisk())
 
 
 def _replace(layout: Layout, path: Path, data: bytes) -> None:

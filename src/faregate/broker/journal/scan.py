@@ -97,20 +97,25 @@ def walk_batch(path: Path, disk: Disk, read: Callable[[Path], Any]) -> Iterator[
         if isinstance(found, NotWhole) or found[0].kind != frames.PARTS:
             yield found
             continue
-        for part in found[1]:
-            yield from _walk_part(path, part, disk, read)
+        parts: list[Part] = found[1]
+        named = {part.name for part in parts if is_part(part.name, path.name) and part.pieces > 0}
+        if len(named) < len(parts) or sum(part.bytes for part in parts) > frames.LARGEST_BATCH:
+            yield NotWhole(path, 0)
+            return
+        for part in parts:
+            for each in _walk_part(path, part, disk, read):
+                yield each
+                if isinstance(each, NotWhole):
+                    return
 
 
 def _walk_part(
     path: Path, part: Part, disk: Disk, read: Callable[[Path], Any]
 ) -> Iterator[tuple[Frame, Any] | NotWhole]:
-    if not is_part(part.name, path.name):
-        yield NotWhole(path, 0)
-        return
     file = path.with_name(part.name)
     try:
         if disk.is_file(file) and disk.size(file) == part.bytes:
-            yield from _walk_file(file, read(file), part.batches, _IN_A_PART)
+            yield from _walk_file(file, read(file), part.pieces, _IN_A_PART)
         else:
             yield NotWhole(file, 0)
     except FileNotFoundError:
@@ -118,9 +123,9 @@ def _walk_part(
         yield NotWhole(file, 0)
 
 
-def _walk_file(path: Path, data: Any, batches: int, kinds: frozenset[int]) -> Iterator[tuple[Frame, Any] | NotWhole]:
+def _walk_file(path: Path, data: Any, pieces: int, kinds: frozenset[int]) -> Iterator[tuple[Frame, Any] | NotWhole]:
     at_byte = 0
-    for _ in range(batches):
+    for _ in range(pieces):
         previous = part = 0
         parts = 1
         while part < parts:
@@ -131,6 +136,8 @@ def _walk_file(path: Path, data: Any, batches: int, kinds: frozenset[int]) -> It
             yield found
             frame = found[0]
             at_byte, previous, parts, part = frame.end, frame.crc, frame.parts, part + 1
+    if at_byte != len(data):
+        yield NotWhole(path, at_byte)
 
 
 def _next_sound(

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from faregate.broker.journal import frame as frames
 from faregate.broker.journal.content import READ_ERRORS, write_rows
 from faregate.broker.journal.disk import Disk
+from faregate.broker.journal.frame import LARGEST_BATCH
 from faregate.broker.journal.layout import BATCH_SUFFIX, Layout, check_meta, is_part
 from faregate.broker.journal.scan import NotWhole, sound_frame, walk_batch
 from faregate.broker.journal.segment import batch_frames
@@ -29,10 +30,8 @@ from faregate.message import Envelope
 from faregate.ports.dead_letter import DeadLetter
 
 _ROWS_PER_FRAME = 10_000
-LARGEST_BATCH = 1 << 30
-"""Bytes of a batch: it is read as a whole."""
 MOST_UNPACKED = 4 << 30
-"""Of the bodies in it, where they are compressed."""
+"""Bytes of the bodies in a batch, where they are compressed."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
 
@@ -86,21 +85,19 @@ def batch_id(path: Path) -> bytes:
 def parts_of(path: Path, disk: Disk) -> list[Path]:
     """The files beside a batch that it names; none when it is not there (any more)."""
     try:
-        data = disk.view(path)
+        data = disk.view(path) if disk.is_file(path) else b""
     except OSError:
         return []
     frame = frames.read_header(data, 0, frames.NO_SEGMENT)
-    found = (
-        sound_frame(data, 0, frames.NO_SEGMENT, len(data)) if frame is not None and frame.kind == frames.PARTS else None
-    )
+    if frame is None or frame.kind != frames.PARTS:  # a batch that holds its messages is not read for this
+        return []
+    found = sound_frame(data, 0, frames.NO_SEGMENT, len(data))
     return [] if found is None else [path.with_name(each.name) for each in found[1] if is_part(each.name, path.name)]
 
 
-def remove_batch(path: Path, disk: Disk) -> None:
-    """It is in the log; also what drivers who died before had moved beside it."""
-    beside = [name for name in disk.list(path.parent) if is_part(name, path.name)] if parts_of(path, disk) else []
-    for each in (path, *map(path.with_name, beside)):
-        disk.remove(each)
+def remove_batch(path: Path, layout: Layout, disk: Disk) -> None:
+    """It is in the log."""
+    disk.remove(path, *(layout.parts(path, disk) if parts_of(path, disk) else ()))
 
 
 def read_spooled(path: Path, disk: Disk) -> Spooled:
@@ -109,16 +106,13 @@ def read_spooled(path: Path, disk: Disk) -> Spooled:
         raise OSError(errno.EINVAL, "it is no plain file, but a folder, a link or a pipe")
     if disk.size(path) > LARGEST_BATCH:
         raise JournalCorrupt(f"{path} is not a batch: it has more than {LARGEST_BATCH} bytes")
-    spooled, packed, unpacked = Spooled([], []), 0, 0
+    spooled, unpacked = Spooled([], []), 0
     try:
         for found in walk_batch(path, disk, disk.read):
             if isinstance(found, NotWhole):
                 where = "it" if found.path == path else f"{found.path.name} is missing, or"
                 raise JournalCorrupt(f"{path} is not a whole batch: {where} is damaged at byte {found.at_byte}")
             frame, content = found
-            packed += frame.length
-            if packed > LARGEST_BATCH:
-                raise JournalCorrupt(f"{path} is not a batch: it has more than {LARGEST_BATCH} bytes")
             if frame.kind == frames.DEAD_LETTERS:
                 spooled.dead_letters.extend(content)
             else:
@@ -188,7 +182,7 @@ class Intake:
         try:
             if not self._is_appended(batch_id(path)):
                 return read_spooled(path, self._disk)
-            remove_batch(path, self._disk)
+            remove_batch(path, self._layout, self._disk)
             self.returned(path)
         except FileNotFoundError:
             self.returned(path)
@@ -209,8 +203,7 @@ class Intake:
 
     def set_aside(self, path: Path, why: BaseException) -> None:
         try:
-            place = self._layout.place_in_quarantine(path.name, self._disk)
-            self._disk.rename(path, place)
+            place = self._layout.set_aside(path, self._disk)
         except OSError as exc:
             self.put_off(path, exc)
             return
@@ -225,9 +218,11 @@ class Intake:
         pause = min(_LONGEST_PAUSE, self._put_off[path][1] * 2) if path in self._put_off else _FIRST_PAUSE
         if path not in self._put_off:
             reason = why.strerror if isinstance(why, OSError) else "there is not enough memory"
+            beside = isinstance(why, OSError) and why.filename is not None and Path(why.filename) != path
+            where = f" ({why.filename})" if beside else ""  # type: ignore[attr-defined]
             self._tell(
                 path.name,
-                f"{path} cannot be taken in: {reason}. It stays where it is and is tried again, every "
+                f"{path} cannot be taken in: {reason}{where}. It stays where it is and is tried again, every "
                 f"{_LONGEST_PAUSE:.0f} seconds at last; others go on. Let the user who runs the bus read and move it "
                 "(chown), or take it away",
             )

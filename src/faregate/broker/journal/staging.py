@@ -10,8 +10,8 @@ Rules kept here:
   beside them, at once. Its name is the batch's identity: the journal appends a name once, however often it comes.
 - Messages are compressed: each is synced, and read once.
 - What nobody commits is collected: with a later commit of the same origin, or by any sink once it is a day old. So are
-  files in the spool without a batch of their name there, or in quarantine. While there is one they stay: another driver
-  may be about to commit the same batch. When the journal has appended it, all of them go.
+  files in the spool without a batch of their name. While there is one they stay: another driver may be about to commit
+  the same batch. When the journal has appended it, or sets it aside, all of them go with it.
 """
 
 import contextlib
@@ -27,17 +27,11 @@ import msgspec
 
 from faregate.broker.journal import dead_letters
 from faregate.broker.journal import frame as frames
-from faregate.broker.journal.disk import (
-    PRIVATE_FOLDER,
-    RealDisk,
-    RealFile,
-    give_path_to_owner,
-    sync_path,
-)
-from faregate.broker.journal.frame import Part
+from faregate.broker.journal.disk import PRIVATE_FOLDER, UNFINISHED, RealDisk, RealFile, give_to_owner, sync_path
+from faregate.broker.journal.frame import LARGEST_BATCH, Part
 from faregate.broker.journal.layout import BATCH_SUFFIX, PART_SUFFIX, Layout
 from faregate.broker.journal.segment import batch_frames
-from faregate.broker.journal.spool import LARGEST_BATCH, MOST_UNPACKED
+from faregate.broker.journal.spool import MOST_UNPACKED, parts_of
 from faregate.columns import body_bytes, pack_batch
 from faregate.errors import JournalCorrupt, MessageTooLarge
 from faregate.ports.log import Piece, Staged
@@ -64,8 +58,8 @@ def staged_path(folder: Path, name: str) -> Path:
 
 
 def stage(folder: Path, stem: str, pieces: Iterable[Piece]) -> Staged:
-    """Write what is sealed under a name that no other attempt has; durable when this returns. Leaves nothing behind
-    when it fails."""
+    """Write what is sealed under a name that no other attempt has; synced when this returns. Leaves nothing behind when
+    it fails."""
     path = folder / f"{stem}-{os.urandom(6).hex()}{PART_SUFFIX}"
     file: RealFile | None = None
     count = rows = size = at_byte = 0
@@ -129,13 +123,23 @@ def move_into_spool(layout: Layout, origin: str, batch: int, staged: Sequence[St
             f"and {MOST_UNPACKED}: limit the trigger (maxMessagesPerTrigger)"
         )
     for path, part in parts:
-        give_path_to_owner(path, layout.spool)
+        give_to_owner(path, layout.spool)
         os.utime(path)  # by its age others tell garbage from what is just being committed
         path.rename(layout.spool / part.name)
     sync_path(layout.spool)
     body = msgspec.json.encode([part for _, part in parts])
     [frame] = batch_frames([(frames.PARTS, body, len(parts))], 1)
     RealDisk().replace(target, b"".join(frame))
+
+
+def discard(layout: Layout, origin: str, batch: int, staged: Iterable[Staged]) -> None:
+    """Nobody will commit these; a commit that failed may have moved them."""
+    folder, target = batch_folder(layout, origin, batch), spool_path(layout, origin, batch)
+    committed = parts_of(target, RealDisk())
+    for each in staged:
+        if each.name is not None:
+            moved = layout.spool / f"{target.stem}.{each.name}"
+            remove([staged_path(folder, each.name), *([moved] if moved not in committed else [])])
 
 
 def _size_of_whole(path: Path, pieces: int) -> int:
@@ -179,22 +183,22 @@ def collect_garbage(layout: Layout, origin: str, batch: int) -> None:
 
 
 def _nobodys_parts(layout: Layout, origin: str, batch: int) -> Iterator[Path]:
-    """Files in the spool whose batch was appended, or never came to be."""
-    found = [path for path in layout.spool.iterdir() if path.name.endswith((BATCH_SUFFIX, PART_SUFFIX))]
-    named = {path.stem for path in found if path.suffix == BATCH_SUFFIX}
-    named |= {name.partition(".")[0] for name in RealDisk().list(layout.quarantine)}  # where a batch goes from there
+    """Files in the spool whose batch was appended, or never came to be; and batches that were never finished."""
+    found = list(layout.spool.iterdir())
+    batches = {path.stem for path in found if path.suffix == BATCH_SUFFIX}
+    # An older program that sets a batch aside leaves these where they are.
+    batches |= {name.partition(".")[0] for name in RealDisk().list(layout.quarantine)}
     first, last = spool_path(layout, origin, 0).stem, spool_path(layout, origin, batch).stem
     for path in found:
         stem = path.name.partition(".")[0]
-        if path.suffix == BATCH_SUFFIX or stem in named:
-            continue
-        if first <= stem <= last or _last_touched(path) < time.time() - _OLD_SECONDS:
+        is_old = path.suffix in (PART_SUFFIX, UNFINISHED) and _last_touched(path) < time.time() - _OLD_SECONDS
+        if stem not in batches and (is_old or (path.suffix == PART_SUFFIX and first <= stem <= last)):
             yield path
 
 
-def _last_touched(folder: Path) -> float:
-    """Now, should it vanish while it is looked at."""
+def _last_touched(path: Path) -> float:
+    """Of a file, or of a folder with all that is in it. Now, should it vanish while it is looked at."""
     try:
-        return max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))
+        return max(each.stat().st_mtime for each in (path, *path.rglob("*")))
     except OSError:
         return time.time()

@@ -60,7 +60,7 @@ OUTPUT = StructType([*(StructField(name, IntegerType(), False) for name in COUNT
 """How the messages of a task ended, and what the sink takes."""
 _ARROW: Any = to_arrow_schema(OUTPUT)
 _AT_ONCE = 10_000
-MOST_DEAD = 1000
+MOST_DEAD = 2000
 """In one task: more than so many are an outage."""
 
 
