@@ -1,6 +1,7 @@
 """The sink's two phases, without Spark: attempts, commits, replays, aborts, garbage, two drivers."""
 
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -320,6 +321,38 @@ def test_a_backup_has_what_a_batch_is_made_of(path: Path, write: Write, tmp_path
     assert inspect(tmp_path / "copy").problems == []
     assert run_bus(tmp_path / "copy") == ["1", "2"]
     assert list((tmp_path / "copy" / "spool").iterdir()) == []
+
+
+def test_a_restored_journal_refuses_another_batch_of_a_known_number(path: Path, write: Write, tmp_path: Path) -> None:
+    """As after a disaster: the journal of last night, and a checkpoint that is older."""
+    run_bus(path)
+    for batch in range(2):
+        commit(path, write(f"{batch}", batch=batch), batch=batch)
+    assert run_bus(path) == ["0", "1"]
+    copy_journal(path, tmp_path / "copy")
+    shutil.rmtree(path)
+    copy_journal(tmp_path / "copy", path)
+    with pytest.raises(BatchDiffers, match="batch 1 of query"):
+        commit(path, write("1", "2", batch=1), batch=1)
+
+
+def test_a_driver_that_slept_does_not_take_back_what_another_noted(
+    path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = SinkCommits.add
+
+    def sleeps(commits: SinkCommits, noted: Any) -> None:
+        monkeypatch.setattr(SinkCommits, "add", add)
+        for batch in range(1, 4):
+            commit(path, write(f"{batch}", batch=batch), batch=batch)
+        add(commits, noted)
+
+    commit(path, write("0"))
+    monkeypatch.setattr(SinkCommits, "add", sleeps)
+    commit(path, write("1", batch=1), batch=1)
+    with pytest.raises(BatchDiffers, match="batch 2 of query"):
+        commit(path, write("2", "3", batch=2), batch=2)
+    assert run_bus(path) == ["0", "1", "2", "3"]
 
 
 def test_what_waits_is_neither_foreign_nor_garbage_however_old(path: Path, write: Write) -> None:

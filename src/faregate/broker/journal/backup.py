@@ -80,7 +80,7 @@ def _check_target(source: Path, target: Path) -> bool:
 
 def _take_away(layout: Layout, was_there: bool) -> None:
     """Remove what the copy has made, and nothing else."""
-    for folder in layout.folders:
+    for folder in (*layout.folders, layout.sinks):
         shutil.rmtree(folder, ignore_errors=True)
     for path in (layout.meta, layout.high_water, layout.snapshot, layout.topology):
         path.unlink(missing_ok=True)
@@ -103,6 +103,10 @@ class Copy:
         for folder in (self._to.root, *self._to.folders):
             self._disk.make_folder(folder)
         self._total = self._from.bytes(self._disk)
+        self._between("sinks")  # first: of each batch that they speak of, the copy has what follows
+        for name in self._disk.list(self._from.sinks):
+            self._disk.make_folder(self._to.sinks)
+            self._file(self._from.sinks / name, self._to.sinks / name)
         self._between("spool")
         for batch in waiting(self._from, self._disk):
             for path in (*parts_of(batch, self._disk), batch):
@@ -120,8 +124,9 @@ class Copy:
         self._between("topology")
         self._file(self._from.topology, self._to.topology)
         self._disk.replace(self._to.high_water, pack(mark))
-        for folder in (*self._to.folders, self._to.root):
-            sync_path(folder)
+        for folder in (*self._to.folders, self._to.sinks, self._to.root):
+            if folder.is_dir():
+                sync_path(folder)
 
     def finish(self) -> None:
         """From now on it is a journal."""

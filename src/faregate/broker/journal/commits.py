@@ -42,7 +42,7 @@ class SinkCommits:
 
     def __init__(self, layout: Layout, query: str) -> None:
         self._disk = RealDisk()
-        self._folder = layout.root / "sinks"
+        self._folder = layout.sinks
         self._path = self._folder / f"{query}.json"
         self._query = query
 
@@ -63,9 +63,10 @@ class SinkCommits:
         return True
 
     def add(self, batch: CommittedBatch) -> None:
-        """Durable when it returns."""
+        """Durable when it returns. Another driver may be further by now: what it has noted stays."""
         record = self._read()
-        record.batches = [*(each for each in record.batches if each.batch < batch.batch), batch][-_KEPT:]
+        known = {each.batch: each for each in (*record.batches, batch)}
+        record.batches = [known[number] for number in sorted(known)][-_KEPT:]
         self._disk.make_folder(self._folder)
         self._disk.replace(self._path, msgspec.json.encode(record))
 

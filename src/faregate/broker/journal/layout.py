@@ -10,6 +10,7 @@ settled/OFFSET.log       what became of the messages of that segment
 spool/NAME.batch         batches from other processes, waiting to be appended
 spool/NAME.*.frames      what the batch of that name is made of, if it does not hold it itself
 readers/NAME.json        how far named readers have come
+sinks/QUERY.json         which batches of a query on Spark are committed
 quarantine/              what `repair`, or the intake of the spool, took out
 control/                 the control socket of the bus that runs (`bus/control_place.py`)
 """
@@ -52,6 +53,7 @@ class Layout:
         self.settled = root / "settled"
         self.spool = root / "spool"
         self.readers = root / "readers"
+        self.sinks = root / "sinks"
         self.quarantine = root / "quarantine"
         self.folders = {
             self.segments: SEGMENT_SUFFIX,
@@ -111,13 +113,8 @@ class Layout:
             path
             for folder, suffix in self.folders.items()
             for path in _visible(folder, disk)
-            if not path.name.endswith(suffix) and not (folder == self.spool and self.has_batch(path, disk))
+            if not path.name.endswith((suffix, PART_SUFFIX) if folder == self.spool else suffix)
         ]
-
-    def has_batch(self, part: Path, disk: Disk) -> bool:
-        """Whether there is the batch that such a file was made for."""
-        stem = part.name.partition(".")[0]
-        return is_part(part.name, stem) and f"{stem}{BATCH_SUFFIX}" in disk.list(self.spool)
 
 
 def is_part(name: str, batch: str) -> bool:
