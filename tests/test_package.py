@@ -93,7 +93,9 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
         assert line in told
     assert readme.strip() == (ROOT / "README.md").read_text().strip()
     assert {f"Provides-Extra: {each}" for each in PROJECT["optional-dependencies"]} <= set(told)
-    in_table = set(re.findall(r"`(\w+)`", (ROOT / "README.md").read_text().partition("## Extras")[2].split("## ")[0]))
+    in_table = set(
+        re.findall(r"`([\w-]+)`", (ROOT / "README.md").read_text().partition("## Extras")[2].split("## ")[0])
+    )
     assert set(PROJECT["optional-dependencies"]) <= in_table, "an extra that the README does not name"
 
 
