@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -337,6 +338,21 @@ def test_nothing_is_measured_if_the_other_costs_cannot_be_read(tmp_path: Path, m
     given = ["capacity", "measure", str(tmp_path / "costs.json"), "--costs", str(tmp_path / "broken.json")]
     assert "is no file of costs" in str(CliRunner().invoke(app, given).exception)
     assert not (tmp_path / "costs.json").exists()
+
+
+def test_what_was_measured_is_kept_when_a_later_part_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(*given: object) -> Iterator[tuple[str, dict[str, float]]]:
+        yield "journal", {"publish": 12.345}
+        raise ConfigurationError("there is no stream on port 5")
+
+    monkeypatch.setattr(commands, "_measured", measured)
+    file = tmp_path / "costs.json"
+    given = ["--part", "journal", "--part", "rabbitmq", "--broker", "amqp://broker/", "--yes"]
+    done = CliRunner().invoke(app, ["capacity", "measure", str(file), *given])
+    assert "no stream on port 5" in str(done.exception)
+    costs = load_costs(file)
+    assert costs["publish"] == 12.3 and costs.figures["amqp_publish"].origin == "assumed"
+    assert costs.command == "faregate capacity measure --part journal --messages 20000 --rounds 3"
 
 
 def test_figures_are_rounded_to_what_counts() -> None:

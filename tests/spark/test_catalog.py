@@ -72,14 +72,14 @@ def test_what_a_table_cannot_have_is_refused_when_it_is_created(tmp_path: Path) 
         InvalidOption, match=r"guest:\*\*\*@localhost.* has a password, which .* use CREATE TEMPORARY VIEW"
     ):
         FaregateSource({"option.url": url, "url": url, "owner": "me", "provider": "faregate"})
-    with pytest.raises(InvalidOption, match=r"option path is missing: .* CREATE TABLE named no columns"):
+    with pytest.raises(InvalidOption, match=r"option path is missing: .* TABLE named columns"):
         FaregateSource({"owner": "me", "provider": "faregate"})
 
 
 def test_a_write_goes_by_its_options_alone(tmp_path: Path) -> None:
     """Spark hands a row's metadata on, so the schema may be that of the table that the row was read from."""
     schema = FaregateSource(created(journal(tmp_path / "j", 3), columns="type,body,source")).schema()
-    with pytest.raises(InvalidOption, match=r"option path is missing: .* for INSERT INTO use a temporary view"):
+    with pytest.raises(InvalidOption, match=r"a write says where .* INSERT INTO goes through CREATE TEMPORARY VIEW"):
         FaregateSource({}).writer(schema, overwrite=False)
 
 
@@ -121,7 +121,7 @@ def test_a_table_is_read_in_batches_and_as_a_stream(spark: SparkSession, tmp_pat
     assert sorted(seen) == list(range(21))
 
     for statement in ("INSERT INTO some_notes VALUES (1, 'k')", "INSERT INTO notes SELECT * FROM notes"):
-        with pytest.raises(PySparkException, match=r"option path is missing: .* use a temporary view"):
+        with pytest.raises(PySparkException, match=r"a write says where .* CREATE TEMPORARY VIEW"):
             spark.sql(statement)
     with pytest.raises(PySparkException, match="there is no option 'startingoffset' of faregate"):
         spark.sql(f"CREATE TABLE misspelt USING faregate OPTIONS (path '{path}', startingOffset '5')")

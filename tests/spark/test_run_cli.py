@@ -103,12 +103,13 @@ def test_run_to_the_end_and_run_until_told_to_stop(app: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,
     ) as process:
         publish(app, "publisher", 4)
         until = time.monotonic() + 120
         while count(app) < 9 and time.monotonic() < until:
             time.sleep(0.2)
-        process.send_signal(signal.SIGTERM)
+        os.killpg(process.pid, signal.SIGTERM)  # as `timeout` and service managers do: Java gets it, too
         told, _ = process.communicate(timeout=120)
     assert process.returncode == 0, told
     assert "4 handled" in told and count(app) == 9

@@ -73,7 +73,13 @@ class FaregateSource(DataSource):
         return options
 
     def _for_writing(self) -> Options:
-        options = self._options or parse_options(self._given)
+        if self._options is None:
+            raise InvalidOption(
+                "a write says where its journal lies, for example save('/data/journal'). A table of a catalog is for "
+                "reading, as Spark passes its options on for that alone: INSERT INTO goes through CREATE TEMPORARY "
+                "VIEW … USING faregate OPTIONS (path …)"
+            )
+        options = self._options
         options.refuse(FOR_READING, "is for reading and does nothing in a write")
         if options.several:
             raise InvalidOption(f"a write goes to one journal; option path names {', '.join(options.named)}")

@@ -127,9 +127,8 @@ def parse_options(given: Mapping[str, str]) -> Options:
         fields[field] = name
     if "places" not in parsed:
         raise InvalidOption(
-            "option path is missing: the journal's folder, for example load('/data/journal'). (Of a table, Spark "
-            "passes options on only to read it, and only if CREATE TABLE named no columns: to choose columns say "
-            "columns, and for INSERT INTO use a temporary view)"
+            "option path is missing: the journal's folder, for example load('/data/journal'). (Of a table whose CREATE "
+            "TABLE named columns Spark passes no options on: create it without them, and say option columns)"
         )
     several = len(parsed["places"]) > 1 or is_pattern(parsed["places"][0])
     options = Options(**parsed, several=several, given=frozenset(fields.values()))
@@ -168,7 +167,7 @@ def _hint(key: str, by_lower: Mapping[str, str]) -> str:
     if instead := other_sources.hint(key):
         return instead
     close = get_close_matches(key.lower(), by_lower, n=1)
-    known = ", ".join(name for name in _PARSERS)
+    known = ", ".join(name for name in _PARSERS if name != _BY_HELPER)
     return f"did you mean {by_lower[close[0]]!r}?" if close else f"there are {known}"
 
 
@@ -286,6 +285,9 @@ def _archive(name: str, value: str) -> str:
         raise InvalidOption(f"option {name}: {exc}") from exc
 
 
+_BY_HELPER = "pushFilters"
+"""Not for people: `fg.spark.messages` sets it."""
+
 _PARSERS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "path": ("places", _places),
     "startingOffsets": ("starting", _bounds),
@@ -298,7 +300,7 @@ _PARSERS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "nodes": ("nodes", _names),
     "columns": ("columns", _list),
     "rows": ("ranges", _rows),
-    "pushFilters": ("load", _load),
+    _BY_HELPER: ("load", _load),
     "readerName": ("reader_name", _name),
     "archive": ("archive", _archive),
     "source": ("source", _name),

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -137,36 +138,40 @@ def measure(
             )
     base = load_costs(costs)
     check_place(file)
-    found = _measured(parts, store, broker, messages, rounds)
+    made = base
     figures = {name: Figure(each.value, "assumed") if costs is None else each for name, each in base.figures.items()}
-    figures |= {name: Figure(float(f"{value:.3g}"), "measured") for name, value in found.items() if value > 0}
     size = f"--messages {messages} --rounds {rounds}"
-    command = " ".join(["faregate capacity measure", *(f"--part {each}" for each in parts), size])
-    made = Costs(
-        date=time.strftime("%Y-%m-%d"),
-        machine=machine or counted(os.cpu_count() or 1, "core"),
-        command=command if costs is None else f"{base.command}; {command}",
-        figures=figures,
-    )
-    write_costs(made, file)
+    done: list[str] = []
+    for name, found in _measured(parts, store, broker, messages, rounds):
+        done.append(name)
+        figures |= {name: Figure(float(f"{value:.3g}"), "measured") for name, value in found.items() if value > 0}
+        command = " ".join(["faregate capacity measure", *(f"--part {each}" for each in done), size])
+        made = Costs(
+            date=time.strftime("%Y-%m-%d"),
+            machine=machine or counted(os.cpu_count() or 1, "core"),
+            command=command if costs is None else f"{base.command}; {command}",
+            figures=figures,
+        )
+        write_costs(made, file)  # after each part: what it took minutes to measure stays if a later one fails
     answer(msgspec.to_builtins(made), lambda: report.show_costs(made), as_json=as_json)
 
 
-def _measured(parts: list[str], store: str | None, broker: str | None, messages: int, rounds: int) -> dict[str, float]:
+def _measured(
+    parts: list[str], store: str | None, broker: str | None, messages: int, rounds: int
+) -> Iterator[tuple[str, dict[str, float]]]:
+    """Each part, and what it costs."""
     from faregate.cli.capacity.measure import Size, measure_journal, measure_postgres, measure_rabbitmq
     from faregate.cli.capacity.measure_spark import measure_spark
 
-    found: dict[str, float] = {}
     size = Size(messages, rounds)
     if "journal" in parts:
-        found |= run_async(measure_journal(size, _say))
+        yield "journal", run_async(measure_journal(size, _say))
     if "postgresql" in parts and store is not None:
-        found |= run_async(measure_postgres(store, size, _say))
+        yield "postgresql", run_async(measure_postgres(store, size, _say))
     if "rabbitmq" in parts and broker is not None:
-        found |= run_async(measure_rabbitmq(broker, size, _say))
+        yield "rabbitmq", run_async(measure_rabbitmq(broker, size, _say))
     if "spark" in parts:
-        found |= measure_spark(store, messages, _say)
-    return found
+        yield "spark", measure_spark(store, messages, _say)
 
 
 def _say(text: str) -> None:

@@ -2,10 +2,13 @@
 
 What Java and Spark's workers write to standard error goes to a file. When no session starts, its last line is shown.
 A command that runs a user's code keeps the file, and says where it is.
+
+A signal to end may go to every process of a service. Java outlives it, and ends when its command has ended.
 """
 
 import os
 import re
+import signal
 import sys
 import tempfile
 import threading
@@ -57,7 +60,7 @@ def session(master: str, name: str, *, keep_log: bool = False) -> "Iterator[Spar
     builder = SparkSession.builder.appName(f"faregate spark {name}").master(master)
     for key, value in _settings(master).items():
         builder = builder.config(key, value)
-    with _java_aside(keep=keep_log) as said:
+    with _java_aside(keep=keep_log) as said, _outlives(signal.SIGTERM):
         try:
             spark = builder.getOrCreate()
         except PySparkException as exc:
@@ -105,6 +108,16 @@ def _java_aside(*, keep: bool) -> Iterator[Path]:
         finally:
             os.dup2(kept, 2)
             os.close(kept)
+
+
+@contextmanager
+def _outlives(number: signal.Signals) -> Iterator[None]:
+    """A process started in here does not take that signal; nor does this one, until it is started."""
+    previous = signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(number, previous)
 
 
 def _told(exc: Exception) -> FaregateError:
