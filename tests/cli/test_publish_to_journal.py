@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 
 import faregate as fg
+from faregate.broker.journal.disk import RealDisk
+from faregate.broker.journal.layout import Layout, prepare
+from faregate.broker.journal.lock import WriterLock
+from tests.child import Child
 from tests.cli.test_cli import running, wait_for
 
 APP = """
@@ -62,6 +66,32 @@ def test_when_nothing_runs_and_nothing_ever_ran(tmp_path: Path) -> None:
     with running(tmp_path, app=APP) as process:
         wait_for(process.stdout, "rang 1")
         wait_for(process.stdout, "rang 2")
+
+
+def test_while_another_process_makes_the_journal(tmp_path: Path) -> None:
+    (tmp_path / "ticking.py").write_text(APP)
+    layout = Layout(tmp_path / "data")
+    layout.root.mkdir()
+    lock = WriterLock(layout.root, "a bus that starts")
+    try:
+        publishing = Child(
+            [sys.executable, "-m", "faregate", "publish", "ticking:bus", "Tick", '{"number": 3}'],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with publishing:
+            with pytest.raises(subprocess.TimeoutExpired):  # longer than a lock is waited for
+                publishing.wait(3)
+            prepare(layout, RealDisk())
+            printed, errors = publishing.communicate(timeout=60)
+        assert publishing.returncode == 0, errors
+        assert "it is durable in the spool" in printed
+    finally:
+        lock.release()
+    with running(tmp_path, app=APP) as process:
+        wait_for(process.stdout, "rang 3")
 
 
 @pytest.mark.parametrize(

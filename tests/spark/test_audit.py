@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 import faregate as fg
 from faregate.broker.journal import settled
@@ -16,6 +16,7 @@ from faregate.broker.journal.layout import Layout
 from faregate.broker.journal.reader import JournalReader
 from faregate.errors import ConfigurationError
 from faregate.ids import message_id
+from faregate.spark.jobs import audit as audit_job
 from faregate.spark.jobs.audit_result import COLUMNS
 from faregate.spark.jobs.deliveries import id_pairs, id_text
 from faregate.spark.jobs.settlements import plan_journal
@@ -71,11 +72,7 @@ def test_planted_faults_are_found_each_by_its_id(spark: SparkSession, shop: Worl
     world.sql("insert into invoices values (?, 'again')", at("billing", 104))
     world.sql("insert into reservations values (?)", at("stock", 102 + 3))
     # Two of one customer (every seventh) trade their places in the order of the commits. Clocks may err as they like.
-    early, late = (bytes.fromhex(at("billing", n).replace("-", "")) for n in (112, 119))
-    places = [world.sql("select seq from faregate_ledger where message_id = ?", n)[0][0] for n in (early, late)]
-    assert places[0] < places[1]
-    for place, which in ((-1, early), (places[0], late), (places[1], early)):
-        world.sql("update faregate_ledger set seq = ? where message_id = ?", place, which)
+    trade_places(world, at("billing", 112), at("billing", 119))
     world.sql("update faregate_ledger set handled_at = handled_at - 3600 where seq % 3 = 0")
 
     found = fg.spark.audit(spark, journal=world.journal, store=world.store, effects=world.effects, at_rest=True)
@@ -95,6 +92,35 @@ def test_planted_faults_are_found_each_by_its_id(spark: SparkSession, shop: Worl
     assert found.summary["findings"] == len(listed)
     published = {each.publication_id for each in found.findings.collect()}
     assert published == {envelopes[n].publication_id for n in (100, 101, 102, 104, 105, 119)}
+
+
+def trade_places(world: World, *messages: str) -> None:
+    early, late = (bytes.fromhex(each.replace("-", "")) for each in messages)
+    places = [world.sql("select seq from faregate_ledger where message_id = ?", n)[0][0] for n in (early, late)]
+    assert places[0] < places[1]
+    for place, which in ((-1, early), (places[0], late), (places[1], early)):
+        world.sql("update faregate_ledger set seq = ? where message_id = ?", place, which)
+
+
+@pytest.mark.services
+def test_what_a_running_bus_does_while_the_order_is_looked_at_again_is_no_finding(
+    spark: SparkSession, shop: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = copy(shop, tmp_path)
+    envelopes = dict(JournalReader(world.journal).envelopes(0))
+    messages = [message_id(envelopes[offset].publication_id, "billing") for offset in (112, 119)]
+    trade_places(world, *messages)
+    sender = bytes.fromhex(messages[0].replace("-", ""))
+    count = audit_job._stretches
+
+    def later(rows: DataFrame) -> dict[int, int]:
+        # Behind the outbox, which was read at first: a row says that something was sent.
+        world.sql("update faregate_ledger set sent = sent + 1 where message_id = ?", sender)
+        return count(rows)
+
+    monkeypatch.setattr(audit_job, "_stretches", later)
+    found = fg.spark.audit(spark, journal=world.journal, store=world.store)
+    assert (found.summary["out_of_order"], found.summary["not_sent"], found.summary["findings"]) == (1, 0, 1)
 
 
 def unsettle(world: World, offset: int, node: str) -> None:

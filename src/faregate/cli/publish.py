@@ -1,6 +1,7 @@
 """`faregate publish`: publish one message from the command line."""
 
 import logging
+from time import monotonic
 from typing import Annotated, Any
 
 import typer
@@ -9,12 +10,15 @@ from faregate.bus.bus import Bus
 from faregate.cli.load import BusName, given_body, load_bus, parsed_body
 from faregate.cli.loop import run_async
 from faregate.cli.output import AsJson, answer, say
-from faregate.errors import ConfigurationError, JournalNotFound
+from faregate.errors import ConfigurationError, JournalLocked, JournalNotFound
 from faregate.node.outgoing import Options, Outgoing, send
 from faregate.node.outgoing import publish as fg_publish
 from faregate.node.subscription import Subscription
 from faregate.plain import plain
 from faregate.ports.queue import SpoolTransport
+
+_MADE_WITHIN = 10.0
+"""Seconds in which a process that holds the lock of a new journal has made it."""
 
 
 def publish(
@@ -63,11 +67,17 @@ def publish(
 
 
 async def _spool(bus: Bus, out: Outgoing, sender: str) -> dict[str, Any]:
-    try:
-        published = await bus.spool(out, node=sender)
-    except JournalNotFound:
-        await bus.prepare()
-        published = await bus.spool(out, node=sender)
+    until = monotonic() + _MADE_WITHIN
+    published = None
+    while published is None:
+        try:
+            published = await bus.spool(out, node=sender)
+        except JournalNotFound:
+            try:
+                await bus.prepare()
+            except JournalLocked:  # another process makes it at this moment
+                if monotonic() > until:
+                    raise
     return {
         "publication_id": published,
         "type": out.message_type.wire,

@@ -19,11 +19,14 @@ Rules kept here:
 - What a filter did not take has no effect. It was settled so; where no settlements are kept, the ledger has a row that
   says so.
 - What must be in a ledger is known from the log: it keeps how each subscription remembers.
-- One job, two shuffles: all evidence grouped by (node, message id), then put in order by key. Linear in its input.
+- One job, two shuffles: all evidence grouped by (node, message id), then put in order by key, with little left of a
+  message but its verdict and its place. Linear in its input. Where somebody was late, a second job says where each
+  stretch begins; nothing else is taken from it, as a running bus has gone on meanwhile.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +34,12 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from faregate.errors import ConfigurationError
-from faregate.ports.log import FILTERED
+from faregate.ports.log import DUPLICATE, FILTERED, HANDLED, SKIPPED
 from faregate.spark.jobs import audit_evidence as seen
 from faregate.spark.jobs.audit_outputs import outputs
-from faregate.spark.jobs.audit_result import FLAGS, Audit, Judged, judge, make_findings, outbox_findings
-from faregate.spark.jobs.deliveries import PASSED
+from faregate.spark.jobs.audit_result import Audit, Judged, judge, make_findings, outbox_findings
+from faregate.spark.jobs.audit_verdicts import class_of, is_of_class, is_wrong, told, verdict
+from faregate.spark.jobs.deliveries import PASSED, UNSETTLED
 from faregate.spark.jobs.settlements import JournalPlan, plan_journal
 from faregate.spark.jobs.stores import JobStore, StoreUrls, floors, nodes_in, open_stores, with_marks
 
@@ -72,7 +76,11 @@ def audit(
     floor = floors(databases)
     for _ in range(_TRIES):
         rows = _classed(messages, case, floor)
-        judged = judge(_counted(rows), plan, databases, at_rest)
+        counts = _counted(_late(rows) if databases else rows)
+        late = any(row["late"] for row in counts)  # seldom; only then it pays to find where each stretch begins
+        if late:
+            rows = _disorder(rows)
+        judged = judge(counts, _stretches(rows) if late else {}, plan, databases, at_rest)
         raised = floors(databases)
         if raised == floor or judged.ok:
             break
@@ -161,26 +169,17 @@ def _grouped(spark: SparkSession, case: Case) -> DataFrame:
     kind = F.col("kind")
     is_copy, in_ledger = kind < seen.LEDGER, kind.between(seen.LEDGER, seen.LEDGER_FILTERED)
 
-    def count(*kinds: int) -> Column:
-        return F.sum(F.when(kind.isin(*kinds), 1).otherwise(0))
+    def count(those: Column) -> Column:
+        return F.sum(F.when(those, 1).otherwise(0))
 
     # All of a message first come to one task: adding up before that has next to nothing to add, and widens the rows.
-    together = evidence.repartition("node", "hi", "lo")
-    return together.groupBy("node", "hi", "lo").agg(
-        F.sum(F.when(is_copy, 1).otherwise(0)).alias("copies"),
-        count(0).alias("waiting_n"),
-        count(1).alias("handled_n"),
-        count(2).alias("skipped_n"),
-        count(3).alias("dead_n"),
-        count(6).alias("duplicate_n"),
-        count(FILTERED).alias("filtered_n"),
-        count(PASSED).alias("passed_n"),
-        count(seen.DEAD_LETTER).alias("dead_letter_n"),
-        F.max(F.when(in_ledger, kind)).alias("ledger"),
-        F.max(F.when(kind.between(seen.OPEN, seen.RESOLVED), kind)).alias("letter"),
-        count(seen.PARKED).alias("parked_n"),
-        count(seen.EFFECT).alias("effects"),
-        count(seen.ALTERED).alias("altered_n"),
+    gathered = evidence.repartition("node", "hi", "lo")
+    groups = gathered.groupBy("node", "hi", "lo").agg(
+        F.bit_or(F.call_function("shiftleft", F.lit(1).cast("long"), kind)).alias("kinds"),  # by a column, not a number
+        count(is_copy).alias("copies"),
+        count(kind == HANDLED).alias("handled_n"),
+        count(kind == DUPLICATE).alias("duplicate_n"),
+        count(kind == seen.EFFECT).alias("effects"),
         F.sum("runs").alias("runs"),
         F.max("queue").alias("queue"),
         F.min("offset").alias("offset"),
@@ -196,10 +195,24 @@ def _grouped(spark: SparkSession, case: Case) -> DataFrame:
         F.max(F.when(in_ledger, F.col("digest"))).alias("handled_digest"),
         *(F.max(name).alias(name) for name in _SENT),
     )
+    ledger = _highest_of(seen.LEDGER, seen.LEDGER_SKIPPED, seen.LEDGER_FILTERED)
+    letter = _highest_of(seen.OPEN, seen.REPLAYED, seen.DISCARDED, seen.RESOLVED)
+    return groups.select("*", ledger.alias("ledger"), letter.alias("letter"))
+
+
+def _has(kind: int) -> Column:
+    """Whether there is evidence of this kind of a message."""
+    return F.col("kinds").bitwiseAND(1 << kind) != 0
+
+
+def _highest_of(*kinds: int) -> Column:
+    """Of ascending kinds the last that there is evidence of; null if there is none."""
+    return reduce(lambda lower, kind: F.when(_has(kind), kind).otherwise(lower), kinds, F.lit(None).cast("int"))
 
 
 def _classed(messages: DataFrame, case: Case, floor: dict[str, float]) -> DataFrame:
-    """The same rows with what they are, and what is wrong with them: `FLAGS`."""
+    """The same rows with what they are and what is wrong with them, `verdict`; the `line` that they are in, and whether
+    that has no order, `free`. Whether the order was kept (`late`, `disorder`, `overtaken`) is found later."""
     plan, databases, at_rest, unordered = case.plan, case.databases, case.at_rest, case.unordered
     node, letter = F.col("node"), F.col("letter")
     stored = case.places(lambda name: any(each.holds(name) for each in databases))
@@ -216,71 +229,79 @@ def _classed(messages: DataFrame, case: Case, floor: dict[str, float]) -> DataFr
     excused = F.col("token") | ~node.isin(*stored) | forgotten
     # A business key that was seen before is a duplicate that leaves nothing in the ledger.
     repeated = excused | node.isin(*with_business_keys)
-    passed = F.col("passed_n") > 0
-    settled = (F.col("handled_n") + F.col("duplicate_n") > 0) | passed
-    ended = (F.col("handled_n") + F.col("duplicate_n") > 0) | (passed & (F.col("parked_n") == 0) & letter.isNull())
+    passed = _has(PASSED)
+    taken = _has(HANDLED) | _has(DUPLICATE)
+    settled = taken | passed
+    ended = taken | (passed & ~_has(seen.PARKED) & letter.isNull())
     bare = (F.col("effects") == 0) & node.isin(*wanted)
-    is_dead = letter.isin(seen.OPEN, seen.DISCARDED) | ((letter == seen.REPLAYED) & (F.col("waiting_n") == 0))
-    handled = F.when(bare & (ended | F.lit(at_rest)), F.lit("effectless")).otherwise(F.lit("handled"))
-    unrecorded = F.when(bare, "unrecorded_bare").otherwise("unrecorded")
+    is_dead = letter.isin(seen.OPEN, seen.DISCARDED) | ((letter == seen.REPLAYED) & ~_has(UNSETTLED))
+    handled = F.when(bare & (ended | F.lit(at_rest)), class_of("effectless")).otherwise(class_of("handled"))
+    unrecorded = F.when(bare, class_of("unrecorded_bare")).otherwise(class_of("unrecorded"))
     what = (
-        F.when(F.col("copies") == 0, "beyond")
+        F.when(F.col("copies") == 0, class_of("beyond"))
         .when(F.col("ledger") == seen.LEDGER, handled)
-        .when(F.col("ledger") == seen.LEDGER_SKIPPED, "skipped")
-        .when(F.col("ledger") == seen.LEDGER_FILTERED, "filtered")
-        .when(F.col("handled_n") > 0, F.when(excused, handled).otherwise(unrecorded))
-        .when(is_dead, "dead")
-        .when(F.col("duplicate_n") > 0, F.when(repeated, handled).otherwise(unrecorded))
-        .when(F.col("skipped_n") > 0, "skipped")
-        .when(F.col("filtered_n") > 0, "filtered")
-        .when(F.col("parked_n") > 0, "parked")
-        .when(F.col("waiting_n") > 0, "in_flight")
-        .when(F.col("dead_letter_n") > 0, "dead")
+        .when(F.col("ledger") == seen.LEDGER_SKIPPED, class_of("skipped"))
+        .when(F.col("ledger") == seen.LEDGER_FILTERED, class_of("filtered"))
+        .when(_has(HANDLED), F.when(excused, handled).otherwise(unrecorded))
+        .when(is_dead, class_of("dead"))
+        .when(_has(DUPLICATE), F.when(repeated, handled).otherwise(unrecorded))
+        .when(_has(SKIPPED), class_of("skipped"))
+        .when(_has(FILTERED), class_of("filtered"))
+        .when(_has(seen.PARKED), class_of("parked"))
+        .when(_has(UNSETTLED), class_of("in_flight"))
+        .when(_has(seen.DEAD_LETTER), class_of("dead"))
         .when(passed & (letter == seen.RESOLVED), handled)
-        .when(passed & repeated, F.when(bare, "effectless").otherwise("trusted"))
-        .when(passed, F.when(bare, "passed_bare").otherwise("passed"))
-        .when(F.lit(at_rest) & node.isin(*stored) & letter.isNull() & ~forgotten, "no_letter")
-        .otherwise("dead")
+        .when(passed & repeated, F.when(bare, class_of("effectless")).otherwise(class_of("trusted")))
+        .when(passed, F.when(bare, class_of("passed_bare")).otherwise(class_of("passed")))
+        .when(F.lit(at_rest) & node.isin(*stored) & letter.isNull() & ~forgotten, class_of("no_letter"))
+        .otherwise(class_of("dead"))
     )
     # What has no key, or was delayed, has no order: each is a key of its own.
     free = F.col("key").isNull() | F.col("delayed") | F.col("queue").isin(*loose) | F.col("queue").isNull()
-    line = (F.when(free, -1).otherwise(F.col("queue")), F.when(free, F.col("lo")).otherwise(F.col("key")))
+    line = F.when(free, F.col("lo")).otherwise(F.xxhash64("node", "queue", "key"))
     several = (F.col("effects") > 1) | ((F.col("ledger") == seen.LEDGER) & (F.col("handled_n") > 1))
     # A handler that remembers nothing may have its effect each time that it runs.
     off = [number for number, ways in plan.ways.items() if "off" in ways]
     again = F.coalesce(F.col("queue").isin(*off) & (F.col("effects") <= F.col("runs")), F.lit(False))
-    overtaken, disorder = _disorder(line) if databases else (F.lit(None).cast("long"), F.lit(False))
     judged = (F.col("copies") > 0) & (F.coalesce("position", "offset") >= plan.earliest)
     counted = judged & (F.col("ledger") == seen.LEDGER) & F.col("sent").isNotNull() & (settled | F.lit(at_rest))
     counted &= F.col("at") >= remembered  # behind the floor a dead letter of what it sent may have gone
-    flags = {
+    signs = {
         "double": several & ~again,
         "again": several & again,
-        "ghost": F.lit(at_rest) & (F.col("effects") > 0) & what.isin(*_NO_EFFECT),
-        "disorder": ~free & disorder,
+        "ghost": F.lit(at_rest) & (F.col("effects") > 0) & is_of_class(what, *_NO_EFFECT),
         "not_sent": counted & (F.coalesce("outs", F.lit(0)) < F.col("sent")),
         "sent_other": counted & (F.coalesce("outs", F.lit(0)) >= F.col("sent")) & _differs("out", "sent"),
         "uncounted": judged & (F.col("ledger") == seen.LEDGER) & F.col("sent").isNull(),
-        "altered": (F.col("altered_n") > 0) | (judged & _is_another_body()),
+        "altered": _has(seen.ALTERED) | (judged & _is_another_body()),
         "unpublished": (F.col("copies") == 0) & _must_be_in_log(case, floor),
+        "with_effects": F.col("effects") > 0,
+        "in_ledger": F.col("ledger").isNotNull(),
     }
-    return messages.select(
-        "*",
-        what.alias("class"),
-        overtaken.alias("overtaken"),
-        *(F.coalesce(flag, F.lit(False)).alias(name) for name, flag in flags.items()),
-    )
+    later = {"late": F.lit(False), "disorder": F.lit(False), "overtaken": F.lit(None).cast("long")}
+    return messages.withColumns({"verdict": verdict(what, signs), "free": free, "line": line, **later})
 
 
-def _disorder(line: tuple[Column, ...]) -> tuple[Column, Column]:
-    """The lowest position that a message of a line was committed before, and whether it is the first of a stretch that
-    was committed in another order than that of the log. Those of one transaction have the order of the log."""
-    forward = Window.partitionBy("node", *line).orderBy("written", "position")
-    backward = Window.partitionBy("node", *line).orderBy(F.desc("written"), F.desc("position"))
-    highest_before = F.max("position").over(forward.rowsBetween(Window.unboundedPreceding, -1))
+def _late(rows: DataFrame) -> DataFrame:
+    """The same with `late` for a message that was committed behind one that follows it in the log: there is none where
+    the order was kept. One sort."""
+    return rows.withColumn("late", ~F.col("free") & F.coalesce(F.col("position") < _highest_before(), F.lit(False)))
+
+
+def _disorder(rows: DataFrame) -> DataFrame:
+    """The same with `overtaken`, the lowest position that a message of a line was committed before, and `disorder` for
+    the first of a stretch that was committed in another order than that of the log. Two sorts."""
+    backward = Window.partitionBy("line").orderBy(F.desc("written"), F.desc("position"))
     lowest_left = F.min("position").over(backward.rowsBetween(Window.unboundedPreceding, Window.currentRow))
-    begins = highest_before.isNull() | (highest_before < lowest_left)
-    return lowest_left, begins & (F.col("position") > lowest_left)
+    begins = _highest_before().isNull() | (_highest_before() < lowest_left)
+    disorder = F.coalesce(begins & (F.col("position") > lowest_left), F.lit(False))
+    return rows.withColumns({"overtaken": lowest_left, "disorder": ~F.col("free") & disorder})
+
+
+def _highest_before() -> Column:
+    """Of those of a line that were committed before a message. Those of one transaction have the order of the log."""
+    forward = Window.partitionBy("line").orderBy("written", "position")
+    return F.max("position").over(forward.rowsBetween(Window.unboundedPreceding, -1))
 
 
 def _differs(one: str, other: str) -> Column:
@@ -313,25 +334,32 @@ def _must_be_in_log(case: Case, floor: dict[str, float]) -> Column:
     return F.when(in_ledger, here).otherwise(F.lit(at_rest) & effects & node.isin(*whole) & ~older)
 
 
-def _counted(rows: DataFrame) -> list[Any]:
-    return (
-        rows.groupBy("node", "queue", "class")
-        .agg(
-            F.count("*").alias("messages"),
-            *(F.sum(F.col(flag).cast("long")).alias(flag) for flag in (*FLAGS, "again", "uncounted")),
-            F.sum("duplicate_n").alias("duplicate"),
-            F.sum((F.col("effects") > 0).cast("long")).alias("with_effects"),
-            F.sum(F.col("ledger").isNotNull().cast("long")).alias("in_ledger"),
-        )
+def _counted(rows: DataFrame) -> list[dict[str, Any]]:
+    """How many messages there are, by node, queue and verdict, and whether one of them was late; of each sign, how many
+    have it."""
+    found = (
+        rows.groupBy("node", "queue", "verdict")
+        .agg(F.count("*").alias("messages"), F.sum("duplicate_n").alias("duplicate"), F.max("late").alias("late"))
         .collect()
     )
+    return [
+        {**row.asDict(), **{name: row["messages"] * sign for name, sign in signs.items()}, "class": kind}
+        for row in found
+        for kind, signs in [told(row["verdict"])]
+    ]
 
 
-def _bad_rows(rows: DataFrame, judged: Judged, limit: int) -> list[Any]:
-    wrong: Column = F.lit(False)
-    for flag in FLAGS:
-        wrong = wrong | F.col(flag)
+def _stretches(rows: DataFrame) -> dict[int, int]:
+    """By node, how many stretches of a line were committed in another order than that of the log."""
+    found = rows.where("disorder").groupBy("node").agg(F.count("*").alias("stretches")).collect()
+    return {row["node"]: row["stretches"] for row in found}
+
+
+def _bad_rows(rows: DataFrame, judged: Judged, limit: int) -> list[dict[str, Any]]:
+    number = F.col("verdict")
+    wrong = is_wrong(number) | F.col("disorder")
     for name, queues in judged.bad_queues.items():
-        wrong = wrong | ((F.col("class") == name) & F.col("queue").isin(*queues))
-    about = ("node", "hi", "lo", "queue", "offset", "class", "ledger", "effects", "handled_n", "overtaken")
-    return rows.where(wrong).select(*about, *FLAGS, *_SENT).limit(limit).collect()
+        wrong |= is_of_class(number, name) & F.col("queue").isin(*queues)
+    about = ("node", "hi", "lo", "queue", "offset", "verdict", "ledger", "effects", "handled_n", "disorder")
+    found = rows.where(wrong).select(*about, "overtaken", *_SENT).limit(limit).collect()
+    return [{**row.asDict(), **signs, "class": kind} for row in found for kind, signs in [told(row["verdict"])]]

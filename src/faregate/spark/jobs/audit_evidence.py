@@ -12,7 +12,8 @@
           60                a body in the log that is not the one its digest was made of; its node is -1
 
 Rules kept here:
-- Every column has a fixed width, so that grouping millions of rows needs no objects.
+- Every column has a fixed width, so that grouping millions of rows needs no objects. A kind is a bit of a long later,
+  and so below 63.
 - A node is its place in the list of those that the log knows; rows of other nodes are left out.
 - Ledger rows are in the order in which they were committed (`written`), by no clock; those of one transaction may be
   equal.
@@ -143,7 +144,8 @@ def _batch(kind: str, rows: list[tuple[Any, ...]], places: dict[str, int]) -> An
         found |= {"key": columns[2], "position": columns[3], "at": columns[4], "written": columns[6]}
         found["kind"] = [_LEDGER.get(outcome, LEDGER) for outcome in columns[5]]
         found |= {"digest": digest_longs(columns[7]), "sent": columns[8]}
-        found["sent_hi"], found["sent_lo"] = id_pairs([ids or _NO_IDS for ids in columns[9]])
+        if any(columns[9]):
+            found["sent_hi"], found["sent_lo"] = id_pairs([ids or _NO_IDS for ids in columns[9]])
     elif kind == "dead_states":
         found["kind"] = [_DEAD[status] for status in columns[3]]
     else:

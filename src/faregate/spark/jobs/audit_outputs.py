@@ -29,6 +29,8 @@ from faregate.spark.logs import open_appendable, open_log
 
 OUTPUTS = "node int, hi long, lo long, out_hi long, out_lo long"
 """The sender, the message that it handled, and what that caused."""
+_SEGMENTS = 4
+"""How many one task looks through: most have little to find, and starting a task takes as long as reading two."""
 _unpack = msgspec.msgpack.Decoder(Envelope).decode
 
 
@@ -36,7 +38,7 @@ def outputs(spark: SparkSession, plan: JournalPlan, databases: Sequence[JobStore
     """By (node, message id): `outs`, how many publications it caused, and their ids combined by exclusive or."""
     found = [*_in_stores(databases), *open_appendable(plan.path).waiting()]
     later = plan_journal(plan.path)  # behind the outbox: what has left it by now is in the log
-    rows = by_task(spark, later.segments, lambda segment: _in_log(plan, segment), OUTPUTS)
+    rows = by_task(spark, later.segments, lambda segment: _in_log(plan, segment), OUTPUTS, _SEGMENTS)
     if found:
         batch = to_batch(found, [-1] * len(found), range(len(found)), 0)
         moving = [tuple(row.values()) for made in _caused(batch, plan.nodes) for row in made.to_pylist()]
@@ -56,9 +58,11 @@ def _in_log(plan: JournalPlan, segment: LogPart) -> Iterator[Any]:
 
 def _caused(batch: Any, senders: Sequence[str]) -> Iterator[Any]:
     """What handlers of these nodes sent, of a batch of the log: `OUTPUTS`."""
+    causations = batch.column("causation_id")
+    if causations.null_count == len(causations):
+        return
     nodes = pa.array(senders, pa.string())
-    places = pc.index_in(batch.column("source"), value_set=nodes)
-    caused = pc.and_(pc.is_valid(batch.column("causation_id")), pc.is_valid(places))
+    caused = pc.and_(pc.is_valid(causations), pc.is_in(batch.column("source"), value_set=nodes))
     rows = batch.filter(pc.and_(caused, pc.invert(_replayed(batch.column("headers")))))
     if not rows.num_rows:
         return

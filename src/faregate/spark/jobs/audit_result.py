@@ -1,7 +1,7 @@
 """From counts to a verdict: the table per recipient, the findings with their ids, and what could not be judged."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,8 +29,6 @@ COLUMNS = (
     "altered",
     "unpublished",
 )
-FLAGS = ("double", "ghost", "disorder", "not_sent", "sent_other", "altered", "unpublished")
-"""What may be wrong with a message, whatever became of it."""
 FINDINGS = "kind string, node string, message_id string, publication_id string, offset long, text string"
 BAD = {
     "unrecorded": ("missing", "it was settled as handled, and the ledger of its node has no row of it"),
@@ -69,7 +67,7 @@ class Judged:
     """The counts, and which queues' rows of a class are findings."""
 
     table: dict[str, dict[str, int]]
-    bad_queues: dict[str, list[int]]
+    bad_queues: dict[str, set[int]]
     ghosts: int
     bodies: int
     """How many bodies in the log are not those that their digests were made of."""
@@ -110,10 +108,19 @@ _NOT_HANDLED = {**{name: name for name in ("skipped", "filtered", "dead", "parke
 """Where a class counts when its queue gives no reason to call it missing; all others count as handled."""
 
 
-def judge(counts: Sequence[Any], plan: JournalPlan, databases: Sequence[JobStore], at_rest: bool) -> Judged:
-    """Where the log does not say how a queue's handler remembers, it is seen from its other messages: if none has
-    a ledger row, the mode is another one; if some have, all must. So with effects, which not every handler of a node
-    may write; but where a node has none at all, all are missing."""
+def judge(
+    counts: Sequence[Any],
+    stretches: Mapping[int, int],
+    plan: JournalPlan,
+    databases: Sequence[JobStore],
+    at_rest: bool,
+) -> Judged:
+    """What the counts mean; `stretches`: by node, how many were committed out of order.
+
+    Where the log does not say how a queue's handler remembers, it is seen from its other messages: if none has a ledger
+    row, the mode is another one; if some have, all must. So with effects, which not every handler of a node may write;
+    but where a node has none at all, all are missing.
+    """
     table: dict[str, dict[str, int]] = {node: dict.fromkeys(COLUMNS, 0) for node in plan.nodes}
     names = {queue.number: queue.name for queue in plan.queues}
     in_ledger: dict[int, int] = defaultdict(int)
@@ -124,7 +131,7 @@ def judge(counts: Sequence[Any], plan: JournalPlan, databases: Sequence[JobStore
             in_ledger[row["queue"]] += row["in_ledger"]
             with_effects[row["queue"]] += row["with_effects"]
             at_node[row["node"]] += row["with_effects"]
-    bad: dict[str, list[int]] = {name: [] for name in BAD}
+    bad: dict[str, set[int]] = {name: set() for name in BAD}
     notes: list[str] = []
     trusted: dict[int, int] = defaultdict(int)
     settled: dict[int, int] = defaultdict(int)
@@ -136,7 +143,6 @@ def judge(counts: Sequence[Any], plan: JournalPlan, databases: Sequence[JobStore
             continue
         own, kind, queue = table[plan.nodes[row["node"]]], row["class"], row["queue"]
         own["double"] += row["double"]
-        own["out_of_order"] += row["disorder"]
         own["not_sent"] += row["not_sent"] + row["sent_other"]
         own["altered"] += row["altered"]
         own["unpublished"] += row["unpublished"]
@@ -160,7 +166,9 @@ def judge(counts: Sequence[Any], plan: JournalPlan, databases: Sequence[JobStore
             settled[queue] += row["messages"]
         own["missing" if lost else _NOT_HANDLED.get(kind, "handled")] += row["messages"]
         if lost or (kind == "in_flight" and at_rest):
-            bad[kind].append(queue)
+            bad[kind].add(queue)
+    for node, count in stretches.items():
+        table[plan.nodes[node]]["out_of_order"] = count
     for queue, count in sorted(settled.items()):
         by = "settlements and effects, not for what they sent" if with_effects[queue] else "settlements alone"
         why = "dedup='off'" if "off" in plan.ways.get(queue, ()) else "dedup='off', or another store"
@@ -235,7 +243,9 @@ def _unsent(row: Any) -> str:
         return f"sent {sent} messages by its ledger row, and the log has {arrived}, not the same ones"
     lost = f"{sent - arrived} of them"
     if sent - arrived == 1:
-        lost = "publication " + id_text(row["sent_hi"] ^ (row["out_hi"] or 0), row["sent_lo"] ^ (row["out_lo"] or 0))
+        lost = "publication " + id_text(
+            *((row[f"sent_{part}"] or 0) ^ (row[f"out_{part}"] or 0) for part in ("hi", "lo"))
+        )
     return f"sent {sent} messages, and {lost} neither arrived nor waits in the outbox"
 
 

@@ -162,8 +162,9 @@ def read_deliveries(plan: JournalPlan, segment: LogPart) -> Iterator[tuple[Any, 
 
 def digest_longs(digests: Sequence[bytes | None]) -> Any:
     """The first eight bytes of each, as a long; None for what is none."""
-    if all(each is not None and len(each) == _DIGEST_BYTES for each in digests):
-        return np.frombuffer(b"".join(each or b"" for each in digests), ">i8")[::2].astype("i8")
+    given = [each or b"" for each in digests]
+    if set(map(len, given)) == {_DIGEST_BYTES}:  # nearly always
+        return np.frombuffer(b"".join(given), ">i8")[::2].astype("i8")
     return [
         int.from_bytes(each[:8], "big", signed=True) if each is not None and len(each) >= 8 else None
         for each in digests
@@ -200,11 +201,12 @@ def message_ids(batch: Any, rows: Any, places: Any, nodes: Sequence[str]) -> tup
     publications = batch.column("publication_id")
     if not id_columns.are_ids(publications):
         return id_pairs(_message_ids_one_by_one(batch, rows, places, nodes))
-    texts = id_columns.from_arrow(publications)[rows]
-    made = np.empty_like(texts)
-    for place in np.unique(places):
-        own = places == place
-        made[own] = id_columns.message_ids(texts[own], nodes[place])
+    texts = id_columns.from_arrow(publications)
+    made = np.empty((len(rows), ids.LENGTH), np.uint8)
+    for place, node in enumerate(nodes):
+        own = np.flatnonzero(places == place)
+        if len(own):
+            made[own] = id_columns.message_ids(texts[rows[own]], node)
     return id_columns.as_longs(made)
 
 

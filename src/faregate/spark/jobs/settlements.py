@@ -3,7 +3,7 @@
 Rules kept here:
 - Settlements are read as far as there were some when the job was planned: what is settled later is not half seen, and
   whatever one speaks of was committed in a store before anything reads that store.
-- One task per part of the log; nothing but the package is needed where tasks run.
+- A part of the log is read by one task; nothing but the package is needed where tasks run.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,6 +21,7 @@ from faregate.ports.schemes import hide_password
 from faregate.ports.topology import QueueRecord, Reading
 from faregate.spark.logs import log_place, open_log, open_settled, open_subscribed
 from faregate.spark.options import Place
+from faregate.spark.source.reading import together
 
 _SCHEMA = (
     "offset long not null, queue string, node string, outcome string not null, tries int not null, "
@@ -141,9 +142,10 @@ def batch_of(fields: str, count: int, columns: Mapping[str, Any]) -> Any:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def by_task(spark: SparkSession, items: Any, read: Any, schema: str) -> DataFrame:
-    """Rows that a function reads for each of some plain items, a task for each item. The function yields record batches
-    with the schema's columns in order; types that are close are cast."""
+def by_task(spark: SparkSession, items: Any, read: Any, schema: str, each: int = 1) -> DataFrame:
+    """Rows that a function reads for each of some plain items, a task for so many of them. The function yields record
+    batches with the schema's columns in order, of one type for an item, as small ones are put together; types that are
+    close are cast."""
     wanted = list(items)
     if not wanted:
         return spark.createDataFrame([], schema)
@@ -151,6 +153,6 @@ def by_task(spark: SparkSession, items: Any, read: Any, schema: str) -> DataFram
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             for place in batch.column(0).to_pylist():
-                yield from read(wanted[place])
+                yield from together(read(wanted[place]))
 
-    return spark.range(0, len(wanted), 1, len(wanted)).mapInArrow(run, schema)
+    return spark.range(0, len(wanted), 1, -(-len(wanted) // each)).mapInArrow(run, schema)

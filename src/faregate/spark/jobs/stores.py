@@ -37,7 +37,7 @@ class JobStore:
         """The rows of a part that are the nodes' own."""
         node_at = COLUMNS[part.table].index("node")
         for rows in self.reader.rows(part):
-            if own := [row for row in rows if self.holds(row[node_at])]:
+            if own := rows if self.nodes is None else [row for row in rows if row[node_at] in self.nodes]:
                 yield own
 
     def rows(self, table: Table) -> Iterator[tuple[Any, ...]]:

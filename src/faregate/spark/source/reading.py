@@ -39,7 +39,7 @@ def read_range(options: Options, schema: StructType, span: OffsetRange, wanted: 
     if options.ranges:
         return iter([rows_to_batch([astuple(span)], _RANGE_ROW)])
     journal = span.partition if options.several else shown(options.path)
-    return _together(map(Projection(schema, journal), _found(options, span, wanted or wanted_by(options))))
+    return together(map(Projection(schema, journal), _found(options, span, wanted or wanted_by(options))))
 
 
 def wanted_by(options: Options) -> Wanted:
@@ -70,7 +70,7 @@ _RANGE_ROW: Any = to_arrow_schema(RANGES, timezone="UTC")
 def messages_of(options: Options, rows: Any) -> Iterator[Any]:
     """The record batches of the log that rows of `RANGES` stand for."""
     for row in batches_to_rows([rows]):
-        yield from _together(_found(options, OffsetRange(*row), wanted_by(options)))
+        yield from together(_found(options, OffsetRange(*row), wanted_by(options)))
 
 
 def ends_in(rows: Any) -> list[int]:
@@ -82,8 +82,7 @@ def ends_in(rows: Any) -> list[int]:
 def _found(options: Options, span: OffsetRange, wanted: Wanted) -> Iterator[Any]:
     """The batches of a range with what is wanted of them."""
     stored = _stored(open_partition(options, span.partition), span, options.fail_on_data_loss, wanted)
-    found = (fitting(wanted, batch) for batch in stored)
-    return (batch for batch in found if batch.num_rows)
+    return (fitting(wanted, batch) for batch in stored)
 
 
 def _stored(source: LogTransport, span: OffsetRange, fail: bool, wanted: Wanted) -> Iterator[Any]:
@@ -120,10 +119,13 @@ def chosen(batch: Any, types: Sequence[str], nodes: Sequence[str]) -> Any:
     return fitting((of_options(types, nodes),), batch)
 
 
-def _together(batches: Iterator[Any]) -> Iterator[Any]:
+def together(batches: Iterator[Any]) -> Iterator[Any]:
+    """The same rows in larger batches, as far as these are small. All must have one schema."""
     waiting: list[Any] = []
     rows = size = 0
     for batch in batches:
+        if not batch.num_rows:
+            continue
         own = batch.nbytes
         if waiting and (rows + batch.num_rows > BATCH_ROWS or size + own > BATCH_BYTES):
             yield _joined(waiting)

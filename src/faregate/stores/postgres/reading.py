@@ -11,7 +11,10 @@ from psycopg.adapt import Loader
 from faregate.errors import StoreUnavailable
 from faregate.stores.postgres.migrate import MIGRATIONS
 from faregate.stores.postgres.rows import QUERIES
-from faregate.stores.sql.reading import ROWS, SqlReader, Values
+from faregate.stores.sql.reading import SqlReader, Values
+
+_ROWS = 10_000
+"""How many come at a time."""
 
 
 class _UuidBytes(Loader):
@@ -35,9 +38,9 @@ class PostgresReader(SqlReader):
                 connection.read_only = True
                 connection.adapters.register_loader("uuid", _UuidBytes)
                 with connection.cursor("faregate_reader") as cursor:
-                    cursor.itersize = ROWS
+                    cursor.itersize = _ROWS
                     cursor.execute(sql.encode(), values or None)
-                    while rows := cursor.fetchmany(ROWS):
+                    while rows := cursor.fetchmany(_ROWS):
                         yield rows
         except psycopg.OperationalError as exc:
             raise StoreUnavailable(f"cannot reach {self.url}: {' '.join(str(exc).split())}") from exc

@@ -7,8 +7,6 @@ from faregate.errors import ConfigurationError
 from faregate.ports.store import Part, StoreInfo, Table
 from faregate.stores.sql.columns import id_text, outbox_row
 
-ROWS = 10_000
-"""How many come at a time."""
 _COUNTED_SINCE = 2
 """The version of the schema whose ledger keeps what handlers sent."""
 _SCHEDULED_SINCE = 5

@@ -315,8 +315,8 @@ create table if not exists faregate_migrations (
 select name from sqlite_master where type = 'table' and substr(name, 1, 9) = 'faregate_' order by name;
 
 -- name: ledger_span
--- The first and the last number of a ledger row.
-select min(seq), max(seq) from faregate_ledger;
+-- The first and the last number of a ledger row; asked for together, SQLite reads every row.
+select (select min(seq) from faregate_ledger), (select max(seq) from faregate_ledger);
 
 -- name: read_ledger
 -- Ledger rows between two numbers.

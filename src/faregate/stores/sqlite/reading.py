@@ -10,12 +10,14 @@ from urllib.parse import quote
 
 from faregate.errors import ConfigurationError
 from faregate.ports.store import Part
-from faregate.stores.sql.reading import ROWS, SqlReader, Values
+from faregate.stores.sql.reading import SqlReader, Values
 from faregate.stores.sqlite.faults import code_of, raise_translated
 from faregate.stores.sqlite.migrate import MIGRATIONS
 from faregate.stores.sqlite.rows import QUERIES
 
-_LEDGER_PART = 500_000
+_LEDGER_PART = 1_000_000
+_ROWS = 1000
+"""How many come at a time: few enough to be in the processor's cache still when columns are made of them."""
 _BUSY_SECONDS = 30.0
 
 
@@ -40,7 +42,7 @@ class SqliteReader(SqlReader):
             target = f"file:{quote(str(self.path))}?mode=ro"
             with closing(sqlite3.connect(target, uri=True, timeout=_BUSY_SECONDS)) as connection:
                 cursor = connection.execute(sql, values)
-                while rows := cursor.fetchmany(ROWS):
+                while rows := cursor.fetchmany(_ROWS):
                     yield rows
         except sqlite3.Error as exc:
             if code_of(exc) == sqlite3.SQLITE_NOTADB:
