@@ -127,9 +127,9 @@ def known(cls: type) -> MessageType | None:
 
 def _implied(cls: type, kind: Kind) -> MessageType:
     """A class that nobody declared is what it is used as; what it was used as first is what it is known as."""
-    found = _message_type(cls, kind, None)
+    found = dataclasses.replace(_message_type(cls, kind, None), declared=False)
     if known(cls) is None:
-        type.__setattr__(cls, "__faregate__", dataclasses.replace(found, declared=False))
+        type.__setattr__(cls, "__faregate__", found)
         _note(found)
     return found
 

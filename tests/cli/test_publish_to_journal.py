@@ -68,6 +68,20 @@ def test_when_nothing_runs_and_nothing_ever_ran(tmp_path: Path) -> None:
         wait_for(process.stdout, "rang 2")
 
 
+def test_into_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "ticking.py").write_text(APP)
+    (tmp_path / "data").write_text("a file")
+    taken = publish(tmp_path, "Tick", '{"number": 4}')
+    (tmp_path / "data").unlink()
+    assert publish(tmp_path, "Tick", '{"number": 5}').returncode == 0
+    (tmp_path / "data" / "spool").rename(tmp_path / "data" / "away")
+    (tmp_path / "data" / "spool").write_text("a file")
+    blocked = publish(tmp_path, "Tick", '{"number": 6}')
+    for refused in (taken, blocked):
+        assert refused.returncode == 1 and "Traceback" not in refused.stderr
+        assert "error: JournalFailed\nnothing can be published to the journal data: " in refused.stderr
+
+
 def test_while_another_process_makes_the_journal(tmp_path: Path) -> None:
     (tmp_path / "ticking.py").write_text(APP)
     layout = Layout(tmp_path / "data")

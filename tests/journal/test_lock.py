@@ -4,7 +4,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,7 +14,9 @@ import pytest
 
 import faregate as fg
 from faregate.broker.journal import JournalReader
+from faregate.broker.journal.disk import RealDisk
 from faregate.broker.journal.journal import Journal
+from faregate.broker.journal.layout import Layout, prepare
 from faregate.broker.journal.lock import WriterLock, lock_holder
 from faregate.broker.journal.repair import repair
 
@@ -110,7 +114,19 @@ def test_removing_the_file_lock_admits_no_second_writer(tmp_path: Path) -> None:
     assert lock_holder(tmp_path) is None
 
 
+def test_who_starts_while_the_journal_is_being_made_waits_for_it(tmp_path: Path) -> None:
+    making = WriterLock(tmp_path, "wait")
+    with ThreadPoolExecutor(1) as threads:
+        starting = threads.submit(WriterLock, tmp_path, "wait")
+        time.sleep(1.5)  # longer than the lock of a journal is waited for
+        assert not starting.done()
+        prepare(Layout(tmp_path), RealDisk())
+        making.release()
+        starting.result(10).release()
+
+
 def test_a_refused_lock_leaves_the_name_of_its_holder_and_no_open_file(tmp_path: Path) -> None:
+    prepare(Layout(tmp_path), RealDisk())
     lock = WriterLock(tmp_path, "wait")
     open_files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 (Path opens one of its own)
     with pytest.raises(fg.JournalLocked, match=f"process {os.getpid()}: wait"):

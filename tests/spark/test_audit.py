@@ -123,6 +123,19 @@ def test_what_a_running_bus_does_while_the_order_is_looked_at_again_is_no_findin
     assert (found.summary["out_of_order"], found.summary["not_sent"], found.summary["findings"]) == (1, 0, 1)
 
 
+@pytest.mark.services
+def test_a_message_that_was_late_stays_so_when_its_stretch_is_not_found_again(
+    spark: SparkSession, shop: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention may take the rows between the two looks."""
+    world = copy(shop, tmp_path)
+    envelopes = dict(JournalReader(world.journal).envelopes(0))
+    trade_places(world, *(message_id(envelopes[offset].publication_id, "billing") for offset in (112, 119)))
+    monkeypatch.setattr(audit_job, "_stretches", lambda rows: {})
+    found = fg.spark.audit(spark, journal=world.journal, store=world.store)
+    assert not found.ok and found.summary["out_of_order"] == 1
+
+
 def unsettle(world: World, offset: int, node: str) -> None:
     """As if the machine had died before this settlement reached the disk."""
     reader = JournalReader(world.journal)

@@ -56,6 +56,13 @@ def stretches(messages: list[Message]) -> dict[tuple[int, int | None], int]:
     return found
 
 
+def test_a_late_message_at_the_position_of_another_is_out_of_order(spark: SparkSession) -> None:
+    places = [(0, 7, written, position, False, False, None) for written, position in ((1, 10), (2, 20), (3, 10))]
+    rows = spark.createDataFrame(places, _SCHEMA)
+    assert audit._late(rows).where("late").count() == 1
+    assert audit._stretches(audit._disorder(rows)) == {0: 1}
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_each_stretch_out_of_order_is_found_once_and_none_is_where_nobody_is_late(
     spark: SparkSession, seed: int

@@ -43,6 +43,9 @@ def test_both_kinds_of_handlers_write_through_sqlalchemy_once(
             await store.close()
 
     asyncio.run(publish())
+    for wrong, words in (((spark, book), "begins with a node; it got a S"), ((book, None), "needs a Spark session")):
+        with pytest.raises(fg.ConfigurationError, match=words):
+            fg.spark.run(*wrong, source=f"journal:{journal}", store=store_url, checkpoint=tmp_path / "none")
     outcomes: Counter[str] = Counter()
     for turn in range(2):  # the second finds nothing to do
         checkpoint = tmp_path / f"checkpoint-{turn}"

@@ -1,6 +1,7 @@
 """Messages as typed rows: which column each type has, and rows for what cannot be decoded. Without a session."""
 
 import dataclasses
+import enum
 from collections.abc import Iterable, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -147,6 +148,42 @@ def test_what_cannot_be_decoded_is_a_row_with_the_reason_and_the_body() -> None:
         "application/x-strange",
         "zstd",
     )
+
+
+class Moment(fg.Event):
+    at: datetime
+    price: Decimal = Decimal(0)
+
+
+def test_a_value_that_a_column_cannot_hold_is_told_with_its_field() -> None:
+    bodies = [
+        '{"at":"0001-01-01T00:00:00+14:00"}',
+        '{"at":"9999-12-31T23:59:59-14:00"}',
+        '{"at":"2026-11-19T00:00:00Z","price":"123456789012345678901"}',
+        '{"at":"2026-11-19T02:00:00+02:00"}',
+    ]
+    *bad, good = rows_of(Moment, json_of(*bodies))
+    assert [reason is not None and reason.partition(":")[0] for reason in reasons(bad)] == [
+        "at does not fit its column, timestamp",
+        "at does not fit its column, timestamp",
+        "price does not fit its column, decimal(38,18)",
+    ]
+    assert "123456789012345678901" in (reasons(bad)[2] or "")
+    assert good["at"] == datetime(2026, 11, 19, tzinfo=UTC) and good["_error"] is None
+
+
+class Mixture(enum.Enum):
+    TEXT, NUMBER = "A", 3
+
+
+class Mixing(fg.Event):
+    plain: str
+    mixtures: list[Mixture]
+
+
+def test_a_field_that_has_no_type_for_a_body_is_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"^Mixing\.mixtures cannot be read as Spark columns: Enums"):
+        schema_of(Mixing)
 
 
 def test_a_reason_is_one_printable_line() -> None:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,37 @@ def test_a_batch_has_the_messages_of_the_class_with_their_types(spark: "SparkSes
     [bad] = frame.where("_error is not null").collect()
     assert bad["order_id"] is None and bad["_message"]["key"] == f"{BAD}"
     assert bytes(bad["_error"]["body"]) == b"{" and "truncated" in bad["_error"]["reason"]
+
+
+class Pay(fg.Event, wire="Pay"):
+    amount: int
+
+
+class PayCommand(fg.Command, wire="Pay"):
+    amount: int
+
+
+@dataclass
+class Paid:
+    """Nobody says what it is."""
+
+    amount: int
+
+
+def test_events_and_commands_of_one_name_are_read_by_their_own_classes(spark: "SparkSession", tmp_path: Path) -> None:
+    events = [Envelope(f"e{type}", type=type, source="shop", body=b'{"amount":1}') for type in ("Pay", "Paid")]
+    commands = [
+        Envelope(f"c{type}", type=type, source="shop", kind="command", destination="till", body=b'{"amount":2}')
+        for type in ("Pay", "Paid")
+    ]
+    append(tmp_path / "log", [*events, *commands])
+
+    def amounts(cls: type) -> list[int]:
+        return [row["amount"] for row in fg.spark.read(spark, tmp_path / "log", cls).collect()]
+
+    assert (amounts(Pay), amounts(PayCommand)) == ([1], [2])
+    for _ in range(2):
+        assert sorted(amounts(Paid)) == [1, 2]
 
 
 def test_every_type_arrives_in_spark(spark: "SparkSession", tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """`faregate publish`: publish one message from the command line."""
 
 import logging
-from time import monotonic
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -16,9 +16,6 @@ from faregate.node.outgoing import publish as fg_publish
 from faregate.node.subscription import Subscription
 from faregate.plain import plain
 from faregate.ports.queue import SpoolTransport
-
-_MADE_WITHIN = 10.0
-"""Seconds in which a process that holds the lock of a new journal has made it."""
 
 
 def publish(
@@ -67,17 +64,12 @@ def publish(
 
 
 async def _spool(bus: Bus, out: Outgoing, sender: str) -> dict[str, Any]:
-    until = monotonic() + _MADE_WITHIN
-    published = None
-    while published is None:
-        try:
-            published = await bus.spool(out, node=sender)
-        except JournalNotFound:
-            try:
-                await bus.prepare()
-            except JournalLocked:  # another process makes it at this moment
-                if monotonic() > until:
-                    raise
+    try:
+        published = await bus.spool(out, node=sender)
+    except JournalNotFound:
+        with suppress(JournalLocked):  # another process has made it meanwhile
+            await bus.prepare()
+        published = await bus.spool(out, node=sender)
     return {
         "publication_id": published,
         "type": out.message_type.wire,

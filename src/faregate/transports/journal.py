@@ -16,12 +16,12 @@ from urllib.parse import parse_qsl
 
 from faregate.broker.durable import RESIDENT_BYTES, DurableBroker
 from faregate.broker.journal import JournalReader
-from faregate.broker.journal.disk import RealDisk
+from faregate.broker.journal.disk import RealDisk, is_full
 from faregate.broker.journal.journal import Journal, log_unreadable
 from faregate.broker.journal.log import SEGMENT_SIZE
 from faregate.broker.journal.retention import Retention
 from faregate.broker.journal.spool import spool
-from faregate.errors import ConfigurationError, JournalFailed
+from faregate.errors import ConfigurationError, JournalFailed, JournalFull
 from faregate.message import Envelope
 from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.dead_letter import DeadLetter
@@ -160,11 +160,15 @@ class JournalTransport:
 
     async def spool(self, envelopes: Sequence[Envelope]) -> None:
         """For processes that do not run the nodes. The journal must be there: its topology says what is routable."""
-        reader = JournalReader(self.path)
-        topology = reader.topology()
-        for envelope in envelopes:
-            topology.check_command(envelope)
-        await asyncio.to_thread(spool, reader.layout, RealDisk(), envelopes)
+        try:
+            reader = JournalReader(self.path)
+            topology = reader.topology()
+            for envelope in envelopes:
+                topology.check_command(envelope)
+            await asyncio.to_thread(spool, reader.layout, RealDisk(), envelopes)
+        except OSError as exc:
+            kind = JournalFull if is_full(exc) else JournalFailed
+            raise kind(f"nothing can be published to the journal {self.path}: {exc}") from exc
 
     async def dead_letter(self, node: str, envelope: Envelope, reason: str, error: str) -> None:
         await self.broker.dead_letter_unsent(node, envelope, reason, error)

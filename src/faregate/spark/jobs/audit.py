@@ -77,10 +77,11 @@ def audit(
     for _ in range(_TRIES):
         rows = _classed(messages, case, floor)
         counts = _counted(_late(rows) if databases else rows)
-        late = any(row["late"] for row in counts)  # seldom; only then it pays to find where each stretch begins
-        if late:
+        disorder = {row["node"]: 1 for row in counts if row["late"]}
+        if disorder:  # seldom; only then it pays to find where each stretch begins
             rows = _disorder(rows)
-        judged = judge(counts, _stretches(rows) if late else {}, plan, databases, at_rest)
+            disorder |= _stretches(rows)
+        judged = judge(counts, disorder, plan, databases, at_rest)
         raised = floors(databases)
         if raised == floor or judged.ok:
             break
@@ -293,7 +294,7 @@ def _disorder(rows: DataFrame) -> DataFrame:
     the first of a stretch that was committed in another order than that of the log. Two sorts."""
     backward = Window.partitionBy("line").orderBy(F.desc("written"), F.desc("position"))
     lowest_left = F.min("position").over(backward.rowsBetween(Window.unboundedPreceding, Window.currentRow))
-    begins = _highest_before().isNull() | (_highest_before() < lowest_left)
+    begins = _highest_before().isNull() | (_highest_before() <= lowest_left)
     disorder = F.coalesce(begins & (F.col("position") > lowest_left), F.lit(False))
     return rows.withColumns({"overtaken": lowest_left, "disorder": ~F.col("free") & disorder})
 

@@ -237,6 +237,8 @@ def run(
     Raises `ViewTaken` for a subscription that a bus consumes, `JournalNotFound`, `JournalLocked`, `BelowFloor`,
     `ConfigurationError`. When it raises, no view was taken unless the query itself could not start.
     """
+    if not isinstance(node, Node | str):
+        raise ConfigurationError(f"fg.spark.run(node, spark, …) begins with a node; it got a {type(node).__name__}")
     path = log_place(source)
     options = parse_trigger(trigger)
     target, folder = (node, str(Path.cwd())) if isinstance(node, str) else locate(node)
@@ -301,7 +303,9 @@ def run(
 
 
 def _reader(spark: SparkSession, node: Node, max_messages_per_trigger: int) -> DataStreamReader:
-    """Raises `ConfigurationError` for a session of Spark Connect."""
+    """Raises `ConfigurationError` for what is no session, or one of Spark Connect."""
+    if not hasattr(spark, "readStream"):
+        raise ConfigurationError(f"fg.spark.run(node, spark, …) needs a Spark session; it got a {type(spark).__name__}")
     if not hasattr(spark, "sparkContext"):
         raise ConfigurationError(
             f"node {node.name!r} cannot run over Spark Connect: handlers run beside the driver, which is on the server "

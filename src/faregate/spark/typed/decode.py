@@ -5,6 +5,7 @@
 Rules kept here:
 - Bodies are decoded as for handlers: by the content type, with our codecs and the registered ones, decompressed, within
   a limit. Fields that the class lacks are passed over, and fields that the body lacks have the class's default.
+- An event's class reads events, and a command's reads commands: both may have one name on the wire.
 - No message fails the query. One that cannot be decoded, or whose values do not fit their columns, is a row as well:
   its fields are null, and `_error` has the reason and the body as it is in the log.
 """
@@ -20,10 +21,11 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from faregate.codec import BodyReader
 from faregate.errors import ConfigurationError, Undecodable
-from faregate.message import Envelope
+from faregate.message import Envelope, Kind
 from faregate.plain import plain
 from faregate.spark.options import Options
 from faregate.spark.schema import Projection, row_schema
+from faregate.spark.source.conditions import Condition, fitting
 from faregate.spark.source.reading import messages_of
 from faregate.spark.typed.fields import converted, members_of, struct_of
 from faregate.spark.typed.travel import Traveller, unpack_class
@@ -43,6 +45,8 @@ _FAILURE = StructType(
 _BODY = ("payload", "content_type", "content_encoding", "payload_ref")
 _UNFIT = (pa.ArrowException, ValueError, TypeError, OverflowError, AttributeError)
 """What Arrow and the conversions raise for a value that does not fit its column."""
+_SHOWN = 100
+"""Letters of such a value; the whole body is in the row."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ class TypedSpec:
     name: str
     schema: StructType
     limit: int
+    kind: Kind | None = None
+    """None: whatever has this name."""
 
 
 def schema_of(cls: type) -> StructType:
@@ -70,11 +76,13 @@ def schema_of(cls: type) -> StructType:
 def typed_rows(spec: TypedSpec, options: Options) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """For `mapInArrow` over ranges of the source, which was read with these options."""
 
+    wanted = () if spec.kind is None else (Condition("kind", "in", (spec.kind,)),)
+
     def decode(batches: Iterable[Any]) -> Iterator[Any]:
         decoder = Decoder(spec)
         for ranges in batches:
             for batch in messages_of(options, ranges):
-                yield decoder.rows(batch)
+                yield decoder.rows(fitting((wanted,), batch))
 
     return decode
 
@@ -135,8 +143,11 @@ class Decoder:
         for member in self._members:
             try:
                 self._array(member, [message])
-            except _UNFIT as exc:
-                return Undecodable(f"{member.name} does not fit its column, {member.column.type.simpleString()}: {exc}")
+            except _UNFIT:
+                value = repr(member.get(message))[:_SHOWN]
+                return Undecodable(
+                    f"{member.name} does not fit its column, {member.column.type.simpleString()}: {value}"
+                )
         return message
 
     def _errors(self, decoded: list[Any], bodies: list[list[Any]]) -> Any:

@@ -7,9 +7,9 @@ Rules kept here:
 """
 
 from collections.abc import Callable, Iterable
-from datetime import time
+from datetime import UTC, datetime, time
 from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 from msgspec import UNSET, inspect
@@ -81,7 +81,14 @@ _PLAIN: dict[type[inspect.Type], Column] = {
     inspect.UUIDType: Column(spark_types.StringType(), str),
     inspect.DecimalType: Column(spark_types.DecimalType(_LONGEST, _SCALE)),
 }
-_MOMENT, _LOCAL = Column(spark_types.TimestampType()), Column(spark_types.TimestampNTZType())
+
+
+def _in_utc(moment: datetime) -> datetime:
+    """Python could not show one outside of the years 1 to 9999, and Arrow could keep it. Raises `OverflowError`."""
+    return moment if moment.tzinfo is None else moment.astimezone(UTC)
+
+
+_MOMENT, _LOCAL = Column(spark_types.TimestampType(), _in_utc), Column(spark_types.TimestampNTZType())
 _NUMBERS = {inspect.IntType, inspect.FloatType}
 _WITH_FIELDS = (inspect.StructType, inspect.DataclassType, inspect.NamedTupleType, inspect.TypedDictType)
 _LISTS = (inspect.ListType, inspect.VarTupleType, inspect.SetType, inspect.FrozenSetType)
@@ -155,7 +162,21 @@ def _info(annotation: Any, path: str) -> Any:
     try:
         return inspect.type_info(annotation)
     except (TypeError, NameError) as exc:
-        raise ConfigurationError(f"{path} cannot be read as Spark columns: {exc}") from exc
+        raise ConfigurationError(f"{_at_fault(annotation, path)} cannot be read as Spark columns: {exc}") from exc
+
+
+def _at_fault(cls: Any, path: str) -> str:
+    """The field that has no type of its own, where that can be told."""
+    try:
+        hints = get_type_hints(cls, include_extras=True)
+    except (TypeError, NameError):
+        return path
+    for name, annotation in hints.items():
+        try:
+            inspect.type_info(annotation)
+        except TypeError:
+            return f"{path}.{name}"
+    return path
 
 
 def _members(fields: Iterable[_Field], path: str, inside: tuple[type, ...]) -> list[Member]:

@@ -46,7 +46,8 @@ def read(
     `source` is a journal's folder, or the URL of a log. A body of more than `max_message_bytes`, unpacked, is not
     decoded.
 
-    Raises `ConfigurationError` for a class whose fields cannot be columns, `InvalidOption`, `JournalNotFound`.
+    Raises `ConfigurationError` for a class whose fields cannot be columns, `InvalidOption`, and what Spark makes of
+    `JournalNotFound`.
     """
     return _load(spark, source, message, max_message_bytes, options, stream=False)
 
@@ -73,7 +74,7 @@ def _load(
         if value is not None and name.lower() in _OURS:
             raise InvalidOption(f"option {name} is not for fg.spark.read: {_OURS[name.lower()]}")
     schema = schema_of(cls)
-    spec = TypedSpec(pack_class(cls), found.wire, schema, limit)
+    spec = TypedSpec(pack_class(cls), found.wire, schema, limit, found.kind if found.declared else None)
     given = as_texts({**options, **options_of_all(source), "types": found.wire})
     parsed = parse_options(given)
     if parsed.several:
