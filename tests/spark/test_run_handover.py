@@ -5,6 +5,7 @@ import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -103,7 +104,7 @@ def test_what_a_serial_line_had_parked_survives_going_there_and_back(the_shop: S
 def test_a_run_that_cannot_start_takes_no_view(the_shop: Shop, tmp_path: Path) -> None:
     the_shop.run_bus("shop", "billing")
     the_shop.place(2)  # they wait in the queue
-    connect = Shop(the_shop.folder, object())  # a session of Spark Connect has no context
+    connect = Shop(the_shop.folder, SimpleNamespace(readStream=None))  # one of Spark Connect has no context
     with pytest.raises(fg.ConfigurationError, match="'billing' cannot run over Spark Connect"):
         connect.run(handover=True)
     with closing(sqlite3.connect(the_shop.folder / "shop.db")) as connection, connection:

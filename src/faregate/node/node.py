@@ -340,7 +340,7 @@ class Node:
 
 def _declared_event(cls: type) -> MessageType:
     message_type = describe(cls, "event")
-    if message_type is not known(cls):
+    if not message_type.declared:
         raise UnknownMessage(f"{cls.__name__} is declared nowhere as an event: put @fg.event above it")
     return message_type
 
