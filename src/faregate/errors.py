@@ -312,7 +312,8 @@ class ResourceFailed(FaregateError):
 
 
 class JournalFailed(FaregateError):
-    """The disk did not do what it was told. Nothing more is confirmed; what was confirmed before is safe."""
+    """The disk did not do what it was told, or the folder cannot be written. Nothing more is confirmed; what was before
+    is safe."""
 
 
 class JournalCorrupt(FaregateError):

@@ -145,11 +145,11 @@ def describe(cls: object, kind: Kind) -> MessageType:
             "declared as a subclass of fg.Event or fg.Command"
         )
     found: MessageType | None = cls.__dict__.get("__faregate__")  # as `known` does, without a call
+    if found is not None and found.kind == kind:
+        return found
     if found is None or not found.declared:
         return _implied(cls, kind)
-    if found.kind != kind:
-        raise UnknownMessage(f"{cls.__name__} is {_ARTICLE[found.kind]}, not {_ARTICLE[kind]}: {_HINT[found.kind]}")
-    return found
+    raise UnknownMessage(f"{cls.__name__} is {_ARTICLE[found.kind]}, not {_ARTICLE[kind]}: {_HINT[found.kind]}")
 
 
 def describe_either(cls: object) -> MessageType:

@@ -11,6 +11,8 @@ import faregate as fg
 from faregate.broker.journal.disk import RealDisk
 from faregate.broker.journal.layout import Layout, prepare
 from faregate.broker.journal.lock import WriterLock
+from faregate.cli.publish import _spool
+from faregate.transports import journal as transports
 from tests.child import Child
 from tests.cli.test_cli import running, wait_for
 
@@ -106,6 +108,41 @@ def test_while_another_process_makes_the_journal(tmp_path: Path) -> None:
         lock.release()
     with running(tmp_path, app=APP) as process:
         wait_for(process.stdout, "rang 3")
+
+
+class Tick(fg.Event):
+    number: int
+
+
+async def test_into_a_folder_that_another_process_holds_and_makes_no_journal_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transports, "_MADE_WITHIN", 0.1)
+    lock = WriterLock(tmp_path, "wait")
+    try:
+        with pytest.raises(fg.JournalLocked, match="is written by process"):
+            await _spool(fg.Bus(f"journal:{tmp_path}", nodes=[fg.Node("clock")]), fg.publish(Tick(number=3)), "clock")
+    finally:
+        lock.release()
+
+
+class Wind(fg.Command):
+    turns: int
+
+
+async def test_a_command_for_a_bus_that_has_not_subscribed_yet(tmp_path: Path) -> None:
+    prepare(Layout(tmp_path), RealDisk())  # as far as another process had come that was killed
+    clock = fg.Node("clock")
+
+    @clock.on(Wind)
+    def wind(wind: Wind) -> None: ...
+
+    def bus() -> fg.Bus:
+        return fg.Bus(f"journal:{tmp_path}", nodes=[clock])
+
+    assert (await _spool(bus(), fg.send(Wind(turns=3), to="clock"), "clock"))["spooled"]
+    with pytest.raises(fg.Unroutable):
+        await _spool(bus(), fg.send(Wind(turns=3), to="clack"), "clock")
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,12 @@
 """The journal's lock: one writer, whatever is removed under it, and none when the writer is dead."""
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from faregate.broker.journal.journal import Journal
 from faregate.broker.journal.layout import Layout, prepare
 from faregate.broker.journal.lock import WriterLock, lock_holder
 from faregate.broker.journal.repair import repair
+from faregate.transports.journal import JournalTransport
 
 FORKING = """
 import asyncio, os, sys, time
@@ -114,19 +115,50 @@ def test_removing_the_file_lock_admits_no_second_writer(tmp_path: Path) -> None:
     assert lock_holder(tmp_path) is None
 
 
-def test_who_starts_while_the_journal_is_being_made_waits_for_it(tmp_path: Path) -> None:
+async def test_who_starts_while_the_journal_is_being_made_waits_for_it(tmp_path: Path) -> None:
     making = WriterLock(tmp_path, "wait")
-    with ThreadPoolExecutor(1) as threads:
-        starting = threads.submit(WriterLock, tmp_path, "wait")
-        time.sleep(1.5)  # longer than the lock of a journal is waited for
-        assert not starting.done()
-        prepare(Layout(tmp_path), RealDisk())
-        making.release()
-        starting.result(10).release()
+    transport = JournalTransport(f"journal:{tmp_path}")
+    starting = asyncio.create_task(transport.open())
+    _, waiting = await asyncio.wait({starting}, timeout=2)  # longer than the lock of a journal is waited for
+    assert waiting
+    prepare(Layout(tmp_path), RealDisk())
+    making.release()
+    await asyncio.wait_for(starting, 10)
+    await transport.close()
+
+
+async def test_who_waits_for_a_journal_can_be_stopped(tmp_path: Path) -> None:
+    making = WriterLock(tmp_path, "wait")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await JournalTransport(f"journal:{tmp_path}").open()
+    making.release()
+    await asyncio.get_running_loop().shutdown_default_executor()
+    await asyncio.sleep(0)
+    assert lock_holder(tmp_path) is None
+
+
+async def test_a_start_that_is_stopped_while_it_opens_the_journal_leaves_no_lock(tmp_path: Path) -> None:
+    class Slow(JournalTransport):
+        begun, go_on = threading.Event(), threading.Event()
+
+        def _make_journal(self) -> Journal:
+            self.begun.set()
+            assert self.go_on.wait(10)
+            return super()._make_journal()
+
+    starting = asyncio.create_task(Slow(f"journal:{tmp_path}").open())
+    assert await asyncio.to_thread(Slow.begun.wait, 10)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    Slow.go_on.set()
+    await asyncio.get_running_loop().shutdown_default_executor()
+    await asyncio.sleep(0)
+    assert (tmp_path / "journal.json").exists() and lock_holder(tmp_path) is None
 
 
 def test_a_refused_lock_leaves_the_name_of_its_holder_and_no_open_file(tmp_path: Path) -> None:
-    prepare(Layout(tmp_path), RealDisk())
     lock = WriterLock(tmp_path, "wait")
     open_files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 (Path opens one of its own)
     with pytest.raises(fg.JournalLocked, match=f"process {os.getpid()}: wait"):

@@ -78,7 +78,8 @@ def test_what_was_lost_altered_or_made_up_is_found_by_name(spark: SparkSession, 
     office.sql("insert into notes values (?)", desk[32])
     # A body in the log, and a digest in the ledger.
     altered = alter_body(office.journal, b'"order_id":"33"', b'"order_id":"93"')
-    office.sql("update faregate_ledger set digest = ? where message_id = ?", b"\0" * 16, digits(accounts[34]))
+    for number, digest in ((34, b"\0" * 16), (35, b"\0"), (36, b"")):
+        office.sql("update faregate_ledger set digest = ? where message_id = ?", digest, digits(accounts[number]))
     # What nobody published: an effect, and a handled message.
     forged, invented = (message_id(root_id(), node) for node in ("desk", "accounts"))
     office.sql("insert into notes values (?)", forged)
@@ -99,6 +100,8 @@ def test_what_was_lost_altered_or_made_up_is_found_by_name(spark: SparkSession, 
         ("double", "desk", desk[32]),
         ("altered", "shop", None),
         ("altered", "accounts", accounts[34]),
+        ("altered", "accounts", accounts[35]),
+        ("altered", "accounts", accounts[36]),
         ("never published", "desk", forged),
         ("never published", "accounts", invented),
         ("out of order", "accounts", accounts[50]),

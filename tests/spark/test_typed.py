@@ -172,6 +172,23 @@ def test_a_value_that_a_column_cannot_hold_is_told_with_its_field() -> None:
     assert good["at"] == datetime(2026, 11, 19, tzinfo=UTC) and good["_error"] is None
 
 
+class Shy(msgspec.Struct):
+    price: Decimal
+
+    def __repr__(self) -> str:
+        raise RuntimeError("not now")
+
+
+class Bought(fg.Event):
+    line: Shy
+
+
+def test_a_value_that_shows_itself_to_nobody_fails_no_query() -> None:
+    rows = rows_of(Bought, json_of('{"line":{"price":"123456789012345678901"}}', '{"line":{"price":"1"}}'))
+    assert (reasons(rows)[0] or "").endswith(": its value cannot be shown (RuntimeError)")
+    assert rows[1]["line"] == {"price": Decimal(1)} and rows[1]["_error"] is None
+
+
 class Mixture(enum.Enum):
     TEXT, NUMBER = "A", 3
 

@@ -1,7 +1,6 @@
 """`faregate publish`: publish one message from the command line."""
 
 import logging
-from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +9,7 @@ from faregate.bus.bus import Bus
 from faregate.cli.load import BusName, given_body, load_bus, parsed_body
 from faregate.cli.loop import run_async
 from faregate.cli.output import AsJson, answer, say
-from faregate.errors import ConfigurationError, JournalLocked, JournalNotFound
+from faregate.errors import ConfigurationError, JournalLocked, JournalNotFound, Unroutable
 from faregate.node.outgoing import Options, Outgoing, send
 from faregate.node.outgoing import publish as fg_publish
 from faregate.node.subscription import Subscription
@@ -63,15 +62,27 @@ def publish(
         raise typer.Exit(1)
 
 
-async def _spool(bus: Bus, out: Outgoing, sender: str) -> dict[str, Any]:
+async def _spooled(bus: Bus, out: Outgoing, sender: str) -> str:
+    """Where there is no journal yet, or its bus has not subscribed yet, that is done first, or waited for."""
     try:
-        published = await bus.spool(out, node=sender)
-    except JournalNotFound:
-        with suppress(JournalLocked):  # another process has made it meanwhile
-            await bus.prepare()
-        published = await bus.spool(out, node=sender)
+        return await bus.spool(out, node=sender)
+    except (JournalNotFound, Unroutable):
+        if not isinstance(bus.transport, SpoolTransport):
+            raise
+    locked: JournalLocked | None = None
+    try:
+        await bus.prepare()
+    except JournalLocked as exc:  # another process does it, or has done it meanwhile
+        locked = exc
+    try:
+        return await bus.spool(out, node=sender)
+    except JournalNotFound as exc:
+        raise locked or exc from None
+
+
+async def _spool(bus: Bus, out: Outgoing, sender: str) -> dict[str, Any]:
     return {
-        "publication_id": published,
+        "publication_id": await _spooled(bus, out, sender),
         "type": out.message_type.wire,
         "spooled": isinstance(bus.transport, SpoolTransport),
         "outcomes": {},

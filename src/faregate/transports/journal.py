@@ -4,10 +4,13 @@
     journal:./data?retain=7d&retain_bytes=10G
 
 `retain` (seconds, or with s, m, h, d; `forever`) and `retain_bytes` (with K, M, G) bound the log view.
+
+While a journal is being made, whoever opens it at the same moment waits for it.
 """
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -18,10 +21,11 @@ from faregate.broker.durable import RESIDENT_BYTES, DurableBroker
 from faregate.broker.journal import JournalReader
 from faregate.broker.journal.disk import RealDisk, is_full
 from faregate.broker.journal.journal import Journal, log_unreadable
+from faregate.broker.journal.layout import Layout
 from faregate.broker.journal.log import SEGMENT_SIZE
 from faregate.broker.journal.retention import Retention
 from faregate.broker.journal.spool import spool
-from faregate.errors import ConfigurationError, JournalFailed, JournalFull
+from faregate.errors import ConfigurationError, JournalFailed, JournalFull, JournalLocked
 from faregate.message import Envelope
 from faregate.ports.clock import Clock, SystemClock
 from faregate.ports.dead_letter import DeadLetter
@@ -32,6 +36,11 @@ from faregate.units import parse_bytes, parse_seconds
 log = logging.getLogger("faregate.journal")
 
 _SPOOL_SECONDS = 0.1
+_LOCKED_SECONDS = 0.03
+_MOMENT = 1.0
+"""Seconds in which `faregate publish` has added what the bus subscribes to."""
+_MADE_WITHIN = 10.0
+"""Seconds in which a new journal is made, on a slow disk as well."""
 
 
 class JournalTransport:
@@ -72,14 +81,7 @@ class JournalTransport:
 
     async def open(self) -> None:
         """Recover what is there. Raises `JournalLocked`, `JournalCorrupt`, `JournalTooNew`, `NotAJournal`."""
-        self.journal = await asyncio.to_thread(
-            Journal,
-            self.path,
-            segment_size=self._segment_size,
-            retention=self.retention,
-            on_failure=self._journal_failed,
-            on_unreadable=self._unreadable,
-        )
+        self.journal = await self._open_journal()
         try:
             self._broker = DurableBroker(
                 self._clock,
@@ -93,6 +95,33 @@ class JournalTransport:
         self.journal.start()
         self._begun = False
         self._failed = asyncio.get_running_loop().create_future()
+
+    async def _open_journal(self) -> Journal:
+        begun, made = time.monotonic(), Layout(self.path).meta
+        until = begun + _MOMENT
+        while True:
+            opening = asyncio.get_running_loop().run_in_executor(None, self._make_journal)
+            try:
+                return await asyncio.shield(opening)
+            except asyncio.CancelledError:
+                opening.add_done_callback(_let_go)  # its thread goes on
+                raise
+            except JournalLocked:
+                now = time.monotonic()
+                if not made.exists():
+                    until = min(now + _MOMENT, begun + _MADE_WITHIN)
+                if now >= until:
+                    raise
+            await asyncio.sleep(_LOCKED_SECONDS)
+
+    def _make_journal(self) -> Journal:
+        return Journal(
+            self.path,
+            segment_size=self._segment_size,
+            retention=self.retention,
+            on_failure=self._journal_failed,
+            on_unreadable=self._unreadable,
+        )
 
     async def close(self) -> None:
         if self._broker is None:
@@ -208,6 +237,12 @@ class JournalTransport:
     async def failed(self) -> Exception:
         assert self._failed is not None
         return await asyncio.shield(self._failed)
+
+
+def _let_go(opening: asyncio.Future[Journal]) -> None:
+    """Nobody waits for this journal any more."""
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().release()
 
 
 def _retention(query: str) -> Retention:

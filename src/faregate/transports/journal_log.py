@@ -13,6 +13,7 @@ from typing import Any
 from faregate.broker.journal import dead_letters, settled
 from faregate.broker.journal.commits import commit_staged
 from faregate.broker.journal.high_water import HighWater
+from faregate.broker.journal.lock import lock_holder
 from faregate.broker.journal.reader import JournalReader
 from faregate.broker.journal.spool import read_spooled, spool, waiting
 from faregate.broker.journal.staging import batch_folder, discard, stage
@@ -89,6 +90,8 @@ class JournalLog(JournalReader):
         False while a bus runs: it does it. Retention is not ours to decide: nothing is removed."""
         if not waiting(self.layout, self._disk):
             return True
+        if lock_holder(self.layout.root) is not None:
+            return False
         transport = JournalTransport(f"{self.path}?retain=forever", clock=SystemClock())
         try:
             await transport.open()

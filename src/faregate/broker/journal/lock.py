@@ -5,7 +5,6 @@ Rules kept here:
   file `lock` only says who holds it.
 - A forked child closes its copy of the lock at once, so the lock never outlives the process that took it. What the
   child has of that journal is not its own: `on_fork` tells it so.
-- While a journal is being made its lock is waited for, by whoever starts at the same moment.
 - Nothing is forked while a lock is half taken or looked at, so no child holds one that it does not know of.
 """
 
@@ -17,14 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from faregate.broker.journal.disk import PRIVATE_FILE, give_to_owner
-from faregate.broker.journal.layout import Layout
 from faregate.errors import JournalFailed, JournalLocked
 
-_PAUSE = 0.03
-_MOMENT = 1.0
-"""Seconds in which `lock_holder` has looked, and `faregate publish` has added what the bus subscribes to."""
-_MADE_WITHIN = 10.0
-"""Seconds in which a new journal is made, on a slow disk as well."""
+_TRIES, _PAUSE = 10, 0.03
 _held: "set[WriterLock]" = set()
 _no_fork = threading.RLock()
 
@@ -44,21 +38,16 @@ class WriterLock:
             raise
 
     def _take(self, root: Path, advice: str) -> None:
-        begun, made = time.monotonic(), Layout(root).meta
-        until = begun + _MOMENT
-        while True:
+        for tries_left in reversed(range(_TRIES)):
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
-                now = time.monotonic()
-                if not made.exists():
-                    until = min(now + _MOMENT, begun + _MADE_WITHIN)
-                if now >= until:
+                if not tries_left:
                     raise JournalLocked(
                         f"the journal {root} is written by process {_named_holder(root)}: {advice}"
                     ) from None
-                time.sleep(_PAUSE)
+                time.sleep(_PAUSE)  # `lock_holder` of another process may hold it for a moment
             except OSError as exc:
                 raise JournalFailed(
                     f"the folder {root} cannot be locked ({exc.strerror}): keep a journal on a disk of this machine"

@@ -9,6 +9,7 @@ Rules kept here:
 """
 
 from collections.abc import Iterator, Sequence
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -160,15 +161,17 @@ def read_deliveries(plan: JournalPlan, segment: LogPart) -> Iterator[tuple[Any, 
         yield batch, batch_of(FIELDS, len(rows), columns)
 
 
+def _whole(digest: bytes) -> bytes:
+    """One of another length was damaged, or made elsewhere: it is like no other one."""
+    return digest if len(digest) == _DIGEST_BYTES else sha256(digest).digest()
+
+
 def digest_longs(digests: Sequence[bytes | None]) -> Any:
     """The first eight bytes of each, as a long; None for what is none."""
     given = [each or b"" for each in digests]
     if set(map(len, given)) == {_DIGEST_BYTES}:  # nearly always
         return np.frombuffer(b"".join(given), ">i8")[::2].astype("i8")
-    return [
-        int.from_bytes(each[:8], "big", signed=True) if each is not None and len(each) >= 8 else None
-        for each in digests
-    ]
+    return [None if each is None else int.from_bytes(_whole(each)[:8], "big", signed=True) for each in digests]
 
 
 def _queue_numbers(plan: JournalPlan) -> Any:

@@ -144,10 +144,8 @@ class Decoder:
             try:
                 self._array(member, [message])
             except _UNFIT:
-                value = repr(member.get(message))[:_SHOWN]
-                return Undecodable(
-                    f"{member.name} does not fit its column, {member.column.type.simpleString()}: {value}"
-                )
+                column = member.column.type.simpleString()
+                return Undecodable(f"{member.name} does not fit its column, {column}: {_shown(member, message)}")
         return message
 
     def _errors(self, decoded: list[Any], bodies: list[list[Any]]) -> Any:
@@ -164,3 +162,11 @@ class Decoder:
             ],
             type,
         )
+
+
+def _shown(member: Any, message: Any) -> str:
+    """Its value, as far as its class can show it."""
+    try:
+        return repr(member.get(message))[:_SHOWN]
+    except Exception as exc:  # it is somebody else's
+        return f"its value cannot be shown ({type(exc).__name__})"
