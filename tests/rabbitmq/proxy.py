@@ -11,6 +11,8 @@ class Proxy:
         self._host, self._port = host, port
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._connecting: set[asyncio.Future[object]] = set()
+        self._stopped = False
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._answering = asyncio.Event()
@@ -54,7 +56,14 @@ class Proxy:
         if self.refusing:
             writer.transport.abort()
             return
-        behind, there = await asyncio.open_connection(self._host, self._port)
+        connecting = asyncio.ensure_future(asyncio.open_connection(self._host, self._port))
+        self._connecting.add(connecting)
+        connecting.add_done_callback(self._connecting.discard)
+        behind, there = await connecting
+        if self._stopped:
+            there.transport.abort()
+            writer.transport.abort()
+            return
         self._writers |= {writer, there}
         for source, target, gate in ((reader, there, self._flowing), (behind, writer, self._answering)):
             task = asyncio.create_task(self._pass_on(source, target, gate))
@@ -78,6 +87,8 @@ class Proxy:
             self._writers.discard(target)
 
     async def stop(self) -> None:
+        self._stopped = True
+        await asyncio.gather(*self._connecting, return_exceptions=True)
         self.cut()
         for task in list(self._tasks):
             task.cancel()
