@@ -8,7 +8,10 @@ import aiormq
 import psycopg
 import pytest
 from pyspark.sql import SparkSession
-from rstream import AMQPMessage, Consumer, ConsumerOffsetSpecification, OffsetType, Producer, amqp_decoder
+
+from faregate.message import Envelope
+from faregate.ports.schemes import open_log
+from tests.rabbitmq_stream.streams import new_stream
 
 pytestmark = pytest.mark.services
 
@@ -76,35 +79,10 @@ async def test_rabbitmq_offers_the_consistent_hash_exchange(rabbitmq_url: str) -
         await connection.close()
 
 
-async def test_rabbitmq_keeps_a_stream_that_can_be_read_from_its_start(rabbitmq_stream_url: str) -> None:
-    url = urlsplit(rabbitmq_stream_url)
-    assert url.hostname and url.port and url.username and url.password
-    server = {"host": url.hostname, "port": url.port, "username": url.username, "password": url.password}
-    stream = f"faregate-services-{os.getpid()}"
-    async with Producer(**server) as producer:
-        await producer.create_stream(stream)
-        try:
-            await producer.send_wait(stream, AMQPMessage(body=b"one"))
-            received: list[bytes] = []
-            consumer = Consumer(**server)
-
-            async def receive(message: AMQPMessage, _context: object) -> None:
-                received.append(bytes(message.body))
-                # The consumer runs until it is closed; the first message is all this test waits for.
-                consumer.stop()
-
-            await consumer.start()
-            await consumer.subscribe(
-                stream,
-                receive,
-                decoder=amqp_decoder,
-                offset_specification=ConsumerOffsetSpecification(OffsetType.FIRST, None),
-            )
-            await consumer.run()
-            await consumer.close()
-            assert received == [b"one"]
-        finally:
-            await producer.delete_stream(stream)
+def test_rabbitmq_keeps_a_stream_that_can_be_read_from_its_start(rabbitmq_stream_url: str) -> None:
+    with new_stream(rabbitmq_stream_url) as url:
+        open_log(url).append([Envelope("one", body=b"one")])
+        assert [each.body for _, each in open_log(url).envelopes()] == [b"one"]
 
 
 def test_spark_starts_and_counts_rows(spark: SparkSession) -> None:
