@@ -137,12 +137,15 @@ async def test_a_command_for_a_bus_that_has_not_subscribed_yet(tmp_path: Path) -
     @clock.on(Wind)
     def wind(wind: Wind) -> None: ...
 
-    def bus() -> fg.Bus:
-        return fg.Bus(f"journal:{tmp_path}", nodes=[clock])
+    store = tmp_path.with_suffix(".db")
 
-    assert (await _spool(bus(), fg.send(Wind(turns=3), to="clock"), "clock"))["spooled"]
+    def bus() -> fg.Bus:
+        return fg.Bus(f"journal:{tmp_path}", nodes=[clock], store=f"sqlite:{store}")
+
     with pytest.raises(fg.Unroutable):
         await _spool(bus(), fg.send(Wind(turns=3), to="clack"), "clock")
+    assert not store.exists(), "nothing needs to be prepared for a node that nobody has"
+    assert (await _spool(bus(), fg.send(Wind(turns=3), to="clock"), "clock"))["spooled"]
 
 
 @pytest.mark.parametrize(

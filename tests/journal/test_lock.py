@@ -19,6 +19,7 @@ from faregate.broker.journal.journal import Journal
 from faregate.broker.journal.layout import Layout, prepare
 from faregate.broker.journal.lock import WriterLock, lock_holder
 from faregate.broker.journal.repair import repair
+from faregate.transports import journal as transports
 from faregate.transports.journal import JournalTransport
 
 FORKING = """
@@ -115,16 +116,50 @@ def test_removing_the_file_lock_admits_no_second_writer(tmp_path: Path) -> None:
     assert lock_holder(tmp_path) is None
 
 
-async def test_who_starts_while_the_journal_is_being_made_waits_for_it(tmp_path: Path) -> None:
+async def test_who_starts_while_the_journal_is_being_made_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transports, "_MADE_WITHIN", 60)
     making = WriterLock(tmp_path, "wait")
     transport = JournalTransport(f"journal:{tmp_path}")
     starting = asyncio.create_task(transport.open())
     _, waiting = await asyncio.wait({starting}, timeout=2)  # longer than the lock of a journal is waited for
     assert waiting
+    monkeypatch.setattr(transports, "_MOMENT", 60)  # what follows may take its time
     prepare(Layout(tmp_path), RealDisk())
     making.release()
     await asyncio.wait_for(starting, 10)
     await transport.close()
+
+
+async def test_who_starts_waits_as_long_as_subscriptions_are_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = Layout(tmp_path)
+    prepare(layout, RealDisk())
+    monkeypatch.setattr(transports, "_MOMENT", 0.001)  # less than the pause between two looks
+
+    class Busy(JournalTransport):
+        looks = 0
+
+        def _make_journal(self) -> Journal:
+            self.looks += 1
+            if self.looks < 5:
+                os.utime(layout.topology, ns=(self.looks, self.looks))
+            if self.looks < self.tries:
+                raise fg.JournalLocked("wait")
+            return super()._make_journal()
+
+        tries = 5
+
+    transport = Busy(f"journal:{tmp_path}")
+    await transport.open()
+    await transport.close()
+    stuck = Busy(f"journal:{tmp_path}")
+    stuck.tries = 99
+    with pytest.raises(fg.JournalLocked):
+        await stuck.open()
+    assert stuck.looks == 5
 
 
 async def test_who_waits_for_a_journal_can_be_stopped(tmp_path: Path) -> None:

@@ -221,3 +221,23 @@ async def test_an_envelope_made_by_hand_that_could_not_be_read_is_refused(
             JournalLog(tmp_path).append([bad])
         assert await bus.publish(Envelope(**good)) == "a"
     assert [each.publication_id for _, each in JournalReader(tmp_path).envelopes()] == ["a"]
+
+
+async def test_what_comes_while_another_one_who_took_in_closes_is_taken_in_by_him(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """He holds the lock until the end, so whoever appends meanwhile leaves it to him; and he did not look again."""
+    prepare(Layout(tmp_path), RealDisk())
+    one, other = JournalLog(tmp_path), JournalLog(tmp_path)
+    close, refused = JournalTransport.close, list[bool]()
+
+    async def close_slowly(self: JournalTransport) -> None:
+        if not refused:
+            other.append([Envelope(publication_id="b", type="T", body=b"b")])
+            refused.append(await other.take_in())
+        await close(self)
+
+    monkeypatch.setattr(JournalTransport, "close", close_slowly)
+    one.append([Envelope(publication_id="a", type="T", body=b"a")])
+    assert await one.take_in()
+    assert refused == [False] and texts(tmp_path) == ["a", "b"]

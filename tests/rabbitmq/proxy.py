@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from ssl import SSLContext
 from urllib.parse import urlsplit, urlunsplit
 
 
@@ -80,7 +81,7 @@ class Proxy:
                     target.write(data)
                 target.write(data)
                 await target.drain()
-        except ConnectionError:
+        except OSError:
             pass  # it was cut
         finally:
             target.close()
@@ -96,11 +97,11 @@ class Proxy:
 
 
 @asynccontextmanager
-async def proxied(url: str) -> AsyncIterator[tuple[str, Proxy]]:
-    """The URL of a server, by way of a proxy."""
+async def proxied(url: str, tls: SSLContext | None = None) -> AsyncIterator[tuple[str, Proxy]]:
+    """The URL of a server, by way of a proxy; with `tls` for who comes to it, not behind it."""
     parts = urlsplit(url)
     proxy = Proxy(parts.hostname or "", parts.port or 0)
-    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0, ssl=tls)
     port = server.sockets[0].getsockname()[1]
     user = parts.netloc.rpartition("@")[0]
     try:

@@ -3,10 +3,8 @@
 import asyncio
 import ssl
 import subprocess
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -14,6 +12,7 @@ from faregate.errors import ConfigurationError
 from faregate.transports.rabbitmq_stream.address import parse_address
 from faregate.transports.rabbitmq_stream.connection import Connection
 from tests.presence import address
+from tests.rabbitmq.proxy import proxied
 from tests.rabbitmq_stream.streams import new_stream
 
 pytestmark = pytest.mark.services
@@ -28,37 +27,13 @@ def certificate(tmp_path: Path) -> tuple[str, str]:
     return files
 
 
-@asynccontextmanager
-async def before(port: int, certificate: tuple[str, str]) -> AsyncIterator[int]:
-    """Its port."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(*certificate)
-
-    async def pass_on(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        while data := await source.read(65_536):
-            target.write(data)
-            await target.drain()
-        target.close()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        from_broker, to_broker = await asyncio.open_connection("127.0.0.1", port)
-        await asyncio.gather(pass_on(reader, to_broker), pass_on(from_broker, writer), return_exceptions=True)
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
-
-
 async def test_a_stream_is_read_and_written_over_tls(certificate: tuple[str, str]) -> None:
-    plain = address("FAREGATE_TEST_RABBITMQ_STREAM")
-    parts = urlsplit(plain)
-    with new_stream(plain) as url:
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(*certificate)
+    with new_stream(address("FAREGATE_TEST_RABBITMQ_STREAM")) as url:
         stream = parse_address(url).stream
-        async with before(parts.port or 0, certificate) as port:
-            login = parts.netloc.rpartition("@")[0]
-            over_tls = f"rabbitmq-stream+tls://{login}@127.0.0.1:{port}{parts.path}?stream={stream}"
+        async with proxied(url, tls) as (behind, _):
+            over_tls = behind.replace("rabbitmq-stream:", "rabbitmq-stream+tls:")
 
             def talk(more: str, work: Callable[[Connection], object]) -> object:
                 connection = Connection(parse_address(over_tls + more))

@@ -203,6 +203,19 @@ def test_a_field_that_has_no_type_for_a_body_is_named() -> None:
         schema_of(Mixing)
 
 
+class Torn(msgspec.Struct):
+    part: "Nowhere"  # type: ignore[name-defined]  # noqa: F821
+
+
+class Tearing(fg.Event):
+    torn: Torn
+
+
+def test_a_field_whose_class_is_nowhere_is_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"^Tearing\.torn cannot be read as Spark columns: .*'Nowhere'"):
+        schema_of(Tearing)
+
+
 def test_a_reason_is_one_printable_line() -> None:
     [row] = rows_of(Placed, [Envelope("p", body=b"1", content_type="a\nb")])
     assert "a\\nb" in row["_error"]["reason"].replace("\\\\", "\\") and "\n" not in row["_error"]["reason"]

@@ -66,8 +66,9 @@ async def _spooled(bus: Bus, out: Outgoing, sender: str) -> str:
     """Where there is no journal yet, or its bus has not subscribed yet, that is done first, or waited for."""
     try:
         return await bus.spool(out, node=sender)
-    except (JournalNotFound, Unroutable):
-        if not isinstance(bus.transport, SpoolTransport):
+    except (JournalNotFound, Unroutable) as exc:
+        elsewhere = isinstance(exc, Unroutable) and out.destination not in bus.nodes
+        if elsewhere or not isinstance(bus.transport, SpoolTransport):
             raise
     locked: JournalLocked | None = None
     try:

@@ -38,7 +38,7 @@ log = logging.getLogger("faregate.journal")
 _SPOOL_SECONDS = 0.1
 _LOCKED_SECONDS = 0.03
 _MOMENT = 1.0
-"""Seconds in which `faregate publish` has added what the bus subscribes to."""
+"""Seconds in which who makes it adds one more subscription."""
 _MADE_WITHIN = 10.0
 """Seconds in which a new journal is made, on a slow disk as well."""
 
@@ -97,8 +97,7 @@ class JournalTransport:
         self._failed = asyncio.get_running_loop().create_future()
 
     async def _open_journal(self) -> Journal:
-        begun, made = time.monotonic(), Layout(self.path).meta
-        until = begun + _MOMENT
+        begun, seen, until = time.monotonic(), None, 0.0
         while True:
             opening = asyncio.get_running_loop().run_in_executor(None, self._make_journal)
             try:
@@ -107,8 +106,8 @@ class JournalTransport:
                 opening.add_done_callback(_let_go)  # its thread goes on
                 raise
             except JournalLocked:
-                now = time.monotonic()
-                if not made.exists():
+                now, before, seen = time.monotonic(), seen, _last_subscribed(Layout(self.path))
+                if seen is None or seen != before:
                     until = min(now + _MOMENT, begun + _MADE_WITHIN)
                 if now >= until:
                     raise
@@ -243,6 +242,14 @@ def _let_go(opening: asyncio.Future[Journal]) -> None:
     """Nobody waits for this journal any more."""
     if not opening.cancelled() and opening.exception() is None:
         opening.result().release()
+
+
+def _last_subscribed(layout: Layout) -> int | None:
+    """When a subscription was last added, by the clock of the disk; None as long as the journal is not there."""
+    try:
+        return layout.topology.stat().st_mtime_ns if layout.meta.exists() else None
+    except FileNotFoundError:  # it is being replaced
+        return None
 
 
 def _retention(query: str) -> Retention:

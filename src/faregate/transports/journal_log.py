@@ -24,7 +24,6 @@ from faregate.ports.clock import SystemClock
 from faregate.ports.dead_letter import DeadLetter
 from faregate.ports.log import LogPart, Piece, Staged
 from faregate.ports.queue import Binding
-from faregate.ports.topology import Topology
 from faregate.transports.journal import JournalTransport
 
 PATIENCE = 10.0
@@ -87,33 +86,41 @@ class JournalLog(JournalReader):
 
     async def take_in(self) -> bool:
         """Whether everything is in the log now, but for what cannot be read: that is told, and waited for no longer.
-        False while a bus runs: it does it. Retention is not ours to decide: nothing is removed."""
-        if not waiting(self.layout, self._disk):
-            return True
-        if lock_holder(self.layout.root) is not None:
-            return False
-        transport = JournalTransport(f"{self.path}?retain=forever", clock=SystemClock())
-        try:
-            await transport.open()
-        except JournalLocked:
-            return False
+        False while another process writes: a bus does it, and so does who takes in, as it looks again at its end.
+        Retention is not ours to decide: nothing is removed."""
+        left = waiting(self.layout, self._disk)
+        while left:
+            if lock_holder(self.layout.root) is not None:
+                return False
+            transport = JournalTransport(f"{self.path}?retain=forever", clock=SystemClock())
+            try:
+                await transport.open()
+            except JournalLocked:
+                return False
+            try:
+                all_in = await self._taken_in(transport)
+            finally:
+                await transport.close()
+            left = self._left(transport)
+            if not all_in:
+                break
+        return not left
 
-        def left() -> list[Path]:
-            found = waiting(self.layout, self._disk)
-            return [path for path in found if not transport.journal.intake.is_put_off(path)]
+    async def _taken_in(self, transport: JournalTransport) -> bool:
+        """False if it did not go on any more."""
+        transport.begin()
+        before, until = None, 0.0
+        while found := self._left(transport):
+            if found != before:
+                before, until = found, time.monotonic() + PATIENCE
+            elif time.monotonic() > until:
+                return False
+            await asyncio.sleep(_LOOK)
+        return True
 
-        try:
-            transport.begin()
-            before, until = None, 0.0
-            while found := left():
-                if found != before:  # as long as it goes on
-                    before, until = found, time.monotonic() + PATIENCE
-                elif time.monotonic() > until:
-                    break
-                await asyncio.sleep(_LOOK)
-        finally:
-            await transport.close()
-        return not left()
+    def _left(self, transport: JournalTransport) -> list[Path]:
+        found = waiting(self.layout, self._disk)
+        return [path for path in found if not transport.journal.intake.is_put_off(path)]
 
     def stage(self, origin: str, batch: int, attempt: str, pieces: Iterable[Piece]) -> Staged:
         return stage(batch_folder(self.layout, origin, batch), attempt, pieces)
@@ -125,13 +132,6 @@ class JournalLog(JournalReader):
         discard(self.layout, origin, batch, staged)
 
     # --- subscriptions -------------------------------------------------------------------------------------------
-
-    def topology(self) -> Topology:
-        """It is replaced as a whole; who meets the moment of replacing looks again."""
-        try:
-            return super().topology()
-        except JournalCorrupt:
-            return super().topology()
 
     def handover(self) -> ClosedJournal:
         return ClosedJournal(self.path)

@@ -114,7 +114,11 @@ class JournalReader:
         return mark.offset
 
     def topology(self) -> Topology:
-        return read_json(self.layout.topology, self._disk, Topology)
+        """It is replaced as a whole; who meets the moment of replacing looks again."""
+        try:
+            return read_json(self.layout.topology, self._disk, Topology)
+        except JournalCorrupt:
+            return read_json(self.layout.topology, self._disk, Topology)
 
     # --- messages ------------------------------------------------------------------------------------------
 

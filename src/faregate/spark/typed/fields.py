@@ -174,7 +174,7 @@ def _at_fault(cls: Any, path: str) -> str:
     for name, annotation in hints.items():
         try:
             inspect.type_info(annotation)
-        except TypeError:
+        except (TypeError, NameError):
             return f"{path}.{name}"
     return path
 
