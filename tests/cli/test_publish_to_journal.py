@@ -1,17 +1,22 @@
 """`faregate publish` on a journal: beside a running bus, when nothing runs, and before anything ever ran."""
 
+import asyncio
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import faregate as fg
 from faregate.broker.journal.disk import RealDisk
-from faregate.broker.journal.layout import Layout, prepare
+from faregate.broker.journal.layout import Layout, prepare, write_json
 from faregate.broker.journal.lock import WriterLock
 from faregate.cli.publish import _spool
+from faregate.ports.queue import Binding
+from faregate.ports.topology import Topology
 from faregate.transports import journal as transports
 from tests.child import Child
 from tests.cli.test_cli import running, wait_for
@@ -140,12 +145,42 @@ async def test_a_command_for_a_bus_that_has_not_subscribed_yet(tmp_path: Path) -
     store = tmp_path.with_suffix(".db")
 
     def bus() -> fg.Bus:
-        return fg.Bus(f"journal:{tmp_path}", nodes=[clock], store=f"sqlite:{store}")
+        return fg.Bus(f"journal:{tmp_path}", nodes=[clock, fg.Node("bell")], store=f"sqlite:{store}")
 
-    with pytest.raises(fg.Unroutable):
-        await _spool(bus(), fg.send(Wind(turns=3), to="clack"), "clock")
-    assert not store.exists(), "nothing needs to be prepared for a node that nobody has"
+    for nobody in ("clack", "bell"):
+        with pytest.raises(fg.Unroutable):
+            await _spool(bus(), fg.send(Wind(turns=3), to=nobody), "clock")
+    assert not store.exists(), "nothing needs to be prepared for a command that nobody takes"
     assert (await _spool(bus(), fg.send(Wind(turns=3), to="clock"), "clock"))["spooled"]
+
+
+async def test_a_command_for_a_bus_that_starts_in_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout, store, clock = Layout(tmp_path), tmp_path.with_suffix(".db"), fg.Node("clock")
+    command = importlib.import_module("faregate.cli.publish")  # the package has the function under this name
+    clock.on(Wind, name="wind")(lambda wind: None)
+    prepare(layout, RealDisk())
+    starting = WriterLock(tmp_path, "a bus that starts")
+
+    def spooling() -> asyncio.Task[dict[str, Any]]:
+        bus = fg.Bus(f"journal:{tmp_path}", nodes=[clock], store=f"sqlite:{store}")
+        return asyncio.create_task(_spool(bus, fg.send(Wind(turns=3), to="clock"), "clock"))
+
+    try:
+        monkeypatch.setattr(command, "_MOMENT", 0.01)
+        with pytest.raises(fg.Unroutable):
+            await spooling()
+        monkeypatch.setattr(command, "_MOMENT", 60)
+        published = spooling()
+        assert (await asyncio.wait({published}, timeout=0.2))[1]
+        topology = Topology()
+        topology.add(Binding(node="clock", type="Wind", kind="command", remembers="ledger"))
+        write_json(layout.topology, RealDisk(), topology)
+        assert (await published)["spooled"]
+    finally:
+        starting.release()
+    assert not store.exists(), "the stores are those of the process that runs the nodes"
 
 
 @pytest.mark.parametrize(

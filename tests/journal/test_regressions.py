@@ -241,3 +241,24 @@ async def test_what_comes_while_another_one_who_took_in_closes_is_taken_in_by_hi
     one.append([Envelope(publication_id="a", type="T", body=b"a")])
     assert await one.take_in()
     assert refused == [False] and texts(tmp_path) == ["a", "b"]
+
+
+async def test_whoever_takes_in_is_not_kept_for_ever_by_those_who_append(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(Layout(tmp_path), RealDisk())
+    one, other = JournalLog(tmp_path), JournalLog(tmp_path)
+    close, sent = JournalTransport.close, 0
+
+    async def close_slowly(self: JournalTransport) -> None:
+        nonlocal sent
+        sent += 1
+        other.append([Envelope(publication_id=f"b{sent}", type="T", body=b"b%d" % sent)])
+        await close(self)
+
+    monkeypatch.setattr(JournalTransport, "close", close_slowly)
+    one.append([Envelope(publication_id="a", type="T", body=b"a")])
+    assert not await one.take_in() and 1 < sent < 10
+    assert texts(tmp_path) == ["a", *(f"b{number}" for number in range(1, sent))]
+    monkeypatch.setattr(JournalTransport, "close", close)
+    assert await one.take_in() and len(texts(tmp_path)) == sent + 1

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from faregate.ports.log import OUTCOME_NAMES
-from faregate.spark.jobs import audit, audit_evidence, audit_result
+from faregate.spark.jobs import audit, audit_evidence
 from faregate.spark.jobs.audit_verdicts import CLASSES, FLAGS, SIGNS, class_of, is_of_class, is_wrong, told, verdict
 from faregate.spark.jobs.deliveries import PASSED, UNSETTLED
 from faregate.spark.jobs.settlements import batch_of, by_task
@@ -138,11 +138,3 @@ def test_small_batches_are_put_together_and_empty_ones_left_out(sizes: tuple[int
     assert [batch.num_rows for batch in found] == wanted
     rows = [value for batch in found for value in batch.column(0).to_pylist()]
     assert rows == [value for size in sizes for value in range(size)]
-
-
-def test_a_row_at_the_position_of_another_one_is_not_said_to_have_overtaken_itself() -> None:
-    signs = {**dict.fromkeys(SIGNS), "disorder": True, "offset": 468}
-    [(kind, why)] = audit_result._wrong({**signs, "overtaken": 468})
-    assert (kind, why) == ("out of order", "has a ledger row at the position of another message of its key")
-    [(_, why)] = audit_result._wrong({**signs, "overtaken": 460})
-    assert why.endswith("an earlier one of its key, at offset 460")

@@ -109,3 +109,17 @@ def test_ids_by_columns_are_those_one_by_one() -> None:
         found = [id_text(*pair) for pair in zip(hi.tolist(), lo.tolist(), strict=True)]
         pairs = zip(rows.tolist(), places.tolist(), strict=True)
         assert found == [message_id(envelopes[row].publication_id, nodes[place]) for row, place in pairs]
+
+
+def test_an_empty_digest_in_the_log_is_none_and_one_of_another_length_is_like_no_other(tmp_path: Path) -> None:
+    digests = {11: b"", 12: b"\1" * 8, 13: b"\1" * 16}
+    log_digests: dict[int, int | None] = {}
+    more = (note(n, recipients=("reader",), body_digest=digest) for n, digest in digests.items())
+    deliveries(tmp_path, lambda topology: None, *more)
+    plan = plan_journal(tmp_path)
+    for segment in plan.segments:
+        for _, each in read_deliveries(plan, segment):
+            log_digests |= {row["offset"]: row["digest"] for row in each.to_pylist()}
+    first = int.from_bytes(b"\1" * 8, "big")
+    assert log_digests[11] is None and log_digests[13] == first
+    assert log_digests[12] not in (None, first)

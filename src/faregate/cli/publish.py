@@ -1,10 +1,14 @@
 """`faregate publish`: publish one message from the command line."""
 
+import asyncio
 import logging
+import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from faregate.broker.journal.lock import lock_holder
 from faregate.bus.bus import Bus
 from faregate.cli.load import BusName, given_body, load_bus, parsed_body
 from faregate.cli.loop import run_async
@@ -14,7 +18,9 @@ from faregate.node.outgoing import Options, Outgoing, send
 from faregate.node.outgoing import publish as fg_publish
 from faregate.node.subscription import Subscription
 from faregate.plain import plain
-from faregate.ports.queue import SpoolTransport
+from faregate.ports.queue import Logged, SpoolTransport
+
+_MOMENT, _LOOK = 1.0, 0.03
 
 
 def publish(
@@ -63,12 +69,12 @@ def publish(
 
 
 async def _spooled(bus: Bus, out: Outgoing, sender: str) -> str:
-    """Where there is no journal yet, or its bus has not subscribed yet, that is done first, or waited for."""
+    """A journal that is not there yet, or that its nodes have not subscribed to yet, is prepared; where another process
+    does that, it is waited for."""
     try:
-        return await bus.spool(out, node=sender)
+        return await _routed(bus, out, sender)
     except (JournalNotFound, Unroutable) as exc:
-        elsewhere = isinstance(exc, Unroutable) and out.destination not in bus.nodes
-        if elsewhere or not isinstance(bus.transport, SpoolTransport):
+        if not isinstance(bus.transport, SpoolTransport) or (isinstance(exc, Unroutable) and not _may_start(bus, out)):
             raise
     locked: JournalLocked | None = None
     try:
@@ -76,9 +82,33 @@ async def _spooled(bus: Bus, out: Outgoing, sender: str) -> str:
     except JournalLocked as exc:  # another process does it, or has done it meanwhile
         locked = exc
     try:
-        return await bus.spool(out, node=sender)
+        return await _routed(bus, out, sender)
     except JournalNotFound as exc:
         raise locked or exc from None
+
+
+async def _routed(bus: Bus, out: Outgoing, sender: str) -> str:
+    """Beside a bus that starts, a command that it takes is routable a moment later."""
+    until = time.monotonic() + _MOMENT
+    while True:
+        try:
+            return await bus.spool(out, node=sender)
+        except Unroutable:
+            if time.monotonic() >= until or not _may_start(bus, out, beside=True):
+                raise
+        await asyncio.sleep(_LOOK)
+
+
+def _may_start(bus: Bus, out: Outgoing, *, beside: bool = False) -> bool:
+    """Whether a node of this bus takes the command once it has subscribed: here, or `beside` in another process."""
+    node, place = bus.nodes.get(out.destination or ""), _place(bus)
+    taken = node is not None and any(each.message_type == out.message_type for each in node.subscriptions.values())
+    return taken and place is not None and (lock_holder(place) is not None) is beside
+
+
+def _place(bus: Bus) -> Path | None:
+    place = bus.transport.log_place if isinstance(bus.transport, Logged) else None
+    return place if isinstance(place, Path) else None
 
 
 async def _spool(bus: Bus, out: Outgoing, sender: str) -> dict[str, Any]:

@@ -30,6 +30,8 @@ PATIENCE = 10.0
 """Seconds that a writer may take, on a busy disk, from its first segment to its first mark, or to take the spool in."""
 _PAUSE = 0.05
 _LOOK = 0.005
+_LOOKS = 5
+"""How often who takes in looks again for what others left meanwhile."""
 
 
 class JournalLog(JournalReader):
@@ -86,10 +88,13 @@ class JournalLog(JournalReader):
 
     async def take_in(self) -> bool:
         """Whether everything is in the log now, but for what cannot be read: that is told, and waited for no longer.
-        False while another process writes: a bus does it, and so does who takes in, as it looks again at its end.
-        Retention is not ours to decide: nothing is removed."""
+        False while another process writes: a bus takes it in, and so does who is here, as it looks again at its end;
+        what whoever else holds the lock leaves waits for the next one who opens the journal. False, too, where others
+        append without end. Retention is not ours to decide: nothing is removed."""
         left = waiting(self.layout, self._disk)
-        while left:
+        for _ in range(_LOOKS):
+            if not left:
+                return True
             if lock_holder(self.layout.root) is not None:
                 return False
             transport = JournalTransport(f"{self.path}?retain=forever", clock=SystemClock())
@@ -98,19 +103,19 @@ class JournalLog(JournalReader):
             except JournalLocked:
                 return False
             try:
-                all_in = await self._taken_in(transport)
+                went_on = await self._take_in(transport, left)
             finally:
                 await transport.close()
-            left = self._left(transport)
-            if not all_in:
+            left = self._left(transport, waiting(self.layout, self._disk))
+            if not went_on:
                 break
         return not left
 
-    async def _taken_in(self, transport: JournalTransport) -> bool:
-        """False if it did not go on any more."""
+    async def _take_in(self, transport: JournalTransport, wanted: Sequence[Path]) -> bool:
+        """Until these are in the log; False if it did not go on any more."""
         transport.begin()
         before, until = None, 0.0
-        while found := self._left(transport):
+        while found := self._left(transport, [path for path in wanted if path.exists()]):
             if found != before:
                 before, until = found, time.monotonic() + PATIENCE
             elif time.monotonic() > until:
@@ -118,9 +123,8 @@ class JournalLog(JournalReader):
             await asyncio.sleep(_LOOK)
         return True
 
-    def _left(self, transport: JournalTransport) -> list[Path]:
-        found = waiting(self.layout, self._disk)
-        return [path for path in found if not transport.journal.intake.is_put_off(path)]
+    def _left(self, transport: JournalTransport, paths: Iterable[Path]) -> list[Path]:
+        return [path for path in paths if not transport.journal.intake.is_put_off(path)]
 
     def stage(self, origin: str, batch: int, attempt: str, pieces: Iterable[Piece]) -> Staged:
         return stage(batch_folder(self.layout, origin, batch), attempt, pieces)

@@ -225,10 +225,8 @@ def _wrong(row: Any) -> Iterator[tuple[str, str]]:
         many = f"has {row['effects']} effects" if row["effects"] > 1 else f"was handled {row['handled_n']} times"
         yield "double", many
     if row["disorder"]:
-        if row["overtaken"] == row["offset"]:
-            yield "out of order", "has a ledger row at the position of another message of its key"
-        else:
-            yield "out of order", f"was handled before an earlier one of its key, at offset {row['overtaken']}"
+        later = f"the ledger row of offset {row['overtaken']} was written later"
+        yield "out of order", f"was handled before an earlier one of its key: {later}"
     if row["ghost"]:
         yield "unrecorded effect", "has an effect, and nothing says that it was handled"
     if row["not_sent"] or row["sent_other"]:

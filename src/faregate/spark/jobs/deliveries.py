@@ -192,9 +192,9 @@ def read_dead_letters(plan: JournalPlan) -> Iterator[list[tuple[str, bytes, floa
 
 
 def _first_longs(digests: Any) -> Any:
-    """`digest_longs` of a column; nearly always each has its 16 bytes."""
+    """`digest_longs` of a column of the log; nearly always each has its 16 bytes, and an empty one is none."""
     if digests.null_count or not pc.all(pc.equal(pc.binary_length(digests), _DIGEST_BYTES)).as_py():
-        return pa.array(digest_longs(digests.to_pylist()), pa.int64())
+        return pa.array(digest_longs([each or None for each in digests.to_pylist()]), pa.int64())
     first = np.ascontiguousarray(id_columns.from_arrow(digests, _DIGEST_BYTES)[:, :8])
     return pa.array(first.view(">i8").ravel().astype("i8"))
 
