@@ -219,7 +219,7 @@ async def test_where_the_store_keeps_what_waits_it_comes_again_and_is_counted_th
         for again in (1, 2):
             await it.ends(bus, redelivered=again, waiting=1)
             [row] = await it.parked()
-            assert row.redeliveries == again and 5 <= row.due - it.tried_at < 10
+            assert row.redeliveries == again and it.tried_at <= row.due - 5 <= it.clock.time()
             await it.clock.advance(6)
         await it.ends(bus, dead=1, handled=0)
     assert it.tries == [(1, 0), (1, 1), (1, 2)]

@@ -21,6 +21,7 @@ from faregate.plain import plain
 from faregate.ports.queue import Logged, SpoolTransport
 
 _MOMENT, _LOOK = 1.0, 0.03
+"""Seconds in which a bus that starts has subscribed, and between two looks."""
 
 
 def publish(

@@ -88,9 +88,9 @@ class JournalLog(JournalReader):
 
     async def take_in(self) -> bool:
         """Whether everything is in the log now, but for what cannot be read: that is told, and waited for no longer.
-        False while another process writes: a bus takes it in, and so does who is here, as it looks again at its end;
-        what whoever else holds the lock leaves waits for the next one who opens the journal. False, too, where others
-        append without end. Retention is not ours to decide: nothing is removed."""
+        False while another process holds the lock: a bus takes it in, and so does another run, which looks again at its
+        end; if it is neither, it waits for the next one who opens the journal. False, too, where others append without
+        end. Retention is not ours to decide: nothing is removed."""
         left = waiting(self.layout, self._disk)
         for _ in range(_LOOKS):
             if not left:
